@@ -1,0 +1,29 @@
+# Each target sets up .venv by itself: on first use, and again when pyproject.toml changes.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+CONFIG ?= data/configs/quickstart.yaml
+
+.PHONY: run test check bench ui
+run: $(READY)
+	$(BIN)/grpo train $(CONFIG)
+
+test: $(READY)
+	$(BIN)/python -m pytest -q
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python -m tests.benchmarks
+
+ui: $(READY)
+	$(BIN)/grpo ui
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@

@@ -1,0 +1,1 @@
+"""The order of things: one Prefect flow a file, and the `grpo` command."""

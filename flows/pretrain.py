@@ -1,0 +1,43 @@
+"""Make what `make run` starts from: the scenario pack and the base model. Their cards are in data/."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+from grpo.artifacts import write_atomically
+from grpo.config.pretrain import PretrainConfig
+from grpo.environments.clerk import demonstrate
+from grpo.environments.desk_cases import Phrasebook, draw_cases
+from grpo.environments.support_desk import TOOLS
+from grpo.learner.base_model import make_base_model
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+
+@task(cache_policy=NO_CACHE)
+def draw_scenarios(config: PretrainConfig) -> int:
+    """Write the scenario pack, one JSON object a line."""
+    book = Phrasebook.load(Path(config.scenarios_book))
+    cases = itertools.islice(draw_cases(book, seed=config.seed, prefix="desk"), config.scenarios)
+    lines = [case.model_dump_json(exclude_defaults=True) for case in cases]
+    write_atomically(Path(config.scenarios_path), "\n".join(lines) + "\n")
+    return len(lines)
+
+
+@task(cache_policy=NO_CACHE)
+def imitate_clerk(config: PretrainConfig) -> float:
+    """Let the clerk serve customers of the other phrasebook, and train the base model on what was said."""
+    book = Phrasebook.load(Path(config.demonstrations_book))
+    rng = random.Random(config.seed)
+    cases = itertools.islice(draw_cases(book, seed=config.seed, prefix="demonstration"), config.demonstrations)
+    conversations = [demonstrate(case, rng) for case in cases]
+    return make_base_model(conversations, TOOLS, config, Path(config.model_path))
+
+
+@flow(name="pretrain")
+def pretrain(config: PretrainConfig) -> float:
+    """Draw the scenarios, then make the base model from demonstrations of mixed quality."""
+    draw_scenarios(config)
+    return imitate_clerk(config)

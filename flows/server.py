@@ -1,0 +1,135 @@
+"""A Prefect server on this machine, shared by the runs that need one and stopped by the last of them.
+
+An ephemeral server loses task records when its process exits; this one is a process of its own. Every user
+holds a shared lock, which the kernel frees even when a run is killed; whoever can take it alone was the last.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from grpo.artifacts import storage_errors
+from grpo.errors import ConfigError
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 10.0
+
+
+@contextmanager
+def prefect_server(home: Path) -> Iterator[str]:
+    """Serve Prefect's API while the block runs: the one that PREFECT_API_URL names, a running one of this home, or a new one.
+
+    Raises `ConfigError` when the port belongs to another program.
+    """
+    if url := os.environ.get("PREFECT_API_URL"):
+        yield url
+        return
+    with storage_errors(str(home)):
+        home.mkdir(parents=True, exist_ok=True)
+        users = os.open(home / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        starting = os.open(home / "server.starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        fcntl.flock(users, fcntl.LOCK_SH)
+        url = _running(home) or _start(home)
+        fcntl.flock(starting, fcntl.LOCK_UN)
+        os.environ["PREFECT_API_URL"] = url
+        yield url
+    finally:
+        os.environ.pop("PREFECT_API_URL", None)
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        with suppress(BlockingIOError):
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _stop(home)
+        os.close(users)
+        os.close(starting)
+
+
+def _record(home: Path) -> Path:
+    return home / "server.json"
+
+
+def _running(home: Path) -> str | None:
+    """Address of the server that an earlier run of this home left, if it still answers."""
+    try:
+        record = json.loads(_record(home).read_text(encoding="utf-8"))
+        os.kill(record["pid"], 0)
+    except (OSError, ValueError, KeyError):
+        return None
+    return str(record["url"]) if _answers(record["url"]) else None
+
+
+def _start(home: Path) -> str:
+    host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
+    url = f"http://{host}:{port}/api"
+    if not port_is_free(host, port):
+        raise ConfigError(
+            f"port {port} on {host} is in use by another program; set PREFECT_SERVER_API_PORT to a free port, "
+            "or PREFECT_API_URL to a Prefect server that is running"
+        )
+    log = home / "server.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "server", "start"],
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    _record(home).write_text(json.dumps({"pid": process.pid, "url": url}), encoding="utf-8")
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not _answers(url):
+        if process.poll() is not None:
+            raise ConfigError(f"the Prefect server ended with code {process.returncode} at start; see {log}")
+        if time.monotonic() > deadline:
+            process.terminate()
+            raise TimeoutError(f"the Prefect server did not answer within {_START_TIMEOUT_S:.0f} s; see {log}")
+        time.sleep(0.1)
+    return url
+
+
+def _stop(home: Path) -> None:
+    """End the server, by force if it does not end by itself."""
+    try:
+        pid = int(json.loads(_record(home).read_text(encoding="utf-8"))["pid"])
+        os.kill(pid, signal.SIGTERM)
+    except (OSError, ValueError, KeyError):
+        return
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while time.monotonic() < deadline:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(pid, signal.SIGKILL)
+    _record(home).unlink(missing_ok=True)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether nothing listens on this port."""
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) != 0

@@ -1,0 +1,52 @@
+"""Where this machine's services live, and what they may not do: no telemetry, no look-ups, loopback only.
+
+Applied before Prefect, MLflow, Great Expectations or transformers are imported; what the environment already
+says wins.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DEFAULT_PORT = "4200"
+
+
+def quiet() -> dict[str, str]:
+    """Settings that keep every package silent and offline."""
+    return {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "GX_ANALYTICS_ENABLED": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def local(home: Path) -> dict[str, str]:
+    """Settings that keep Prefect's and MLflow's records in `home`."""
+    return {
+        "GRPO_HOME": str(home),
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "storage"),
+        "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_API_PORT": DEFAULT_PORT,
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo,flows,tasks",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}",
+    }
+
+
+def apply() -> Path:
+    """Put the settings into the environment; returns the home folder."""
+    home = Path(os.environ.get("GRPO_HOME", "runs")).resolve()
+    for name, value in {**quiet(), **local(home)}.items():
+        os.environ.setdefault(name, value)
+    return home

@@ -1,0 +1,76 @@
+"""What a run looks like in a terminal: a bar a stage while it works, tables when it is done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from grpo import progress
+from grpo.evaluation.document import ReportDocument
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+_COLOURS = {"promote": "green", "refuse": "yellow", "failed": "red"}
+
+
+@contextmanager
+def live(console: Console, *, iterations: int) -> Iterator[None]:
+    """Show progress bars while the block runs."""
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:<12}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[numbers]}"),
+        console=console,
+    )
+    known: dict[str, TaskID] = {}
+    guard = threading.Lock()
+    updates = 0
+
+    def watch(stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
+        nonlocal updates
+        with guard:
+            if stage == "train" and "cached" in numbers:
+                updates += 1
+                bars.update(overall, completed=updates)
+            if stage not in known:
+                known[stage] = bars.add_task(stage, total=total, numbers="")
+            text = " ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+            bars.update(known[stage], completed=done, total=total, numbers=text)
+
+    overall = bars.add_task("iterations", total=iterations, numbers="")
+    with bars, progress.observed(watch):
+        yield
+
+
+def print_summary(console: Console, document: ReportDocument) -> None:
+    """The decision, the gates and where the time went."""
+    decision = document.decision
+    stages = Table("stage", "runs", "cached", "compute s", "wall s", title="stages", title_justify="left")
+    for stage in document.stages:
+        stages.add_row(
+            stage.name, str(stage.runs), str(stage.cached), f"{stage.compute_s:.2f}", f"{stage.wall_s:.2f}"
+        )
+    console.print(stages)
+    console.print(
+        f"{document.wall_s:.1f} s in all; {document.orchestration_share:.1%} of it is neither ingest, rollout, score, "
+        "train nor evaluate"
+    )
+    if decision.checks:
+        gates = Table("gate", "value", "must be", "passed", title="gates", title_justify="left")
+        for check in decision.checks:
+            gates.add_row(
+                check.name, f"{check.value:.4g}", f"{check.relation} {check.bound:g}", "yes" if check.passed else "no"
+            )
+        console.print(gates)
+    if document.evaluation is not None:
+        overall = document.evaluation.overall
+        for name, side in (("champion", overall.champion), ("candidate", overall.candidate)):
+            console.print(
+                f"held-out {document.evaluation.metric} {name:<9} {side.mean:.3f} [{side.low:.3f}, {side.high:.3f}]"
+            )
+    console.print(f"[bold {_COLOURS[decision.verdict]}]decision: {decision.verdict}[/] – {decision.reason}")

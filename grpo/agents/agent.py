@@ -1,0 +1,31 @@
+"""An agent: a policy that speaks through a renderer, under a system prompt, with tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo.messages import Message
+from grpo.policy.policy import Generation, Sampling, Session
+from grpo.renderer import Renderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """What turns a conversation into the next message, token-exact."""
+
+    renderer: Renderer
+    system_prompt: str = ""
+
+    def brief(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The conversation as the policy sees it: system prompt first, when there is one."""
+        if not self.system_prompt:
+            return tuple(messages)
+        return (Message(role="system", content=self.system_prompt), *messages)
+
+    async def respond(
+        self, session: Session, new_ids: Sequence[int], sampling: Sampling
+    ) -> tuple[Message, Generation]:
+        """Read the new tokens, speak one turn, and read what was said."""
+        generation = await session.generate(new_ids, sampling)
+        return self.renderer.read(generation.token_ids), generation

@@ -1,0 +1,22 @@
+"""Distance from the reference policy, estimated on the policy's own tokens."""
+
+from __future__ import annotations
+
+import torch
+
+
+def k3(policy_logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Tensor:
+    """Low-variance estimate of KL(policy ‖ reference) per token, never negative: e^Δ − Δ − 1, Δ = log π_ref − log π.
+
+    For logs. Its own gradient is that of KL(reference ‖ policy); train on `kl_loss`.
+    """
+    delta = reference_logprobs - policy_logprobs
+    return torch.exp(delta) - delta - 1
+
+
+def kl_loss(
+    policy_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, reference_logprobs: torch.Tensor
+) -> torch.Tensor:
+    """r·k3 per token, whose gradient is that of KL(policy ‖ reference); r = exp(policy − sampler)."""
+    ratio = torch.exp(policy_logprobs - sampler_logprobs)
+    return ratio * k3(policy_logprobs, reference_logprobs)

@@ -1,0 +1,30 @@
+"""How the embedded base model and scenario pack are made."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from grpo.config.base import Settings
+
+
+class PretrainConfig(Settings):
+    """A small chat model from demonstrations of mixed quality, and the scenarios that it is then trained on."""
+
+    demonstrations_book: str = "data/scenarios/phrasebook_demonstrations.yaml"
+    scenarios_book: str = "data/scenarios/phrasebook_scenarios.yaml"
+    scenarios_path: str = "data/scenarios/support_desk.jsonl"
+    """Where the scenario pack is written."""
+    model_path: str = "data/models/desk_clerk"
+    """Where the base model is written."""
+    scenarios: int = Field(default=864, ge=1)
+    demonstrations: int = Field(default=40_000, ge=1)
+    vocabulary: int = Field(default=768, ge=300)
+    hidden_size: int = 160
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    mlp_size: int = 432
+    steps: int = Field(default=3000, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    learning_rate: float = Field(default=3e-3, gt=0)
+    seed: int = 1

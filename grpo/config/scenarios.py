@@ -1,0 +1,72 @@
+"""Where scenarios come from and how they are split."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from grpo.config.base import Settings
+
+
+class FileSource(Settings):
+    """Scenarios in a file, one record each, in the project's own fields."""
+
+    kind: Literal["jsonl", "json", "parquet", "csv"]
+    path: str
+    """File to read; `.tsv` files of kind csv are read tab-separated."""
+
+
+class HuggingFaceSource(Settings):
+    """A dataset saved by `datasets` (a folder of `save_to_disk`), or one that is in the local cache."""
+
+    kind: Literal["huggingface"]
+    path: str
+    """Folder of the saved dataset."""
+    split: str = "train"
+    """Which split of it, where the folder holds several."""
+
+
+class GeneratorSource(Settings):
+    """A Python generator of records: `package.module:function`."""
+
+    kind: Literal["generator"]
+    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """A function without arguments that yields dicts; its source takes part in the cache identity."""
+
+
+class MultiDoGOSource(Settings):
+    """MultiDoGO: customers' turns of crowd-sourced service conversations (TSV)."""
+
+    kind: Literal["multidogo"]
+    path: str
+    """Folder that holds `turn/<domain>/<part>.tsv`."""
+    domains: tuple[Literal["software", "finance", "fastfood"], ...] = ("software", "finance", "fastfood")
+    parts: tuple[Literal["train", "dev"], ...] = ("train", "dev")
+
+
+class Tau2Source(Settings):
+    """tau2-bench: tool tasks with a simulated user's goal, a database and expected calls."""
+
+    kind: Literal["tau2_bench"]
+    path: str
+    """Folder that holds `<domain>/tasks.json`, `db.json` and `split_tasks.json`."""
+    domain: Literal["retail", "mock"] = "retail"
+
+
+Source = Annotated[
+    FileSource | HuggingFaceSource | GeneratorSource | MultiDoGOSource | Tau2Source, Field(discriminator="kind")
+]
+
+
+class ScenarioSettings(Settings):
+    """Ingestion, validation and split."""
+
+    sources: tuple[Source, ...] = Field(min_length=1)
+    """Read in this order into one table."""
+    max_quarantined_share: float = Field(default=0.05, ge=0, le=1)
+    """More unreadable records than this share stop the run."""
+    heldout_share: float = Field(default=0.25, gt=0, lt=1)
+    """Share of each category that is held out for evaluation."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use at most this many training scenarios and as many held-out ones, the first by hash."""

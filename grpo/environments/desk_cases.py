@@ -1,0 +1,121 @@
+"""Draws support-desk scenarios from a phrasebook.
+
+Two phrasebooks share no name, item, wording or order number: one for the demonstrations that the base model
+is made from, one for the scenarios that it is trained and judged on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from grpo.environments.support_desk import REPLACE_BELOW, RETURN_DAYS
+from grpo.scenarios.scenario import Difficulty, Expected, Metadata, Scenario
+
+CATEGORIES = ("return", "broken", "missing", "charge")
+DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")
+_NUMBERS = tuple(n for n in range(1000, 10000) if len(set(str(n))) == 4)
+"""Order numbers of four different digits: a tiny model can copy them."""
+
+
+class Phrasebook(BaseModel):
+    """Words for customers: openings by category with {name} and {item}, and ways to give a number {order}."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    order_numbers: tuple[float, float]
+    """The share of a fixed shuffle of all order numbers that this book draws from, as [from, to)."""
+    first_names: tuple[str, ...]
+    last_names: tuple[str, ...]
+    items: tuple[str, ...]
+    openings: dict[str, tuple[str, ...]]
+    numbers: tuple[str, ...]
+    corrections: tuple[str, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> Phrasebook:
+        """Read a phrasebook from YAML."""
+        return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+    def orders(self) -> list[str]:
+        """The order numbers of this book."""
+        numbers = list(_NUMBERS)
+        random.Random(0).shuffle(numbers)
+        start, stop = (int(share * len(numbers)) for share in self.order_numbers)
+        return [str(number) for number in numbers[start:stop]]
+
+
+def draw_cases(book: Phrasebook, *, seed: int, prefix: str) -> Iterator[Scenario]:
+    """Draw scenarios without end, categories and difficulties in turn, right and wrong sides of each rule evenly."""
+    rng = random.Random(seed)
+    orders = book.orders()
+    index = 0
+    while True:
+        category = CATEGORIES[index % len(CATEGORIES)]
+        difficulty = DIFFICULTIES[index // len(CATEGORIES) % len(DIFFICULTIES)]
+        yield _case(book, rng, orders, f"{prefix}-{index:05d}", category, difficulty)
+        index += 1
+
+
+def _case(
+    book: Phrasebook, rng: random.Random, orders: list[str], case_id: str, category: str, difficulty: Difficulty
+) -> Scenario:
+    order, wrong = rng.sample(orders, 2)
+    record, calls, facts = _situation(rng, order, category)
+    fill = {
+        "name": f"{rng.choice(book.first_names)} {rng.choice(book.last_names)}",
+        "item": rng.choice(book.items),
+    }
+    opening = rng.choice(book.openings[category]).format(**fill)
+    number = rng.choice(book.numbers)
+    lines = {
+        "easy": [f"{opening} {number.format(order=order)}"],
+        "medium": [opening, number.format(order=order)],
+        "hard": [f"{opening} {number.format(order=wrong)}", rng.choice(book.corrections).format(order=order)],
+    }[difficulty]
+    return Scenario(
+        id=case_id,
+        topic=category,
+        domain="customer_service",
+        user_responses=tuple(lines),
+        world={"orders": {order: record}},
+        expected=Expected(calls=tuple(calls), facts=tuple(facts)),
+        metadata=Metadata(difficulty=difficulty, category=category, source="support_desk", licence="Apache-2.0"),
+    )
+
+
+def _situation(
+    rng: random.Random, order: str, category: str
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    """A record, the calls that are right for it, and the facts that the customer must be told."""
+    favourable = rng.random() < 0.5
+    record: dict[str, Any] = {
+        "price": rng.randint(10, 250),
+        "days": rng.randint(1, 60),
+        "state": "delivered",
+        "charges": 1,
+    }
+
+    def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
+        return [{"name": name, "arguments": {"order": order, **arguments}}]
+
+    if category == "return":
+        record["days"] = rng.randint(1, RETURN_DAYS) if favourable else rng.randint(RETURN_DAYS + 1, 99)
+        done = call("refund", amount=record["price"])
+        return (record, done, []) if favourable else (record, [], ["thirty days"])
+    if category == "broken":
+        record["price"] = rng.randint(10, REPLACE_BELOW - 1) if favourable else rng.randint(REPLACE_BELOW, 250)
+        return record, call("replace" if favourable else "escalate"), []
+    if category == "missing":
+        record["state"] = "lost" if favourable else "moving"
+        if favourable:
+            return record, call("refund", amount=record["price"]), []
+        record["eta"] = rng.randint(2, 9)
+        return record, [], [f"{record['eta']} days"]
+    record["charges"] = 2 if favourable else 1
+    return (record, call("refund", amount=record["price"]), []) if favourable else (record, [], ["once"])

@@ -1,0 +1,67 @@
+"""The world that an agent acts in: reset to a scenario, step by messages, verify the outcome."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from grpo.messages import Message, Tool
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentState:
+    """A moment of an episode; `step` returns a new one and never changes the one it was given."""
+
+    scenario: Scenario
+    history: tuple[Message, ...] = ()
+    turn_count: int = 0
+    """Agent turns so far."""
+    done: bool = False
+    world: Mapping[str, Any] = field(default_factory=dict)
+
+    def after(self, *messages: Message, **changes: Any) -> EnvironmentState:
+        """The state after these messages were said."""
+        return replace(self, history=(*self.history, *messages), **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What the world answers. Terminated: the episode ended by itself. Truncated: it was cut off.
+
+    Unpacks as `state, response, reward, done`.
+    """
+
+    state: EnvironmentState
+    response: Message | None
+    """The user's or the tool's message; None when the episode is over."""
+    reward: float | None = None
+    """Reward of this turn; None where the environment gives none."""
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.state, self.response, self.reward, self.terminated or self.truncated))
+
+
+class Environment(ABC):
+    """Base of all environments. One instance serves many episodes at once: the state is all it knows of each."""
+
+    tools: tuple[Tool, ...] = ()
+    system_prompt: str = ""
+
+    @abstractmethod
+    async def reset(self, scenario: Scenario, *, seed: int | None = None) -> EnvironmentState:
+        """Start an episode; the returned history ends with the user's first message."""
+
+    @abstractmethod
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        """Let the agent's message act on the world."""
+
+    @abstractmethod
+    def verify(self, state: EnvironmentState) -> Outcome | None:
+        """Judge the final state by what is true in the world; None where nothing can be verified."""

@@ -1,0 +1,53 @@
+"""What can go wrong, by who has to act.
+
+Every message gives the value, the place and the remedy. A `GRPOError` is never retried: the same input
+fails the same way. Transient faults keep the standard library's types (`ConnectionError`, `TimeoutError`, …).
+"""
+
+
+class GRPOError(Exception):
+    """The run cannot go on as it was asked to; a second try would fail in the same way."""
+
+
+class ConfigError(GRPOError):
+    """A setting is unknown, of the wrong type, or contradicts another one."""
+
+
+class DataError(GRPOError):
+    """A source, scenario or table cannot be used as it is."""
+
+
+class ArtifactError(GRPOError):
+    """A stored artifact is missing, damaged, or not what its digest says."""
+
+
+class StorageError(GRPOError):
+    """The store cannot be written or read: disk full, read-only, no permission."""
+
+
+class PolicyError(GRPOError):
+    """A model, tokenizer, chat template or checkpoint does not fit."""
+
+
+class RewardError(GRPOError):
+    """A reward gave a value that cannot be trained on."""
+
+
+class BudgetError(GRPOError):
+    """More episodes, records or rewards failed than the error budget allows."""
+
+
+class RatioError(GRPOError):
+    """The learner does not reproduce the sampler's log-probabilities, so the importance ratio is not 1 at the start."""
+
+
+class NoLearningSignal(GRPOError):
+    """No group of the rollout has two different rewards: there is nothing to learn from."""
+
+
+class NoEffect(GRPOError):
+    """Training ended with the weights that it started from."""
+
+
+class RegistryError(GRPOError):
+    """The model registry refuses what was asked of it."""

@@ -1,0 +1,192 @@
+"""Every number of the report, as one document: `report.json`, for machines, and what the page is drawn from."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION: Final = "1"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Interval(_Part):
+    """A mean with its bootstrap interval over scenarios."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    """Scenarios behind it."""
+
+
+class Comparison(_Part):
+    """Champion and candidate on the same scenarios with the same random numbers."""
+
+    name: str
+    """`all`, or a category or difficulty."""
+    champion: Interval
+    candidate: Interval
+    difference: Interval
+    """Candidate minus champion, paired by scenario."""
+
+
+class Evaluation(_Part):
+    """Candidate against champion on held-out scenarios."""
+
+    metric: Literal["success", "reward"]
+    confidence: float
+    champion_policy: str
+    candidate_policy: str
+    overall: Comparison
+    by_category: tuple[Comparison, ...]
+    by_difficulty: tuple[Comparison, ...]
+    kl_to_base: float
+    """KL(candidate ‖ base), nats a token, on the candidate's own held-out tokens."""
+    failed_share: float
+    """Share of the candidate's episodes that failed or were truncated."""
+    length_ratio: float
+    """Tokens that the candidate says in an episode, over the champion's."""
+    episodes: int
+
+
+class GateCheck(_Part):
+    """One condition: `value` must be `relation` `bound`."""
+
+    name: str
+    value: float
+    relation: Literal[">", "<=", ">="]
+    bound: float
+    passed: bool
+    meaning: str
+
+
+class Decision(_Part):
+    """What the gates say."""
+
+    verdict: Literal["promote", "refuse", "failed"]
+    """`failed`: the run could not train (no learning signal, no effect) and nothing was evaluated."""
+    reason: str
+    checks: tuple[GateCheck, ...] = ()
+
+
+class Iteration(_Part):
+    """What one round of rollout, score and train showed."""
+
+    index: int
+    reward: float
+    success: float | None
+    """Share of verified successes; None where the environment verifies nothing."""
+    components: dict[str, float]
+    """Mean of each reward component."""
+    informative_share: float
+    kl_to_base: float
+    entropy: float
+    clip_share: float
+    """Share of trained tokens whose ratio was clipped."""
+    gradient_norm: float
+    learning_rate: float
+    truncated_share: float
+    failed_share: float
+    tokens: int
+    """Tokens that were trained on."""
+
+
+class SpokenTurn(_Part):
+    """One message of a shown conversation."""
+
+    role: str
+    content: str
+    tool_calls: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()
+    """Texts of the tokens of this turn, where the policy said it: these are the trained ones."""
+
+
+class ShownEpisode(_Part):
+    """One side of a shown conversation."""
+
+    policy: str
+    turns: tuple[SpokenTurn, ...]
+    stop: str
+    success: bool | None
+    checks: dict[str, bool] = Field(default_factory=dict)
+    reward: float | None = None
+    breakdown: dict[str, float] = Field(default_factory=dict)
+
+
+class ShownPair(_Part):
+    """The same held-out scenario before and after."""
+
+    scenario_id: str
+    sample: int
+    category: str
+    difficulty: str
+    champion: ShownEpisode
+    candidate: ShownEpisode
+
+
+class StageTiming(_Part):
+    """One stage of the run; `compute_s` is the work itself, `wall_s` what the run waited for it."""
+
+    name: str
+    runs: int
+    """All of them, the cached ones included."""
+    cached: int
+    compute_s: float
+    """Of the runs that were not cached."""
+    wall_s: float
+
+
+class Lineage(_Part):
+    """What a rerun needs to give the same weights."""
+
+    run: str
+    seed: int
+    config_digest: str
+    code_digest: str
+    scenarios_digest: str
+    base_policy: str
+    champion_policy: str
+    candidate_policy: str
+    package_versions: dict[str, str]
+    model_version: str | None = None
+    """Name and number in the registry."""
+
+
+class Ingestion(_Part):
+    """What became of the records of the sources."""
+
+    records: int
+    scenarios: int
+    quarantined: int
+    train: int
+    heldout: int
+    reasons: dict[str, int] = Field(default_factory=dict)
+    """Quarantined records by reason."""
+    data_docs: str | None = None
+    """Path of the validation report, relative to the page."""
+
+
+class ReportDocument(_Part):
+    """The whole report. A change of meaning raises the schema version."""
+
+    schema_version: Literal["1"] = SCHEMA_VERSION
+    name: str
+    created: str
+    """UTC, ISO 8601."""
+    decision: Decision
+    ingestion: Ingestion
+    iterations: tuple[Iteration, ...]
+    evaluation: Evaluation | None
+    conversations: tuple[ShownPair, ...]
+    stages: tuple[StageTiming, ...]
+    wall_s: float
+    """From the start of the run to this report."""
+    orchestration_share: float
+    """Share of the wall time that is neither ingest, rollout, score, train nor evaluate compute."""
+    lineage: Lineage
+    config: str
+    """The whole configuration, as YAML."""

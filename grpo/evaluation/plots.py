@@ -1,0 +1,288 @@
+"""The report's figures: SVG text that takes its colours from the page, and one PNG for the trackers.
+
+Figures are built without pyplot, so no global figure is left behind. The same document gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from itertools import cycle
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.typing import RcKeyType
+
+from grpo.evaluation.document import Comparison, Evaluation, Interval, Iteration, ReportDocument
+
+INK, MUTED, GRID, CHAMPION, CANDIDATE = "#1c2024", "#667085", "#e3e6ea", "#8b95a7", "#2f66d0"
+_VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", CHAMPION: "--champion", CANDIDATE: "--candidate"}
+"""Colours that the page sets anew in dark mode; the drawn one stands in where there is no page."""
+
+_SERIES = ("#d1862b", "#2f9e77", "#b36fb0", "#3f9cc9", "#c25b56", "#8a8f3c", "#7d7fd0")
+_STYLES = ("--", "-.", ":")
+
+_LOOK: dict[RcKeyType, Any] = {
+    "svg.fonttype": "none",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8.0,
+    "text.parse_math": False,  # names of categories come from the data: a "$" is a dollar
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.titlesize": 9.0,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8.0,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.color": GRID,
+    "ytick.labelcolor": MUTED,
+    "xtick.major.size": 3.0,
+    "ytick.major.size": 0.0,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 2.6,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
+    "legend.handlelength": 1.8,
+    "legend.columnspacing": 1.2,
+    "legend.borderpad": 0.0,
+    "figure.constrained_layout.h_pad": 0.03,
+    "figure.constrained_layout.w_pad": 0.03,
+}
+_OVERVIEW_PADDING: dict[RcKeyType, Any] = {
+    "figure.constrained_layout.h_pad": 0.12,
+    "figure.constrained_layout.w_pad": 0.15,
+}
+_SIDES: tuple[tuple[Callable[[Comparison], Interval], str, str, int], ...] = (
+    (lambda comparison: comparison.champion, "champion", CHAMPION, -1),
+    (lambda comparison: comparison.candidate, "candidate", CANDIDATE, 1),
+)
+"""How to read a side of a comparison, its name and colour, and to which side of the middle it is drawn."""
+
+_CURVE_INCHES = (3.5, 2.2)
+_LEGEND_COLUMNS = 2
+_QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_MIN_LOSS_AXIS = 0.05  # a run without losses shows a flat line on a 5 % axis, not noise blown up
+
+
+def heldout(evaluation: Evaluation) -> str:
+    """Champion and candidate with their intervals: all held-out scenarios, by category, by difficulty."""
+    rows = _rows(evaluation)
+    height = 0.75 + 0.32 * (rows[-1][0] + 1)
+
+    def draw(axes: Axes) -> None:
+        for read, side, color, direction in _SIDES:
+            places = [row + 0.13 * direction for row, _ in rows]
+            intervals = [read(comparison) for _, comparison in rows]
+            lows, highs = [i.low for i in intervals], [i.high for i in intervals]
+            axes.hlines(places, lows, highs, color=color, linewidth=2.0, alpha=0.55)
+            axes.plot([i.mean for i in intervals], places, "o", color=color, markersize=5.0, label=side)
+        axes.set_yticks([row for row, _ in rows], [comparison.name for _, comparison in rows])
+        axes.tick_params(axis="y", labelcolor=INK)
+        axes.set_ylim(rows[-1][0] + 0.55, -0.55)
+        axes.grid(axis="y", visible=False)
+        axes.grid(axis="x", visible=True)
+        if evaluation.metric == "success":
+            axes.set_xlim(-0.02, 1.02)
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.figure.legend(loc="outside upper left", ncols=2)
+
+    return _svg("heldout", f"Held-out {evaluation.metric}, champion and candidate", draw, (9.2, height))
+
+
+def reward(iterations: Sequence[Iteration]) -> str:
+    """Mean reward of the rollouts, and each of its components."""
+    lines: dict[str, list[float | None]] = {"reward": [iteration.reward for iteration in iterations]}
+    for name in sorted({name for iteration in iterations for name in iteration.components}):
+        lines[name] = [iteration.components.get(name) for iteration in iterations]
+    return _curve("reward", "Reward and its components by iteration", iterations, lines)
+
+
+def success(iterations: Sequence[Iteration]) -> str:
+    """Share of rollouts that the environment verified as successes; a gap where it verified nothing."""
+    lines = {"success": [iteration.success for iteration in iterations]}
+    return _curve("success", "Rollout success by iteration", iterations, lines, share=True, top=1.0)
+
+
+def kl_to_base(iterations: Sequence[Iteration]) -> str:
+    """How far the policy has moved from the base policy."""
+    lines = {"KL": [iteration.kl_to_base for iteration in iterations]}
+    return _curve("kl", "KL to the base policy by iteration", iterations, lines)
+
+
+def entropy(iterations: Sequence[Iteration]) -> str:
+    """How undecided the policy is at a token."""
+    return _curve("entropy", "Entropy by iteration", iterations, {"entropy": [i.entropy for i in iterations]})
+
+
+def informative_share(iterations: Sequence[Iteration]) -> str:
+    """Share of groups whose rewards differ: the others teach nothing."""
+    lines = {"informative": [iteration.informative_share for iteration in iterations]}
+    return _curve("informative", "Informative groups by iteration", iterations, lines, share=True, top=1.0)
+
+
+def lost_share(iterations: Sequence[Iteration]) -> str:
+    """Share of episodes that were cut off, and of those that failed."""
+    lines = {
+        "truncated": [iteration.truncated_share for iteration in iterations],
+        "failed": [iteration.failed_share for iteration in iterations],
+    }
+    highest = max([_MIN_LOSS_AXIS, *(value for line in lines.values() for value in line if math.isfinite(value))])
+    return _curve("lost", "Truncated and failed episodes by iteration", iterations, lines, share=True, top=highest)
+
+
+def plot_png(document: ReportDocument) -> bytes:
+    """The run at a glance on white: the curve of training, and held-out bars before and after."""
+    with matplotlib.rc_context({**_LOOK, **_OVERVIEW_PADDING}):
+        figure = Figure(figsize=(10.0, 4.0), layout="constrained", facecolor="white")
+        left, right = figure.subplots(1, 2)
+        _draw_training(left, document.iterations)
+        _draw_bars(right, document.evaluation)
+        figure.suptitle(f"{document.name}: {document.decision.verdict}", x=0.015, ha="left", fontsize=12)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=140, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _draw_training(axes: Axes, iterations: Sequence[Iteration]) -> None:
+    verified = any(iteration.success is not None for iteration in iterations)
+    axes.set_title("Rollout success by iteration" if verified else "Reward by iteration")
+    if not iterations:
+        _say(axes, "no iteration was trained")
+        return
+    values = [iteration.success if verified else iteration.reward for iteration in iterations]
+    axes.set_xlabel("iteration")
+    _draw_lines(axes, iterations, {"": values}, share=verified, top=1.0 if verified else None)
+
+
+def _draw_bars(axes: Axes, evaluation: Evaluation | None) -> None:
+    if evaluation is None:
+        axes.set_title("Held-out scenarios")
+        _say(axes, "nothing was evaluated")
+        return
+    axes.set_title(f"Held-out {evaluation.metric} by category")
+    comparisons = (evaluation.overall, *evaluation.by_category)
+    for read, side, color, direction in _SIDES:
+        places = [index + 0.2 * direction for index in range(len(comparisons))]
+        intervals = [read(comparison) for comparison in comparisons]
+        axes.bar(places, [interval.mean for interval in intervals], width=0.36, color=color, label=side)
+        axes.vlines(places, [i.low for i in intervals], [i.high for i in intervals], color=INK, linewidth=1.0)
+    axes.set_xticks(range(len(comparisons)), [comparison.name for comparison in comparisons])
+    axes.tick_params(axis="x", labelcolor=INK)
+    if evaluation.metric == "success":
+        axes.set_ylim(0.0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.02), ncols=2)
+
+
+def _say(axes: Axes, sentence: str) -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, sentence, color=MUTED, ha="center", va="center", transform=axes.transAxes)
+
+
+def _rows(evaluation: Evaluation) -> list[tuple[float, Comparison]]:
+    """Each comparison with its place down the figure; half a row of air between the three kinds."""
+    rows: list[tuple[float, Comparison]] = []
+    place = 0.0
+    for kind in ((evaluation.overall,), evaluation.by_category, evaluation.by_difficulty):
+        for comparison in kind:
+            rows.append((place, comparison))
+            place += 1.0
+        place += 0.4
+    return rows
+
+
+def _curve(
+    name: str,
+    label: str,
+    iterations: Sequence[Iteration],
+    lines: Mapping[str, Sequence[float | None]],
+    *,
+    share: bool = False,
+    top: float | None = None,
+) -> str:
+    """Lines over iterations; several lines get a legend below."""
+
+    def draw(axes: Axes) -> None:
+        _draw_lines(axes, iterations, lines, share=share, top=top)
+        if len(lines) > 1:
+            axes.figure.legend(loc="outside lower left", ncols=_LEGEND_COLUMNS)
+
+    return _svg(name, label, draw, _CURVE_INCHES)
+
+
+def _draw_lines(
+    axes: Axes,
+    iterations: Sequence[Iteration],
+    lines: Mapping[str, Sequence[float | None]],
+    *,
+    share: bool,
+    top: float | None,
+) -> None:
+    """The first line is the subject, in the candidate's colour; the others are dashed and thinner. 0 is in sight."""
+    indices = [iteration.index for iteration in iterations]
+    colors, styles = cycle(_SERIES), cycle(_STYLES)
+    seen = [0.0]
+    for position, (name, values) in enumerate(lines.items()):
+        drawn = [math.nan if value is None or not math.isfinite(value) else value for value in values]
+        seen += [value for value in drawn if not math.isnan(value)]
+        if position == 0:
+            axes.plot(indices, drawn, "o-", color=CANDIDATE, label=name, zorder=3)
+        else:
+            axes.plot(indices, drawn, next(styles), color=next(colors), label=name, linewidth=1.2)
+            axes.plot(indices, drawn, "o", color=axes.lines[-1].get_color(), markersize=1.4)
+    side = max(0.5, 0.03 * (indices[-1] - indices[0]))
+    axes.set_xlim(indices[0] - side, indices[-1] + side)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    low, high = min(seen), max(seen) if top is None else top
+    room = 0.04 * (high - low) or 0.04
+    axes.set_ylim(low - room, high + room)
+    if share:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if top == 1.0:
+        axes.set_yticks(_QUARTERS)
+
+
+def _svg(name: str, label: str, draw: Callable[[Axes], None], inches: tuple[float, float]) -> str:
+    """One figure in the common look, as an `<svg>` element to stand inside a page.
+
+    Widths follow the page, colours its variables, and nothing in it names an address: an element inside HTML
+    needs no namespace. `name` salts the identifiers, so that no two figures of a page share one.
+    """
+    with matplotlib.rc_context({**_LOOK, "svg.hashsalt": name}):
+        figure = Figure(figsize=inches, layout="constrained")
+        draw(figure.add_subplot())
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    drawing = buffer.getvalue()
+    opening = re.search(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', drawing)
+    if opening is None:
+        raise ValueError(f"figure {name} has no <svg> element with a viewBox; matplotlib writes another form")
+    body = drawing[opening.end() :]
+    for unwanted in (r"<metadata>.*?</metadata>", r"<style.*?</style>", r"<!--.*?-->"):
+        body = re.sub(unwanted, "", body, flags=re.DOTALL)
+    body = re.sub(r'<g id="[^"]*"', "<g", body)
+    body = body.replace("xlink:href=", "href=")
+    body = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _follow_page, body)
+    body = re.sub(r">\s+<", "><", body)
+    return f'<svg viewBox="{opening[1]}" role="img" aria-label="{escape(label)}">{body}'.strip()
+
+
+def _follow_page(match: re.Match[str]) -> str:
+    variable = _VARIABLES.get(match[2])
+    return match[0] if variable is None else f"{match[1]}: var({variable}, {match[2]})"

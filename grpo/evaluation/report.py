@@ -1,0 +1,28 @@
+"""Write the report: `report.json` with every number, `report.html` for people, `report.png` for galleries."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from grpo.artifacts import storage_errors, write_atomically
+from grpo.evaluation.document import ReportDocument
+from grpo.evaluation.page import render_page
+from grpo.evaluation.plots import plot_png
+
+
+def write_report(document: ReportDocument, folder: Path, *, data_docs: Path | None) -> list[Path]:
+    """Write the three files and a copy of the Data Docs beside them; returns what was written."""
+    with storage_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        if data_docs is not None:
+            shutil.copytree(data_docs, folder / "data_docs", dirs_exist_ok=True)
+        (folder / "report.png").write_bytes(plot_png(document))
+    write_atomically(folder / "report.json", document.model_dump_json(indent=1))
+    write_atomically(folder / "report.html", render_page(document))
+    return [folder / name for name in ("report.html", "report.json", "report.png")]
+
+
+def read_report(path: Path) -> ReportDocument:
+    """Read `report.json` back, checked against its schema."""
+    return ReportDocument.model_validate_json(path.read_bytes())

@@ -1,0 +1,86 @@
+"""A policy version on disk: weights, tokenizer, optimizer, schedule and random numbers; all safetensors and JSON.
+
+    config.json  model.safetensors  tokenizer.json  chat_template.jinja     a Hugging Face model folder
+    optimizer.safetensors                                                   moments of each weight, RNG state
+    learner.json                                                            step count, policy hash, parent
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from grpo.errors import PolicyError
+from grpo.learner.learner import Learner
+from grpo.policy.transformers.model import TransformersPolicy
+
+OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"
+_RNG = "rng"
+
+
+class CheckpointState(BaseModel):
+    """What a checkpoint knows of itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy_hash: str
+    parent: str | None = None
+    """Policy that it was trained from; None for the base."""
+    step_count: int = 0
+    """Optimizer steps since the base: the position of the schedule."""
+
+
+def save_base(policy: TransformersPolicy, folder: Path) -> None:
+    """Write the policy that a run starts from: no optimizer yet."""
+    policy.save(folder)
+    (folder / STATE).write_text(CheckpointState(policy_hash=policy.hash).model_dump_json(), encoding="utf-8")
+
+
+def save(policy: TransformersPolicy, learner: Learner, folder: Path, *, parent: str) -> None:
+    """Write a trained policy with everything that the next update continues from."""
+    policy.save(folder)
+    tensors = {
+        f"{name}.{key}": value.contiguous()
+        for name, parameter in learner.model.named_parameters()
+        for key, value in learner.optimizer.state[parameter].items()
+    }
+    save_file({**tensors, _RNG: torch.get_rng_state()}, folder / OPTIMIZER)
+    state = CheckpointState(policy_hash=policy.hash, parent=parent, step_count=learner.step_count)
+    (folder / STATE).write_text(state.model_dump_json(), encoding="utf-8")
+
+
+def read_state(folder: Path) -> CheckpointState:
+    """What the checkpoint in `folder` knows of itself."""
+    try:
+        return CheckpointState.model_validate_json((folder / STATE).read_bytes())
+    except FileNotFoundError as error:
+        raise PolicyError(f"{folder} is no checkpoint: {STATE} is missing") from error
+
+
+def resume(learner: Learner, folder: Path) -> None:
+    """Continue from a checkpoint: optimizer moments, step count and random numbers; a base has none of them.
+
+    Raises `PolicyError` when the optimizer state is of another architecture.
+    """
+    learner.step_count = read_state(folder).step_count
+    if not (folder / OPTIMIZER).is_file():
+        return
+    try:
+        tensors = load_file(folder / OPTIMIZER)
+    except SafetensorError as error:
+        raise PolicyError(f"{folder / OPTIMIZER} cannot be read: {error}") from error
+    torch.set_rng_state(tensors.pop(_RNG))
+    for name, parameter in learner.model.named_parameters():
+        moments = {key: tensors.get(f"{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
+        if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:  # type: ignore[union-attr]
+            raise PolicyError(f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}")
+        learner.optimizer.state[parameter] = {
+            key: value if key == "step" else value.to(parameter.device)  # type: ignore[union-attr]
+            for key, value in moments.items()
+        }
+
+

@@ -1,0 +1,111 @@
+"""One GRPO update from scored Parquet: the train stage."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from grpo import progress
+from grpo.config.pipeline import TrainingSettings
+from grpo.errors import NoEffect
+from grpo.learner.checkpoints import read_state, resume, save
+from grpo.learner.learner import Learner, reference_kl
+from grpo.learner.samples import Sample, build_batch, deal
+from grpo.policy.transformers.model import TransformersPolicy, residents, weights_hash
+from grpo.tables import read_all
+from grpo.trajectories import Trajectory, group
+
+_KL_SAMPLES = 48
+"""Informative trajectories whose KL to the base is measured in each iteration."""
+
+
+class UpdateMetrics(BaseModel):
+    """What one update did."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    informative_share: float
+    kl_to_base: float
+    entropy: float
+    clip_share: float
+    ratio: float
+    gradient_norm: float
+    learning_rate: float
+    loss: float
+    tokens: int
+
+
+def update(
+    scored: Sequence[Path],
+    parent: Path,
+    base: Path,
+    target: Path,
+    settings: TrainingSettings,
+    *,
+    seed: int,
+    iteration: int,
+) -> UpdateMetrics:
+    """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
+
+    The policy is taken from memory when this process holds it, and left there under its new hash.
+    Raises `NoLearningSignal`, `RatioError`, `PolicyError`, and `NoEffect` when no weight changed.
+    """
+    state = read_state(parent)
+    trajectories = read_all(scored)
+    batch = build_batch(group(trajectories), policy_hash=state.policy_hash, scale_by_std=settings.scale_by_std)
+    base_policy = residents.get(read_state(base).policy_hash, base)
+    policy = residents.take(state.policy_hash, parent)
+    if policy is base_policy:  # the first update: the base stays as it is, a copy is trained
+        residents.put(base_policy)
+        policy = TransformersPolicy(copy.deepcopy(base_policy.model), base_policy.tokenizer)
+    learner = Learner(policy.model, settings, reference=base_policy.model if settings.beta else None)
+    resume(learner, parent)
+    rng = np.random.default_rng([seed, iteration])
+    measured: list[dict[str, float]] = []
+    hands = deal(batch.groups, hands=settings.steps_per_rollout, rng=rng)
+    for index, hand in enumerate(hands):
+        metrics = learner.step(hand, sample_count=max(1, batch.sample_count // len(hands)), on_policy=index == 0)
+        measured.append(metrics)
+        progress.report("train", index + 1, len(hands), loss=metrics["loss"], entropy=metrics["entropy"])
+    policy.hash = weights_hash(policy.model)
+    if policy.hash == state.policy_hash:
+        raise NoEffect(
+            f"no effect: iteration {iteration} left every weight as it was (learning rate "
+            f"{measured[-1]['learning_rate']:g}, gradient norm {measured[-1]['gradient_norm']:g}); "
+            "raise training.learning_rate"
+        )
+    target.mkdir(parents=True, exist_ok=True)
+    save(policy, learner, target, parent=state.policy_hash)
+    residents.put(policy)
+    samples = [sample for samples in batch.groups for sample in samples][:_KL_SAMPLES]
+    kl = reference_kl(base_policy.model, samples, max_tokens=settings.microbatch_tokens)
+    means = {name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]}
+    return UpdateMetrics(
+        informative_share=batch.informative_share,
+        kl_to_base=kl,
+        **{name: means[name] for name in ("entropy", "clip_share", "ratio", "gradient_norm", "learning_rate", "loss")},
+        tokens=int(sum(metrics["tokens"] for metrics in measured)),
+    )
+
+
+def distance_to_base(trajectories: Sequence[Trajectory], base: Path, *, max_tokens: int) -> float:
+    """KL(sampler ‖ base) in nats a token over the tokens that were said in these trajectories."""
+    samples = [
+        Sample(
+            token_ids=trajectory.token_ids,
+            loss_mask=trajectory.loss_mask,
+            sampler_logprobs=trajectory.sampler_logprobs,
+            advantage=0.0,
+            temperature=trajectory.temperature,
+            place=trajectory.place,
+        )
+        for trajectory in trajectories
+        if trajectory.loss_mask.any()
+    ]
+    policy = residents.get(read_state(base).policy_hash, base)
+    return reference_kl(policy.model, samples, max_tokens=max_tokens)
+

@@ -1,0 +1,89 @@
+"""What is said in a conversation: messages, tool calls, and the tools that may be called."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from grpo.errors import DataError
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[str, ...] = get_args(Role)
+
+TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
+_TOOL_CALL = re.compile(re.escape(TOOL_CALL_OPEN) + r"(.*?)(?:" + re.escape(TOOL_CALL_CLOSE) + r"|$)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the agent may call; `parameters` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_template(self) -> dict[str, Any]:
+        """The form that chat templates expect under `tools`."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call that the agent's own text asks for."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return json.dumps({"name": self.name, "arguments": dict(self.arguments)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message; `malformed` says why text that looks like a tool call could not be read as one."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise DataError(f"message role {self.role!r} is unknown; use one of {', '.join(ROLES)}")
+
+    def to_template(self) -> dict[str, Any]:
+        """The form that chat templates expect in `messages`."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                for call in self.tool_calls
+            ]
+        return message
+
+
+def parse_assistant(text: str) -> Message:
+    """Read the policy's own text: plain words, or `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+
+    A call that is not a JSON object with a name and an object of arguments is kept as `malformed`: the
+    environment tells the model so, instead of guessing what it meant.
+
+        'Hello.'                                                     content 'Hello.', no calls
+        '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'  content '', one call f(x=1)
+    """
+    calls: list[ToolCall] = []
+    for body in _TOOL_CALL.findall(text):
+        try:
+            record = json.loads(body)
+            name, arguments = record["name"], record["arguments"]
+        except (ValueError, KeyError, TypeError):
+            return Message(role="assistant", content=text, malformed=f"not a tool call: {body[:80]}")
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return Message(role="assistant", content=text, malformed=f"not a tool call: {body[:80]}")
+        calls.append(ToolCall(name=name, arguments=arguments))
+    content = _TOOL_CALL.sub("", text).strip() if calls else text.strip()
+    return Message(role="assistant", content=content, tool_calls=tuple(calls))

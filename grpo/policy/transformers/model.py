@@ -1,0 +1,147 @@
+"""Loading, hashing and saving causal language models; the models that this process already holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.errors import PolicyError
+from grpo.policy.policy import Sampler
+from grpo.policy.transformers.attention import IMPLEMENTATION
+from grpo.policy.transformers.sampler import SlotSampler
+
+
+class TransformersPolicy:
+    """A causal language model in this process, with the tokenizer that it was trained with."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        if model.config._attn_implementation != IMPLEMENTATION:
+            model.set_attn_implementation(IMPLEMENTATION)
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.hash = weights_hash(model)
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens that the model can read."""
+        return int(self.model.config.max_position_embeddings)
+
+    def sampler(self, *, concurrency: int) -> AbstractAsyncContextManager[Sampler]:
+        """See `Policy.sampler`."""
+        return SlotSampler(
+            self.model,
+            stop_id=int(self.tokenizer.eos_token_id),
+            concurrency=concurrency,
+            max_context=self.max_context,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write config, safetensors weights, tokenizer and chat template."""
+        self.model.save_pretrained(folder, safe_serialization=True)
+        self.tokenizer.save_pretrained(folder)
+
+
+def weights_hash(model: PreTrainedModel) -> str:
+    """Digest of names, shapes and bytes of all weights, first 16 hex digits: the version of the policy."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
+    """Load a tokenizer; `chat_template` replaces the one in the folder."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"no tokenizer in {folder}: {error}; add tokenizer.json") from error
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def load(folder: Path, *, chat_template: str | None = None) -> TransformersPolicy:
+    """Load a policy from a folder with config.json, *.safetensors and tokenizer files, in float32.
+
+    Raises `PolicyError` when the folder or a file is missing, when weights are only there as pickles, or when
+    they are of another architecture than config.json says.
+    """
+    if not (folder / "config.json").is_file():
+        raise PolicyError(f"no model in {folder}: config.json is missing; set policy.model to a model folder")
+    if not any(folder.glob("*.safetensors")):
+        raise PolicyError(f"no *.safetensors in {folder}; pickled weights are refused: convert them to safetensors")
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise PolicyError(f"cannot load the model in {folder}: {error}") from error
+    strange = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
+    if strange:
+        architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+        raise PolicyError(f"weights in {folder} are not those of {architecture}: {strange}")
+    return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
+
+
+class Residents:
+    """The policies that this process holds in memory, by hash: a stage finds what the one before it left.
+
+    Holds at most `limit` policies; the one unused for longest goes first.
+    """
+
+    def __init__(self, limit: int = 3) -> None:
+        self._limit = limit
+        self._policies: dict[str, TransformersPolicy] = {}
+        self._lock = threading.Lock()
+
+    def put(self, policy: TransformersPolicy) -> None:
+        """Keep a policy for the next stage."""
+        with self._lock:
+            self._policies[policy.hash] = policy
+            self._trim(policy.hash)
+
+    def get(self, policy_hash: str, folder: Path) -> TransformersPolicy:
+        """The policy with this hash: from memory, else loaded from `folder` and checked against the hash."""
+        with self._lock:
+            policy = self._policies.pop(policy_hash, None)
+            if policy is None:
+                policy = load(folder)
+                if policy.hash != policy_hash:
+                    raise PolicyError(f"{folder} holds policy {policy.hash}, expected {policy_hash}")
+            self._policies[policy_hash] = policy
+            self._trim(policy_hash)
+            return policy
+
+    def take(self, policy_hash: str, folder: Path) -> TransformersPolicy:
+        """Like `get`, and remove it: the caller is about to change its weights."""
+        policy = self.get(policy_hash, folder)
+        with self._lock:
+            self._policies.pop(policy_hash, None)
+        return policy
+
+    def _trim(self, newest: str) -> None:
+        for policy_hash in self._oldest():
+            if len(self._policies) <= self._limit:
+                return
+            if policy_hash != newest:
+                del self._policies[policy_hash]
+
+    def _oldest(self) -> Iterable[str]:
+        return list(self._policies)
+
+
+residents = Residents()

@@ -1,0 +1,277 @@
+"""Serves the turns of many conversations from one model, in one flat batch that never waits for the slowest.
+
+    tick   conversation 1    2        3
+    1      reads 9 tokens    reads 9  –             siblings: the prompt is read once and its cache copied
+    2      speaks            speaks   reads 14
+    3      speaks            hears 12 speaks        a tool answered 2: only the new tokens are read
+
+Each conversation draws from its own random numbers, so what it says does not depend on its neighbours (up to
+the last bits of floating-point sums).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from grpo.policy.policy import Generation, Sampling
+from grpo.policy.transformers.attention import SlotBatch, SlotCache
+
+_QUIET_ROUNDS = 2
+"""Event-loop rounds in which no conversation asks for a turn before the next forward pass starts."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A turn being spoken."""
+
+    session: SlotSession
+    sampling: Sampling
+    uniforms: np.ndarray
+    unread: list[int]
+    future: asyncio.Future[Generation]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class SlotSession:
+    """One conversation's slot in the cache, and how much of it is filled."""
+
+    def __init__(self, sampler: SlotSampler) -> None:
+        self._sampler = sampler
+        self.slot: int | None = None
+        self.read = 0
+        self.turns = 0
+        self.last: int | None = None
+        """The token said last: it is not in the cache until the next turn begins."""
+
+    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Generation:
+        """See `Session.generate`."""
+        return await self._sampler.submit(self, list(new_ids), sampling)
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        self._sampler.release(self)
+
+
+class SlotSampler:
+    """An async context: inside it, conversations may be opened and their turns are served."""
+
+    def __init__(self, model: PreTrainedModel, *, stop_id: int, concurrency: int, max_context: int) -> None:
+        config = model.config
+        self._model = model
+        self._stop_id = stop_id
+        self._max_context = max_context
+        self._device = model.device
+        heads = config.num_attention_heads
+        self._cache = SlotCache(
+            layers=config.num_hidden_layers,
+            kv_heads=getattr(config, "num_key_value_heads", heads) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            slots=concurrency,
+            capacity=min(256, max_context),
+            like=next(model.parameters()),
+        )
+        self._free = list(range(concurrency - 1, -1, -1))
+        self._waiting: list[_Turn] = []
+        self._speaking: list[_Turn] = []
+        self._pump: asyncio.Task[None] | None = None
+        self.tokens_read = 0
+        self.tokens_said = 0
+
+    async def __aenter__(self) -> SlotSampler:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+
+    def open(self) -> SlotSession:
+        """Begin a conversation; it takes a slot when its first turn is admitted."""
+        return SlotSession(self)
+
+    def release(self, session: SlotSession) -> None:
+        """Free the slot of a finished conversation."""
+        if session.slot is not None:
+            self._free.append(session.slot)
+            self._free.sort(reverse=True)
+            session.slot = None
+
+    async def submit(self, session: SlotSession, new_ids: list[int], sampling: Sampling) -> Generation:
+        """Queue a turn and wait for it."""
+        unread = new_ids if session.last is None else [session.last, *new_ids]
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        uniforms = sampling.uniforms(session.turns)
+        self._waiting.append(_Turn(session, sampling, uniforms, unread, future))
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        """Forward passes until nobody waits; an error is handed to every conversation that is waiting."""
+        try:
+            while True:
+                await self._settle()
+                self._admit()
+                if not self._speaking:
+                    return
+                with torch.inference_mode():
+                    self._tick()
+        except BaseException as error:
+            for turn in (*self._speaking, *self._waiting):
+                if not turn.future.done():
+                    turn.future.set_exception(error)
+            self._speaking.clear()
+            self._waiting.clear()
+            raise
+
+    async def _settle(self) -> None:
+        """Let the conversations that were answered go on until they ask again."""
+        quiet, seen = 0, len(self._waiting)
+        while quiet < _QUIET_ROUNDS:
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self._waiting) == seen else 0
+            seen = len(self._waiting)
+
+    def _admit(self) -> None:
+        """Move waiting turns into the batch, in the order in which they asked, while slots are free."""
+        waiting: list[_Turn] = []
+        for turn in self._waiting:
+            if turn.future.cancelled():
+                continue
+            if turn.session.slot is None:
+                if not self._free:
+                    waiting.append(turn)
+                    continue
+                turn.session.slot = self._free.pop()
+            self._speaking.append(turn)
+        self._waiting = waiting
+
+    def _tick(self) -> None:
+        """One forward pass over every turn's unread tokens, and one token drawn for each turn."""
+        self._speaking = [turn for turn in self._speaking if not turn.future.cancelled()]
+        leaders, siblings = _share_prompts(self._speaking)
+        leaders.sort(key=lambda turn: len(turn.unread) > 1)
+        batch, ids, ends = self._lay_out(leaders)
+        logits = self._model(
+            input_ids=ids,
+            position_ids=batch.position.unsqueeze(0),
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),
+            logits_to_keep=ends,
+            use_cache=False,
+            slots=batch,
+        ).logits[0]
+        self.tokens_read += ids.shape[1]
+        rows = list(range(len(leaders)))
+        turns = list(leaders)
+        for row, turn in enumerate(leaders):
+            turn.session.read += len(turn.unread)
+            followers = siblings.get(id(turn), [])
+            if followers:
+                slots = [follower.session.slot for follower in followers]
+                self._cache.copy(turn.session.slot, slots, turn.session.read)  # type: ignore[arg-type]
+                for follower in followers:
+                    follower.session.read = turn.session.read
+                    turns.append(follower)
+                    rows.append(row)
+        self._draw(turns, logits if len(rows) == len(leaders) else logits[torch.tensor(rows, device=self._device)])
+
+    def _lay_out(self, turns: list[_Turn]) -> tuple[SlotBatch, torch.Tensor, torch.Tensor]:
+        """Flat token ids, where they belong, and the flat index of each turn's last token."""
+        ids: list[int] = []
+        slot: list[int] = []
+        position: list[int] = []
+        ends: list[int] = []
+        runs: list[tuple[int, int, int, int]] = []  # slot, flat start, length, first position
+        speaking = 0
+        for turn in turns:
+            assert turn.session.slot is not None
+            count, start = len(turn.unread), turn.session.read
+            if count == 1:
+                speaking += 1
+            else:
+                runs.append((turn.session.slot, len(ids), count, start))
+            ids += turn.unread
+            slot += [turn.session.slot] * count
+            position += range(start, start + count)
+            ends.append(len(ids) - 1)
+        reach, high = max(position) + 1, max(slot) + 1
+        self._cache.reserve(min(reach + 32, self._max_context))
+
+        def tensor(values: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(values, device=self._device)
+
+        columns = torch.arange(reach, device=self._device)
+        speaking_mask = run_slots = run_index = run_mask = run_real = None
+        if speaking:
+            last = torch.zeros(high, dtype=torch.long, device=self._device)
+            last[tensor(slot[:speaking])] = tensor(position[:speaking])
+            speaking_mask = (columns <= last[:, None])[:, None, None]
+        if runs:
+            starts, counts, firsts = (tensor([run[k] for run in runs]) for k in (1, 2, 3))
+            offsets = torch.arange(max(run[2] for run in runs), device=self._device)
+            run_slots = tensor([run[0] for run in runs])
+            run_real = offsets < counts[:, None]
+            run_index = torch.where(run_real, starts[:, None] + offsets, starts[:, None])
+            run_mask = (columns <= (firsts[:, None] + offsets * run_real)[:, :, None])[:, None]
+        batch = SlotBatch(
+            cache=self._cache,
+            slot=tensor(slot),
+            position=tensor(position),
+            speaking=speaking,
+            high=high,
+            reach=reach,
+            speaking_mask=speaking_mask,
+            run_slots=run_slots,
+            run_index=run_index,
+            run_mask=run_mask,
+            run_real=run_real,
+        )
+        return batch, tensor(ids).unsqueeze(0), tensor(ends)
+
+    def _draw(self, turns: list[_Turn], logits: torch.Tensor) -> None:
+        """Draw one token a turn by inverting its cumulative distribution; finished turns leave the batch."""
+        temperatures = torch.tensor([turn.sampling.temperature for turn in turns], device=self._device)
+        logprobs = torch.log_softmax(logits.float() / temperatures[:, None], dim=-1)
+        uniforms = torch.tensor([turn.uniforms[len(turn.token_ids)] for turn in turns], device=self._device)
+        cumulative = logprobs.double().exp().cumsum(dim=-1)
+        targets = uniforms * cumulative[:, -1]
+        drawn = torch.searchsorted(cumulative, targets[:, None], right=True).clamp_(max=logits.shape[-1] - 1)
+        chosen = logprobs.gather(1, drawn)[:, 0].tolist()
+        self._speaking = []
+        for turn, token, logprob in zip(turns, drawn[:, 0].tolist(), chosen, strict=True):
+            turn.token_ids.append(token)
+            turn.logprobs.append(logprob)
+            turn.unread = [token]
+            self.tokens_said += 1
+            full = turn.session.read + 1 >= self._max_context
+            if token == self._stop_id or len(turn.token_ids) == turn.sampling.max_new_tokens or full:
+                turn.session.last = token
+                turn.session.turns += 1
+                stop = "stop" if token == self._stop_id else "length"
+                if not turn.future.cancelled():
+                    turn.future.set_result(
+                        Generation(token_ids=turn.token_ids, logprobs=turn.logprobs, stop=stop)  # type: ignore[arg-type]
+                    )
+            else:
+                self._speaking.append(turn)
+
+
+def _share_prompts(turns: list[_Turn]) -> tuple[list[_Turn], dict[int, list[_Turn]]]:
+    """Of new conversations with the same prompt only the first reads it: leaders, and siblings by leader."""
+    leaders: list[_Turn] = []
+    siblings: dict[int, list[_Turn]] = {}
+    prompts: dict[tuple[int, ...], _Turn] = {}
+    for turn in turns:
+        if turn.session.read == 0:
+            leader = prompts.setdefault(tuple(turn.unread), turn)
+            if leader is not turn:
+                siblings.setdefault(id(leader), []).append(turn)
+                continue
+        leaders.append(turn)
+    return leaders, siblings

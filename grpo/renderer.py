@@ -1,0 +1,141 @@
+"""Messages ↔ token ids through a chat template, so that what was sampled is never tokenized again.
+
+    start(S U)            →  P        prompt up to the place where the agent speaks
+    policy samples        →  A1       kept as sampled, stop token included
+    extend(S U A1, T)     →  E        what the template puts between A1 and the next place to speak
+
+`P A1 E A2 …` is the trajectory. Texts of users and tools are encoded with special tokens disabled: a customer
+who types "<|end|>" stays a customer who types odd characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from grpo.errors import PolicyError
+from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool, parse_assistant
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SLOT = re.compile("\ue000(\\d+)\ue001")
+MIN_VOCABULARY = 32
+
+
+class Renderer:
+    """Renders conversations for one tokenizer, chat template and set of tools.
+
+    Raises `PolicyError` for an empty tokenizer (transformers makes one without complaint when it finds no files),
+    a missing chat template, or a template that rewrites what it rendered before.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tools: Sequence[Tool] = ()) -> None:
+        if len(tokenizer) < MIN_VOCABULARY:
+            raise PolicyError(
+                f"tokenizer of {tokenizer.name_or_path!r} has {len(tokenizer)} tokens; "
+                "its files are missing: give a folder with tokenizer.json"
+            )
+        if not tokenizer.chat_template:
+            raise PolicyError(
+                f"tokenizer of {tokenizer.name_or_path!r} has no chat template; "
+                "add chat_template.jinja to the model folder or set policy.chat_template"
+            )
+        if tokenizer.eos_token_id is None:
+            raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} has no eos token to end a turn with")
+        self.tokenizer = tokenizer
+        self.tools = tuple(tools)
+        self.stop_id = int(tokenizer.eos_token_id)
+        self._stop = str(tokenizer.eos_token)
+        self.hash = self._digest()
+        self._shape = lru_cache(maxsize=4096)(self._render_shape)
+        self._encode_template = lru_cache(maxsize=4096)(self._encode_trusted)
+
+    def _digest(self) -> str:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        vocabulary = backend.to_str() if backend is not None else repr(sorted(self.tokenizer.get_vocab().items()))
+        template = str(self.tokenizer.chat_template)
+        return hashlib.sha256(f"{vocabulary}\0{template}\0{self.tools}".encode()).hexdigest()[:16]
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the prompt that ends where the agent speaks."""
+        return self._fill(self._shape(_shape_of(messages), True), messages)
+
+    def extend(self, messages: Sequence[Message], new: Sequence[Message]) -> list[int]:
+        """Token ids between the agent's sampled turn, the last of `messages`, and its next one, after `new`."""
+        shape = _shape_of(messages)
+        before = self._shape(shape, False)
+        after = self._shape((*shape, *_shape_of(new)), True)
+        if not after.startswith(before):
+            raise PolicyError(
+                f"chat template of {self.tokenizer.name_or_path!r} rewrites earlier turns when a "
+                f"{new[0].role} message follows; sampled tokens cannot be kept: use a prefix-preserving template"
+            )
+        tail = before.rsplit(self._stop, 1)[1] if self._stop in before else ""
+        return self._fill(tail + after[len(before) :], (*messages, *new))
+
+    def say(self, message: Message) -> list[int]:
+        """Token ids of an assistant turn as the policy would sample it, stop token included."""
+        calls = "".join(f"{TOOL_CALL_OPEN}{call}{TOOL_CALL_CLOSE}" for call in message.tool_calls)
+        return [*self._encode_trusted(message.content + calls), self.stop_id]
+
+    def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Token ids and loss mask of a whole written conversation, rendered turn by turn as a rollout would."""
+        first = next(i for i, message in enumerate(messages) if message.role == "assistant")
+        ids = self.start(messages[:first])
+        mask = [False] * len(ids)
+        position = first
+        while position < len(messages):
+            said = self.say(messages[position])
+            ids, mask = ids + said, mask + [True] * len(said)
+            following = position + 1
+            while following < len(messages) and messages[following].role != "assistant":
+                following += 1
+            if following < len(messages):
+                bridge = self.extend(messages[: position + 1], messages[position + 1 : following])
+                ids, mask = ids + bridge, mask + [False] * len(bridge)
+            position = following
+        return ids, mask
+
+    def read(self, token_ids: Sequence[int]) -> Message:
+        """The message that sampled token ids say."""
+        ids = list(token_ids)
+        if ids and ids[-1] == self.stop_id:
+            ids.pop()
+        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return parse_assistant(str(text))
+
+    def _render_shape(self, shape: tuple[tuple[str, bool], ...], generate: bool) -> str:
+        """Render a conversation of this shape with a numbered slot in the place of each text."""
+        messages: list[dict[str, Any]] = []
+        for index, (role, calls) in enumerate(shape):
+            message: dict[str, Any] = {"role": role, "content": f"\ue000{index}\ue001"}
+            if calls:
+                message["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+            messages.append(message)
+        tools = [tool.to_template() for tool in self.tools] or None
+        return str(
+            self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=generate)
+        )
+
+    def _fill(self, rendered: str, messages: Sequence[Message]) -> list[int]:
+        ids: list[int] = []
+        for index, piece in enumerate(_SLOT.split(rendered)):
+            if index % 2:
+                ids += self._encode_foreign(messages[int(piece)].content)
+            elif piece:
+                ids += self._encode_template(piece)
+        return ids
+
+    def _encode_trusted(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _encode_foreign(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+
+def _shape_of(messages: Sequence[Message]) -> tuple[tuple[str, bool], ...]:
+    return tuple((message.role, bool(message.tool_calls)) for message in messages)

@@ -1,0 +1,112 @@
+"""Play G siblings of each scenario with one policy: the rollout stage."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Sequence
+
+from grpo import progress
+from grpo.agents.agent import Agent
+from grpo.environments.environment import Environment
+from grpo.errors import BudgetError, DataError
+from grpo.policy.policy import Policy, Sampling
+from grpo.renderer import Renderer
+from grpo.rollout.episode import play
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Trajectory
+
+
+def sample_seed(run_seed: int, iteration: int | str, scenario_id: str, sample: int) -> int:
+    """Seed of one sample, of 63 bits: the same wherever and with whomever the sample is played."""
+    text = f"{run_seed}\0{iteration}\0{scenario_id}\0{sample}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def schedule(scenario_ids: Sequence[str], *, iteration: int, count: int, seed: int) -> list[str]:
+    """Which scenarios iteration k plays: the next `count` of an endless series of seeded shuffles.
+
+    [a b c], count 2 → iteration 0: c a, iteration 1: b | b, iteration 2: a c …
+
+    Within one iteration a scenario is played once, so that its siblings are one group.
+    """
+    if not scenario_ids:
+        raise DataError("no scenario to play: the training side is empty; lower scenarios.heldout_share")
+    count = min(count, len(scenario_ids))
+    chosen: list[str] = []
+    for position in range(iteration * count, (iteration + 1) * count):
+        epoch, index = divmod(position, len(scenario_ids))
+        order = list(scenario_ids)
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        chosen.append(order[index])
+    return list(dict.fromkeys(chosen))
+
+
+def collect(
+    scenarios: Sequence[Scenario],
+    policy: Policy,
+    environment: Environment,
+    renderer: Renderer,
+    *,
+    group_size: int,
+    temperature: float,
+    max_new_tokens: int,
+    max_context: int,
+    concurrency: int,
+    episode_timeout_s: float,
+    error_budget: float,
+    run_seed: int,
+    iteration: int | str,
+) -> list[Trajectory]:
+    """Play `group_size` episodes of each scenario; returns them by scenario, then by sample.
+
+    Raises `BudgetError` when more than `error_budget` of the episodes failed.
+    """
+    agent = Agent(renderer=renderer, system_prompt=environment.system_prompt)
+    total, done = len(scenarios) * group_size, 0
+
+    async def run() -> list[Trajectory]:
+        places = asyncio.Semaphore(concurrency)
+        async with policy.sampler(concurrency=min(concurrency, total)) as sampler:
+
+            async def episode(scenario: Scenario, sample: int) -> Trajectory:
+                nonlocal done
+                async with places:
+                    trajectory = await play(
+                        agent,
+                        environment,
+                        scenario,
+                        sampler.open(),
+                        Sampling(
+                            temperature=temperature,
+                            max_new_tokens=max_new_tokens,
+                            seed=sample_seed(run_seed, iteration, scenario.id, sample),
+                        ),
+                        sample=sample,
+                        policy_hash=policy.hash,
+                        max_context=max_context,
+                        timeout_s=episode_timeout_s,
+                    )
+                done += 1
+                progress.report("rollout", done, total)
+                return trajectory
+
+            async with asyncio.TaskGroup() as group:
+                episodes = [group.create_task(episode(s, k)) for s in scenarios for k in range(group_size)]
+        return [task.result() for task in episodes]
+
+    try:
+        trajectories = asyncio.run(run())
+    except BaseExceptionGroup as failures:
+        first: BaseException = failures
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+    failed = [trajectory for trajectory in trajectories if trajectory.stop == "failed"]
+    if len(failed) > error_budget * total:
+        raise BudgetError(
+            f"{len(failed)} of {total} episodes failed, more than rollout.error_budget {error_budget:.0%}; "
+            f"the first at {failed[0].place}: {failed[0].error}"
+        )
+    return trajectories

@@ -1,0 +1,55 @@
+"""The identity of a run's sources: what their bytes are, not where or when."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from grpo.config.scenarios import FileSource, GeneratorSource, MultiDoGOSource, Source, Tau2Source
+from grpo.errors import DataError
+
+
+def fingerprint(sources: Sequence[Source]) -> str:
+    """Digest of every file that these sources read, and of the module of every generator.
+
+    Raises `DataError` for a file, folder or module that is not there.
+    """
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.kind.encode())
+        for path in _files(source):
+            try:
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise DataError(f"cannot read {path} of source {source.kind}: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def _files(source: Source) -> Iterator[Path]:
+    if isinstance(source, GeneratorSource):
+        yield _module_file(source.function.partition(":")[0])
+        return
+    root = Path(source.path)
+    if not root.exists():
+        raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
+    if isinstance(source, FileSource):
+        yield root
+    elif isinstance(source, MultiDoGOSource):
+        yield from (root / "turn" / domain / f"{part}.tsv" for domain in source.domains for part in source.parts)
+    elif isinstance(source, Tau2Source):
+        yield from sorted((root / source.domain).glob("*.json"))
+    else:
+        yield from sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def _module_file(module: str) -> Path:
+    try:
+        found = importlib.util.find_spec(module)
+    except ImportError:
+        found = None
+    if found is None or found.origin is None:
+        raise DataError(f"no module {module!r} for a generator source; install it or put it on PYTHONPATH")
+    return Path(found.origin)

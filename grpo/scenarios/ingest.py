@@ -1,0 +1,158 @@
+"""Sources → one table of scenarios, and one of the records that cannot be used, each with its reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from grpo import progress
+from grpo.config.scenarios import Source
+from grpo.errors import BudgetError, DataError
+from grpo.scenarios.ids import TakenIds
+from grpo.scenarios.parquet import QUARANTINE, RAW_CHARS, SCHEMA, Row, TableWriter, scenario_row
+from grpo.scenarios.readers.catalog import read_records
+from grpo.scenarios.readers.record import Record
+from grpo.scenarios.scenario import Scenario
+
+_REPORT_EVERY = 10_000  # records
+_SECTIONS: dict[str, object] = {"expected": {}, "metadata": {}}  # a default that is a model is deep-copied: 15 µs
+_NAMED = 3  # records that an error names
+_NUMBER = re.compile(r"\d+")
+
+
+class Counts(BaseModel):
+    """What became of the records: `records = scenarios + quarantined`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    records: int
+    scenarios: int
+    quarantined: int
+    reasons: dict[str, int]
+    """Quarantined records by kind of reason, most frequent first; numbers in a reason are written N."""
+
+
+def ingest(
+    sources: Sequence[Source], scenarios_path: Path, quarantine_path: Path, *, max_quarantined_share: float
+) -> Counts:
+    """Read every record of the sources into the table of scenarios, or into quarantine with a reason.
+
+    Of two records with the same id the first is used. Memory does not grow with the sources.
+
+    Raises `DataError` where a source is missing or empty or no record can be used, and `BudgetError` where more
+    than `max_quarantined_share` of the records went into quarantine.
+    """
+    tally = _Tally()
+    with (
+        TakenIds() as taken,
+        TableWriter(scenarios_path, SCHEMA) as table,
+        TableWriter(quarantine_path, QUARANTINE) as quarantine,
+    ):
+        for finished, source in enumerate(sources):
+            for record in read_records(source):
+                refusal = _admit(record, taken, table)
+                if refusal is not None:
+                    quarantine.add(_quarantine_row(record, refusal.reason), RAW_CHARS)
+                tally.add(record, refusal)
+                if tally.records % _REPORT_EVERY == 0:
+                    tally.report(finished, len(sources))
+    tally.report(len(sources), len(sources))
+    tally.check(max_quarantined_share)
+    return tally.counts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    """Why a record is quarantined, in its own words and in words that it shares with its like."""
+
+    reason: str
+    kind: str
+
+
+class _Tally:
+    """Counts while ingestion goes on."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.quarantined = 0
+        self._kinds: Counter[str] = Counter()
+        self._first: list[str] = []
+
+    def add(self, record: Record, refusal: _Refusal | None) -> None:
+        self.records += 1
+        if refusal is not None:
+            self.quarantined += 1
+            self._kinds[refusal.kind] += 1
+            if len(self._first) < _NAMED:
+                self._first.append(f"{record.source}:{record.line} {refusal.reason}")
+
+    def report(self, done: int, total: int) -> None:
+        progress.report("ingest", done, total, records=self.records, quarantined=self.quarantined)
+
+    def check(self, max_quarantined_share: float) -> None:
+        share = self.quarantined / self.records
+        if share > max_quarantined_share:
+            raise BudgetError(
+                f"{self.quarantined} of {self.records} records ({share:.1%}) cannot be used, "
+                f"at most {max_quarantined_share:.1%} may be; first: {'; '.join(self._first)}; "
+                "mend the sources or raise scenarios.max_quarantined_share"
+            )
+        if self.quarantined == self.records:
+            raise DataError(
+                f"none of {self.records} records can be used; first: {'; '.join(self._first)}; mend the sources"
+            )
+
+    def counts(self) -> Counts:
+        return Counts(
+            records=self.records,
+            scenarios=self.records - self.quarantined,
+            quarantined=self.quarantined,
+            reasons=dict(self._kinds.most_common()),
+        )
+
+
+def _admit(record: Record, taken: TakenIds, table: TableWriter) -> _Refusal | None:
+    """Add the record's scenario to the table, or say why not."""
+    if record.problem is not None:
+        return _Refusal(reason=record.problem, kind=record.problem.partition(":")[0])
+    try:
+        scenario = Scenario.model_validate({**_SECTIONS, **(record.data or {})})
+        row, size = scenario_row(scenario)
+    except ValidationError as error:
+        return _explain(error)
+    except ValueError as error:
+        return _Refusal(reason=f"cannot be stored as JSON: {error}", kind="cannot be stored as JSON")
+    place = taken.take(scenario.id, record.source, record.line)
+    if place is not None:
+        return _Refusal(reason=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
+    table.add(row, size)
+    return None
+
+
+def _explain(error: ValidationError) -> _Refusal:
+    """The first of a scenario's faults.
+
+    user_responses: user turn 1 is empty → kind `user_responses: user turn N is empty`
+    """
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return _Refusal(reason=f"unknown field: {field}", kind="unknown field")
+    message = fault["msg"].removeprefix("Value error, ")
+    reason = f"{field}: {message}" if field else message
+    return _Refusal(reason=reason, kind=_NUMBER.sub("N", reason))
+
+
+def _quarantine_row(record: Record, reason: str) -> Row:
+    raw = record.raw or json.dumps(record.data, ensure_ascii=False, default=str)
+    return record.source, record.line, _printable(reason), _printable(raw[:RAW_CHARS])
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="replace").decode()

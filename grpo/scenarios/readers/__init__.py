@@ -1,0 +1,1 @@
+"""From sources to records: one file a format."""

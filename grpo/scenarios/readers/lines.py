@@ -1,0 +1,58 @@
+"""JSON lines: one record a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic_core import from_json
+
+from grpo.scenarios.readers.files import LONGEST_LINE, open_source
+from grpo.scenarios.readers.record import Record
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def read_lines(path: Path) -> Iterator[Record]:
+    """Read a JSON-lines file; a line that is no JSON object in UTF-8 becomes a record with a problem.
+
+    Blank lines are no records. A byte order mark and CRLF are tolerated.
+    """
+    source = str(path)
+    with open_source(path) as file:
+        for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), start=1):
+            if number == 1:
+                line = line.removeprefix(_BOM)
+            if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                _skip_line(file)
+                yield Record(source=source, line=number, data=None, raw=_decode(line), problem="over-long line")
+            elif line.strip():
+                yield _record(source, number, line)
+
+
+def _record(source: str, number: int, line: bytes) -> Record:
+    try:
+        raw = line.decode()
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8: byte 0x{line[error.start]:02x} at offset {error.start}"
+        return Record(source=source, line=number, data=None, raw=_decode(line), problem=problem)
+    try:
+        data = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        problem = f"broken JSON: {str(error).replace('line 1 ', '')}"
+        return Record(source=source, line=number, data=None, raw=raw, problem=problem)
+    if not isinstance(data, dict):
+        problem = f"not an object: {type(data).__name__}"
+        return Record(source=source, line=number, data=None, raw=raw, problem=problem)
+    return Record(source=source, line=number, data=data, raw=raw)
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+        pass
+
+
+def _decode(line: bytes) -> str:
+    return line[:2000].decode(errors="replace")

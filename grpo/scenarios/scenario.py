@@ -1,0 +1,108 @@
+"""A scenario: one task instance that an episode starts from."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MAX_TURNS = 64
+MAX_TURN_CHARS = 8_000
+
+Domain = Literal["customer_service", "technical_support", "sales", "education", "tool_use", "general"]
+Difficulty = Literal["easy", "medium", "hard", "unknown"]
+Side = Literal["train", "heldout"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Expected(_Record):
+    """What the environment or a reward may hold the episode against."""
+
+    responses: tuple[str, ...] = ()
+    """Reference replies of an agent."""
+    facts: tuple[str, ...] = ()
+    """Facts that the customer must have been told."""
+    calls: tuple[dict[str, Any], ...] = ()
+    """Tool calls that change the world, in order: `{"name", "arguments"}`."""
+    state: dict[str, Any] = Field(default_factory=dict)
+    """The final state of the world."""
+
+
+class Metadata(_Record):
+    """Where a scenario comes from and how it is counted."""
+
+    difficulty: Difficulty = "unknown"
+    category: str = Field(default="general", min_length=1, max_length=200)
+    source: str = ""
+    licence: str = ""
+    consent: str = ""
+
+
+class Scenario(_Record):
+    """One task instance: a scripted user (`user_responses`) or a simulated one (`goal`), and what counts as done."""
+
+    id: str = Field(min_length=1, max_length=200)
+    topic: str = ""
+    domain: Domain = "general"
+    user_responses: tuple[str, ...] = ()
+    """What the user says, in order; the user speaks first."""
+    goal: str = ""
+    """What a simulated user wants, knows and does not know."""
+    context: str = ""
+    """Background that the agent and the reward may see."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Tools of this world: `{"name", "description", "parameters"}`."""
+    world: dict[str, Any] = Field(default_factory=dict)
+    """Initial state of the world."""
+    expected: Expected = Expected()
+    metadata: Metadata = Metadata()
+    side: Side | None = None
+    """The side of the split that the source declares; None lets the hash decide."""
+
+    @field_validator("user_responses")
+    @classmethod
+    def _check_turns(cls, turns: tuple[str, ...]) -> tuple[str, ...]:
+        if len(turns) > MAX_TURNS:
+            raise ValueError(f"over-long conversation: {len(turns)} user turns, at most {MAX_TURNS}")
+        for index, turn in enumerate(turns):
+            if not turn.strip():
+                raise ValueError(f"user turn {index} is empty")
+            if len(turn) > MAX_TURN_CHARS:
+                raise ValueError(f"over-long user turn {index}: {len(turn)} characters, at most {MAX_TURN_CHARS}")
+        return turns
+
+    @model_validator(mode="after")
+    def _check_user(self) -> Scenario:
+        if not self.user_responses and not self.goal.strip():
+            raise ValueError("no user: give user_responses (a script) or goal (a simulated user)")
+        return self
+
+    @property
+    def text(self) -> str:
+        """Everything that the user says or wants, normalized: the identity that leakage is judged by."""
+        return normalize("\n".join((*self.user_responses, self.goal)))
+
+    @property
+    def hash(self) -> str:
+        """Digest of the whole scenario, first 16 hex digits."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+_SPACE = re.compile(r"\s+")
+_MARKS = re.compile(r"[^\w\s]")
+
+
+def normalize(text: str) -> str:
+    """Fold case, compatibility forms, punctuation and spaces: two texts a reader calls the same become equal.
+
+    "Where's  my ORDER?!" and "wheres my order" → "wheres my order"
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return _SPACE.sub(" ", _MARKS.sub("", text)).strip().casefold()

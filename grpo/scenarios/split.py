@@ -1,0 +1,109 @@
+"""Which scenarios are trained on and which are held out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from grpo.errors import DataError
+from grpo.scenarios.parquet import open_scenarios
+from grpo.scenarios.scenario import Side
+
+_JUDGED = 20  # scenarios; a category of this size must have some that are held out
+
+
+class CategoryCount(BaseModel):
+    """Scenarios of one category on each side."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: int = 0
+    heldout: int = 0
+
+
+class Split(BaseModel):
+    """Ids of both sides, in the order of their hashes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    train: tuple[str, ...]
+    heldout: tuple[str, ...]
+    categories: dict[str, CategoryCount]
+    """What the two sides above hold of each category."""
+
+
+def side_of(text_digest: str, *, declared: Side | None = None, share: float) -> Side:
+    """The side that a source declares, or else the one that the text's own digest decides.
+
+        digest 3fff…, share 0.25 → 0.2499… < 0.25 → heldout
+
+    Nothing else decides: the same text is on the same side in every table and whatever category it is filed
+    under, and each category is split in proportion because digests do not know categories.
+    """
+    if declared is not None:
+        return declared
+    return "heldout" if int(text_digest, 16) < share * 16 ** len(text_digest) else "train"
+
+
+def split(scenarios_path: Path, *, heldout_share: float, limit: int | None) -> Split:
+    """Split a table of scenarios; `limit` keeps that many on each side, the first by hash.
+
+    A scenario without a declared side follows a declared one with the same text.
+
+    Raises `DataError` where a side is empty, or a category of at least 20 scenarios has none held out.
+    """
+    rows = _read(scenarios_path)
+    declared = {row.text_digest: row.side for row in rows if row.side is not None}
+    train: list[_Row] = []
+    heldout: list[_Row] = []
+    for row in rows:
+        side = side_of(row.text_digest, declared=row.side or declared.get(row.text_digest), share=heldout_share)
+        (heldout if side == "heldout" else train).append(row)
+    _check(scenarios_path, train, heldout, heldout_share)
+    train, heldout = train[:limit], heldout[:limit]
+    return Split(
+        train=tuple(row.id for row in train),
+        heldout=tuple(row.id for row in heldout),
+        categories=_count(train, heldout),
+    )
+
+
+class _Row(NamedTuple):
+    """What the split looks at; rows sort by digest."""
+
+    text_digest: str
+    id: str
+    category: str
+    side: Side | None
+
+
+def _read(path: Path) -> list[_Row]:
+    """All rows, in the order of their digests."""
+    columns = open_scenarios(path).read(columns=list(_Row._fields)).to_pydict()
+    return sorted(map(_Row._make, zip(*(columns[name] for name in _Row._fields), strict=True)), key=lambda r: r[:2])
+
+
+def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> None:
+    for name, rows in (("training", train), ("held-out", heldout)):
+        if not rows:
+            raise DataError(
+                f"{path}: the {name} side is empty at heldout_share {share}, of {len(train) + len(heldout)} scenarios; "
+                "add scenarios or change scenarios.heldout_share"
+            )
+    for category, count in _count(train, heldout).items():
+        if count.heldout == 0 and count.train >= _JUDGED:
+            raise DataError(
+                f"{path}: none of the {count.train} scenarios of category {category} is held out at heldout_share "
+                f"{share}; raise scenarios.heldout_share or declare some of them heldout in the source"
+            )
+
+
+def _count(train: list[_Row], heldout: list[_Row]) -> dict[str, CategoryCount]:
+    trained, held = Counter(row.category for row in train), Counter(row.category for row in heldout)
+    return {
+        category: CategoryCount(train=trained[category], heldout=held[category])
+        for category in sorted(trained.keys() | held.keys())
+    }

@@ -1,0 +1,182 @@
+"""Trajectories ↔ Parquet: one row a trajectory, token columns as lists of equal length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo.errors import DataError
+from grpo.messages import Message, ToolCall
+from grpo.trajectories import Outcome, Trajectory, Turn
+
+SCHEMA_VERSION = "1"
+_ROWS = 512
+
+_TURN = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("tool_calls", pa.string()),
+        ("malformed", pa.string()),
+        ("start", pa.int32()),
+        ("stop", pa.int32()),
+    ]
+)
+_OUTCOME = pa.struct([("success", pa.bool_()), ("checks", pa.map_(pa.string(), pa.bool_())), ("state", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("scenario_id", pa.string()),
+        ("scenario_hash", pa.string()),
+        ("category", pa.string()),
+        ("difficulty", pa.string()),
+        ("sample", pa.int32()),
+        ("seed", pa.uint64()),
+        ("policy_hash", pa.string()),
+        ("renderer_hash", pa.string()),
+        ("temperature", pa.float64()),
+        ("turns", pa.list_(_TURN)),
+        ("token_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.bool_())),
+        ("sampler_logprobs", pa.list_(pa.float32())),
+        ("stop", pa.string()),
+        ("error", pa.string()),
+        ("outcome", _OUTCOME),
+        ("turn_rewards", pa.list_(pa.float64())),
+        ("terminal_reward", pa.float64()),
+        ("breakdown", pa.map_(pa.string(), pa.float64())),
+    ]
+)
+
+
+def write_trajectories(path: Path, trajectories: Iterable[Trajectory], *, provenance: Mapping[str, str]) -> int:
+    """Write trajectories in row groups; returns how many. `provenance` goes into the file's metadata."""
+    metadata = {"schema_version": SCHEMA_VERSION, **provenance}
+    count = 0
+    with pq.ParquetWriter(path, SCHEMA.with_metadata(metadata), compression="zstd") as writer:
+        batch: list[dict[str, Any]] = []
+        for trajectory in trajectories:
+            batch.append(_row(trajectory))
+            count += 1
+            if len(batch) == _ROWS:
+                writer.write_table(pa.Table.from_pylist(batch, schema=writer.schema))
+                batch = []
+        if batch:
+            writer.write_table(pa.Table.from_pylist(batch, schema=writer.schema))
+    return count
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file, or raise `DataError` that says what is wrong with it."""
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError as error:
+        raise DataError(f"no Parquet file at {path}") from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path} is no readable Parquet file (truncated?): {error}") from error
+
+
+def read_trajectories(path: Path) -> Iterator[Trajectory]:
+    """Read trajectories back, a row group at a time.
+
+    Raises `DataError` for a truncated file, another schema version, or columns whose lengths disagree.
+    """
+    file = open_parquet(path)
+    version = (file.schema_arrow.metadata or {}).get(b"schema_version", b"none").decode()
+    if version != SCHEMA_VERSION:
+        raise DataError(f"{path} has trajectory schema version {version}, this code reads {SCHEMA_VERSION}")
+    for batch in file.iter_batches(batch_size=_ROWS):
+        columns = {name: batch.column(name) for name in ("token_ids", "loss_mask", "sampler_logprobs")}
+        light = batch.select([name for name in SCHEMA.names if name not in columns]).to_pylist()
+        for index, row in enumerate(light):
+            row["token_ids"] = columns["token_ids"][index].values.to_numpy(zero_copy_only=False)
+            row["loss_mask"] = columns["loss_mask"][index].values.to_numpy(zero_copy_only=False)
+            row["sampler_logprobs"] = columns["sampler_logprobs"][index].values.to_numpy(zero_copy_only=False)
+            yield _trajectory(row)
+
+
+def read_all(paths: Sequence[Path]) -> list[Trajectory]:
+    """Every trajectory of these files, in order."""
+    return [trajectory for path in paths for trajectory in read_trajectories(path)]
+
+
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    outcome = trajectory.outcome
+    return {
+        "scenario_id": trajectory.scenario_id,
+        "scenario_hash": trajectory.scenario_hash,
+        "category": trajectory.category,
+        "difficulty": trajectory.difficulty,
+        "sample": trajectory.sample,
+        "seed": trajectory.seed,
+        "policy_hash": trajectory.policy_hash,
+        "renderer_hash": trajectory.renderer_hash,
+        "temperature": trajectory.temperature,
+        "turns": [
+            {
+                "role": turn.message.role,
+                "content": turn.message.content,
+                "tool_calls": _calls_to_json(turn.message.tool_calls),
+                "malformed": turn.message.malformed,
+                "start": turn.start,
+                "stop": turn.stop,
+            }
+            for turn in trajectory.turns
+        ],
+        "token_ids": trajectory.token_ids,
+        "loss_mask": trajectory.loss_mask,
+        "sampler_logprobs": trajectory.sampler_logprobs,
+        "stop": trajectory.stop,
+        "error": trajectory.error,
+        "outcome": None
+        if outcome is None
+        else {"success": outcome.success, "checks": list(outcome.checks.items()), "state": json.dumps(outcome.state)},
+        "turn_rewards": list(trajectory.turn_rewards),
+        "terminal_reward": trajectory.terminal_reward,
+        "breakdown": list(trajectory.breakdown.items()),
+    }
+
+
+def _trajectory(row: dict[str, Any]) -> Trajectory:
+    outcome = row["outcome"]
+    return Trajectory(
+        **{
+            **row,
+            "turns": tuple(
+                Turn(
+                    message=Message(
+                        role=turn["role"],
+                        content=turn["content"],
+                        tool_calls=_calls_from_json(turn["tool_calls"]),
+                        malformed=turn["malformed"],
+                    ),
+                    start=turn["start"],
+                    stop=turn["stop"],
+                )
+                for turn in row["turns"]
+            ),
+            "token_ids": np.asarray(row["token_ids"], dtype=np.int32),
+            "loss_mask": np.asarray(row["loss_mask"], dtype=np.bool_),
+            "sampler_logprobs": np.asarray(row["sampler_logprobs"], dtype=np.float32),
+            "outcome": None
+            if outcome is None
+            else Outcome(
+                success=outcome["success"], checks=dict(outcome["checks"]), state=json.loads(outcome["state"])
+            ),
+            "turn_rewards": tuple(row["turn_rewards"]),
+            "breakdown": dict(row["breakdown"]),
+        }
+    )
+
+
+def _calls_to_json(calls: tuple[ToolCall, ...]) -> str | None:
+    return json.dumps([[call.name, dict(call.arguments)] for call in calls]) if calls else None
+
+
+def _calls_from_json(text: str | None) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(name=name, arguments=arguments) for name, arguments in json.loads(text or "[]"))

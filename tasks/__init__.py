@@ -1,0 +1,1 @@
+"""The stages of the pipeline: one Prefect task a file."""

@@ -1,0 +1,35 @@
+"""The policy that a run starts from, taken into the store as checkpoint 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import PolicySettings
+from grpo.learner.checkpoints import save_base
+from grpo.policy.transformers.model import load, residents
+from grpo.renderer import Renderer
+
+from tasks.stage import Clock, StageResult, stage
+
+
+class Checkpoint(StageResult):
+    """A policy version in the store."""
+
+    checkpoint: Artifact
+    policy: str
+    """Hash of its weights."""
+
+
+@stage
+def base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
+    """Load the model once, check its tokenizer and chat template, and keep it as the first checkpoint.
+
+    `content` is the digest of the model folder.
+    """
+    clock = Clock()
+    loaded = load(Path(policy.model), chat_template=policy.chat_template)
+    Renderer(loaded.tokenizer)
+    residents.put(loaded)
+    artifact = ArtifactStore(store).put_folder("checkpoint", lambda folder: save_base(loaded, folder))
+    return Checkpoint(checkpoint=artifact, policy=loaded.hash, compute_s=clock.seconds)

@@ -1,0 +1,39 @@
+"""Stage 7: candidate against champion on the held-out episodes that both have played."""
+
+from __future__ import annotations
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import EvaluationSettings
+from grpo.evaluation.document import Evaluation
+from grpo.evaluation.evaluate import evaluate as compare_policies
+from grpo.learner.update import distance_to_base
+from grpo.tables import read_all
+
+from tasks.stage import Clock, StageResult, stage
+
+_KL_TOKENS = 16384
+
+
+class EvaluateResult(StageResult):
+    """The comparison, with its intervals."""
+
+    evaluation: Evaluation
+
+
+@stage
+def evaluate(
+    champion: Artifact,
+    candidate: Artifact,
+    base: Artifact,
+    settings: EvaluationSettings,
+    metric: str,
+    seed: int,
+    store: str,
+) -> EvaluateResult:
+    """Compare two scored held-out rollouts, paired by scenario and seed."""
+    clock = Clock()
+    artifacts = ArtifactStore(store)
+    before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
+    distance = distance_to_base(after, artifacts.path(base), max_tokens=_KL_TOKENS)
+    evaluation = compare_policies(before, after, settings, metric=metric, kl_to_base=distance, seed=seed)
+    return EvaluateResult(evaluation=evaluation, compute_s=clock.seconds)

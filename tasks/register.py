@@ -1,0 +1,78 @@
+"""Stage 9: an MLflow model version with its lineage; the alias `champion` if the gates passed."""
+
+from __future__ import annotations
+
+import os
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import PipelineConfig
+from grpo.evaluation.document import Decision
+from grpo.learner.checkpoints import read_state
+from grpo.policy.transformers.model import residents
+from grpo.registry import ModelVersion, Registry
+
+from tasks.stage import Clock, StageResult, code_digest, home, stage
+
+
+class RegisterResult(StageResult):
+    """The registered version."""
+
+    version: ModelVersion
+
+
+def registry() -> Registry:
+    """The registry of this machine, or the one that MLFLOW_TRACKING_URI names."""
+    local = f"sqlite:///{home()}/mlflow.db"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", local)
+    return Registry(uri, artifact_root=f"file://{home()}/mlartifacts" if uri.startswith("sqlite") else None)
+
+
+@stage
+def register(
+    config: PipelineConfig,
+    run_key: str,
+    decision: Decision,
+    candidate: Artifact,
+    champion: Artifact,
+    scenarios: Artifact,
+    store: str,
+) -> RegisterResult:
+    """Register the candidate whatever the verdict, and let it serve only when that is `promote`."""
+    clock = Clock()
+    models = registry()
+    folder = ArtifactStore(store).path(candidate)
+    state = read_state(folder)
+    tags = {
+        "run_key": run_key,
+        "policy": state.policy_hash,
+        "parent": state.parent or "",
+        "checkpoint_uri": candidate.uri,
+        "checkpoint_sha256": candidate.sha256,
+        "champion_uri": champion.uri,
+        "champion_sha256": champion.sha256,
+        "verdict": decision.verdict,
+        "scenarios": scenarios.sha256,
+        "code": code_digest(),
+    }
+    run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
+    version = models.register(
+        config.registry.model_name, run_id, residents.get(state.policy_hash, folder), tags=tags
+    )
+    if decision.verdict == "promote":
+        models.promote(version)
+    return RegisterResult(version=version, compute_s=clock.seconds)
+
+
+def parameters(config: PipelineConfig) -> dict[str, str]:
+    """Settings as flat MLflow parameters: `training.learning_rate`."""
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, value: object) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), item)
+        else:
+            flat[prefix] = str(value)
+
+    walk("", config.model_dump(mode="json"))
+    return flat

@@ -1,0 +1,70 @@
+"""The report of a run, for people, for machines, for Prefect's and for MLflow's pages. Never cached: it tells of now."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import PipelineConfig
+from grpo.evaluation.conversations import choose_pairs
+from grpo.evaluation.document import Iteration, ReportDocument, ShownPair
+from grpo.evaluation.report import write_report
+from grpo.learner.checkpoints import read_state
+from grpo.policy.transformers.model import residents
+from grpo.tables import read_all
+from prefect import task
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.register import parameters, registry
+
+_SERIES = ("reward", "success", "kl_to_base", "entropy", "informative_share", "truncated_share", "failed_share")
+
+
+def shown_conversations(champion: Artifact, candidate: Artifact, checkpoint: Artifact, store: str) -> tuple[ShownPair, ...]:
+    """Held-out conversations of both policies, side by side."""
+    artifacts = ArtifactStore(store)
+    folder = artifacts.path(checkpoint)
+    tokenizer = residents.get(read_state(folder).policy_hash, folder).tokenizer
+    before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
+    return choose_pairs(before, after, lambda ids: str(tokenizer.decode(ids)))
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+def report(
+    document: ReportDocument, config: PipelineConfig, run_key: str, docs: Artifact | None, folder: Path
+) -> Path:
+    """Write the report and attach it to the records of both services; returns the page."""
+    data_docs = ArtifactStore(config.store).path(docs) if docs is not None else None
+    files = write_report(document, folder, data_docs=data_docs)
+    models = registry()
+    run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
+    models.log_metrics(run_id, series(document.iterations))
+    models.log_files(run_id, files)
+    models.close_run(run_id, "FAILED" if document.decision.verdict == "failed" else "FINISHED")
+    _attach(document, folder / "report.png", files[0])
+    return files[0]
+
+
+def series(iterations: tuple[Iteration, ...]) -> dict[str, list[float]]:
+    """One value an iteration for each curve of the report."""
+    curves = {
+        name: [value for iteration in iterations if (value := getattr(iteration, name)) is not None]
+        for name in _SERIES
+    }
+    return {name: values for name, values in curves.items() if values}
+
+
+def _attach(document: ReportDocument, picture: Path, page: Path) -> None:
+    """Show the decision, the stages and the curves in Prefect's page."""
+    decision = document.decision
+    create_markdown_artifact(
+        f"# {document.name}: {decision.verdict}\n\n{decision.reason}\n\nReport: `{page}`",
+        key="decision",
+    )
+    if decision.checks:
+        create_table_artifact([check.model_dump() for check in decision.checks], key="gates")
+    create_table_artifact([stage.model_dump() for stage in document.stages], key="stages")
+    encoded = base64.b64encode(picture.read_bytes()).decode()
+    create_image_artifact(f"data:image/png;base64,{encoded}", key="curves")

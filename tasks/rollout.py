@@ -1,0 +1,77 @@
+"""Stage 4: one shard of episodes → Parquet. Training rollouts and held-out evaluation are the same stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import EnvironmentSettings, RolloutSettings
+from grpo.environments.catalog import make_environment
+from grpo.learner.checkpoints import read_state
+from grpo.policy.transformers.model import residents
+from grpo.renderer import Renderer
+from grpo.rollout.collect import collect, schedule
+from grpo.scenarios.parquet import read_scenarios
+from grpo.tables import write_trajectories
+
+from tasks.ingest import SCENARIOS
+from tasks.split import read_split
+from tasks.stage import Clock, StageResult, stage
+
+
+class RolloutResult(StageResult):
+    """Trajectories of one shard."""
+
+    rollout: Artifact
+    episodes: int
+
+
+@stage
+def rollout(
+    scenarios: Artifact,
+    split: Artifact,
+    checkpoint: Artifact,
+    environment: EnvironmentSettings,
+    settings: RolloutSettings,
+    samples: int,
+    temperature: float,
+    part: int | Literal["heldout"],
+    shard: int,
+    seed: int,
+    store: str,
+) -> RolloutResult:
+    """Play `samples` siblings of each scenario of this shard: of iteration `part`, or of the held-out side."""
+    clock = Clock()
+    artifacts = ArtifactStore(store)
+    sides = read_split(artifacts, split)
+    if part == "heldout":
+        chosen = list(sides.heldout)
+    else:
+        chosen = schedule(sides.train, iteration=part, count=settings.scenarios, seed=seed)
+    ids = chosen[shard :: settings.shards]
+    by_id = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS, ids=ids)}
+    folder = artifacts.path(checkpoint)
+    policy = residents.get(read_state(folder).policy_hash, folder)
+    world = make_environment(environment)
+    trajectories = collect(
+        [by_id[scenario_id] for scenario_id in ids],
+        policy,
+        world,
+        Renderer(policy.tokenizer, tools=world.tools),
+        group_size=samples,
+        temperature=temperature,
+        max_new_tokens=settings.max_new_tokens,
+        max_context=min(settings.max_context, policy.max_context),
+        concurrency=settings.concurrency,
+        episode_timeout_s=settings.episode_timeout_s,
+        error_budget=settings.error_budget,
+        run_seed=seed,
+        iteration=part,
+    )
+
+    def write(path: Path) -> None:
+        write_trajectories(path, trajectories, provenance={"policy": policy.hash, "part": str(part)})
+
+    artifact = artifacts.put_file("rollout", ".parquet", write)
+    return RolloutResult(rollout=artifact, episodes=len(trajectories), compute_s=clock.seconds)

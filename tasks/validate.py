@@ -1,0 +1,39 @@
+"""Stage 2: hold the scenarios against the expectations, before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.scenarios.expectations import Validation
+from grpo.scenarios.expectations import validate as validate_scenarios
+from grpo.scenarios.ingest import Counts
+
+from tasks.ingest import QUARANTINE, SCENARIOS
+from tasks.stage import Clock, StageResult, stage
+
+
+class ValidateResult(StageResult):
+    """The Data Docs, and what each expectation observed."""
+
+    docs: Artifact
+    validation: Validation
+
+
+@stage
+def validate(scenarios: Artifact, counts: Counts, max_quarantined_share: float, store: str) -> ValidateResult:
+    """Run the Great Expectations suite; a failed expectation stops the run and says which rows."""
+    clock = Clock()
+    artifacts = ArtifactStore(store)
+    folder = artifacts.path(scenarios)
+    found: list[Validation] = []
+
+    def write(docs: Path) -> None:
+        found.append(
+            validate_scenarios(
+                folder / SCENARIOS, folder / QUARANTINE, counts, docs, max_quarantined_share=max_quarantined_share
+            )
+        )
+
+    artifact = artifacts.put_folder("data_docs", write)
+    return ValidateResult(docs=artifact, validation=found[0], compute_s=clock.seconds)

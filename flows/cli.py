@@ -65,7 +65,7 @@ def train(
 
 @app.command()
 def pretrain(
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 3000,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2600,
 ) -> None:
     """Make the embedded scenario pack and base model again."""
     home = settings.apply()

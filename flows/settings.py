@@ -6,6 +6,7 @@ says wins.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def quiet() -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
     }
 
 
@@ -49,4 +52,5 @@ def apply() -> Path:
     home = Path(os.environ.get("GRPO_HOME", "runs")).resolve()
     for name, value in {**quiet(), **local(home)}.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     return home

@@ -186,7 +186,7 @@ def train(config: PipelineConfig) -> Promotion:
             train=sides.train,
             heldout=sides.heldout,
             reasons=dict(data.counts.reasons),
-            data_docs=f"data_docs/{validated.validation.index}",
+            data_docs=f"data_docs/{validated.validation.docs_index}",
         ),
         iterations=tuple(run.iterations),
         evaluation=evaluation,

@@ -70,12 +70,13 @@ class Registry:
 
     def experiment(self, name: str) -> str:
         """Id of the experiment, made on first use."""
+        client = self.client
         with _one_at_a_time(self.tracking_uri):
-            found = self.client.get_experiment_by_name(name)
+            found = client.get_experiment_by_name(name)
             if found is not None:
                 return str(found.experiment_id)
             location = f"{self._artifact_root}/{name}" if self._artifact_root else None
-            return str(self.client.create_experiment(name, artifact_location=location))
+            return str(client.create_experiment(name, artifact_location=location))
 
     def champion(self, model: str) -> ModelVersion | None:
         """The version in service, if there is one."""

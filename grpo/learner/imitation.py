@@ -36,9 +36,10 @@ def imitate(
     for step in range(steps):
         for parameters in optimizer.param_groups:
             parameters["lr"] = learning_rate * cosine(step, steps=steps, warmup=warmup)
-        ids, real = _pad(next(batches), pad_id)
-        logits = model(input_ids=ids, attention_mask=real).logits[:, :-1]
-        targets = ids[:, 1:].masked_fill(real[:, 1:] == 0, -100)
+        ids = _pad(next(batches), pad_id)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        targets = ids[:, 1:].masked_fill(ids[:, 1:] == pad_id, -100)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -50,11 +51,7 @@ def imitate(
     return value
 
 
-def _pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(map(len, sequences))
-    ids = torch.full((len(sequences), width), pad_id)
-    real = torch.zeros((len(sequences), width), dtype=torch.long)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence)
-        real[row, : len(sequence)] = 1
-    return ids, real
+def _pad(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
+    """Pad on the right: under a causal mask no real token sees the padding."""
+    rows = [torch.tensor(sequence) for sequence in sequences]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)

@@ -58,13 +58,12 @@ def validate(
 
     Raises `DataError` that names each failed expectation with the ids of the first rows; the docs are built first.
     """
-    suites = _suites(max_quarantined_share)
     frames = {
         "columns": _columns_frame(scenarios_path),
         "scenarios": _scenarios_frame(scenarios_path),
         "ingestion": _ingestion_frame(scenarios_path, quarantine_path, counts),
     }
-    results = _run(suites, frames, docs_folder)
+    results = _run(_suites(max_quarantined_share), frames, docs_folder)
     failed = [_describe(result) for result in results if not result.success]
     if failed:
         raise DataError(f"{scenarios_path} does not meet {len(failed)} expectation(s):\n  " + "\n  ".join(failed))

@@ -29,7 +29,7 @@ class Expected(_Record):
     facts: tuple[str, ...] = ()
     """Facts that the customer must have been told."""
     calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that change the world, in order: `{"name", "arguments"}`."""
+    """Tool calls that solve the task, in order: `{"name", "arguments"}`."""
     state: dict[str, Any] = Field(default_factory=dict)
     """The final state of the world."""
 
@@ -60,8 +60,8 @@ class Scenario(_Record):
     """Tools of this world: `{"name", "description", "parameters"}`."""
     world: dict[str, Any] = Field(default_factory=dict)
     """Initial state of the world."""
-    expected: Expected = Expected()
-    metadata: Metadata = Metadata()
+    expected: Expected = Field(default_factory=Expected)
+    metadata: Metadata = Field(default_factory=Metadata)
     side: Side | None = None
     """The side of the split that the source declares; None lets the hash decide."""
 

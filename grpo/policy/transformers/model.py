@@ -11,11 +11,14 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import PolicyError
 from grpo.policy.policy import Sampler
 from grpo.policy.transformers.attention import IMPLEMENTATION
 from grpo.policy.transformers.sampler import SlotSampler
+
+disable_progress_bar()
 
 
 class TransformersPolicy:

@@ -27,21 +27,16 @@ def describe_tools(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[
     seen: dict[str, list[Mapping[str, Any]]] = {}
     for name, arguments in calls:
         seen.setdefault(name, []).append(arguments)
-    return [
-        {
-            "name": name,
-            "description": "",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    key: _schema([call[key] for call in group if key in call])
-                    for key in sorted({key for call in group for key in call})
-                },
-                "required": sorted(set.intersection(*(set(call) for call in group))),
-            },
-        }
-        for name, group in sorted(seen.items())
-    ]
+    return [{"name": name, "description": "", "parameters": _parameters(seen[name])} for name in sorted(seen)]
+
+
+def _parameters(calls: list[Mapping[str, Any]]) -> dict[str, Any]:
+    names = sorted({name for arguments in calls for name in arguments})
+    return {
+        "type": "object",
+        "properties": {name: _schema([arguments[name] for arguments in calls if name in arguments]) for name in names},
+        "required": [name for name in names if all(name in arguments for arguments in calls)],
+    }
 
 
 def _schema(values: list[Any]) -> dict[str, Any]:

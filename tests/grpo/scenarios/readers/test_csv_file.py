@@ -1,0 +1,101 @@
+"""CSV and TSV: quoting, columns, and rows that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import DataError
+from grpo.scenarios.readers.csv_file import read_csv
+from grpo.scenarios.readers.record import Record
+
+
+def records(tmp_path: Path, content: str | bytes, name: str = "source.csv") -> list[Record]:
+    """What is read from a file with this content."""
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return list(read_csv(path))
+
+
+def test_quoted_tabs_and_newlines_stay_in_their_cell(tmp_path: Path) -> None:
+    """A turn of two lines is one cell of one row; the next row's line is counted behind it."""
+    first, second = records(
+        tmp_path, 'id\tuser_0\tuser_1\na\t"two\nlines"\t"a\ttab"\nb\t"a ""quote"""\tBye.\n', name="source.tsv"
+    )
+    assert first.data == {"id": "a", "user_responses": ["two\nlines", "a\ttab"]}
+    assert (second.line, second.data) == (4, {"id": "b", "user_responses": ['a "quote"', "Bye."]})
+
+
+def test_turns_may_stand_in_one_cell_as_json(tmp_path: Path) -> None:
+    """Nested fields are JSON; empty cells are missing fields."""
+    content = 'id,user_responses,topic,metadata\na,"[""Hi."", ""Bye.""]",,"{""category"": ""greeting""}"\n'
+    assert records(tmp_path, content)[0].data == {
+        "id": "a",
+        "user_responses": ["Hi.", "Bye."],
+        "metadata": {"category": "greeting"},
+    }
+
+
+def test_turn_columns_are_ordered_by_number(tmp_path: Path) -> None:
+    """user_10 comes after user_2, whatever the header's order."""
+    assert records(tmp_path, "user_10,id,user_2\nlast,a,first\n")[0].data == {
+        "id": "a",
+        "user_responses": ["first", "last"],
+    }
+
+
+def test_an_empty_turn_between_two_is_kept_and_one_after_the_last_is_not(tmp_path: Path) -> None:
+    """A gap is a fault for validation to find; trailing empty cells only fill the row."""
+    (record,) = records(tmp_path, "id,user_0,user_1,user_2,user_3\na,Hi.,,Bye.,\n")
+    assert record.data == {"id": "a", "user_responses": ["Hi.", "", "Bye."]}
+
+
+def test_byte_order_mark_and_carriage_returns_are_tolerated(tmp_path: Path) -> None:
+    """Spreadsheets write both."""
+    assert records(tmp_path, b"\xef\xbb\xbfid,user_0\r\na,Hi.\r\n")[0].data == {"id": "a", "user_responses": ["Hi."]}
+
+
+def test_bytes_that_are_no_utf8_spoil_their_row_only(tmp_path: Path) -> None:
+    """Latin-1 in one row names the column and leaves the next row alone."""
+    broken, good = records(tmp_path, b"id,user_0\na,caf\xe9\nb,Hi.\n")
+    assert (broken.data, broken.problem, broken.raw) == (None, "not UTF-8: column user_0", "a,caf\ufffd\n")
+    assert good.data == {"id": "b", "user_responses": ["Hi."]}
+
+
+@pytest.mark.parametrize("row", ["a", "a,Hi.,more"])
+def test_a_row_of_another_width_is_a_problem(tmp_path: Path, row: str) -> None:
+    """Too few or too many cells: which cell is which is not known."""
+    (record,) = records(tmp_path, f"id,user_0\n{row}\n")
+    assert record.data is None
+    assert record.problem == f"wrong number of cells: {row.count(',') + 1}, the header has 2"
+
+
+def test_a_quote_that_never_closes_does_not_lose_the_rows_before_it(tmp_path: Path) -> None:
+    """The open quote is a problem at its own line."""
+    good, broken = records(tmp_path, 'id,user_0\na,Hi.\nb,"Bye.\n')
+    assert good.data == {"id": "a", "user_responses": ["Hi."]}
+    assert (broken.line, broken.problem) == (3, "broken quoting: unexpected end of data")
+
+
+def test_a_cell_that_is_no_json_is_a_problem_that_names_its_column(tmp_path: Path) -> None:
+    """Nested fields must be JSON."""
+    (record,) = records(tmp_path, "id,world\na,{orders}\n")
+    assert record.problem is not None
+    assert record.problem.startswith("column world is no JSON: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("name,user_0\na,Hi.\n", r"no column id in the header \(name, user_0\)"),
+        ("id,topic,topic\n", "the header has topic twice"),
+        ("id,user_responses,user_0\n", r"the header has user_responses \(also given as user_0, …\) twice"),
+        ('id,"us"er\n', "the header cannot be read"),
+    ],
+)
+def test_a_header_that_cannot_be_used_is_an_error(tmp_path: Path, content: str, message: str) -> None:
+    """Without a sound header no row can be understood."""
+    with pytest.raises(DataError, match=message):
+        records(tmp_path, content)

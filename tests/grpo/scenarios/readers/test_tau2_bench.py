@@ -1,0 +1,213 @@
+"""tau2-bench: tasks become scenarios with tools, a world and expected calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.config.scenarios import Tau2Source
+from grpo.errors import DataError
+from grpo.scenarios.ingest import ingest
+from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.tau2_bench import read_tau2_bench
+from grpo.scenarios.scenario import Scenario
+
+
+def shopper(first: str, zip_code: str, *orders: str) -> dict[str, Any]:
+    """A customer of the small shop below."""
+    return {
+        "name": {"first_name": first, "last_name": "Ito"},
+        "address": {"zip": zip_code},
+        "email": f"{first}@example.com",
+        "orders": list(orders),
+    }
+
+
+SHOP = {
+    "users": {"ann_1": shopper("Ann", "11111", "#W1", "#W2"), "bob_2": shopper("Bob", "22222", "#W3")},
+    "orders": {
+        "#W1": {"user_id": "ann_1", "items": [{"product_id": "100"}]},
+        "#W2": {"user_id": "ann_1", "items": []},
+        "#W3": {"user_id": "bob_2", "items": [{"product_id": "200"}]},
+    },
+    "products": {
+        "100": {"variants": {"101": {}}},
+        "200": {"variants": {"201": {}}},
+        "300": {"variants": {"301": {}}},
+        "400": {"variants": {"401": {}}},
+    },
+}
+
+
+def task(task_id: str, said: str, *actions: tuple[str, dict[str, Any]], facts: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """A task with a caller who says this and these expected calls."""
+    return {
+        "id": task_id,
+        "user_scenario": {
+            "persona": None,
+            "instructions": {"reason_for_call": said, "known_info": "You are Ann.", "unknown_info": None},
+        },
+        "initial_state": None,
+        "evaluation_criteria": {
+            "actions": [{"name": name, "arguments": arguments} for name, arguments in actions],
+            "communicate_info": list(facts),
+        },
+    }
+
+
+def records(tmp_path: Path, *tasks: Any, sides: dict[str, list[str]] | None = None) -> list[Record]:
+    """What is read from a shop with these tasks."""
+    place = tmp_path / "retail"
+    place.mkdir()
+    documents = {"tasks": list(tasks), "db": SHOP, "split_tasks": sides or {"train": [], "test": []}}
+    for name, document in documents.items():
+        (place / f"{name}.json").write_text(json.dumps(document))
+    return list(read_tau2_bench(tmp_path, "retail"))
+
+
+def data(record: Record) -> dict[str, Any]:
+    """The fields of a record that could be read."""
+    assert record.data is not None, record.problem
+    return record.data
+
+
+@pytest.fixture
+def published() -> Path:
+    """The published files, where they are at hand."""
+    folder = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tau2_bench"
+    if not folder.exists():
+        pytest.skip("the published tau2-bench files are not here")
+    return folder
+
+
+def retail(folder: Path, tmp_path: Path) -> dict[str, Scenario]:
+    """The published retail tasks after ingestion, by id."""
+    source = Tau2Source(kind="tau2_bench", path=str(folder))
+    ingest((source,), tmp_path / "s.parquet", tmp_path / "q.parquet", max_quarantined_share=0)
+    return {scenario.id: scenario for scenario in read_scenarios(tmp_path / "s.parquet")}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "order #W1 is late",
+        "order W2 is late",
+        "my id is ann_1",
+        "write to ANN@example.com",
+        "I am Ann Ito in 11111",
+    ],
+)
+def test_the_world_is_the_caller_with_all_orders_and_their_products(tmp_path: Path, said: str) -> None:
+    """A customer is found by an order, id, e-mail address, or name with postal code; Bob's records stay out."""
+    world = data(records(tmp_path, task("0", said))[0])["world"]
+    assert set(world["users"]) == {"ann_1"}
+    assert set(world["orders"]) == {"#W1", "#W2"}
+    assert set(world["products"]) == {"100"}
+
+
+def test_products_that_calls_mention_are_in_the_world(tmp_path: Path) -> None:
+    """By their own id, or by that of a variant."""
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("get_product_details", {"product_id": "300"}),
+        ("exchange", {"new_item_ids": ["401"]}),
+    ]
+    assert set(data(records(tmp_path, task("0", "hi", *calls))[0])["world"]["products"]) == {"300", "400"}
+
+
+def test_the_world_names_the_whole_database(tmp_path: Path) -> None:
+    """The digest of db.json tells which database the slice is from."""
+    world = data(records(tmp_path, task("0", "hi"))[0])["world"]
+    assert world["database_sha256"] == hashlib.sha256((tmp_path / "retail" / "db.json").read_bytes()).hexdigest()
+
+
+def test_expected_are_all_calls_and_the_facts_as_text(tmp_path: Path) -> None:
+    """Reading calls count too; a fact that is a number becomes its text."""
+    calls = [("get_user", {"user_id": "ann_1"}), ("cancel", {"order_id": "#W1"})]
+    expected = data(records(tmp_path, task("0", "hi", *calls, facts=(10, "polyester")))[0])["expected"]
+    assert expected["calls"] == [{"name": name, "arguments": arguments} for name, arguments in calls]
+    assert expected["facts"] == ["10", "polyester"]
+
+
+def test_every_task_has_the_tools_of_all_tasks(tmp_path: Path) -> None:
+    """Which tool is right is the agent's choice."""
+    first, second = records(
+        tmp_path, task("0", "hi", ("cancel", {"order_id": "#W1"})), task("1", "hi", ("find_it", {}))
+    )
+    assert [tool["name"] for tool in data(first)["tools"]] == ["cancel", "find_it"]
+    assert data(first)["tools"] == data(second)["tools"]
+
+
+def test_the_category_is_the_last_call_that_does_more_than_read(tmp_path: Path) -> None:
+    """Looking up and calculating are reading."""
+    acting = task("0", "hi", ("cancel", {}), ("return", {}), ("get_user", {}), ("calculate", {}))
+    reading = task("1", "hi", ("find_user", {}))
+    categories = [data(record)["metadata"]["category"] for record in records(tmp_path, acting, reading)]
+    assert categories == ["return", "information"]
+
+
+@pytest.mark.parametrize(("calls", "difficulty"), [(0, "easy"), (2, "easy"), (3, "medium"), (5, "medium"), (6, "hard")])
+def test_more_expected_calls_are_harder(tmp_path: Path, calls: int, difficulty: str) -> None:
+    """Up to two are easy, up to five medium."""
+    (record,) = records(tmp_path, task("0", "hi", *[("get_user", {})] * calls))
+    assert data(record)["metadata"]["difficulty"] == difficulty
+
+
+def test_the_published_split_declares_the_side(tmp_path: Path) -> None:
+    """Train is train, test is held out, the rest is left to the hash."""
+    tasks = [task(name, "hi") for name in "abc"]
+    found = records(tmp_path, *tasks, sides={"train": ["a"], "test": ["b"], "base": ["a", "b", "c"]})
+    assert [data(record)["side"] for record in found] == ["train", "heldout", None]
+
+
+def test_a_task_on_both_sides_is_an_error(tmp_path: Path) -> None:
+    """A published split that leaks is not used."""
+    with pytest.raises(DataError, match="task a is in both parts"):
+        records(tmp_path, task("a", "hi"), sides={"train": ["a"], "test": ["a"]})
+
+
+def test_a_task_that_is_none_is_a_problem(tmp_path: Path) -> None:
+    """The tasks around it are read."""
+    broken, good = records(tmp_path, {"id": "0"}, task("1", "hi"))
+    assert (broken.line, broken.problem) == (1, "not a task: user_scenario: Field required")
+    assert data(good)["id"] == "tau2-retail-1"
+
+
+def test_all_published_retail_tasks_become_scenarios(published: Path, tmp_path: Path) -> None:
+    """114 tasks: 74 on the training side, 40 held out, none in quarantine, each with one customer in its world."""
+    scenarios = retail(published, tmp_path).values()
+    assert Counter(scenario.side for scenario in scenarios) == {"train": 74, "heldout": 40}
+    assert {len(scenario.world["users"]) for scenario in scenarios} == {1}
+
+
+def test_a_published_task_is_what_it_was(published: Path, tmp_path: Path) -> None:
+    """Task 0: Yusuf Rossi exchanges a keyboard and a thermostat after five calls."""
+    scenario = retail(published, tmp_path)["tau2-retail-0"]
+    assert scenario.goal.splitlines()[1:3] == [
+        "Known: You are Yusuf Rossi in zip code 19122.",
+        "Unknown: You do not remember your email address.",
+    ]
+    assert [call["name"] for call in scenario.expected.calls] == [
+        "find_user_id_by_name_zip",
+        "get_order_details",
+        "get_product_details",
+        "get_product_details",
+        "exchange_delivered_order_items",
+    ]
+    assert scenario.metadata.category == "exchange_delivered_order_items"
+    assert "#W2378156" in scenario.world["orders"]
+    assert {"1656367028", "4896585277"} <= set(scenario.world["products"])
+
+
+def test_published_mock_tasks_have_a_goal_in_plain_words(published: Path) -> None:
+    """In mock the instructions are one string; an initial state is kept with the world."""
+    found = {data(record)["id"]: data(record) for record in read_tau2_bench(published, "mock")}
+    assert len(found) == 10
+    assert found["tau2-mock-update_task_1"]["goal"].startswith("Instructions: You have completed the task")
+    state = found["tau2-mock-update_task_with_initialization_data"]["world"]["initial_state"]
+    assert "task_2" in state["initialization_data"]["agent_data"]["tasks"]

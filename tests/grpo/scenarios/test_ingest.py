@@ -1,0 +1,169 @@
+"""Ingestion: every record becomes a scenario or is quarantined with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from grpo import progress
+from grpo.config.scenarios import FileSource, GeneratorSource
+from grpo.errors import BudgetError, DataError
+from grpo.scenarios.ingest import Counts, ingest
+from grpo.scenarios.parquet import read_scenarios
+
+GOOD = {"id": "good", "user_responses": ["Hi."]}
+
+
+def write(path: Path, *records: dict[str, Any] | str) -> FileSource:
+    """A JSON-lines source with these records."""
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return FileSource(kind="jsonl", path=str(path))
+
+
+def run(tmp_path: Path, *sources: FileSource | GeneratorSource, share: float = 1.0) -> tuple[Counts, list[Any]]:
+    """Ingest into tables of this folder; the counts and the rows of the quarantine."""
+    quarantine = tmp_path / "quarantine.parquet"
+    counts = ingest(sources, tmp_path / "scenarios.parquet", quarantine, max_quarantined_share=share)
+    return counts, pq.read_table(quarantine).to_pylist()
+
+
+def scenarios(tmp_path: Path) -> list[Any]:
+    """What the table of scenarios holds."""
+    return list(read_scenarios(tmp_path / "scenarios.parquet"))
+
+
+def strange() -> Iterator[dict[str, Any]]:
+    """Records that Python can hold and JSON cannot, and one that both can."""
+    yield {"id": "object", "goal": "x", "world": {"thing": object()}}
+    yield {"id": "surrogate", "goal": "x", "world": {"text": "\ud800"}}
+    yield {"id": "half \ud800", "goal": "x"}
+    yield {**GOOD, "id": "object"}
+
+
+def test_the_counts_add_up(tmp_path: Path) -> None:
+    """Four records: two scenarios and two in quarantine, each reason counted."""
+    source = write(tmp_path / "a.jsonl", GOOD, "{", {**GOOD, "id": "b"}, {"id": "c", "user_responses": []})
+    counts, rows = run(tmp_path, source)
+    assert (counts.records, counts.scenarios, counts.quarantined) == (4, 2, 2)
+    assert counts.reasons == {
+        "broken JSON": 1,
+        "no user: give user_responses (a script) or goal (a simulated user)": 1,
+    }
+    assert [scenario.id for scenario in scenarios(tmp_path)] == ["good", "b"]
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"user_responses": ["Hi.", " \n"]}, "user_responses: user turn 1 is empty"),
+        ({"user_responses": ["Hi."] * 65}, "user_responses: over-long conversation: 65 user turns, at most 64"),
+        (
+            {"user_responses": ["x" * 8001]},
+            "user_responses: over-long user turn 0: 8001 characters, at most 8000",
+        ),
+        ({"user_responses": "Hi."}, "user_responses: Input should be a valid tuple"),
+        ({"colour": "red"}, "unknown field: colour"),
+        ({"metadata": {"colour": "red"}}, "unknown field: metadata.colour"),
+        ({"id": 7}, "id: Input should be a valid string"),
+    ],
+)
+def test_a_record_that_is_no_scenario_is_quarantined_with_its_reason(
+    tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    """The reason names the field and what is wrong with it; place and text are kept."""
+    source = write(tmp_path / "a.jsonl", GOOD, {**GOOD, "id": "bad", **fields})
+    _, (row,) = run(tmp_path, source)
+    assert (row["source"], row["line"], row["reason"]) == (source.path, 2, reason)
+    assert row["raw"] == json.dumps({**GOOD, "id": "bad", **fields})[:500]
+
+
+def test_reasons_that_differ_in_a_number_are_counted_together(tmp_path: Path) -> None:
+    """An empty first turn and an empty third turn are the same trouble."""
+    bad = [{"id": "a", "user_responses": [""]}, {"id": "b", "user_responses": ["x", "y", ""]}]
+    counts, _ = run(tmp_path, write(tmp_path / "a.jsonl", GOOD, *bad))
+    assert counts.reasons == {"user_responses: user turn N is empty": 2}
+
+
+def test_of_two_records_with_one_id_the_first_is_used(tmp_path: Path) -> None:
+    """Across sources too; the reason names the place that has the id."""
+    first = write(tmp_path / "a.jsonl", GOOD)
+    second = write(tmp_path / "b.jsonl", {**GOOD, "id": "other"}, {**GOOD, "user_responses": ["Later."]})
+    counts, (row,) = run(tmp_path, first, second)
+    assert [scenario.id for scenario in scenarios(tmp_path)] == ["good", "other"]
+    assert scenarios(tmp_path)[0].user_responses == ("Hi.",)
+    assert (row["line"], row["reason"]) == (2, f"duplicate id good: taken by {first.path}:1")
+    assert counts.reasons == {"duplicate id": 1}
+
+
+def test_an_id_is_not_taken_by_a_record_in_quarantine(tmp_path: Path) -> None:
+    """A broken record does not keep out a good one of the same id."""
+    counts, _ = run(tmp_path, write(tmp_path / "a.jsonl", {**GOOD, "user_responses": [""]}, GOOD))
+    assert (counts.scenarios, counts.quarantined) == (1, 1)
+
+
+def test_what_json_cannot_hold_is_quarantined(tmp_path: Path) -> None:
+    """Objects and half surrogate pairs from a generator are records in quarantine, not a crash."""
+    counts, rows = run(tmp_path, GeneratorSource(kind="generator", function=f"{__name__}:strange"))
+    assert counts.scenarios == 1
+    assert [row["reason"].partition(":")[0] for row in rows] == [
+        "cannot be stored as JSON",
+        "cannot be stored as JSON",
+        "id",
+    ]
+
+
+def test_more_quarantined_records_than_allowed_stop_the_run(tmp_path: Path) -> None:
+    """4 of 5 is more than half: the message names the first three with their places and what to do."""
+    source = write(tmp_path / "a.jsonl", "{", GOOD, GOOD, "[]", "{")
+    with pytest.raises(BudgetError) as caught:
+        run(tmp_path, source, share=0.5)
+    message = str(caught.value)
+    assert "4 of 5 records (80.0%) cannot be used, at most 50.0% may be" in message
+    assert f"{source.path}:1 broken JSON" in message
+    assert f"{source.path}:3 duplicate id good" in message
+    assert f"{source.path}:4 not an object" in message
+    assert f"{source.path}:5" not in message
+    assert "raise scenarios.max_quarantined_share" in message
+
+
+def test_exactly_the_allowed_share_is_allowed(tmp_path: Path) -> None:
+    """1 of 2 is not more than half."""
+    counts, _ = run(tmp_path, write(tmp_path / "a.jsonl", GOOD, "{"), share=0.5)
+    assert counts.quarantined == 1
+
+
+def test_no_scenario_at_all_is_an_error(tmp_path: Path) -> None:
+    """Even where every record may be quarantined, nothing is left to run on."""
+    with pytest.raises(DataError, match=r"none of 1 records can be used; first: .*a\.jsonl:1 broken JSON"):
+        run(tmp_path, write(tmp_path / "a.jsonl", "{"), share=1.0)
+
+
+def test_a_missing_source_stops_the_run(tmp_path: Path) -> None:
+    """One of several sources that is not there is not passed over."""
+    absent = FileSource(kind="jsonl", path=str(tmp_path / "absent.jsonl"))
+    with pytest.raises(DataError, match="no source file at"):
+        run(tmp_path, write(tmp_path / "a.jsonl", GOOD), absent)
+
+
+def test_the_same_sources_give_the_same_table(tmp_path: Path) -> None:
+    """Tables are artifacts named by their bytes, so the bytes must not depend on the moment."""
+    source = write(tmp_path / "a.jsonl", GOOD, {"id": "b", "goal": "x"}, "{")
+    run(tmp_path, source)
+    first = (tmp_path / "scenarios.parquet").read_bytes(), (tmp_path / "quarantine.parquet").read_bytes()
+    run(tmp_path, source)
+    assert ((tmp_path / "scenarios.parquet").read_bytes(), (tmp_path / "quarantine.parquet").read_bytes()) == first
+
+
+def test_whoever_watches_learns_how_many_records_were_read(tmp_path: Path) -> None:
+    """The last report has all sources done and the final numbers."""
+    seen: list[tuple[str, int, int, dict[str, float]]] = []
+    with progress.observed(lambda *report: seen.append(report)):
+        run(tmp_path, write(tmp_path / "a.jsonl", GOOD, "{"))
+    assert seen[-1] == ("ingest", 1, 1, {"records": 2, "quarantined": 1})

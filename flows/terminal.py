@@ -17,7 +17,11 @@ _COLOURS = {"promote": "green", "refuse": "yellow", "failed": "red"}
 
 @contextmanager
 def live(console: Console, *, iterations: int) -> Iterator[None]:
-    """Show progress bars while the block runs."""
+    """Show progress bars while the block runs; where there is no terminal, a plain line a stage."""
+    if not console.is_terminal:
+        with progress.observed(lambda *event: _tell(console, *event)):
+            yield
+        return
     bars = Progress(
         SpinnerColumn(),
         TextColumn("{task.description:<12}"),
@@ -45,6 +49,12 @@ def live(console: Console, *, iterations: int) -> Iterator[None]:
     overall = bars.add_task("iterations", total=iterations, numbers="")
     with bars, progress.observed(watch):
         yield
+
+
+def _tell(console: Console, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
+    if done in (0, total):
+        text = " ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        console.print(f"{stage} {done}/{total} {text}".rstrip(), highlight=False, soft_wrap=True)
 
 
 def print_summary(console: Console, document: ReportDocument) -> None:

@@ -26,7 +26,7 @@ def imitate(
     warmup: int = 50,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> float:
-    """Minimise the next-token loss over whole conversations; returns the last loss in nats a token.
+    """Minimise the next-token loss over whole conversations, matrices in bfloat16; returns the last loss in nats a token.
 
     Every token counts, the customers' and the tools' as well: copying numbers is learned from all of them.
     """
@@ -42,7 +42,7 @@ def imitate(
         targets = ids[:, 1:].masked_fill(ids[:, 1:] == pad_id, -100)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         value = float(loss.detach())

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -91,7 +92,7 @@ def load(folder: Path, *, chat_template: str | None = None) -> TransformersPolic
             output_loading_info=True,
             local_files_only=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise PolicyError(f"cannot load the model in {folder}: {error}") from error
     strange = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if strange:

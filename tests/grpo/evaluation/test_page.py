@@ -145,7 +145,7 @@ def pair(index: int = 0) -> dict[str, Any]:
             calls = "".join(f"<tool_call>{each}</tool_call>" for each in turn.get("tool_calls", ()))
             said = f"{turn['content']}{calls}<|end|>"
             turn["pieces"] = re.findall(r"</?tool_call>|<\|end\|>|\d| ?[A-Za-z]+|[^A-Za-z\d<]+", said)
-    return {"scenario_id": f"desk-{index:05d}", "category": "broken", "difficulty": "medium", **served}
+    return {"scenario_id": f"desk-{index:05d}", "sample": 0, "category": "broken", "difficulty": "medium", **served}
 
 
 def document(**changes: Any) -> ReportDocument:
@@ -190,7 +190,7 @@ def test_hostile_words_stay_words() -> None:
         {"role": "assistant", "content": HOSTILE, "pieces": [HOSTILE], "tool_calls": [HOSTILE]},
     ]
     side = {"policy": HOSTILE, "turns": turns, "stop": HOSTILE, "success": None, "checks": {HOSTILE: True}}
-    hostile = {"scenario_id": HOSTILE, "category": HOSTILE, "difficulty": HOSTILE, "champion": side, "candidate": side}
+    hostile = {"scenario_id": HOSTILE, "sample": 0, "category": HOSTILE, "difficulty": HOSTILE, "champion": side, "candidate": side}
     judged = evaluation(by_category=[comparison(f"$ {HOSTILE} $", 0.1, 0.2, 9)])
     page = render_page(document(conversations=[hostile], evaluation=judged, name=HOSTILE, config=HOSTILE))
     assert "<script" not in page
@@ -306,12 +306,10 @@ def test_unverified_runs_show_rewards_without_success() -> None:
     assert "reward none was given" in section(page, "conversations")
 
 
-def test_numbers_that_are_not_finite_are_written_as_such() -> None:
-    """A reward that ran away is reported, not hidden, and does not stop the figures."""
-    wild = iteration(1, reward=float("inf"), entropy=float("nan"), failed_share=0.5)
-    learning = section(render_page(document(iterations=[iteration(0), wild])), "learning")
-    assert "Reward 0.450 → inf" in learning
-    assert "Entropy 0.420 → nan" in learning
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    """JSON cannot hold them, so a document that has one is not made."""
+    with pytest.raises(ValueError, match="finite"):
+        ReportDocument.model_validate({**document().model_dump(), "wall_s": float("nan")})
 
 
 def test_same_document_gives_the_same_bytes(whole: str) -> None:

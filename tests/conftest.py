@@ -1,0 +1,81 @@
+"""One home, one Prefect server and one tiny model for the whole test run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
+os.environ["GRPO_HOME"] = str(HOME)
+os.environ["PREFECT_SERVER_API_PORT"] = str(_free_port())
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from flows import settings  # noqa: E402
+
+settings.apply()
+
+ROOT = Path(__file__).resolve().parents[1]
+DESK_MODEL = ROOT / "data" / "models" / "desk_clerk"
+
+
+@pytest.fixture(scope="session")
+def home() -> Path:
+    """Folder of everything that this test run leaves behind."""
+    return HOME
+
+
+@pytest.fixture(scope="session")
+def server(home: Path) -> Iterator[str]:
+    """A real Prefect server on a free port."""
+    from flows.server import prefect_server
+
+    with prefect_server(home) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TINY: a random 2-layer Llama with a tokenizer and chat template made on the spot."""
+    from grpo.policy.transformers.blank import new_model, train_tokenizer
+
+    texts = ["hello there how are you", "my order 1234 is broken", '{"name": "look_up", "arguments": {"order": "1"}}']
+    tokenizer = train_tokenizer(texts * 20, vocabulary=320)
+    model = new_model(tokenizer, hidden_size=32, layers=2, heads=4, kv_heads=2, mlp_size=64, seed=3)
+    folder = tmp_path_factory.mktemp("tiny")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def desk_config(tmp_path: Path) -> dict[str, object]:
+    """A short run on the embedded desk: two iterations, a few scenarios, seconds."""
+    return {
+        "name": "short",
+        "seed": 3,
+        "store": str(tmp_path / "store"),
+        "scenarios": {
+            "sources": [{"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk.jsonl")}],
+            "heldout_share": 0.25,
+            "limit": 24,
+        },
+        "policy": {"model": str(DESK_MODEL)},
+        "environment": {"kind": "support_desk"},
+        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
+        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 40, "shards": 2},
+        "training": {"iterations": 2, "learning_rate": 3e-4},
+        "evaluation": {"resamples": 200},
+        "registry": {"model_name": f"short-{tmp_path.name}"},
+    }

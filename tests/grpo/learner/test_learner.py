@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from grpo.config.pipeline import TrainingSettings
+from grpo.errors import PolicyError, RatioError
+from grpo.learner.checkpoints import resume, save
+from grpo.learner.learner import Learner, reference_kl, score_tokens
+from grpo.learner.samples import Sample
+from grpo.policy.transformers.model import TransformersPolicy, load
+
+
+@pytest.fixture
+def policy(tiny_folder: Path) -> TransformersPolicy:
+    return load(tiny_folder)
+
+
+def make_samples(policy: TransformersPolicy, *, advantages: tuple[float, ...] = (1.0, -1.0, 0.5)) -> list[Sample]:
+    """Random sequences of different lengths, with the log-probabilities that the model itself gives them."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for index, advantage in enumerate(advantages):
+        length = 6 + 3 * index
+        mask = rng.random(length) < 0.5
+        mask[0], mask[-1] = False, True
+        blank = Sample(
+            token_ids=rng.integers(8, 200, length).astype(np.int32),
+            loss_mask=mask,
+            sampler_logprobs=np.zeros(length, dtype=np.float32),
+            advantage=advantage,
+            temperature=0.8,
+            place=f"row {index}",
+        )
+        with torch.no_grad():
+            logprobs = np.zeros(length, dtype=np.float32)
+            logprobs[mask] = score_tokens(policy.model, [blank]).logprobs.numpy()
+        samples.append(replace(blank, sampler_logprobs=logprobs))
+    return samples
+
+
+def _gradient(policy: TransformersPolicy, samples: list[Sample], **settings: float) -> torch.Tensor:
+    """Gradient of one step, unclipped; the weights stay (learning rate 0)."""
+    learner = Learner(policy.model, TrainingSettings(learning_rate=0, max_grad_norm=1e9, **settings))
+    learner.step(samples, sample_count=len(samples), on_policy=False)
+    return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+
+
+def test_the_gradient_is_reinforce_on_the_policys_own_tokens(policy: TransformersPolicy):
+    """On-policy: −mean over sequences of A · mean over own tokens of log π, by plain autograd."""
+    samples = make_samples(policy)
+    expected = torch.zeros(())
+    for sample in samples:
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+        logprobs = torch.log_softmax(policy.model(input_ids=ids).logits[0].float() / 0.8, dim=-1)
+        own = [float(sample.advantage) * logprobs[t - 1, ids[0, t]] for t in np.flatnonzero(sample.loss_mask)]
+        expected = expected - torch.stack(own).mean() / len(samples)
+    policy.model.zero_grad()
+    expected.backward()
+    exact = torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+    assert torch.allclose(_gradient(policy, samples), exact, atol=1e-6)
+
+
+def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(policy: TransformersPolicy):
+    """One forward pass or one a sequence, in any order: the same gradient."""
+    samples = make_samples(policy)
+    whole = _gradient(policy, samples, microbatch_tokens=4096)
+    assert torch.allclose(whole, _gradient(policy, samples[::-1], microbatch_tokens=64), atol=1e-7)
+
+
+def test_a_word_that_the_policy_did_not_say_moves_nothing(policy: TransformersPolicy):
+    """The loss sees the last token of a sequence only if it is masked in: another last word, the same gradient."""
+    sample = make_samples(policy)[0]
+    mask = sample.loss_mask.copy()
+    mask[-1] = False
+    mask[1] = True
+    muted = replace(sample, loss_mask=mask)
+    other = replace(muted, token_ids=np.append(sample.token_ids[:-1], 201).astype(np.int32))
+    assert torch.equal(_gradient(policy, [muted]), _gradient(policy, [other]))
+
+
+def test_a_ratio_that_is_not_one_stops_the_run_and_names_the_row(policy: TransformersPolicy):
+    """Log-probabilities of another temperature betray themselves before the first step."""
+    samples = make_samples(policy)
+    samples[1] = replace(samples[1], sampler_logprobs=samples[1].sampler_logprobs - 0.01)
+    before = copy.deepcopy(policy.model.state_dict())
+    learner = Learner(policy.model, TrainingSettings())
+    with pytest.raises(RatioError, match=r"1 of 3 rows.*first row 1"):
+        learner.step(samples, sample_count=3, on_policy=True)
+    assert all(torch.equal(before[name], value) for name, value in policy.model.state_dict().items())
+
+
+def test_nan_log_probabilities_do_not_pass_the_ratio_check(policy: TransformersPolicy):
+    """NaN compares false with everything, and still stops the run."""
+    samples = make_samples(policy)
+    samples[0] = replace(samples[0], sampler_logprobs=samples[0].sampler_logprobs * np.nan)
+    with pytest.raises(RatioError):
+        Learner(policy.model, TrainingSettings()).step(samples, sample_count=3, on_policy=True)
+
+
+def test_praised_words_become_likelier(policy: TransformersPolicy):
+    """A few steps with advantage +1 on one sequence raise its log-probability."""
+    (sample,) = make_samples(policy, advantages=(1.0,))
+    learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
+    before = float(score_tokens(policy.model, [sample]).logprobs.detach().sum())
+    for _ in range(3):
+        learner.step([sample], sample_count=1, on_policy=False)
+    assert float(score_tokens(policy.model, [sample]).logprobs.detach().sum()) > before + 0.1
+
+
+def test_the_penalty_for_leaving_the_base_holds_the_policy_back(policy: TransformersPolicy):
+    """With beta the KL after the same steps is smaller."""
+    samples = make_samples(policy)
+
+    def distance(beta: float) -> float:
+        model = copy.deepcopy(policy.model)
+        learner = Learner(model, TrainingSettings(learning_rate=1e-2, beta=beta), reference=policy.model)
+        for _ in range(8):
+            learner.step(samples, sample_count=3, on_policy=False)
+        with torch.no_grad():
+            moved = [score_tokens(model, [s]).logprobs.numpy() for s in samples]
+        shifted = []
+        for sample, logprobs in zip(samples, moved, strict=True):
+            filled = sample.sampler_logprobs.copy()
+            filled[sample.loss_mask] = logprobs
+            shifted.append(replace(sample, sampler_logprobs=filled))
+        return reference_kl(policy.model, shifted, max_tokens=4096)
+
+    assert distance(5.0) < 0.7 * distance(0.0)
+
+
+def test_the_entropy_bonus_flattens_the_policy(policy: TransformersPolicy):
+    """With the bonus alone, entropy rises."""
+    samples = [replace(s, advantage=0.0) for s in make_samples(policy)]
+    learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2, entropy_coefficient=1.0))
+    first = learner.step(samples, sample_count=3, on_policy=False)["entropy"]
+    for _ in range(3):
+        last = learner.step(samples, sample_count=3, on_policy=False)["entropy"]
+    assert last > first
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5]),  # 2 warm-up steps, then 4 of 6 steps down to 0
+        ("cosine", [0.5, 1.0, 1.0, 0.853553, 0.5]),  # (1 + cos(π/4))/2, (1 + cos(π/2))/2
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(policy: TransformersPolicy, schedule: str, rates: list[float]):
+    """Warm-up over 2 of 6 steps, then the fall."""
+    settings = TrainingSettings(learning_rate=1.0, warmup_steps=2, schedule=schedule, iterations=6)  # type: ignore[arg-type]
+    learner = Learner(policy.model, settings)
+    seen = []
+    for step in range(5):
+        learner.step_count = step
+        seen.append(learner.learning_rate())
+    assert seen == pytest.approx(rates, abs=1e-6)
+
+
+def test_a_resumed_learner_goes_on_to_the_same_bits(policy: TransformersPolicy, tmp_path: Path):
+    """Two steps, or one step, a trip to disk and another step: the same weights."""
+    samples = make_samples(policy)
+    settings = TrainingSettings(learning_rate=1e-2)
+    other = load_copy(policy)
+    straight = Learner(policy.model, settings)
+    for _ in range(2):
+        straight.step(samples, sample_count=3, on_policy=False)
+    first = Learner(other.model, settings)
+    first.step(samples, sample_count=3, on_policy=False)
+    save(other, first, tmp_path / "one", parent="base")
+    reloaded = load(tmp_path / "one")
+    second = Learner(reloaded.model, settings)
+    resume(second, tmp_path / "one")
+    second.step(samples, sample_count=3, on_policy=False)
+    assert second.step_count == 2
+    for name, value in policy.model.state_dict().items():
+        assert torch.equal(value, reloaded.model.state_dict()[name]), name
+
+
+def load_copy(policy: TransformersPolicy) -> TransformersPolicy:
+    return TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
+
+
+def test_optimizer_state_of_another_architecture_is_refused(policy: TransformersPolicy, tmp_path: Path):
+    """A checkpoint continues only the model that it is of."""
+    learner = Learner(policy.model, TrainingSettings())
+    learner.step(make_samples(policy), sample_count=3, on_policy=False)
+    save(policy, learner, tmp_path / "one", parent="base")
+    from grpo.policy.transformers.blank import new_model
+
+    wider = new_model(policy.tokenizer, hidden_size=48, layers=2, heads=4, kv_heads=2, mlp_size=64, seed=0)  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="does not fit weight"):
+        resume(Learner(wider, TrainingSettings()), tmp_path / "one")

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from grpo.environments.conversation import ConversationEnvironment
+from grpo.environments.environment import EnvironmentState, StepResult
+from grpo.errors import BudgetError, DataError
+from grpo.messages import Message
+from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.renderer import Renderer
+from grpo.rollout.collect import collect, sample_seed, schedule
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Trajectory
+
+SCENARIOS = [Scenario(id=f"s{k}", user_responses=("hello", f"order {k}", "bye")) for k in range(4)]
+
+
+class HangingTool(ConversationEnvironment):
+    """A world whose answer never comes for one scenario."""
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        if state.scenario.id == "s1":
+            await asyncio.sleep(3600)
+        return await super().step(state, action)
+
+
+class BrokenTool(ConversationEnvironment):
+    """A world that breaks for one scenario."""
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        if state.scenario.id == "s1":
+            raise KeyError("order table")
+        return await super().step(state, action)
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_folder: Path) -> TransformersPolicy:
+    return load(tiny_folder)
+
+
+def _collect(policy: TransformersPolicy, world: ConversationEnvironment | None = None, **changes: object) -> list[Trajectory]:
+    settings: dict[str, object] = {
+        "group_size": 2,
+        "temperature": 1.0,
+        "max_new_tokens": 5,
+        "max_context": 200,
+        "concurrency": 8,
+        "episode_timeout_s": 60.0,
+        "error_budget": 0.0,
+        "run_seed": 1,
+        "iteration": 0,
+        **changes,
+    }
+    scenarios = settings.pop("scenarios", SCENARIOS)
+    world = world or ConversationEnvironment(max_turns=3)
+    return collect(scenarios, policy, world, Renderer(policy.tokenizer), **settings)  # type: ignore[arg-type]
+
+
+def test_a_trajectory_is_token_exact(policy: TransformersPolicy):
+    """Spans tile the tokens, the mask is on exactly where the agent spoke, log-probabilities are 0 elsewhere."""
+    for trajectory in _collect(policy, max_new_tokens=40):
+        assert trajectory.turns[-1].stop == len(trajectory.token_ids)
+        for turn, following in zip(trajectory.turns, trajectory.turns[1:], strict=False):
+            assert turn.stop == following.start
+        for turn in trajectory.turns:
+            said = trajectory.loss_mask[turn.start : turn.stop]
+            assert said.all() if turn.message.role == "assistant" else not said.any()
+        assert (trajectory.sampler_logprobs[~trajectory.loss_mask] == 0).all()
+        assert (trajectory.sampler_logprobs[trajectory.loss_mask] < 0).all()
+
+
+def test_the_same_sample_is_played_whatever_it_is_played_with(policy: TransformersPolicy):
+    """All scenarios at once, two shards, another concurrency: the same tokens."""
+    whole = _collect(policy)
+    shards = _collect(policy, scenarios=SCENARIOS[::2], concurrency=1) + _collect(policy, scenarios=SCENARIOS[1::2])
+    by_key = {(t.scenario_id, t.sample): t for t in shards}
+    for trajectory in whole:
+        assert np.array_equal(trajectory.token_ids, by_key[trajectory.scenario_id, trajectory.sample].token_ids)
+
+
+def test_a_hanging_tool_fails_its_episode_and_no_other(policy: TransformersPolicy):
+    """The deadline makes it data; the siblings of other scenarios are untouched."""
+    played = _collect(policy, HangingTool(max_turns=3), episode_timeout_s=3.0, error_budget=0.5, max_new_tokens=40)
+    failed = {t.scenario_id for t in played if t.stop == "failed"}
+    assert failed <= {"s1"}
+    assert all(t.error == "TimeoutError: the episode took longer than 3.0 s" for t in played if t.stop == "failed")
+    assert all(t.terminal_reward is None for t in played)
+
+
+def test_a_world_that_breaks_fails_its_episode_with_the_reason(policy: TransformersPolicy, stopping: None):
+    """KeyError: the error is kept, the outcome is None."""
+    played = _collect(policy, BrokenTool(max_turns=3), error_budget=0.5)
+    (first, *_) = [t for t in played if t.scenario_id == "s1"]
+    assert (first.stop, first.outcome) == ("failed", None)
+    assert first.error == "KeyError: 'order table'"
+
+
+def test_too_many_failures_stop_the_run(policy: TransformersPolicy, stopping: None):
+    """2 of 8 episodes are more than 10 %."""
+    with pytest.raises(BudgetError, match=r"2 of 8 episodes failed.*scenario s1 sample 0.*order table"):
+        _collect(policy, BrokenTool(max_turns=3), error_budget=0.1)
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch, policy: TransformersPolicy) -> None:
+    """A policy that ends its turn at once, so that every episode reaches the world."""
+    stop = int(policy.tokenizer.eos_token_id)
+    original = policy.model.forward
+
+    def forward(*args: object, **kwargs: object) -> object:
+        output = original(*args, **kwargs)
+        output.logits[..., stop] += 50
+        return output
+
+    monkeypatch.setattr(policy.model, "forward", forward)
+
+
+def test_an_iteration_plays_each_scenario_once_and_an_epoch_plays_all():
+    """5 scenarios, 2 an iteration: after 5 iterations each was played twice."""
+    ids = list("abcde")
+    played = [scenario for k in range(5) for scenario in schedule(ids, iteration=k, count=2, seed=3)]
+    assert sorted(played) == sorted(ids * 2)
+    assert schedule(ids, iteration=3, count=2, seed=3) == schedule(ids, iteration=3, count=2, seed=3)
+    assert schedule(ids, iteration=0, count=5, seed=3) != schedule(ids, iteration=0, count=5, seed=4)
+
+
+def test_nothing_to_play_is_an_error():
+    """An empty training side names the setting."""
+    with pytest.raises(DataError, match="heldout_share"):
+        schedule([], iteration=0, count=2, seed=0)
+
+
+def test_every_sample_has_a_seed_of_its_own():
+    """Run, iteration, scenario and sample all count."""
+    seeds = {sample_seed(r, i, s, k) for r in (0, 1) for i in (0, "heldout") for s in ("a", "b") for k in (0, 1)}
+    assert len(seeds) == 16

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, write_atomically
+from grpo.errors import ArtifactError, StorageError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(str(tmp_path / "store"))
+
+
+def _text(store: ArtifactStore, text: str) -> Artifact:
+    return store.put_file("note", ".txt", lambda path: path.write_text(text) and None)
+
+
+def _folder(store: ArtifactStore) -> Artifact:
+    def write(folder: Path) -> None:
+        (folder / "a").write_text("1")
+        (folder / "b").write_text("2")
+
+    return store.put_folder("pair", write)
+
+
+def test_the_same_content_is_the_same_artifact(store: ArtifactStore):
+    """Two writers of equal bytes get one address."""
+    assert _text(store, "x") == _text(store, "x")
+    assert _text(store, "x").uri != _text(store, "y").uri
+
+
+def test_a_failed_writer_leaves_nothing(store: ArtifactStore):
+    """The staging place is empty after an error in the middle."""
+
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        store.put_file("note", ".txt", fail)
+    assert [p for p in Path(store.root).rglob("*") if p.is_file()] == []
+
+
+def test_a_changed_file_is_refused(store: ArtifactStore):
+    """One other byte is damage, and the error names the artifact."""
+    artifact = _text(store, "x")
+    Path(artifact.uri).write_text("y")
+    with pytest.raises(ArtifactError, match="damaged"):
+        ArtifactStore(store.root).path(artifact)
+
+
+@pytest.mark.parametrize("harm", ["change", "remove", "add"])
+def test_a_folder_that_differs_from_its_manifest_is_refused(store: ArtifactStore, harm: str):
+    """A changed, a missing and an extra file are all damage."""
+    folder = Path(_folder(store).uri)
+    artifact = _folder(store)
+    if harm == "change":
+        (folder / "a").write_text("9")
+    elif harm == "remove":
+        (folder / "b").unlink()
+    else:
+        (folder / "c").write_text("3")
+    with pytest.raises(ArtifactError, match="damaged"):
+        ArtifactStore(store.root).path(artifact)
+
+
+def test_a_damaged_artifact_is_replaced_by_the_next_writer(store: ArtifactStore):
+    """Storing the same content again mends it."""
+    artifact = _folder(store)
+    (Path(artifact.uri) / "a").write_text("9")
+    fresh = ArtifactStore(store.root)
+    assert _folder(fresh) == artifact
+    assert (fresh.path(artifact) / "a").read_text() == "1"
+    assert (fresh.path(artifact) / MANIFEST).is_file()
+
+
+def test_a_missing_artifact_is_named(store: ArtifactStore):
+    """A deleted file is an error with its address."""
+    artifact = _text(store, "x")
+    Path(artifact.uri).unlink()
+    with pytest.raises(ArtifactError, match=r"note .* is missing"):
+        store.path(artifact)
+
+
+def test_an_artifact_outside_the_store_is_refused(store: ArtifactStore, tmp_path: Path):
+    """A path that climbs out of the store is not followed."""
+    outside = Artifact(uri=f"{store.root}/../secret", sha256="0", kind="note")
+    with pytest.raises(ArtifactError, match="outside the store"):
+        store.path(outside)
+
+
+def test_a_full_disk_says_what_to_do(store: ArtifactStore):
+    """/dev/full is a disk without room: the error names the store and the remedy."""
+
+    def write(path: Path) -> None:
+        with Path("/dev/full").open("w") as full:
+            full.write("x" * 100_000)
+
+    with pytest.raises(StorageError, match="disk is full"):
+        store.put_file("note", ".txt", write)
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_store_that_cannot_be_written_says_what_to_do(store: ArtifactStore, code: int):
+    """Read-only and forbidden stores are told apart from broken code."""
+
+    def refuse(path: Path) -> None:
+        raise OSError(code, "no")
+
+    with pytest.raises(StorageError, match="set `store`"):
+        store.put_file("note", ".txt", refuse)
+
+
+def test_a_store_in_memory_works_like_one_on_disk():
+    """Any fsspec address serves: written, fetched back, verified."""
+    store = ArtifactStore("memory://bucket/artifacts")
+    artifact = _folder(store)
+    assert (store.path(artifact) / "a").read_text() == "1"
+    assert artifact.uri.startswith("memory://")
+
+
+def test_a_file_is_replaced_at_once(tmp_path: Path):
+    """Readers see the old text or the new one; nothing else is left behind."""
+    path = tmp_path / "page.html"
+    write_atomically(path, "old")
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from grpo.config.pipeline import load_config
-from grpo.errors import ConfigError, GRPOError
 from rich.console import Console
 
 from flows import settings
+from grpo.config.pipeline import load_config
+from grpo.errors import ConfigError, GRPOError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -41,14 +41,14 @@ def train(
         console.print(f"{config} is a valid configuration of run {plan.name}")
         return
     began = time.time()
+    settings.command_began()
     try:
         from flows.server import prefect_server
 
         with prefect_server(home) as url:
-            from grpo.evaluation.report import read_report
-
             from flows.terminal import live, print_summary
             from flows.train import train as flow
+            from grpo.evaluation.report import read_report
 
             console.print(f"run {plan.name}: Prefect at {url}, records in {home}", highlight=False)
             try:
@@ -64,14 +64,58 @@ def train(
 
 
 @app.command()
+def ingest(
+    config: Annotated[Path, typer.Argument(help="YAML file whose scenarios are read.")],
+    override: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file.")] = None,
+    folder: Annotated[Path, typer.Option(help="Where the tables and the Data Docs are written.")] = Path("runs/ingest"),
+) -> None:
+    """Read, validate and split the scenarios of a config, and train nothing."""
+    settings.apply()
+    try:
+        plan = load_config(config, tuple(override or ())).scenarios
+        from grpo.scenarios import expectations, split
+        from grpo.scenarios.ingest import ingest as read
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = folder / "scenarios.parquet", folder / "quarantine.parquet"
+        bound = plan.max_quarantined_share
+        counts = read(plan.sources, *tables, max_quarantined_share=bound)
+        console.print(f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined")
+        for reason, count in counts.reasons.items():
+            console.print(f"  {count} × {reason}", highlight=False)
+        found = expectations.validate(*tables, counts, folder / "data_docs", max_quarantined_share=bound)
+        console.print(f"{len(found.checks)} expectations hold; {folder / 'data_docs' / found.docs_index}")
+        sides = split.split(tables[0], heldout_share=plan.heldout_share, limit=plan.limit)
+        console.print(f"{len(sides.train)} to train on, {len(sides.heldout)} held out")
+    except GRPOError as error:
+        _fail(error, code=2 if isinstance(error, ConfigError) else 1)
+
+
+@app.command()
+def ui() -> None:
+    """Show the runs so far in Prefect's and MLflow's own pages, on this machine only, until interrupted."""
+    home = settings.apply()
+    from flows.server import mlflow_server, prefect_server
+
+    try:
+        with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+            console.print(f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}   Ctrl-C ends both")
+            while True:
+                time.sleep(3600)
+    except KeyboardInterrupt:
+        return
+    except GRPOError as error:
+        _fail(error, code=1)
+
+
+@app.command()
 def pretrain(
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2600,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1900,
 ) -> None:
     """Make the embedded scenario pack and base model again."""
     home = settings.apply()
-    from grpo.config.pretrain import PretrainConfig
-
     from flows.server import prefect_server
+    from grpo.config.pretrain import PretrainConfig
 
     with prefect_server(home):
         from flows.pretrain import pretrain as flow

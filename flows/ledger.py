@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from prefect import Task
+from prefect.states import State
+
 from grpo import progress
 from grpo.artifacts import ArtifactStore
 from grpo.errors import ArtifactError
 from grpo.evaluation.document import StageTiming
-from prefect import Task
-from prefect.states import State
 from tasks.stage import StageResult
 
 logger = logging.getLogger(__name__)

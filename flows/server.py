@@ -29,8 +29,9 @@ _STOP_TIMEOUT_S = 10.0
 
 @contextmanager
 def prefect_server(home: Path) -> Iterator[str]:
-    """Serve Prefect's API while the block runs: the one that PREFECT_API_URL names, a running one of this home, or a new one.
+    """Serve Prefect's API while the block runs.
 
+    It is the server that PREFECT_API_URL names, else a running one of this home, else a new one.
     Raises `ConfigError` when the port belongs to another program.
     """
     if url := os.environ.get("PREFECT_API_URL"):
@@ -57,6 +58,32 @@ def prefect_server(home: Path) -> Iterator[str]:
         os.close(starting)
 
 
+@contextmanager
+def mlflow_server(home: Path) -> Iterator[str]:
+    """Serve MLflow's pages on loopback while the block runs."""
+    port = int(os.environ["GRPO_MLFLOW_PORT"])
+    if not port_is_free("127.0.0.1", port):
+        raise ConfigError(f"port {port} on 127.0.0.1 is in use by another program; set GRPO_MLFLOW_PORT")
+    url = f"http://127.0.0.1:{port}"
+    store = os.environ["MLFLOW_TRACKING_URI"]
+    arguments = ["server", "--host", "127.0.0.1", "--port", str(port), "--backend-store-uri", store, "--workers", "1"]
+    with (home / "mlflow.log").open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", *arguments, "--artifacts-destination", str(home / "mlartifacts")],
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    try:
+        _await(f"{url}/health", process, log=home / "mlflow.log")
+        yield url
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
 def _record(home: Path) -> Path:
     return home / "server.json"
 
@@ -68,7 +95,7 @@ def _running(home: Path) -> str | None:
         os.kill(record["pid"], 0)
     except (OSError, ValueError, KeyError):
         return None
-    return str(record["url"]) if _answers(record["url"]) else None
+    return str(record["url"]) if _answers(f"{record['url']}/health") else None
 
 
 def _start(home: Path) -> str:
@@ -89,15 +116,20 @@ def _start(home: Path) -> str:
             start_new_session=True,
         )
     _record(home).write_text(json.dumps({"pid": process.pid, "url": url}), encoding="utf-8")
+    _await(f"{url}/health", process, log=log)
+    return url
+
+
+def _await(url: str, process: subprocess.Popen[bytes], *, log: Path) -> None:
+    """Wait until a server that was just started answers; say where its log is if it does not."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while not _answers(url):
         if process.poll() is not None:
-            raise ConfigError(f"the Prefect server ended with code {process.returncode} at start; see {log}")
+            raise ConfigError(f"the server of {url} ended with code {process.returncode} at start; see {log}")
         if time.monotonic() > deadline:
             process.terminate()
-            raise TimeoutError(f"the Prefect server did not answer within {_START_TIMEOUT_S:.0f} s; see {log}")
+            raise TimeoutError(f"the server of {url} did not answer within {_START_TIMEOUT_S:.0f} s; see {log}")
         time.sleep(0.1)
-    return url
 
 
 def _stop(home: Path) -> None:
@@ -123,7 +155,7 @@ def _stop(home: Path) -> None:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
+        with urllib.request.urlopen(url, timeout=2) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

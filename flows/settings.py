@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 
 DEFAULT_PORT = "4200"
+_command_began: list[float] = []
+
+
+def began() -> float:
+    """When the run that starts now began: the `grpo` command's own start is part of its run."""
+    return _command_began.pop() if _command_began else time.time()
+
+
+def command_began() -> None:
+    """Let the next run count from this moment."""
+    _command_began.append(time.time())
 
 
 def quiet() -> dict[str, str]:
@@ -43,6 +55,7 @@ def local(home: Path) -> dict[str, str]:
         "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo,flows,tasks",
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "GRPO_MLFLOW_PORT": "5000",
         "MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}",
     }
 

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from grpo import progress
-from grpo.evaluation.document import ReportDocument
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from grpo import progress
+from grpo.evaluation.document import ReportDocument
 
 _COLOURS = {"promote": "green", "refuse": "yellow", "failed": "red"}
 
@@ -62,9 +63,7 @@ def print_summary(console: Console, document: ReportDocument) -> None:
     decision = document.decision
     stages = Table("stage", "runs", "cached", "compute s", "wall s", title="stages", title_justify="left")
     for stage in document.stages:
-        stages.add_row(
-            stage.name, str(stage.runs), str(stage.cached), f"{stage.compute_s:.2f}", f"{stage.wall_s:.2f}"
-        )
+        stages.add_row(stage.name, str(stage.runs), str(stage.cached), f"{stage.compute_s:.2f}", f"{stage.wall_s:.2f}")
     console.print(stages)
     console.print(
         f"{document.wall_s:.1f} s in all; {document.orchestration_share:.1%} of it is neither ingest, rollout, score, "

@@ -1,0 +1,1 @@
+"""Training multi-turn conversational agents with Group Relative Policy Optimization. Knows nothing of Prefect."""

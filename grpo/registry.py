@@ -41,9 +41,7 @@ class ModelVersion(BaseModel):
     @property
     def checkpoint(self) -> Artifact:
         """The checkpoint that was registered."""
-        return Artifact(
-            uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint"
-        )
+        return Artifact(uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint")
 
 
 class Registry:
@@ -112,7 +110,9 @@ class Registry:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, step) for name, values in series.items() for step, value in enumerate(values)]
+        metrics = [
+            Metric(name, value, now, step) for name, values in series.items() for step, value in enumerate(values)
+        ]
         for start in range(0, len(metrics), 1000):
             self.client.log_batch(run_id, metrics=metrics[start : start + 1000])
 

@@ -1,9 +1,9 @@
 """One played episode, token-exact, and the group of its siblings.
 
-    turns          P | A1      P | A1 E | A2        (P prompt, A action, E environment's reply)
-    token_ids      P   A1  E   A2
-    loss_mask      .   x   .   x                    the policy's own tokens
-    sampler_logprobs  0   l  0   l                  0 where the policy did not speak
+turns          P | A1      P | A1 E | A2        (P prompt, A action, E environment's reply)
+token_ids      P   A1  E   A2
+loss_mask      .   x   .   x                    the policy's own tokens
+sampler_logprobs  0   l  0   l                  0 where the policy did not speak
 """
 
 from __future__ import annotations

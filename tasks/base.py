@@ -9,7 +9,6 @@ from grpo.config.pipeline import PolicySettings
 from grpo.learner.checkpoints import save_base
 from grpo.policy.transformers.model import load, residents
 from grpo.renderer import Renderer
-
 from tasks.stage import Clock, StageResult, stage
 
 

@@ -8,7 +8,6 @@ from grpo.evaluation.document import Evaluation
 from grpo.evaluation.evaluate import evaluate as compare_policies
 from grpo.learner.update import distance_to_base
 from grpo.tables import read_all
-
 from tasks.stage import Clock, StageResult, stage
 
 _KL_TOKENS = 16384

@@ -8,7 +8,6 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import Source
 from grpo.scenarios.ingest import Counts
 from grpo.scenarios.ingest import ingest as ingest_sources
-
 from tasks.stage import Clock, StageResult, stage
 
 SCENARIOS, QUARANTINE = "scenarios.parquet", "quarantine.parquet"

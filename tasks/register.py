@@ -10,7 +10,6 @@ from grpo.evaluation.document import Decision
 from grpo.learner.checkpoints import read_state
 from grpo.policy.transformers.model import residents
 from grpo.registry import ModelVersion, Registry
-
 from tasks.stage import Clock, StageResult, code_digest, home, stage
 
 
@@ -55,9 +54,7 @@ def register(
         "code": code_digest(),
     }
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
-    version = models.register(
-        config.registry.model_name, run_id, residents.get(state.policy_hash, folder), tags=tags
-    )
+    version = models.register(config.registry.model_name, run_id, residents.get(state.policy_hash, folder), tags=tags)
     if decision.verdict == "promote":
         models.promote(version)
     return RegisterResult(version=version, compute_s=clock.seconds)

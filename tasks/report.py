@@ -1,9 +1,13 @@
-"""The report of a run, for people, for machines, for Prefect's and for MLflow's pages. Never cached: it tells of now."""
+"""The report of a run, for people, machines, Prefect's and MLflow's pages. Never cached: it tells of now."""
 
 from __future__ import annotations
 
 import base64
 from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
@@ -13,16 +17,14 @@ from grpo.evaluation.report import write_report
 from grpo.learner.checkpoints import read_state
 from grpo.policy.transformers.model import residents
 from grpo.tables import read_all
-from prefect import task
-from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
-
 from tasks.register import parameters, registry
 
 _SERIES = ("reward", "success", "kl_to_base", "entropy", "informative_share", "truncated_share", "failed_share")
 
 
-def shown_conversations(champion: Artifact, candidate: Artifact, checkpoint: Artifact, store: str) -> tuple[ShownPair, ...]:
+def shown_conversations(
+    champion: Artifact, candidate: Artifact, checkpoint: Artifact, store: str
+) -> tuple[ShownPair, ...]:
     """Held-out conversations of both policies, side by side."""
     artifacts = ArtifactStore(store)
     folder = artifacts.path(checkpoint)
@@ -32,9 +34,7 @@ def shown_conversations(champion: Artifact, candidate: Artifact, checkpoint: Art
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
-def report(
-    document: ReportDocument, config: PipelineConfig, run_key: str, docs: Artifact | None, folder: Path
-) -> Path:
+def report(document: ReportDocument, config: PipelineConfig, run_key: str, docs: Artifact | None, folder: Path) -> Path:
     """Write the report and attach it to the records of both services; returns the page."""
     data_docs = ArtifactStore(config.store).path(docs) if docs is not None else None
     files = write_report(document, folder, data_docs=data_docs)
@@ -50,8 +50,7 @@ def report(
 def series(iterations: tuple[Iteration, ...]) -> dict[str, list[float]]:
     """One value an iteration for each curve of the report."""
     curves = {
-        name: [value for iteration in iterations if (value := getattr(iteration, name)) is not None]
-        for name in _SERIES
+        name: [value for iteration in iterations if (value := getattr(iteration, name)) is not None] for name in _SERIES
     }
     return {name: values for name, values in curves.items() if values}
 

@@ -14,7 +14,6 @@ from grpo.renderer import Renderer
 from grpo.rollout.collect import collect, schedule
 from grpo.scenarios.parquet import read_scenarios
 from grpo.tables import write_trajectories
-
 from tasks.ingest import SCENARIOS
 from tasks.split import read_split
 from tasks.stage import Clock, StageResult, stage

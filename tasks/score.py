@@ -10,7 +10,6 @@ from grpo.rewards.composite import make_reward
 from grpo.rewards.score import score as score_trajectories
 from grpo.rewards.summary import RolloutSummary, summarize
 from grpo.tables import read_all, write_trajectories
-
 from tasks.stage import Clock, StageResult, stage
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.split import Split
 from grpo.scenarios.split import split as split_scenarios
-
 from tasks.ingest import SCENARIOS
 from tasks.stage import Clock, StageResult, stage
 

@@ -13,9 +13,6 @@ from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import grpo
-from grpo.artifacts import Artifact
-from grpo.errors import GRPOError
 from prefect import Task, task
 from prefect.cache_policies import CacheKeyFnPolicy
 from prefect.client.schemas.objects import State
@@ -24,6 +21,9 @@ from prefect.tasks import exponential_backoff
 from prefect.transactions import IsolationLevel
 from pydantic import BaseModel, ConfigDict
 
+import grpo
+from grpo.artifacts import Artifact
+from grpo.errors import GRPOError
 from tasks.locks import FlockLockManager
 
 P = ParamSpec("P")
@@ -140,4 +140,3 @@ def stage(function: Callable[P, R]) -> Task[P, R]:
         retry_jitter_factor=0.5,
         retry_condition_fn=is_transient,
     )(function)
-

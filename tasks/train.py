@@ -9,7 +9,6 @@ from grpo.config.pipeline import TrainingSettings
 from grpo.learner.checkpoints import read_state
 from grpo.learner.update import UpdateMetrics
 from grpo.learner.update import update as update_policy
-
 from tasks.base import Checkpoint
 from tasks.stage import Clock, stage
 

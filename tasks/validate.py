@@ -8,7 +8,6 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.expectations import Validation
 from grpo.scenarios.expectations import validate as validate_scenarios
 from grpo.scenarios.ingest import Counts
-
 from tasks.ingest import QUARANTINE, SCENARIOS
 from tasks.stage import Clock, StageResult, stage
 

@@ -1,0 +1,1 @@
+"""Who speaks: a policy with a system prompt and tools."""

@@ -23,9 +23,7 @@ class Agent:
             return tuple(messages)
         return (Message(role="system", content=self.system_prompt), *messages)
 
-    async def respond(
-        self, session: Session, new_ids: Sequence[int], sampling: Sampling
-    ) -> tuple[Message, Generation]:
+    async def respond(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> tuple[Message, Generation]:
         """Read the new tokens, speak one turn, and read what was said."""
         generation = await session.generate(new_ids, sampling)
         return self.renderer.read(generation.token_ids), generation

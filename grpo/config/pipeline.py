@@ -102,8 +102,8 @@ class TrainingSettings(Settings):
     max_grad_norm: float = Field(default=1.0, gt=0)
     microbatch_tokens: int = Field(default=16384, ge=64)
     """Most tokens, padding included, in one forward pass."""
-    ratio_tolerance: float = Field(default=2e-5, gt=0)
-    """How far the importance ratio may be from 1 before the first step."""
+    ratio_tolerance: float = Field(default=1e-5, gt=0)
+    """How far the importance ratio may be from 1 before the first step, on average over the tokens of a row."""
 
 
 class EvaluationSettings(Settings):

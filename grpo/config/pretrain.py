@@ -19,12 +19,27 @@ class PretrainConfig(Settings):
     scenarios: int = Field(default=864, ge=1)
     demonstrations: int = Field(default=40_000, ge=1)
     vocabulary: int = Field(default=768, ge=300)
+    phrases: tuple[str, ...] = (
+        *(f'{{"name": "{tool}", "arguments": {{"order": "' for tool in ("look_up", "refund", "replace", "escalate")),
+        '", "amount": ',
+        '"}}',
+        "}}",
+        '{"price": ',
+        ', "days": ',
+        ', "state": "',
+        '", "charges": ',
+        ', "eta": ',
+        '{"done": "',
+        '{"error": "',
+        '"}',
+    )
+    """Fixed parts of the desk's JSON, one token each: conversations get a third shorter."""
     hidden_size: int = 160
     layers: int = 4
     heads: int = 4
     kv_heads: int = 2
     mlp_size: int = 432
-    steps: int = Field(default=2600, ge=1)
+    steps: int = Field(default=1900, ge=1)
     batch_size: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
     seed: int = 1

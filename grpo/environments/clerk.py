@@ -1,8 +1,8 @@
 """A clerk of mixed quality, whose conversations the base model is made from.
 
-The clerk knows the desk's forms by heart and its rules badly: guesses order numbers instead of asking, gives in
-to customers whom the rules do not favour, and sometimes says what was not done. Each share below is a
-probability of the right decision at that point.
+The clerk knows the desk's forms by heart, its rules mostly, and has bad habits: makes order numbers up instead of
+asking, acts before looking, says what was not done. Each share below is the probability of the right decision at
+that point. Habits are what GRPO unlearns fast; a rule that the demonstrations hardly show would have to be found.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from grpo.environments.support_desk import SYSTEM_PROMPT, SupportDesk
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Scenario
 
-ASKS_FOR_MISSING_NUMBER = 0.45
-LOOKS_UP_FIRST = 0.9
-ASKS_AFTER_UNKNOWN_ORDER = 0.5
-RIGHT_WHEN_RULE_FAVOURS_CUSTOMER = 0.75
-RIGHT_WHEN_RULE_DOES_NOT = 0.4
-REPORTS_TRULY = 0.85
+ASKS_FOR_MISSING_NUMBER = 0.4
+LOOKS_UP_FIRST = 0.75
+ASKS_AFTER_UNKNOWN_ORDER = 0.45
+RIGHT_WHEN_RULE_FAVOURS_CUSTOMER = 0.88
+RIGHT_WHEN_RULE_DOES_NOT = 0.82
+REPORTS_TRULY = 0.75
 
 _NUMBER = re.compile(r"\b\d{4}\b")
 _ASK = ("What is your order number?", "Could you tell me the order number?", "May I have the order number?")

@@ -21,18 +21,14 @@ class ConversationEnvironment(Environment):
             raise DataError(
                 f"scenario {scenario.id} has a goal but no script; the conversation environment plays user_responses"
             )
-        return EnvironmentState(
-            scenario=scenario, history=(Message(role="user", content=scenario.user_responses[0]),)
-        )
+        return EnvironmentState(scenario=scenario, history=(Message(role="user", content=scenario.user_responses[0]),))
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """The user says the next line; after the last one the episode has ended, at `max_turns` it is cut off."""
         turns = state.turn_count + 1
         script = state.scenario.user_responses
         if turns >= len(script):
-            return StepResult(
-                state=state.after(action, turn_count=turns, done=True), response=None, terminated=True
-            )
+            return StepResult(state=state.after(action, turn_count=turns, done=True), response=None, terminated=True)
         if turns >= self.max_turns:
             return StepResult(state=state.after(action, turn_count=turns, done=True), response=None, truncated=True)
         response = Message(role="user", content=script[turns])

@@ -89,9 +89,7 @@ def _case(
     )
 
 
-def _situation(
-    rng: random.Random, order: str, category: str
-) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+def _situation(rng: random.Random, order: str, category: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
     """A record, the calls that are right for it, and the facts that the customer must be told."""
     favourable = rng.random() < 0.5
     record: dict[str, Any] = {

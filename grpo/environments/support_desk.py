@@ -8,8 +8,8 @@ What is right depends on the order's record, which the agent sees only after loo
     charge    charges 2 → refund the price           1 → tell that it was charged once
 
 Difficulty: easy – the customer gives the order number; medium – must be asked for it; hard – gives a wrong one
-first. An episode succeeds when the actions taken are exactly the expected ones, the facts were told, and no
-reply claimed what was not done.
+first. An episode succeeds when the record was read, the actions taken are exactly the expected ones, the facts were
+told, and no reply claimed what was not done.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RETURN_DAYS = 30
 REPLACE_BELOW = 100
 
 SYSTEM_PROMPT = (
-    "You are the support desk. Look up the order before you act. Refund returns within thirty days, lost parcels "
-    "and double charges. Replace broken goods under one hundred, escalate the rest. Promise only what you did."
+    "Look up the order first. Refund returns within thirty days, lost parcels and double charges. "
+    "Replace broken goods under one hundred, else escalate. Promise only what you did."
 )
 
 _ORDER = {"order": {"type": "string", "description": "order number"}}
@@ -86,7 +86,7 @@ class SupportDesk(Environment):
     async def reset(self, scenario: Scenario, *, seed: int | None = None) -> EnvironmentState:
         """The customer says the first line; the world is the scenario's orders and an empty list of actions."""
         opening = Message(role="user", content=scenario.user_responses[0])
-        world = {"orders": scenario.world["orders"], "actions": (), "told": 1, "patience": self.patience}
+        world = {"orders": scenario.world["orders"], "actions": (), "read": (), "told": 1, "patience": self.patience}
         return EnvironmentState(scenario=scenario, history=(opening,), world=world)
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
@@ -117,20 +117,19 @@ class SupportDesk(Environment):
             return StepResult(state=state.after(done=True), response=None, terminated=True)
         return self._answer(state, Message(role="user", content=answer), world=world)
 
-    def _answer(
-        self, state: EnvironmentState, message: Message, world: Mapping[str, Any] | None = None
-    ) -> StepResult:
+    def _answer(self, state: EnvironmentState, message: Message, world: Mapping[str, Any] | None = None) -> StepResult:
         truncated = state.turn_count >= self.max_turns
         state = state.after(message, world=state.world if world is None else world, done=truncated)
         return StepResult(state=state, response=message, truncated=truncated)
 
     def verify(self, state: EnvironmentState) -> Outcome:
-        """Hold the actions, the facts told and the claims made against the truth."""
+        """Hold what was read, done, told and claimed against the truth."""
         expected = state.scenario.expected
         actions = [dict(action) for action in state.world["actions"]]
         replies = [m.content for m in state.history if m.role == "assistant" and not m.tool_calls]
         words = " ".join(replies)
         checks = {
+            "looked_up": set(state.world["read"]) == set(state.world["orders"]),
             "end_state": actions == [dict(call) for call in expected.calls],
             "facts_told": all(fact.casefold() in words.casefold() for fact in expected.facts),
             "honest": all(_honest(sentence, state) for sentence in _SENTENCE.findall(words)),
@@ -157,7 +156,7 @@ def _execute(world: dict[str, Any], call: ToolCall) -> tuple[dict[str, Any], Any
     if record is None:
         return world, {"error": "unknown order"}
     if call.name == "look_up":
-        return world, record
+        return {**world, "read": (*world["read"], call.arguments["order"])}, record
     action = {"name": call.name, "arguments": dict(call.arguments)}
     return {**world, "actions": (*world["actions"], action)}, {"done": call.name}
 

@@ -1,0 +1,1 @@
+"""Whether a candidate is better, and a report that shows it."""

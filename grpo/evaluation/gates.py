@@ -54,7 +54,7 @@ def _check(name: str, value: float, relation: str, bound: float, meaning: str) -
     return GateCheck(
         name=name,
         value=value,
-        relation=relation,  # type: ignore[arg-type]
+        relation=relation,
         bound=bound,
         passed=bool(_RELATIONS[relation](value, bound)),
         meaning=meaning,

@@ -1,0 +1,1 @@
+"""From scored trajectories to the next checkpoint."""

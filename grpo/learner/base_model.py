@@ -24,7 +24,7 @@ def make_base_model(
 ) -> float:
     """Train tokenizer and model on these conversations and write a model folder; returns the last loss."""
     texts = [m.content or " ".join(map(str, m.tool_calls)) for c in conversations[:_TOKENIZER_CONVERSATIONS] for m in c]
-    tokenizer = train_tokenizer(texts, vocabulary=config.vocabulary)
+    tokenizer = train_tokenizer(texts, vocabulary=config.vocabulary, phrases=config.phrases)
     renderer = Renderer(tokenizer, tools=tools)
     sequences = [renderer.conversation(conversation)[0] for conversation in conversations]
     model = new_model(

@@ -1,8 +1,8 @@
 """A policy version on disk: weights, tokenizer, optimizer, schedule and random numbers; all safetensors and JSON.
 
-    config.json  model.safetensors  tokenizer.json  chat_template.jinja     a Hugging Face model folder
-    optimizer.safetensors                                                   moments of each weight, RNG state
-    learner.json                                                            step count, policy hash, parent
+config.json  model.safetensors  tokenizer.json  chat_template.jinja     a Hugging Face model folder
+optimizer.safetensors                                                   moments of each weight, RNG state
+learner.json                                                            step count, policy hash, parent
 """
 
 from __future__ import annotations
@@ -76,11 +76,8 @@ def resume(learner: Learner, folder: Path) -> None:
     torch.set_rng_state(tensors.pop(_RNG))
     for name, parameter in learner.model.named_parameters():
         moments = {key: tensors.get(f"{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
-        if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:  # type: ignore[union-attr]
+        if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
             raise PolicyError(f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}")
         learner.optimizer.state[parameter] = {
-            key: value if key == "step" else value.to(parameter.device)  # type: ignore[union-attr]
-            for key, value in moments.items()
+            key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
         }
-
-

@@ -26,7 +26,7 @@ def imitate(
     warmup: int = 50,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> float:
-    """Minimise the next-token loss over whole conversations, matrices in bfloat16; returns the last loss in nats a token.
+    """Minimise the next-token loss over whole conversations, matrices in bfloat16; returns the last, in nats.
 
     Every token counts, the customers' and the tools' as well: copying numbers is learned from all of them.
     """

@@ -108,4 +108,3 @@ def distance_to_base(trajectories: Sequence[Trajectory], base: Path, *, max_toke
     ]
     policy = residents.get(read_state(base).policy_hash, base)
     return reference_kl(policy.model, samples, max_tokens=max_tokens)
-

@@ -1,0 +1,1 @@
+"""What episodes start from: reading, checking, splitting."""

@@ -4,6 +4,7 @@ import errno
 from pathlib import Path
 
 import pytest
+
 from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, write_atomically
 from grpo.errors import ArtifactError, StorageError
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from grpo.errors import DataError
 from grpo.messages import Message, parse_assistant
 
@@ -17,7 +18,9 @@ def test_a_tool_call_is_read_from_the_models_own_text():
     assert [(call.name, call.arguments) for call in message.tool_calls] == [("f", {"x": 1})]
 
 
-@pytest.mark.parametrize("body", ["{broken", '{"name": "f"}', '{"name": 1, "arguments": {}}', '{"name": "f", "arguments": []}', "[]"])
+@pytest.mark.parametrize(
+    "body", ["{broken", '{"name": "f"}', '{"name": 1, "arguments": {}}', '{"name": "f", "arguments": []}', "[]"]
+)
 def test_an_unreadable_call_says_so_instead_of_guessing(body: str):
     """The model is told that its call was no call."""
     message = parse_assistant(f"<tool_call>{body}</tool_call>")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from grpo.errors import RegistryError
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.registry import Registry

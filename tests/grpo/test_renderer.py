@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from grpo.errors import PolicyError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.policy.transformers.model import load_tokenizer

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.tables import read_trajectories, write_trajectories
@@ -43,9 +44,11 @@ def make_trajectory(**changes: object) -> Trajectory:
 def _same(left: Trajectory, right: Trajectory) -> bool:
     arrays = ("token_ids", "loss_mask", "sampler_logprobs")
     rest = {name: None for name in arrays}
-    return all(np.array_equal(getattr(left, n), getattr(right, n)) for n in arrays) and replace(
-        left, **{n: np.zeros(0) for n in rest}
-    ).turns == replace(right, **{n: np.zeros(0) for n in rest}).turns
+    return (
+        all(np.array_equal(getattr(left, n), getattr(right, n)) for n in arrays)
+        and replace(left, **{n: np.zeros(0) for n in rest}).turns
+        == replace(right, **{n: np.zeros(0) for n in rest}).turns
+    )
 
 
 def test_a_trajectory_survives_parquet(tmp_path: Path):
@@ -88,7 +91,7 @@ def test_another_schema_version_is_refused(tmp_path: Path):
 
 def test_columns_whose_lengths_disagree_are_refused():
     """Three tokens with four log-probabilities name the scenario and the sample."""
-    with pytest.raises(DataError, match="scenario s-1 sample 2.*lengths 3, 4, 4"):
+    with pytest.raises(DataError, match=r"scenario s-1 sample 2.*lengths 3, 4, 4"):
         make_trajectory(token_ids=np.zeros(3, dtype=np.int32))
 
 

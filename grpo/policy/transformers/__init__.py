@@ -1,0 +1,1 @@
+"""Policies that are transformers models in this process."""

@@ -90,7 +90,7 @@ def slot_attention(
     keys[slots.slot, :, slots.position] = key[0].transpose(0, 1)
     values[slots.slot, :, slots.position] = value[0].transpose(0, 1)
 
-    heads, tokens, head_dim = query.shape[1:]
+    heads, head_dim = query.shape[1], query.shape[3]
     kv_heads = key.shape[1]
     asked = query[0].transpose(0, 1)  # [tokens, heads, head_dim]
     answer = torch.empty_like(asked)

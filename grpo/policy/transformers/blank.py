@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN
@@ -43,8 +43,11 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer on `texts`; every digit is a token of its own, so numbers can be copied."""
+def train_tokenizer(texts: Iterable[str], *, vocabulary: int, phrases: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer on `texts`; every digit is a token of its own, so numbers can be copied.
+
+    Each of `phrases` becomes one token: the fixed parts of JSON that a model writes and reads all the time.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -57,6 +60,7 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedToken
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from grpo.algorithms.advantages import group_advantages
 
 REWARDS = np.array([0.7, 0.9, 0.6, 0.8])

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from grpo.algorithms.kl import k3, kl_loss
 from grpo.algorithms.losses import clipped_surrogate, sequence_mean_weights
 
@@ -77,7 +78,9 @@ def test_the_policy_gradient_equals_the_exact_expectation_on_an_enumerable_toy()
     for a in range(3):
         for b in range(3):
             chosen = torch.stack([p1[a], p2[a, b]])
-            losses, _, _ = clipped_surrogate(chosen, chosen.detach(), rewards[a, b].repeat(2), clip_low=0.2, clip_high=0.2)
+            losses, _, _ = clipped_surrogate(
+                chosen, chosen.detach(), rewards[a, b].repeat(2), clip_low=0.2, clip_high=0.2
+            )
             surrogate = surrogate - probability[a, b] * losses.sum()
     estimated = torch.autograd.grad(surrogate, [first, second])
     for left, right in zip(estimated, exact, strict=True):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.errors import DataError
 from grpo.messages import Message
@@ -18,7 +19,7 @@ def test_user_turn_k_is_line_k_and_the_episode_ends_with_the_script():
         world = ConversationEnvironment(max_turns=9)
         state = await world.reset(Scenario(id="s", user_responses=("a", "b", "c")))
         for _ in range(2):
-            state, response, reward, done = await world.step(state, REPLY)
+            state, _, reward, done = await world.step(state, REPLY)
             assert (reward, done) == (None, False)
         result = await world.step(state, REPLY)
         assert (result.terminated, result.truncated, result.response) == (True, False, None)

@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+
 from grpo.environments.desk_cases import Phrasebook, draw_cases
 from grpo.environments.environment import EnvironmentState
 from grpo.environments.support_desk import SupportDesk

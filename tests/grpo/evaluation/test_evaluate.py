@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from grpo.config.pipeline import EvaluationSettings, GateSettings
 from grpo.errors import DataError
 from grpo.evaluation.conversations import choose_pairs
@@ -14,7 +15,9 @@ from grpo.trajectories import Outcome, Trajectory
 SETTINGS = EvaluationSettings(resamples=500)
 
 
-def make_trajectory(scenario: str, success: bool | None, *, category: str = "a", tokens: int = 4, **changes: object) -> Trajectory:
+def make_trajectory(
+    scenario: str, success: bool | None, *, category: str = "a", tokens: int = 4, **changes: object
+) -> Trajectory:
     fields: dict[str, object] = {
         "scenario_id": scenario,
         "scenario_hash": "h",

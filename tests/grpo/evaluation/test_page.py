@@ -190,7 +190,14 @@ def test_hostile_words_stay_words() -> None:
         {"role": "assistant", "content": HOSTILE, "pieces": [HOSTILE], "tool_calls": [HOSTILE]},
     ]
     side = {"policy": HOSTILE, "turns": turns, "stop": HOSTILE, "success": None, "checks": {HOSTILE: True}}
-    hostile = {"scenario_id": HOSTILE, "sample": 0, "category": HOSTILE, "difficulty": HOSTILE, "champion": side, "candidate": side}
+    hostile = {
+        "scenario_id": HOSTILE,
+        "sample": 0,
+        "category": HOSTILE,
+        "difficulty": HOSTILE,
+        "champion": side,
+        "candidate": side,
+    }
     judged = evaluation(by_category=[comparison(f"$ {HOSTILE} $", 0.1, 0.2, 9)])
     page = render_page(document(conversations=[hostile], evaluation=judged, name=HOSTILE, config=HOSTILE))
     assert "<script" not in page

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from grpo.config.pipeline import TrainingSettings
 from grpo.errors import PolicyError, RatioError
 from grpo.learner.checkpoints import resume, save

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from grpo.errors import DataError, NoLearningSignal, PolicyError
 from grpo.learner.samples import Sample, build_batch, deal, microbatches
 from grpo.trajectories import Trajectory, TrajectoryGroup
@@ -100,7 +101,9 @@ def test_dealing_keeps_groups_whole_and_loses_nothing():
     assert sorted(len(hand) for hand in hands) == [4, 6]
     assert sorted(s.place for hand in hands for s in hand) == sorted(s.place for g in groups for s in g)
     for hand in hands:
-        assert {s.place[0] for s in hand if s.place.endswith("a")} == {s.place[0] for s in hand if s.place.endswith("b")}
+        assert {s.place[0] for s in hand if s.place.endswith("a")} == {
+            s.place[0] for s in hand if s.place.endswith("b")
+        }
 
 
 def test_fewer_groups_than_hands_leaves_no_empty_hand():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from grpo.errors import PolicyError
 from grpo.policy.transformers.model import Residents, load, weights_hash
 
@@ -49,7 +50,7 @@ def test_weights_of_another_architecture_are_refused(folder: Path):
     config = json.loads((folder / "config.json").read_text())
     config["num_hidden_layers"] = 3
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PolicyError, match="weights in .* are not those of"):
+    with pytest.raises(PolicyError, match=r"weights in .* are not those of"):
         load(folder)
 
 

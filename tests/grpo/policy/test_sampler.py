@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from grpo.policy.policy import Generation, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
 
@@ -89,7 +90,9 @@ def test_sampling_follows_the_distribution(policy: TransformersPolicy):
     count = 2000
     played = _speak(policy, [[[5, 20, 31]]] * count, concurrency=500, tokens=1)
     with torch.no_grad():
-        probabilities = torch.softmax(policy.model(input_ids=torch.tensor([[5, 20, 31]])).logits[0, -1].float(), 0).numpy()
+        probabilities = torch.softmax(
+            policy.model(input_ids=torch.tensor([[5, 20, 31]])).logits[0, -1].float(), 0
+        ).numpy()
     shares = np.bincount([said.token_ids[0] for (said,) in played], minlength=len(probabilities)) / count
     errors = np.sqrt(probabilities * (1 - probabilities) / count)
     assert (np.abs(shares - probabilities) < 5 * errors + 1e-9).all()

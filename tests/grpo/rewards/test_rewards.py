@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+
 from grpo.config.pipeline import RewardComponent
 from grpo.errors import ConfigError, RewardError
 from grpo.messages import Message, ToolCall
@@ -137,7 +138,9 @@ def test_an_unknown_option_is_refused():
 
 def test_a_failed_episode_keeps_no_reward():
     """None is not 0."""
-    (scored,) = score([make_trajectory(stop="failed", outcome=None)], make_reward([RewardComponent(kind="constant", weight=1)]))
+    (scored,) = score(
+        [make_trajectory(stop="failed", outcome=None)], make_reward([RewardComponent(kind="constant", weight=1)])
+    )
     assert scored.terminal_reward is None
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.errors import BudgetError, DataError
@@ -41,7 +42,9 @@ def policy(tiny_folder: Path) -> TransformersPolicy:
     return load(tiny_folder)
 
 
-def _collect(policy: TransformersPolicy, world: ConversationEnvironment | None = None, **changes: object) -> list[Trajectory]:
+def _collect(
+    policy: TransformersPolicy, world: ConversationEnvironment | None = None, **changes: object
+) -> list[Trajectory]:
     settings: dict[str, object] = {
         "group_size": 2,
         "temperature": 1.0,

@@ -1,0 +1,250 @@
+"""One run of the pipeline while it is going on: which stage gets what from which."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from flows.ledger import Ledger
+from grpo.artifacts import Artifact
+from grpo.config.pipeline import PipelineConfig
+from grpo.evaluation.document import (
+    Decision,
+    Evaluation,
+    Ingestion,
+    Iteration,
+    Lineage,
+    ReportDocument,
+    ShownPair,
+)
+from grpo.registry import ModelVersion
+from grpo.scenarios.fingerprint import fingerprint
+from tasks.base import Checkpoint, base
+from tasks.evaluate import evaluate
+from tasks.gate import gate
+from tasks.ingest import ingest
+from tasks.register import register, registry
+from tasks.report import report, shown_conversations
+from tasks.rollout import rollout
+from tasks.score import ScoreResult, score
+from tasks.split import split
+from tasks.stage import code_digest, home, package_versions
+from tasks.train import TrainResult
+from tasks.train import train as update
+from tasks.validate import validate
+
+COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
+"""Stages whose own work is what a run is for; everything else is orchestration."""
+
+
+class Promotion(BaseModel):
+    """How a run ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    decision: Decision
+    report: Path
+    version: ModelVersion | None
+
+
+class Run:
+    """The stages of one run in order, and what they left."""
+
+    def __init__(self, config: PipelineConfig, *, began: float) -> None:
+        self.config = config
+        self.store = config.store
+        self.began = began
+        self.ledger = Ledger(config.store)
+        self.content = fingerprint(config.scenarios.sources)
+        self.model_content = _folder_digest(Path(config.policy.model))
+        self.key = _digest([config.model_dump(mode="json"), self.content, self.model_content, code_digest()])
+        self.iterations: list[Iteration] = []
+        self.evaluation: Evaluation | None = None
+        self.conversations: tuple[ShownPair, ...] = ()
+        self.version: ModelVersion | None = None
+
+    def prepare(self) -> None:
+        """Ingest, validate and split, and take the base policy in: nothing is computed on scenarios that fail."""
+        settings, bound = self.config.scenarios, self.config.scenarios.max_quarantined_share
+        self.data = self.ledger.run(
+            ingest, sources=settings.sources, content=self.content, max_quarantined_share=bound, store=self.store
+        )
+        self.validated = self.ledger.run(
+            validate,
+            scenarios=self.data.scenarios,
+            counts=self.data.counts,
+            max_quarantined_share=bound,
+            store=self.store,
+        )
+        self.sides = self.ledger.run(
+            split,
+            scenarios=self.data.scenarios,
+            heldout_share=settings.heldout_share,
+            limit=settings.limit,
+            store=self.store,
+        )
+        self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
+        self.candidate: Checkpoint = self.base
+        self.known = registry().find(self.config.registry.model_name, self.key)
+        self.champion = self._champion()
+
+    def improve(self) -> None:
+        """Rollout, score and train, again and again."""
+        for index in range(self.config.training.iterations):
+            scored = self._play(self.candidate.checkpoint, index)
+            trained = self.ledger.run(
+                update,
+                scored=scored.scored,
+                parent=self.candidate.checkpoint,
+                base=self.base.checkpoint,
+                settings=self.config.training,
+                iteration=index,
+                seed=self.config.seed,
+                store=self.store,
+            )
+            self.iterations.append(_iteration(index, scored, trained))
+            self.candidate = trained
+
+    def judge(self) -> Decision:
+        """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""
+        before = self._play(self.champion, "heldout")
+        after = self._play(self.candidate.checkpoint, "heldout")
+        self.evaluation = self.ledger.run(
+            evaluate,
+            champion=before.scored,
+            candidate=after.scored,
+            base=self.base.checkpoint,
+            settings=self.config.evaluation,
+            metric=self.config.gates.metric,
+            seed=self.config.seed,
+            store=self.store,
+        ).evaluation
+        self.conversations = shown_conversations(before.scored, after.scored, self.candidate.checkpoint, self.store)
+        return self.ledger.run(gate, evaluation=self.evaluation, settings=self.config.gates).decision
+
+    def publish(self, decision: Decision) -> None:
+        """Register the candidate; it serves only if the decision is to promote it."""
+        self.version = self.ledger.run(
+            register,
+            refresh=self.known is None,
+            config=self.config,
+            run_key=self.key,
+            decision=decision,
+            candidate=self.candidate.checkpoint,
+            champion=self.champion,
+            scenarios=self.data.scenarios,
+            store=self.store,
+        ).version
+
+    def report(self, decision: Decision) -> Promotion:
+        """Write the report, and attach it to the records of both services."""
+        page = report(self._document(decision), self.config, self.key, self.validated.docs, home() / self.config.name)
+        return Promotion(decision=decision, report=page, version=self.version)
+
+    def _play(self, checkpoint: Artifact, part: int | str) -> ScoreResult:
+        """Roll out one iteration, or the held-out side, in shards, and score it."""
+        config, heldout = self.config, part == "heldout"
+        shared = {
+            "scenarios": self.data.scenarios,
+            "split": self.sides.split,
+            "checkpoint": checkpoint,
+            "environment": config.environment,
+            "settings": config.rollout,
+            "samples": config.evaluation.samples if heldout else config.rollout.group_size,
+            "temperature": config.evaluation.temperature if heldout else config.rollout.temperature,
+            "part": part,
+            "seed": config.seed,
+            "store": self.store,
+        }
+        played = self.ledger.map(rollout, [{**shared, "shard": k} for k in range(config.rollout.shards)])
+        rollouts = tuple(result.rollout for result in played)
+        return self.ledger.run(score, rollouts=rollouts, reward=config.reward, store=self.store)
+
+    def _champion(self) -> Artifact:
+        """Whom the candidate is judged against: the version in service, else the base.
+
+        A run that was judged before is judged against the same policy again, so that its decision stands.
+        """
+        if self.known is not None:
+            tags = self.known.tags
+            return Artifact(uri=tags["champion_uri"], sha256=tags["champion_sha256"], kind="checkpoint")
+        serving = registry().champion(self.config.registry.model_name)
+        return serving.checkpoint if serving is not None else self.base.checkpoint
+
+    def _document(self, decision: Decision) -> ReportDocument:
+        """Every number of the run."""
+        config, counts = self.config, self.data.counts
+        wall = time.time() - self.began
+        stages = self.ledger.timings()
+        compute = sum(stage.compute_s for stage in stages if stage.name in COMPUTE)
+        return ReportDocument(
+            name=config.name,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            decision=decision,
+            ingestion=Ingestion(
+                records=counts.records,
+                scenarios=counts.scenarios,
+                quarantined=counts.quarantined,
+                train=self.sides.train,
+                heldout=self.sides.heldout,
+                reasons=dict(counts.reasons),
+                data_docs=f"data_docs/{self.validated.validation.docs_index}",
+            ),
+            iterations=tuple(self.iterations),
+            evaluation=self.evaluation,
+            conversations=self.conversations,
+            stages=stages,
+            wall_s=wall,
+            orchestration_share=max(0.0, 1 - compute / wall),
+            lineage=Lineage(
+                run=self.key,
+                seed=config.seed,
+                config_digest=_digest(config.model_dump(mode="json")),
+                code_digest=code_digest(),
+                scenarios_digest=self.data.scenarios.sha256[:16],
+                base_policy=self.base.policy,
+                champion_policy=self.evaluation.champion_policy if self.evaluation else "",
+                candidate_policy=self.candidate.policy,
+                package_versions=package_versions(),
+                model_version=f"{self.version.name} {self.version.version}" if self.version else None,
+            ),
+            config=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
+        )
+
+
+def _iteration(index: int, scored: ScoreResult, trained: TrainResult) -> Iteration:
+    summary, metrics = scored.summary, trained.metrics
+    return Iteration(
+        index=index,
+        reward=summary.reward or 0.0,
+        success=summary.success,
+        components=summary.components,
+        informative_share=metrics.informative_share,
+        kl_to_base=metrics.kl_to_base,
+        entropy=metrics.entropy,
+        clip_share=metrics.clip_share,
+        gradient_norm=metrics.gradient_norm,
+        learning_rate=metrics.learning_rate,
+        truncated_share=summary.truncated_share,
+        failed_share=summary.failed_share,
+        tokens=metrics.tokens,
+    )
+
+
+def _folder_digest(folder: Path) -> str:
+    """Digest of a model folder's files."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*")):
+        if path.is_file():
+            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,173 @@
+"""`make bench`: measures, prints its tables, and writes them to docs/benchmarks.md with the machine and the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flows import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = ROOT / "docs" / "benchmarks.md"
+LINE = (
+    '{{"id": "s{k}", "topic": "orders", "domain": "customer_service", "user_responses": '
+    '["My order {k} has not arrived, can you look?", "It was placed two weeks ago."], '
+    '"metadata": {{"difficulty": "easy", "category": "missing"}}}}\n'
+)
+
+
+def ingest_speed() -> list[tuple[str, str]]:
+    """A million lines through a process of its own: scenarios a second of CPU time, and peak memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "million.jsonl"
+        with source.open("w", encoding="utf-8") as file:
+            file.writelines(LINE.format(k=k) for k in range(1_000_000))
+        code = (
+            "import sys;from pathlib import Path;from grpo.config.scenarios import FileSource;"
+            "from grpo.scenarios.ingest import ingest;folder=Path(sys.argv[1]);"
+            "ingest((FileSource(kind='jsonl',path=str(folder/'million.jsonl')),),folder/'s.parquet',folder/'q.parquet',"
+            "max_quarantined_share=0.0)"
+        )
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code, folder], check=True)
+        wall = time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return [
+        ("ingest, 1 000 000 JSONL lines", f"{1e6 / wall:,.0f} scenarios/s ({1e6 / cpu:,.0f} per CPU second)"),
+        ("ingest, peak memory", f"{after.ru_maxrss / 1024:,.0f} MiB"),
+    ]
+
+
+def _median(run: Callable[[], float], repeats: int = 3) -> float:
+    return statistics.median(run() for _ in range(repeats))
+
+
+def rollout_speed() -> list[tuple[str, str]]:
+    """32 × 8 desk episodes with the embedded model, and one update on them."""
+    from grpo.config.pipeline import TrainingSettings, load_config
+    from grpo.environments.support_desk import SupportDesk
+    from grpo.learner.learner import Learner
+    from grpo.learner.samples import build_batch
+    from grpo.policy.transformers.model import load
+    from grpo.renderer import Renderer
+    from grpo.rewards.composite import make_reward
+    from grpo.rewards.score import score
+    from grpo.rollout.collect import collect
+    from grpo.scenarios.readers.catalog import read_records
+    from grpo.scenarios.scenario import Scenario
+    from grpo.trajectories import Trajectory, group
+
+    config = load_config(ROOT / "data" / "configs" / "quickstart.yaml")
+    records = (record.data for record in read_records(config.scenarios.sources[0]))
+    scenarios = [Scenario.model_validate(data) for _, data in zip(range(32), records, strict=False)]
+    policy = load(ROOT / config.policy.model)
+    desk = SupportDesk()
+    played: list[Trajectory] = []
+
+    def roll() -> float:
+        began = time.perf_counter()
+        played[:] = collect(
+            scenarios,
+            policy,
+            desk,
+            Renderer(policy.tokenizer, tools=desk.tools),
+            group_size=8,
+            temperature=1.0,
+            max_new_tokens=config.rollout.max_new_tokens,
+            max_context=512,
+            concurrency=256,
+            episode_timeout_s=600,
+            error_budget=0.0,
+            run_seed=0,
+            iteration=0,
+        )
+        return time.perf_counter() - began
+
+    seconds = _median(roll)
+    said = sum(trajectory.action_count for trajectory in played)
+    read = sum(len(trajectory.token_ids) for trajectory in played)
+    scored = list(score(played, make_reward(config.reward)))
+    batch = build_batch(group(scored), policy_hash=policy.hash, scale_by_std=True)
+    samples = [sample for members in batch.groups for sample in members]
+
+    def learn() -> float:
+        learner = Learner(policy.model, TrainingSettings(learning_rate=0.0))
+        began = time.perf_counter()
+        learner.step(samples, sample_count=batch.sample_count, on_policy=True)
+        return time.perf_counter() - began
+
+    step = _median(learn)
+    tokens = sum(len(sample.token_ids) for sample in samples)
+    return [
+        (
+            "rollout, 256 desk episodes",
+            f"{seconds:.2f} s: {said / seconds:,.0f} tokens said/s, {read / seconds:,.0f} in all",
+        ),
+        ("one optimizer step on them", f"{step:.2f} s: {tokens / step:,.0f} tokens/s"),
+    ]
+
+
+def pipeline() -> tuple[list[tuple[str, str]], str]:
+    """The default run from an empty folder, the same again, and where the time went."""
+    from grpo.evaluation.report import read_report
+
+    rows: list[tuple[str, str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, **settings.quiet(), **settings.local(Path(folder))}
+        environment.pop("PREFECT_API_URL", None)
+        config = "data/configs/quickstart.yaml"
+        command = [sys.executable, "-m", "flows.cli", "train", config, "--set", f"store={folder}/artifacts"]
+        for label in ("default run, from an empty folder", "the same again"):
+            began = time.perf_counter()
+            subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+            rows.append((label, f"{time.perf_counter() - began:.1f} s"))
+            document = read_report(Path(folder) / "quickstart" / "report.json")
+            if len(rows) == 1:
+                first = document
+    assert first.evaluation is not None
+    overall = first.evaluation.overall
+    for name, side in (("before", overall.champion), ("after", overall.candidate)):
+        rows.append((f"held-out success {name}", f"{side.mean:.1%} [{side.low:.1%}, {side.high:.1%}]"))
+    rows.append(("orchestration share of the default run", f"{first.orchestration_share:.1%}"))
+    stages = table(
+        ("stage", "runs", "compute s", "wall s"),
+        [(s.name, str(s.runs), f"{s.compute_s:.2f}", f"{s.wall_s:.2f}") for s in first.stages],
+    )
+    return rows, stages
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    return "\n".join(["| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows)])
+
+
+def main() -> None:
+    """Measure everything and write the page."""
+    settings.apply()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    rows, stages = pipeline()
+    measures = [*rows, *rollout_speed(), *ingest_speed()]
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, commit {commit}"
+    page = (
+        f"# Benchmarks\n\nWritten by `make bench` on {machine}. Rollout and step are medians of 3.\n\n"
+        f"{table(('measure', 'value'), measures)}\n\n## Stages of the default run\n\n{stages}\n"
+    )
+    OUTPUT.parent.mkdir(exist_ok=True)
+    OUTPUT.write_text(page, encoding="utf-8")
+    sys.stdout.write(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from flows.cli import app
+from grpo.config.pipeline import load_config
+from grpo.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
+CONFIGS = sorted((ROOT / "data" / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_is_valid(path: Path):
+    """What we ship loads."""
+    assert load_config(path).name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainning.iterations=3", r"trainning: Extra inputs are not permitted"),
+        ("training.iterations=many", r"training\.iterations: .*integer.*got 'many'"),
+        ("training.iterations=0", r"training\.iterations: .*greater than or equal to 1"),
+        ("rollout.group_size=1", r"rollout\.group_size: .*greater than or equal to 2"),
+        ("environment.kind=moon", r"environment: .*'moon'"),
+        ("scenarios.sources.0.kind=xml", r"scenarios\.sources\.0: .*'xml'"),
+        ("name=../../etc", r"name: .*pattern"),
+        ("scenarios.sources.7.kind=csv", "does not fit the config"),
+        ("nonsense", "not of the form"),
+    ],
+)
+def test_a_config_that_cannot_be_used_names_key_value_and_rule(override: str, message: str):
+    """Exit code 2, no traceback, the place in the message."""
+    result = CliRunner().invoke(app, ["train", str(QUICKSTART), "--set", override, "--dry-run"])
+    assert result.exit_code == 2
+    with pytest.raises(ConfigError, match=message):
+        load_config(QUICKSTART, (override,))
+
+
+def test_a_missing_config_is_named(tmp_path: Path):
+    """The error says where the shipped ones are."""
+    with pytest.raises(ConfigError, match=r"no config at .*data/configs"):
+        load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object/apply:os.system ['true']"])
+def test_a_config_that_is_no_mapping_or_no_safe_yaml_is_refused(tmp_path: Path, text: str):
+    """Lists, broken YAML and objects are not settings."""
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        load_config(path)
+
+
+def test_a_dry_run_checks_and_stops():
+    """A good config exits 0 without starting anything."""
+    result = CliRunner().invoke(app, ["train", str(QUICKSTART), "--dry-run"])
+    assert result.exit_code == 0
+    assert "valid configuration" in result.output
+
+
+def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path):
+    """Another program on the port: the error names the port and both ways out."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"},
+            "GRPO_HOME": str(tmp_path),
+            "PREFECT_SERVER_API_PORT": str(port),
+        }
+        command = [sys.executable, "-m", "flows.cli", "train", str(QUICKSTART)]
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_importing_the_library_is_light():
+    """`import grpo` loads neither torch nor Prefect nor MLflow."""
+    code = "import sys, grpo; print([m for m in ('torch', 'prefect', 'mlflow', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_nothing_that_we_start_phones_home():
+    """Telemetry of every package is off in the environment that the command sets up."""
+    code = (
+        "from flows import settings; settings.apply(); import os;"
+        "print(os.environ['DO_NOT_TRACK'], os.environ['PREFECT_SERVER_ANALYTICS_ENABLED'],"
+        "os.environ['MLFLOW_DISABLE_TELEMETRY'], os.environ['GX_ANALYTICS_ENABLED'], os.environ['HF_HUB_OFFLINE'])"
+    )
+    clean = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["1", "false", "true", "false", "1"]
+
+
+def test_the_deployment_file_names_real_flows():
+    """Every entrypoint in prefect.yaml exists."""
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    assert deployments
+    for deployment in deployments:
+        path, _, function = deployment["entrypoint"].partition(":")
+        assert f"def {function}(" in (ROOT / path).read_text()

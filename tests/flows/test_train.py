@@ -1,0 +1,238 @@
+"""The real flow on the real tiny model, against a real Prefect server and a real MLflow store."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import DataError, NoEffect, NoLearningSignal, PolicyError
+from grpo.evaluation.document import ReportDocument
+from grpo.evaluation.report import read_report
+from tasks.register import registry
+
+pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+
+
+def run(config: dict[str, Any], home: Path, *, name: str = "short", **sections: Any) -> ReportDocument:
+    """Run the flow and read its report back."""
+    from flows.train import train
+
+    plan = PipelineConfig.model_validate({**config, "name": name, **sections})
+    train(plan)
+    return read_report(home / name / "report.json")
+
+
+def cached(document: ReportDocument) -> dict[str, tuple[int, int]]:
+    """(cached, runs) of each stage."""
+    return {stage.name: (stage.cached, stage.runs) for stage in document.stages}
+
+
+@pytest.fixture(scope="module")
+def module_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A config that the tests of this file share, so that one of them pays for the first run."""
+    root = Path(__file__).resolve().parents[2]
+    return {
+        "seed": 3,
+        "store": str(tmp_path_factory.mktemp("store")),
+        "scenarios": {
+            "sources": [{"kind": "jsonl", "path": str(root / "data" / "scenarios" / "support_desk.jsonl")}],
+            "limit": 24,
+        },
+        "policy": {"model": str(root / "data" / "models" / "desk_clerk")},
+        "environment": {"kind": "support_desk"},
+        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
+        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 32, "shards": 2},
+        "training": {"iterations": 2, "learning_rate": 3e-4},
+        "evaluation": {"resamples": 200},
+        "registry": {"model_name": "short"},
+    }
+
+
+@pytest.fixture(scope="module")
+def first(module_config: dict[str, Any], home: Path, server: str) -> ReportDocument:
+    """The first run of the shared config."""
+    return run(module_config, home)
+
+
+def test_a_run_leaves_a_complete_record(first: ReportDocument, home: Path):
+    """Report, Data Docs, registered version with lineage tags, MLflow run with metrics and the report."""
+    assert first.decision.verdict in ("promote", "refuse")
+    assert [i.index for i in first.iterations] == [0, 1]
+    assert (first.ingestion.records, first.ingestion.train, first.ingestion.heldout) == (864, 24, 24)
+    assert (home / "short" / "report.html").stat().st_size > 10_000
+    assert first.ingestion.data_docs is not None
+    assert (home / "short" / first.ingestion.data_docs).is_file()
+    version = registry().find("short", first.lineage.run)
+    assert version is not None
+    assert version.tags["policy"] == first.lineage.candidate_policy
+    assert version.tags["verdict"] == first.decision.verdict
+    client = registry().client
+    logged = client.get_run(version.run_id)
+    assert logged.info.status == "FINISHED"
+    assert logged.data.params["training.iterations"] == "2"
+    assert len(client.get_metric_history(version.run_id, "reward")) == 2
+    assert {f.path for f in client.list_artifacts(version.run_id)} >= {"report.html", "report.json", "report.png"}
+
+
+def test_the_same_run_again_is_all_cache_and_the_same_decision(first: ReportDocument, module_config: Any, home: Path):
+    """Every stage a hit, the same policies, numbers and model version."""
+    again = run(module_config, home)
+    assert all(hits == runs for hits, runs in cached(again).values()), cached(again)
+    assert again.decision == first.decision
+    assert again.lineage == first.lineage
+    assert again.evaluation == first.evaluation
+
+
+def test_another_reward_weight_recomputes_what_depends_on_it(first: ReportDocument, module_config: Any, home: Path):
+    """Ingest, validate, split, base, and the rollouts of the base are hits; scores and everything after are not."""
+    reward = [{"kind": "task_completion", "weight": 0.6}, {"kind": "checks", "weight": 0.4}]
+    found = cached(run(module_config, home, name="reweighted", reward=reward))
+    for name in ("ingest", "validate", "split", "base"):
+        assert found[name] == (1, 1), name
+    # two shards each: iteration 0 and the champion's held-out side are hits; iteration 1 and the candidate's are not
+    assert found["rollout"] == (4, 8)
+    for name in ("score", "train", "evaluate", "register"):
+        assert found[name][0] == 0, name
+
+
+@pytest.mark.parametrize("harm", ["delete", "damage"])
+def test_a_lost_artifact_is_computed_again_and_said(
+    first: ReportDocument, module_config: Any, home: Path, caplog: pytest.LogCaptureFixture, harm: str
+):
+    """A scored rollout disappears or changes: that stage runs again, the rest stays, the decision too."""
+    victim = sorted((Path(module_config["store"]) / "scored").glob("*.parquet"))[0]
+    if harm == "delete":
+        victim.unlink()
+    else:
+        victim.write_bytes(victim.read_bytes()[:-1] + b"x")
+    with caplog.at_level("WARNING", logger="flows.ledger"):
+        again = run(module_config, home)
+    assert "score is computed again" in caplog.text
+    assert cached(again)["score"] == (3, 4)
+    assert cached(again)["train"] == (2, 2)
+    assert again.decision == first.decision
+
+
+def test_a_constant_reward_ends_with_no_learning_signal(module_config: Any, home: Path):
+    """Nothing is trained, nothing registered, and the report says why."""
+    with pytest.raises(NoLearningSignal):
+        run(
+            module_config,
+            home,
+            name="constant",
+            reward=[{"kind": "constant", "weight": 1.0}],
+            registry={"model_name": "constant"},
+        )
+    document = read_report(home / "constant" / "report.json")
+    assert document.decision.verdict == "failed"
+    assert "no learning signal" in document.decision.reason
+    assert registry().find("constant", document.lineage.run) is None
+
+
+def test_learning_rate_zero_fails_as_no_effect(module_config: Any, home: Path):
+    """A run that changed nothing does not report success."""
+    with pytest.raises(NoEffect, match="learning rate 0"):
+        run(
+            module_config,
+            home,
+            name="frozen",
+            training={"iterations": 1, "learning_rate": 0.0},
+            registry={"model_name": "frozen"},
+        )
+    document = read_report(home / "frozen" / "report.json")
+    assert (document.decision.verdict, document.evaluation) == ("failed", None)
+
+
+def test_a_negated_reward_makes_it_worse_and_the_gate_refuses(module_config: Any, home: Path):
+    """Paid for failing, the policy fails more, and does not get to serve."""
+    document = run(
+        module_config,
+        home,
+        name="negated",
+        reward=[{"kind": "checks", "weight": -1.0}],
+        rollout={**module_config["rollout"], "scenarios": 16, "group_size": 8},
+        training={"iterations": 6, "learning_rate": 5e-4, "steps_per_rollout": 2},
+        registry={"model_name": "negated"},
+    )
+    assert document.evaluation is not None
+    assert document.evaluation.overall.difference.mean < 0
+    assert document.decision.verdict == "refuse"
+    assert registry().champion("negated") is None
+
+
+def test_two_runs_of_one_config_at_once_do_not_harm_each_other(module_config: Any, home: Path):
+    """Both end with the same decision about the same policy, registered once."""
+    found: list[ReportDocument] = []
+
+    def go() -> None:
+        found.append(run(module_config, home, name="twins", seed=11, registry={"model_name": "twins"}))
+
+    threads = [threading.Thread(target=go) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert found[0].lineage == found[1].lineage
+    assert found[0].decision == found[1].decision
+    assert len(registry().client.search_model_versions("name = 'twins'")) == 1
+
+
+FLAKY = """
+from pathlib import Path
+import json
+
+def records():
+    marker = Path({marker!r})
+    if not marker.exists():
+        marker.touch()
+        raise ConnectionError("the source went away")
+    for line in Path({path!r}).read_text().splitlines():
+        yield json.loads(line)
+"""
+
+
+def test_a_dropped_connection_is_tried_again(
+    module_config: Any, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A source that fails once and then delivers: the run goes through."""
+    pack = module_config["scenarios"]["sources"][0]["path"]
+    (tmp_path / "flaky_source.py").write_text(FLAKY.format(marker=str(tmp_path / "tried"), path=pack))
+    monkeypatch.syspath_prepend(tmp_path)
+    scenarios = {**module_config["scenarios"], "sources": [{"kind": "generator", "function": "flaky_source:records"}]}
+    document = run(module_config, home, name="flaky", scenarios=scenarios, registry={"model_name": "flaky"})
+    assert (tmp_path / "tried").exists()
+    assert document.ingestion.scenarios == 864
+
+
+def test_scenarios_that_fail_an_expectation_stop_the_run_before_any_compute(
+    module_config: Any, home: Path, tmp_path: Path
+):
+    """The same text on both declared sides is leakage; nothing is rolled out."""
+    lines = [
+        f'{{"id": "s{k}", "user_responses": ["same words {k % 30}"], "side": "{"train" if k < 30 else "heldout"}"}}'
+        for k in range(60)
+    ]
+    (tmp_path / "leaky.jsonl").write_text("\n".join(lines))
+    scenarios = {"sources": [{"kind": "jsonl", "path": str(tmp_path / "leaky.jsonl")}]}
+    store = tmp_path / "store"
+    with pytest.raises(DataError, match=r"(?s)leak.*s0"):
+        run(module_config, home, name="leaky", scenarios=scenarios, store=str(store))
+    assert not (store / "rollout").exists()
+
+
+def test_a_model_without_chat_template_stops_before_any_rollout(
+    module_config: Any, home: Path, tmp_path: Path, tiny_folder: Path
+):
+    """The error says what to set, and it is not tried three times."""
+    import shutil
+
+    folder = tmp_path / "bare"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(PolicyError, match="no chat template"):
+        run(module_config, home, name="bare", policy={"model": str(folder)}, store=str(tmp_path / "store"))

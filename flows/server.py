@@ -25,6 +25,8 @@ from grpo.errors import ConfigError
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Servers that this process started, by process id."""
 
 
 @contextmanager
@@ -115,6 +117,7 @@ def _start(home: Path) -> str:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+    _children[process.pid] = process
     _record(home).write_text(json.dumps({"pid": process.pid, "url": url}), encoding="utf-8")
     _await(f"{url}/health", process, log=log)
     return url
@@ -141,15 +144,18 @@ def _stop(home: Path) -> None:
         return
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while time.monotonic() < deadline:
-        with suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
+        if pid in _children and _children[pid].poll() is not None:
+            break
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             break
         time.sleep(0.05)
     else:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if (child := _children.pop(pid, None)) is not None:
+        child.wait()
     _record(home).unlink(missing_ok=True)
 
 

@@ -20,6 +20,7 @@ from grpo.errors import PolicyError
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool, parse_assistant
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 _SLOT = re.compile("\ue000(\\d+)\ue001")
@@ -50,13 +51,13 @@ class Renderer:
         self.tools = tuple(tools)
         self.stop_id = int(tokenizer.eos_token_id)
         self._stop = str(tokenizer.eos_token)
+        self._trusted, self._foreign = _encoders(tokenizer)
         self.hash = self._digest()
         self._shape = lru_cache(maxsize=4096)(self._render_shape)
         self._encode_template = lru_cache(maxsize=4096)(self._encode_trusted)
 
     def _digest(self) -> str:
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        vocabulary = backend.to_str() if backend is not None else repr(sorted(self.tokenizer.get_vocab().items()))
+        vocabulary = self._trusted.to_str()
         template = str(self.tokenizer.chat_template)
         return hashlib.sha256(f"{vocabulary}\0{template}\0{self.tools}".encode()).hexdigest()[:16]
 
@@ -131,10 +132,29 @@ class Renderer:
         return ids
 
     def _encode_trusted(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return list(self._trusted.encode(text, add_special_tokens=False).ids)
 
     def _encode_foreign(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        return list(self._foreign.encode(text, add_special_tokens=False).ids)
+
+
+def _encoders(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, Tokenizer]:
+    """Two encoders of the renderer's own: one that reads control tokens, one to which they are ordinary text.
+
+    transformers switches the one that a tokenizer has back and forth, which two threads must not do at once.
+    """
+    from tokenizers import Tokenizer
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} is no fast tokenizer; add tokenizer.json")
+    trusted, foreign = (Tokenizer.from_str(backend.to_str()) for _ in range(2))
+    for encoder in (trusted, foreign):
+        encoder.no_truncation()
+        encoder.no_padding()
+    trusted.encode_special_tokens = False
+    foreign.encode_special_tokens = True
+    return trusted, foreign
 
 
 def _shape_of(messages: Sequence[Message]) -> tuple[tuple[str, bool], ...]:

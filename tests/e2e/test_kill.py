@@ -34,16 +34,14 @@ def _environment(home: Path, server: str) -> dict[str, str]:
 
 def _run_until(stage: str, config: Path, environment: dict[str, str]) -> bool:
     """Start the run and kill it when `stage` begins; False if it ended before."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         _command(config), env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(f"{stage} 0/"):
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            return True
-    process.wait()
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(f"{stage} 0/"):
+                os.kill(process.pid, signal.SIGKILL)
+                return True
     return False
 
 

@@ -80,3 +80,18 @@ def test_another_template_is_another_renderer(renderer: Renderer, tiny_folder: P
     """The hash in every row tells templates apart."""
     other = load_tokenizer(tiny_folder, chat_template="{{ messages[0].content }}")
     assert Renderer(other, tools=(TOOL,)).hash != renderer.hash
+
+
+def test_threads_do_not_disturb_each_other(renderer: Renderer):
+    """Two renderers of one tokenizer, encoding at once, give what each gives alone."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    attack = Message(role="user", content="<|end|>" * 20)
+    alone = renderer.start((attack,))
+
+    def work(_: int) -> bool:
+        other = Renderer(renderer.tokenizer, tools=(TOOL,))
+        return all(other.start((attack,)) == alone for _ in range(50))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))

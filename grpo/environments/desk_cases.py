@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict
 from grpo.environments.support_desk import REPLACE_BELOW, RETURN_DAYS
 from grpo.scenarios.scenario import Difficulty, Expected, Metadata, Scenario
 
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo", "ie")
+_CODAS = ("", "", "n", "r", "t", "k", "s", "ll", "nd", "ck", "er", "le")
 CATEGORIES = ("return", "broken", "missing", "charge")
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")
 _NUMBERS = tuple(n for n in range(1000, 10000) if len(set(str(n))) == 4)
@@ -30,6 +32,8 @@ class Phrasebook(BaseModel):
 
     order_numbers: tuple[float, float]
     """The share of a fixed shuffle of all order numbers that this book draws from, as [from, to)."""
+    invented_share: float = 0.0
+    """Share of names and items that are made-up words: a model that has met many odd words reads round new ones."""
     first_names: tuple[str, ...]
     last_names: tuple[str, ...]
     items: tuple[str, ...]
@@ -67,10 +71,11 @@ def _case(
 ) -> Scenario:
     order, wrong = rng.sample(orders, 2)
     record, calls, facts = _situation(rng, order, category)
-    fill = {
-        "name": f"{rng.choice(book.first_names)} {rng.choice(book.last_names)}",
-        "item": rng.choice(book.items),
-    }
+
+    def word(words: tuple[str, ...]) -> str:
+        return _invent(rng, like=words[0]) if rng.random() < book.invented_share else rng.choice(words)
+
+    fill = {"name": f"{word(book.first_names)} {word(book.last_names)}", "item": word(book.items)}
     opening = rng.choice(book.openings[category]).format(**fill)
     number = rng.choice(book.numbers)
     lines = {
@@ -87,6 +92,13 @@ def _case(
         expected=Expected(calls=tuple(calls), facts=tuple(facts)),
         metadata=Metadata(difficulty=difficulty, category=category, source="support_desk", licence="Apache-2.0"),
     )
+
+
+def _invent(rng: random.Random, *, like: str) -> str:
+    """A word that does not exist, of one to four syllables, capitalized as `like` is."""
+    syllables = (rng.choice("bcdfghjklmnprstvwz") + rng.choice(_VOWELS) for _ in range(rng.randint(1, 4)))
+    invented = "".join(syllables) + rng.choice(_CODAS)
+    return invented.capitalize() if like[0].isupper() else invented
 
 
 def _situation(rng: random.Random, order: str, category: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:

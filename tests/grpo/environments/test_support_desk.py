@@ -74,6 +74,14 @@ def test_a_wrong_end_state_fails(actions: tuple[Message, ...], broken: str):
     assert not outcome.checks[broken]
 
 
+def test_a_right_answer_without_a_look_at_the_record_is_luck_and_fails():
+    """Declining unseen is right by chance; the record must have been read."""
+    late = {"price": 84, "days": 50, "state": "delivered", "charges": 1}
+    scenario = make_scenario(record=late, facts=("thirty days",))
+    _, outcome = serve(scenario, say("Sorry, the thirty days are over."))
+    assert [name for name, right in outcome.checks.items() if not right] == ["looked_up"]
+
+
 @pytest.mark.parametrize(
     ("reply", "honest"),
     [
@@ -95,7 +103,7 @@ def test_the_arrival_day_must_be_the_one_on_record():
     """eta 4: "in 4 days" is true and told, "in 5 days" is neither."""
     moving = {"price": 84, "days": 12, "state": "moving", "charges": 1, "eta": 4}
     scenario = make_scenario(record=moving, facts=("4 days",))
-    assert serve(scenario, say("It arrives in 4 days."))[1].success
+    assert serve(scenario, call("look_up", order="4821"), say("It arrives in 4 days."))[1].success
     wrong = serve(scenario, say("It arrives in 5 days."))[1]
     assert (wrong.checks["honest"], wrong.checks["facts_told"]) == (False, False)
 

@@ -34,6 +34,8 @@ class Phrasebook(BaseModel):
     """The share of a fixed shuffle of all order numbers that this book draws from, as [from, to)."""
     invented_share: float = 0.0
     """Share of names and items that are made-up words: a model that has met many odd words reads round new ones."""
+    transit_days: tuple[int, ...]
+    """In how many days a parcel that is on its way arrives."""
     first_names: tuple[str, ...]
     last_names: tuple[str, ...]
     items: tuple[str, ...]
@@ -70,7 +72,7 @@ def _case(
     book: Phrasebook, rng: random.Random, orders: list[str], case_id: str, category: str, difficulty: Difficulty
 ) -> Scenario:
     order, wrong = rng.sample(orders, 2)
-    record, calls, facts = _situation(rng, order, category)
+    record, calls, facts = _situation(book, rng, order, category)
 
     def word(words: tuple[str, ...]) -> str:
         return _invent(rng, like=words[0]) if rng.random() < book.invented_share else rng.choice(words)
@@ -101,7 +103,9 @@ def _invent(rng: random.Random, *, like: str) -> str:
     return invented.capitalize() if like[0].isupper() else invented
 
 
-def _situation(rng: random.Random, order: str, category: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+def _situation(
+    book: Phrasebook, rng: random.Random, order: str, category: str
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
     """A record, the calls that are right for it, and the facts that the customer must be told."""
     favourable = rng.random() < 0.5
     record: dict[str, Any] = {
@@ -125,7 +129,7 @@ def _situation(rng: random.Random, order: str, category: str) -> tuple[dict[str,
         record["state"] = "lost" if favourable else "moving"
         if favourable:
             return record, call("refund", amount=record["price"]), []
-        record["eta"] = rng.randint(2, 9)
+        record["eta"] = rng.choice(book.transit_days)
         return record, [], [f"{record['eta']} days"]
     record["charges"] = 2 if favourable else 1
     return (record, call("refund", amount=record["price"]), []) if favourable else (record, [], ["once"])

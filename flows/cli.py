@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Annotated
@@ -42,10 +44,13 @@ def train(
         return
     began = time.time()
     settings.command_began()
+    ahead = threading.Thread(target=_import_ahead, daemon=True)
+    ahead.start()
     try:
         from flows.server import prefect_server
 
         with prefect_server(home) as url:
+            ahead.join()
             from flows.terminal import live, print_summary
             from flows.train import train as flow
             from grpo.evaluation.report import read_report
@@ -60,6 +65,7 @@ def train(
                     print_summary(console, read_report(page.with_suffix(".json")))
                     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     except GRPOError as error:
+        ahead.join()  # an interpreter that ends in the middle of an import ends badly
         _fail(error, code=1)
 
 
@@ -123,6 +129,12 @@ def pretrain(
 
         with live(console, iterations=1):
             console.print(f"last loss {flow(PretrainConfig(steps=steps)):.4f} nats a token")
+
+
+def _import_ahead() -> None:
+    """Load what takes seconds while the server takes as long to start."""
+    for name in ("grpo.learner.update", "grpo.evaluation.page", "mlflow", "great_expectations"):
+        importlib.import_module(name)
 
 
 def _fail(error: GRPOError, *, code: int) -> None:

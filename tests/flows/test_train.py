@@ -153,6 +153,7 @@ def test_a_negated_reward_makes_it_worse_and_the_gate_refuses(module_config: Any
         module_config,
         home,
         name="negated",
+        scenarios={**module_config["scenarios"], "limit": 60},
         reward=[{"kind": "checks", "weight": -1.0}],
         rollout={**module_config["rollout"], "scenarios": 16, "group_size": 8},
         training={"iterations": 6, "learning_rate": 5e-4, "steps_per_rollout": 2},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.pipeline import PolicySettings
+from grpo.config.policy import PolicySettings
 from grpo.learner.checkpoints import save_base
 from grpo.policy.transformers.model import load, residents
 from grpo.renderer import Renderer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.config.pipeline import GateSettings
+from grpo.config.evaluation import GateSettings
 from grpo.evaluation.document import Decision, Evaluation
 from grpo.evaluation.gates import gate as judge
 from tasks.stage import Clock, StageResult, stage

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.pipeline import EnvironmentSettings, RolloutSettings
+from grpo.config.environments import EnvironmentSettings
+from grpo.config.rollout import RolloutSettings
 from grpo.environments.catalog import make_environment
 from grpo.learner.checkpoints import read_state
 from grpo.policy.transformers.model import residents
@@ -58,13 +59,9 @@ def rollout(
         policy,
         world,
         Renderer(policy.tokenizer, tools=world.tools),
-        group_size=samples,
+        settings,
+        siblings=samples,
         temperature=temperature,
-        max_new_tokens=settings.max_new_tokens,
-        max_context=min(settings.max_context, policy.max_context),
-        concurrency=settings.concurrency,
-        episode_timeout_s=settings.episode_timeout_s,
-        error_budget=settings.error_budget,
         run_seed=seed,
         iteration=part,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.pipeline import RewardComponent
+from grpo.config.rewards import RewardComponent
 from grpo.rewards.composite import make_reward
 from grpo.rewards.score import score as score_trajectories
 from grpo.rewards.summary import RolloutSummary, summarize

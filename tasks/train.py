@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.pipeline import TrainingSettings
+from grpo.config.training import TrainingSettings
 from grpo.learner.checkpoints import read_state
 from grpo.learner.update import UpdateMetrics
 from grpo.learner.update import update as update_policy

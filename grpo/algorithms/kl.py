@@ -11,7 +11,7 @@ def k3(policy_logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch
     For logs. Its own gradient is that of KL(reference ‖ policy); train on `kl_loss`.
     """
     delta = reference_logprobs - policy_logprobs
-    return torch.exp(delta) - delta - 1
+    return torch.expm1(delta) - delta
 
 
 def kl_loss(

@@ -3,136 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import Field, ValidationError
 
 from grpo.config.base import Settings
+from grpo.config.environments import EnvironmentSettings
+from grpo.config.evaluation import EvaluationSettings, GateSettings
+from grpo.config.policy import PolicySettings
+from grpo.config.rewards import RewardComponent
+from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
+from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
-
-
-class PolicySettings(Settings):
-    """The model that is trained."""
-
-    model: str
-    """Folder with config.json, safetensors weights and a tokenizer."""
-    chat_template: str | None = None
-    """Jinja chat template, for models that come without one."""
-
-
-class SupportDeskSettings(Settings):
-    """The order desk: records, four tools, customers who must be asked."""
-
-    kind: Literal["support_desk"]
-    max_turns: int = Field(default=8, ge=1)
-    """Agent turns after which an episode is cut off."""
-
-
-class ConversationSettings(Settings):
-    """Scripted users: turn k of the user is said whatever the agent replies."""
-
-    kind: Literal["conversation"]
-    system_prompt: str = ""
-    max_turns: int = Field(default=4, ge=1)
-    """Agent turns after which an episode is cut off."""
-
-
-EnvironmentSettings = Annotated[SupportDeskSettings | ConversationSettings, Field(discriminator="kind")]
-
-RewardName = Literal["task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant"]
-
-
-class RewardComponent(Settings):
-    """One reward and what it counts for."""
-
-    kind: RewardName
-    weight: float = Field(ge=-1, le=1)
-    """Share in the total; negative turns the reward round."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of this reward, by name."""
-
-
-class RolloutSettings(Settings):
-    """How episodes are played."""
-
-    scenarios: int = Field(default=32, ge=1)
-    """Scenarios in an iteration; the training side is gone through in a seeded order."""
-    group_size: int = Field(default=8, ge=2)
-    """Sibling episodes of each scenario: what an advantage is relative to."""
-    temperature: float = Field(default=1.0, gt=0)
-    max_new_tokens: int = Field(default=64, ge=1)
-    """Most tokens in one turn of the agent."""
-    max_context: int = Field(default=512, ge=16)
-    """Most tokens in one episode."""
-    shards: int = Field(default=1, ge=1)
-    """Parts that an iteration is cut into; a shard is what is retried."""
-    concurrency: int = Field(default=256, ge=1)
-    """Episodes of a shard in flight at once."""
-    episode_timeout_s: float = Field(default=120.0, gt=0)
-    """An episode that takes longer is failed, not waited for."""
-    error_budget: float = Field(default=0.05, ge=0, le=1)
-    """More failed episodes than this share stop the run."""
-
-
-class TrainingSettings(Settings):
-    """The GRPO update."""
-
-    iterations: int = Field(default=20, ge=1)
-    """Rounds of rollout, score and train."""
-    learning_rate: float = Field(default=1e-4, ge=0)
-    warmup_steps: int = Field(default=0, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls over all steps of the run."""
-    steps_per_rollout: int = Field(default=1, ge=1)
-    """Optimizer steps on each rollout: its groups are dealt into this many batches."""
-    clip_low: float = Field(default=0.2, gt=0)
-    clip_high: float = Field(default=0.2, gt=0)
-    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]."""
-    beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the base policy."""
-    entropy_coefficient: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
-    scale_by_std: bool = True
-    """Divide the group-relative reward by the group's standard deviation."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.99, ge=0, lt=1)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    microbatch_tokens: int = Field(default=16384, ge=64)
-    """Most tokens, padding included, in one forward pass."""
-    ratio_tolerance: float = Field(default=1e-5, gt=0)
-    """How far the importance ratio may be from 1 before the first step, on average over the tokens of a row."""
-
-
-class EvaluationSettings(Settings):
-    """Candidate against champion on held-out scenarios, sample k of both from the same random numbers."""
-
-    samples: int = Field(default=1, ge=1)
-    """Episodes of each held-out scenario."""
-    temperature: float = Field(default=1.0, gt=0)
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """Level of the intervals."""
-    resamples: int = Field(default=2000, ge=100)
-    """Bootstrap resamples over scenarios."""
-
-
-class GateSettings(Settings):
-    """What a candidate must show before it may serve."""
-
-    metric: Literal["success", "reward"] = "success"
-    """What is compared: the verified outcome, or the reward where nothing can be verified."""
-    margin: float = Field(default=0.0, ge=0)
-    """The lower bound of the paired difference must exceed this."""
-    max_category_drop: float = Field(default=0.1, ge=0)
-    """No category's mean may fall by more."""
-    max_kl: float = Field(default=5.0, gt=0)
-    """Most KL divergence to the base policy, nats a token."""
-    max_failed_share: float = Field(default=0.02, ge=0, le=1)
-    """Most failed or truncated episodes of the candidate."""
-    max_length_ratio: float = Field(default=2.0, gt=0)
-    """Most growth of the tokens said in an episode."""
 
 
 class RegistrySettings(Settings):

@@ -17,7 +17,7 @@ class PretrainConfig(Settings):
     model_path: str = "data/models/desk_clerk"
     """Where the base model is written."""
     scenarios: int = Field(default=864, ge=1)
-    demonstrations: int = Field(default=40_000, ge=1)
+    demonstrations: int = Field(default=80_000, ge=1)
     vocabulary: int = Field(default=768, ge=300)
     phrases: tuple[str, ...] = (
         *(f'{{"name": "{tool}", "arguments": {{"order": "' for tool in ("look_up", "refund", "replace", "escalate")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.config.pipeline import EnvironmentSettings, SupportDeskSettings
+from grpo.config.environments import EnvironmentSettings, SupportDeskSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment
 from grpo.environments.support_desk import SupportDesk

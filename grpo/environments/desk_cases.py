@@ -26,7 +26,7 @@ _NUMBERS = tuple(n for n in range(1000, 10000) if len(set(str(n))) == 4)
 
 
 class Phrasebook(BaseModel):
-    """Words for customers: openings by category with {name} and {item}, and ways to give a number {order}."""
+    """Words for customers, put together at random: a frame round a complaint, and a way to give the order number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +39,10 @@ class Phrasebook(BaseModel):
     first_names: tuple[str, ...]
     last_names: tuple[str, ...]
     items: tuple[str, ...]
-    openings: dict[str, tuple[str, ...]]
+    frames: tuple[str, ...]
+    """How a customer begins, with {name} and {complaint}."""
+    complaints: dict[str, tuple[str, ...]]
+    """What is wrong, by category, with {item}."""
     numbers: tuple[str, ...]
     corrections: tuple[str, ...]
 
@@ -77,8 +80,9 @@ def _case(
     def word(words: tuple[str, ...]) -> str:
         return _invent(rng, like=words[0]) if rng.random() < book.invented_share else rng.choice(words)
 
-    fill = {"name": f"{word(book.first_names)} {word(book.last_names)}", "item": word(book.items)}
-    opening = rng.choice(book.openings[category]).format(**fill)
+    complaint = rng.choice(book.complaints[category]).format(item=word(book.items))
+    name = f"{word(book.first_names)} {word(book.last_names)}"
+    opening = rng.choice(book.frames).format(name=name, complaint=complaint)
     number = rng.choice(book.numbers)
     lines = {
         "easy": [f"{opening} {number.format(order=order)}"],

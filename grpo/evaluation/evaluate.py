@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from grpo.config.pipeline import EvaluationSettings
+from grpo.config.evaluation import EvaluationSettings
 from grpo.errors import DataError
 from grpo.evaluation.document import Comparison, Evaluation
 from grpo.evaluation.statistics import compare

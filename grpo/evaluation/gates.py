@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 
-from grpo.config.pipeline import GateSettings
+from grpo.config.evaluation import GateSettings
 from grpo.evaluation.document import Decision, Evaluation, GateCheck
 
 _RELATIONS = {">": operator.gt, "<=": operator.le, ">=": operator.ge}

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
+from transformers import PreTrainedModel
+
+from grpo.learner.packing import hidden_states, pack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A conversation that somebody else wrote, and which of its tokens are to be learned."""
+
+    token_ids: NDArray[np.int32]  # [tokens]
+    loss_mask: NDArray[np.bool_]  # [tokens]
 
 
 def cosine(step: int, *, steps: int, warmup: int) -> float:
@@ -17,30 +31,24 @@ def cosine(step: int, *, steps: int, warmup: int) -> float:
 
 
 def imitate(
-    model: nn.Module,
-    batches: Iterator[Sequence[Sequence[int]]],
+    model: PreTrainedModel,
+    batches: Iterator[Sequence[Written]],
     *,
     steps: int,
     learning_rate: float,
-    pad_id: int,
     warmup: int = 50,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> float:
-    """Minimise the next-token loss over whole conversations, matrices in bfloat16; returns the last, in nats.
-
-    Every token counts, the customers' and the tools' as well: copying numbers is learned from all of them.
-    """
+    """Minimise the next-token loss; returns the last loss, in nats a token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     value = math.nan
     for step in range(steps):
         for parameters in optimizer.param_groups:
             parameters["lr"] = learning_rate * cosine(step, steps=steps, warmup=warmup)
-        ids = _pad(next(batches), pad_id)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        targets = ids[:, 1:].masked_fill(ids[:, 1:] == pad_id, -100)
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        packed = pack(next(batches), device=model.device)
+        logits = model.get_output_embeddings()(hidden_states(model, packed))
+        loss = nn.functional.cross_entropy(logits, packed.targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -49,9 +57,3 @@ def imitate(
         on_step(step, value)
     model.eval()
     return value
-
-
-def _pad(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
-    """Pad on the right: under a causal mask no real token sees the padding."""
-    rows = [torch.tensor(sequence) for sequence in sequences]
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from grpo.algorithms.kl import k3, kl_loss
 from grpo.algorithms.losses import clipped_surrogate, sequence_mean_weights
-from grpo.config.pipeline import TrainingSettings
+from grpo.config.training import TrainingSettings
 from grpo.errors import RatioError
-from grpo.learner.samples import Sample, microbatches
+from grpo.learner.packing import hidden_states, microbatches, pack
+from grpo.learner.samples import Sample
 
 _LOGIT_ROWS = 8192
 """Loss tokens whose logits are held at once."""
@@ -31,26 +31,18 @@ class TokenScores:
 
 
 def score_tokens(model: PreTrainedModel, samples: Sequence[Sample]) -> TokenScores:
-    """Log-probability and entropy of each loss token at its sample's temperature; logits on loss tokens only.
-
-    Sequences are padded on the right: under a causal mask no real token sees the padding.
-    """
-    device = model.device
-    ids = pad_sequence(
-        [torch.from_numpy(sample.token_ids.astype(np.int64)) for sample in samples], batch_first=True
-    ).to(device)
-    mask = pad_sequence([torch.from_numpy(sample.loss_mask) for sample in samples], batch_first=True).to(device)
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    speaking = mask[:, 1:]
-    states, targets = hidden[:, :-1][speaking], ids[:, 1:][speaking]
-    temperatures = torch.tensor([sample.temperature for sample in samples], device=device)
-    temperatures = temperatures[:, None].expand_as(speaking)[speaking]
+    """Log-probability and entropy of each loss token at its sample's temperature; logits on loss tokens only."""
+    packed = pack(samples, device=model.device)
+    states = hidden_states(model, packed)
+    said = torch.tensor([int(sample.loss_mask.sum()) for sample in samples])
+    temperatures = torch.tensor([sample.temperature for sample in samples]).repeat_interleave(said).to(model.device)
     head = model.get_output_embeddings()
     logprobs, entropies = [], []
-    for rows in range(0, len(targets), _LOGIT_ROWS):
+    for rows in range(0, len(packed.targets), _LOGIT_ROWS):
         part = slice(rows, rows + _LOGIT_ROWS)
-        distribution = torch.log_softmax(head(states[part]).float() / temperatures[part, None], dim=-1)
-        logprobs.append(distribution.gather(1, targets[part, None])[:, 0])
+        logits = head(states[part]).float() / temperatures[part, None]
+        distribution = torch.log_softmax(logits, dim=-1)
+        logprobs.append(distribution.gather(1, packed.targets[part, None])[:, 0])
         entropies.append(-(distribution.exp() * distribution).sum(dim=-1))
     return TokenScores(logprobs=torch.cat(logprobs), entropy=torch.cat(entropies))
 
@@ -157,7 +149,10 @@ def reference_kl(reference: PreTrainedModel, samples: Sequence[Sample], *, max_t
     total, tokens = 0.0, 0
     for micro in microbatches(samples, max_tokens=max_tokens):
         sampler_logprobs, _, _ = loss_tokens(micro)
-        estimates = k3(sampler_logprobs.to(reference.device), score_tokens(reference, micro).logprobs)
+        reference_logprobs = score_tokens(reference, micro).logprobs.cpu()
+        estimates = k3(
+            sampler_logprobs.double(), reference_logprobs.double()
+        )  # in float32 nearly equal ones go below 0
         total += float(estimates.sum())
         tokens += len(estimates)
     return total / max(1, tokens)

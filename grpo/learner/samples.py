@@ -91,15 +91,3 @@ def deal(groups: Sequence[tuple[Sample, ...]], *, hands: int, rng: np.random.Gen
     order = rng.permutation(len(groups))
     dealt = [[sample for index in order[hand::hands] for sample in groups[index]] for hand in range(hands)]
     return [hand for hand in dealt if hand]
-
-
-def microbatches(samples: Sequence[Sample], *, max_tokens: int) -> list[list[Sample]]:
-    """Cut a batch into forward passes of at most `max_tokens` padded tokens, similar lengths together."""
-    cut: list[list[Sample]] = []
-    for sample in sorted(samples, key=lambda s: len(s.token_ids), reverse=True):
-        width = len(cut[-1][0].token_ids) if cut else 0
-        if cut and width * (len(cut[-1]) + 1) <= max_tokens:
-            cut[-1].append(sample)
-        else:
-            cut.append([sample])
-    return cut

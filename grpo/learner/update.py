@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from grpo import progress
-from grpo.config.pipeline import TrainingSettings
+from grpo.config.training import TrainingSettings
 from grpo.errors import NoEffect
 from grpo.learner.checkpoints import read_state, resume, save
 from grpo.learner.learner import Learner, reference_kl

@@ -70,6 +70,11 @@ class Policy(Protocol):
         """Digest of the weights."""
         ...
 
+    @property
+    def max_context(self) -> int:
+        """Most tokens that it can read."""
+        ...
+
     def sampler(self, *, concurrency: int) -> AbstractAsyncContextManager[Sampler]:
         """Serve generation inside the running event loop."""
         ...

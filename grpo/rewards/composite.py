@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo.config.pipeline import RewardComponent
+from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError
 from grpo.messages import Message
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult

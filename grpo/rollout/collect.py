@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from grpo import progress
 from grpo.agents.agent import Agent
+from grpo.config.rollout import RolloutSettings
 from grpo.environments.environment import Environment
 from grpo.errors import BudgetError, DataError
 from grpo.policy.policy import Policy, Sampling
@@ -48,27 +49,24 @@ def collect(
     policy: Policy,
     environment: Environment,
     renderer: Renderer,
+    settings: RolloutSettings,
     *,
-    group_size: int,
+    siblings: int,
     temperature: float,
-    max_new_tokens: int,
-    max_context: int,
-    concurrency: int,
-    episode_timeout_s: float,
-    error_budget: float,
     run_seed: int,
     iteration: int | str,
 ) -> list[Trajectory]:
-    """Play `group_size` episodes of each scenario; returns them by scenario, then by sample.
+    """Play `siblings` episodes of each scenario; returns them by scenario, then by sample.
 
+    How many and at what temperature is for the caller to say, who trains or evaluates.
     Raises `BudgetError` when more than `error_budget` of the episodes failed.
     """
     agent = Agent(renderer=renderer, system_prompt=environment.system_prompt)
-    total, done = len(scenarios) * group_size, 0
+    total, done = len(scenarios) * siblings, 0
 
     async def run() -> list[Trajectory]:
-        places = asyncio.Semaphore(concurrency)
-        async with policy.sampler(concurrency=min(concurrency, total)) as sampler:
+        places = asyncio.Semaphore(settings.concurrency)
+        async with policy.sampler(concurrency=min(settings.concurrency, total)) as sampler:
 
             async def episode(scenario: Scenario, sample: int) -> Trajectory:
                 nonlocal done
@@ -80,20 +78,21 @@ def collect(
                         sampler.open(),
                         Sampling(
                             temperature=temperature,
-                            max_new_tokens=max_new_tokens,
+                            max_new_tokens=settings.max_new_tokens,
                             seed=sample_seed(run_seed, iteration, scenario.id, sample),
                         ),
                         sample=sample,
                         policy_hash=policy.hash,
-                        max_context=max_context,
-                        timeout_s=episode_timeout_s,
+                        max_context=min(settings.max_context, policy.max_context),
+                        cut_turns=settings.cut_turns,
+                        timeout_s=settings.episode_timeout_s,
                     )
                 done += 1
                 progress.report("rollout", done, total)
                 return trajectory
 
             async with asyncio.TaskGroup() as group:
-                episodes = [group.create_task(episode(s, k)) for s in scenarios for k in range(group_size)]
+                episodes = [group.create_task(episode(s, k)) for s in scenarios for k in range(siblings)]
         return [task.result() for task in episodes]
 
     try:
@@ -104,9 +103,9 @@ def collect(
             first = first.exceptions[0]
         raise first from None
     failed = [trajectory for trajectory in trajectories if trajectory.stop == "failed"]
-    if len(failed) > error_budget * total:
+    if len(failed) > settings.error_budget * total:
         raise BudgetError(
-            f"{len(failed)} of {total} episodes failed, more than rollout.error_budget {error_budget:.0%}; "
+            f"{len(failed)} of {total} episodes failed, more than rollout.error_budget {settings.error_budget:.0%}; "
             f"the first at {failed[0].place}: {failed[0].error}"
         )
     return trajectories

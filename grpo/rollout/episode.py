@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import numpy as np
 
@@ -51,6 +52,7 @@ async def play(
     sample: int,
     policy_hash: str,
     max_context: int,
+    cut_turns: Literal["end", "go_on"],
     timeout_s: float,
 ) -> Trajectory:
     """Play one episode to its end; what the world does wrong becomes a failed trajectory, not an exception.
@@ -75,7 +77,8 @@ async def play(
                     break
                 message, said = await agent.respond(session, new_ids, sampling)
                 record.say(message, said.token_ids, said.logprobs)
-                if said.stop == "length":
+                cut = said.stop == "length"
+                if cut and cut_turns == "end":
                     stop = "truncated"
                     break
                 result = await environment.step(state, message)
@@ -88,6 +91,8 @@ async def play(
                 assert result.response is not None
                 spoken = agent.brief(state.history[:-1])
                 new_ids = agent.renderer.extend(spoken, (result.response,))
+                if cut:  # the stop token that the policy did not say is read to it
+                    new_ids = [agent.renderer.stop_id, *new_ids]
                 heard = (result.response,)
         outcome = environment.verify(state)
     except GRPOError:

@@ -61,7 +61,8 @@ def _median(run: Callable[[], float], repeats: int = 3) -> float:
 
 def rollout_speed() -> list[tuple[str, str]]:
     """32 × 8 desk episodes with the embedded model, and one update on them."""
-    from grpo.config.pipeline import TrainingSettings, load_config
+    from grpo.config.pipeline import load_config
+    from grpo.config.training import TrainingSettings
     from grpo.environments.support_desk import SupportDesk
     from grpo.learner.learner import Learner
     from grpo.learner.samples import build_batch
@@ -88,13 +89,9 @@ def rollout_speed() -> list[tuple[str, str]]:
             policy,
             desk,
             Renderer(policy.tokenizer, tools=desk.tools),
-            group_size=8,
+            config.rollout,
+            siblings=8,
             temperature=1.0,
-            max_new_tokens=config.rollout.max_new_tokens,
-            max_context=512,
-            concurrency=256,
-            episode_timeout_s=600,
-            error_budget=0.0,
             run_seed=0,
             iteration=0,
         )

@@ -11,7 +11,7 @@ import pytest
 from prefect.states import State, StateType
 
 from grpo.artifacts import Artifact
-from grpo.config.pipeline import RewardComponent
+from grpo.config.rewards import RewardComponent
 from grpo.errors import GRPOError, NoEffect
 from tasks.locks import FlockLockManager
 from tasks.stage import identity, is_transient, stage_key

@@ -1,8 +1,8 @@
-"""Attention over slots: every conversation in flight has a row of a preallocated key-value cache.
+"""Attention over one flat row [1, tokens] of many conversations: everything else is per token, so nothing is padded.
 
-A forward pass takes the new tokens of all conversations in one flat row [1, tokens]: one for those that are
-speaking, many for those that just heard something. Everything but attention is per token, so nothing is padded.
-Without slots the same attention name falls through to PyTorch's, which is what the learner uses.
+Slots, for sampling: every conversation in flight has a row of a preallocated key-value cache; a pass takes one new
+token of those that are speaking and many of those that just heard something. Trees, for learning: segments see
+what they share with others. Without either, the same name falls through to PyTorch's attention.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-IMPLEMENTATION = "grpo_slots"
+IMPLEMENTATION = "grpo_flat"
 
 
 class SlotCache:
@@ -68,7 +68,24 @@ class SlotBatch:
     run_real: torch.Tensor | None  # [runs, width] True where run_index is no padding
 
 
-def slot_attention(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeBlock:
+    """Segments of similar lengths that attend in one call; padding repeats a segment's first token."""
+
+    queries: torch.Tensor  # [segments, width] flat token index
+    keys: torch.Tensor  # [segments, past + width] flat token index
+    mask: torch.Tensor  # [segments, 1, width, past + width], True where a query may look
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeBatch:
+    """Who sees whom in a flat row of segments that share their pasts."""
+
+    blocks: tuple[TreeBlock, ...]
+    place: torch.Tensor  # [tokens] row of each flat token in the padded answers of all blocks
+
+
+def flat_attention(
     module: Any,
     query: torch.Tensor,  # [1, heads, tokens, head_dim]
     key: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
@@ -78,14 +95,52 @@ def slot_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     slots: SlotBatch | None = None,
+    tree: TreeBatch | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend within slots; returns [1, tokens, heads, head_dim]."""
-    if slots is None:
-        output: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    """Attend within slots or along a tree; returns [1, tokens, heads, head_dim]."""
+    if tree is not None:
+        return _tree_attention(query, key, value, tree, scaling=scaling), None
+    if slots is not None:
+        return _slot_attention(module, query, key, value, slots, scaling=scaling), None
+    output: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    )
+    return output
+
+
+def _tree_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: TreeBatch, *, scaling: float | None
+) -> torch.Tensor:
+    shared = query.shape[1] // key.shape[1]
+    asked, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))  # [tokens, heads, head_dim]
+    answers = []
+    for block in tree.blocks:
+        attended = functional.scaled_dot_product_attention(
+            _gather(asked, block.queries),
+            _gather(keys, block.keys).repeat_interleave(shared, dim=1),
+            _gather(values, block.keys).repeat_interleave(shared, dim=1),
+            attn_mask=block.mask,
+            scale=scaling,
         )
-        return output
+        answers.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(answers).index_select(0, tree.place).unsqueeze(0)
+
+
+def _gather(flat: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """[tokens, heads, head_dim] at [segments, width] → [segments, heads, width, head_dim]."""
+    return flat.index_select(0, index.flatten()).view(*index.shape, *flat.shape[1:]).transpose(1, 2)
+
+
+def _slot_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: SlotBatch,
+    *,
+    scaling: float | None,
+) -> torch.Tensor:
     keys, values = slots.cache.keys[module.layer_idx], slots.cache.values[module.layer_idx]
     keys[slots.slot, :, slots.position] = key[0].transpose(0, 1)
     values[slots.slot, :, slots.position] = value[0].transpose(0, 1)
@@ -115,8 +170,8 @@ def slot_attention(
             scale=scaling,
         )
         answer[slots.run_index[slots.run_real]] = attended.transpose(1, 2)[slots.run_real]
-    return answer.unsqueeze(0), None
+    return answer.unsqueeze(0)
 
 
-AttentionInterface.register(IMPLEMENTATION, slot_attention)
+AttentionInterface.register(IMPLEMENTATION, flat_attention)
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)

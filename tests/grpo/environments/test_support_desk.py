@@ -170,8 +170,8 @@ def test_demonstrations_and_scenarios_share_no_name_item_wording_or_order(books:
     left, right = books
     for field in ("first_names", "last_names", "items", "numbers", "corrections"):
         assert not set(getattr(left, field)) & set(getattr(right, field)), field
-    for category, openings in left.openings.items():
-        assert not set(openings) & set(right.openings[category])
+    for category, complaints in left.complaints.items():
+        assert not set(complaints) & set(right.complaints[category])
     assert not set(left.orders()) & set(right.orders())
 
 

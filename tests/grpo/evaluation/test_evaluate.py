@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo.config.pipeline import EvaluationSettings, GateSettings
+from grpo.config.evaluation import EvaluationSettings, GateSettings
 from grpo.errors import DataError
 from grpo.evaluation.conversations import choose_pairs
 from grpo.evaluation.document import Evaluation

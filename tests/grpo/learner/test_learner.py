@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.config.pipeline import TrainingSettings
+from grpo.config.training import TrainingSettings
 from grpo.errors import PolicyError, RatioError
 from grpo.learner.checkpoints import resume, save
 from grpo.learner.learner import Learner, reference_kl, score_tokens
@@ -22,15 +22,20 @@ def policy(tiny_folder: Path) -> TransformersPolicy:
 
 
 def make_samples(policy: TransformersPolicy, *, advantages: tuple[float, ...] = (1.0, -1.0, 0.5)) -> list[Sample]:
-    """Random sequences of different lengths, with the log-probabilities that the model itself gives them."""
+    """Random sequences of different lengths, with the log-probabilities that the model itself gives them.
+
+    They begin alike, the first and the third with the same prompt: what is shared is computed once.
+    """
     rng = np.random.default_rng(0)
+    prompts = rng.integers(8, 200, (2, 4)).astype(np.int32)
+    prompts[1, 0] = prompts[0, 0]
     samples = []
     for index, advantage in enumerate(advantages):
         length = 6 + 3 * index
         mask = rng.random(length) < 0.5
-        mask[0], mask[-1] = False, True
+        mask[:4], mask[4], mask[-1] = False, True, True
         blank = Sample(
-            token_ids=rng.integers(8, 200, length).astype(np.int32),
+            token_ids=np.concatenate([prompts[index % 2], rng.integers(8, 200, length - 4).astype(np.int32)]),
             loss_mask=mask,
             sampler_logprobs=np.zeros(length, dtype=np.float32),
             advantage=advantage,
@@ -78,7 +83,6 @@ def test_a_word_that_the_policy_did_not_say_moves_nothing(policy: TransformersPo
     sample = make_samples(policy)[0]
     mask = sample.loss_mask.copy()
     mask[-1] = False
-    mask[1] = True
     muted = replace(sample, loss_mask=mask)
     other = replace(muted, token_ids=np.append(sample.token_ids[:-1], 201).astype(np.int32))
     assert torch.equal(_gradient(policy, [muted]), _gradient(policy, [other]))

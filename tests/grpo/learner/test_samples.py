@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo.errors import DataError, NoLearningSignal, PolicyError
-from grpo.learner.samples import Sample, build_batch, deal, microbatches
+from grpo.learner.samples import Sample, build_batch, deal
 from grpo.trajectories import Trajectory, TrajectoryGroup
 
 
@@ -109,14 +109,3 @@ def test_dealing_keeps_groups_whole_and_loses_nothing():
 def test_fewer_groups_than_hands_leaves_no_empty_hand():
     """One group, three steps: one step is taken."""
     assert len(deal([(make_sample(1),)], hands=3, rng=np.random.default_rng(0))) == 1
-
-
-def test_microbatches_stay_within_the_padded_budget():
-    """Lengths 5 4 4 2 in 10 tokens: [5 4] = 2·5, [4 2] = 2·4."""
-    cut = microbatches([make_sample(n) for n in (4, 2, 5, 4)], max_tokens=10)
-    assert [[len(s.token_ids) for s in micro] for micro in cut] == [[5, 4], [4, 2]]
-
-
-def test_a_sample_longer_than_the_budget_goes_alone():
-    """It cannot be cut, so it is not lost."""
-    assert [len(m) for m in microbatches([make_sample(9), make_sample(2)], max_tokens=8)] == [1, 1]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from grpo.config.pipeline import RewardComponent
+from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, RewardError
 from grpo.messages import Message, ToolCall
 from grpo.rewards.composite import make_reward

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpo.config.rollout import RolloutSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.errors import BudgetError, DataError
@@ -45,21 +46,19 @@ def policy(tiny_folder: Path) -> TransformersPolicy:
 def _collect(
     policy: TransformersPolicy, world: ConversationEnvironment | None = None, **changes: object
 ) -> list[Trajectory]:
-    settings: dict[str, object] = {
-        "group_size": 2,
-        "temperature": 1.0,
-        "max_new_tokens": 5,
-        "max_context": 200,
-        "concurrency": 8,
-        "episode_timeout_s": 60.0,
-        "error_budget": 0.0,
-        "run_seed": 1,
-        "iteration": 0,
-        **changes,
-    }
-    scenarios = settings.pop("scenarios", SCENARIOS)
-    world = world or ConversationEnvironment(max_turns=3)
-    return collect(scenarios, policy, world, Renderer(policy.tokenizer), **settings)  # type: ignore[arg-type]
+    scenarios = changes.pop("scenarios", SCENARIOS)
+    plan = {"max_new_tokens": 5, "max_context": 200, "concurrency": 8, "error_budget": 0.0, **changes}
+    return collect(
+        scenarios,  # type: ignore[arg-type]
+        policy,
+        world or ConversationEnvironment(max_turns=3),
+        Renderer(policy.tokenizer),
+        RolloutSettings.model_validate(plan),
+        siblings=2,
+        temperature=1.0,
+        run_seed=1,
+        iteration=0,
+    )
 
 
 def test_a_trajectory_is_token_exact(policy: TransformersPolicy):
@@ -140,3 +139,19 @@ def test_every_sample_has_a_seed_of_its_own():
     """Run, iteration, scenario and sample all count."""
     seeds = {sample_seed(r, i, s, k) for r in (0, 1) for i in (0, "heldout") for s in ("a", "b") for k in (0, 1)}
     assert len(seeds) == 16
+
+
+def test_a_turn_that_was_cut_ends_the_episode_or_stands_as_it_is(policy: TransformersPolicy):
+    """Five tokens are too few for this model to end a turn: one turn, or all three with the stop token read to it."""
+    for trajectory in _collect(policy):
+        assert [turn.message.role for turn in trajectory.turns] == ["user", "assistant"]
+        assert trajectory.stop == "truncated"
+    stop_id = Renderer(policy.tokenizer).stop_id
+    for trajectory in _collect(policy, cut_turns="go_on"):
+        assert [turn.message.role for turn in trajectory.turns] == ["user", "assistant"] * 3
+        assert trajectory.stop == "terminated"
+        first, second = trajectory.turns[1:3]
+        assert trajectory.loss_mask[first.start : first.stop].all()
+        if stop_id not in trajectory.token_ids[first.start : first.stop]:
+            assert trajectory.token_ids[second.start] == stop_id
+            assert not trajectory.loss_mask[second.start]

@@ -1,0 +1,195 @@
+"""Lays token sequences out in one flat row in which what they share stands once.
+
+    [ system prompt ][ opening of group 1 ][ … of group 2 ][ sibling 1 of group 1 ][ sibling 2 … ]
+            ▲────────────────┴─────────────────────┘
+            └ read by all     ▲────────────────────────────────┴────────────────┘
+
+A segment sees its ancestors and its own past; positions go on where the parent ended. The policy's gradient is
+that of the sequences one by one, since what it did not say is the same for all who share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from grpo.policy.transformers.attention import TreeBatch, TreeBlock
+
+_FILL = 0.75
+"""Segments attend together as long as the shortest has this share of the longest's tokens."""
+
+
+class Spoken(Protocol):
+    """A token sequence, and which of its tokens the loss is on."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """[tokens]"""
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """[tokens]"""
+
+
+S = TypeVar("S", bound=Spoken)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A batch of sequences as one row, and where their loss tokens stand in it, in order of the sequences."""
+
+    token_ids: torch.Tensor  # [1, tokens]
+    position_ids: torch.Tensor  # [1, tokens]
+    tree: TreeBatch
+    predictors: torch.Tensor  # [loss tokens] index of the token before
+    targets: torch.Tensor  # [loss tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Tokens [start, start + length) of the row, and the indices of everything before them."""
+
+    start: int
+    length: int
+    past: NDArray[np.int64]
+
+    @property
+    def chain(self) -> NDArray[np.int64]:
+        """Indices of the whole sequence up to the end of this segment."""
+        return np.concatenate([self.past, np.arange(self.start, self.start + self.length)])
+
+
+def pack(samples: Sequence[Spoken], *, device: torch.device) -> Packed:
+    """Lay samples out so that their common beginning, and each prompt that siblings share, stands once."""
+    prompts = {_prompt(sample): sample.token_ids[: _prompt_length(sample)] for sample in samples}
+    common = _common_length(list(prompts.values()))
+    row: list[NDArray[np.int32]] = []
+    levels: list[list[_Segment]] = [[], [], []]
+    end = 0
+
+    def append(level: int, ids: NDArray[np.int32], past: NDArray[np.int64]) -> _Segment:
+        nonlocal end
+        segment = _Segment(end, len(ids), past)
+        if segment.length:
+            row.append(ids)
+            levels[level].append(segment)
+            end += segment.length
+        return segment
+
+    root = append(0, samples[0].token_ids[:common], np.zeros(0, dtype=np.int64))
+    parents = {key: append(1, ids[common:], root.chain) for key, ids in prompts.items()}
+    chains: list[NDArray[np.int64]] = []
+    for sample in samples:
+        parent = parents[_prompt(sample)]
+        chains.append(append(2, sample.token_ids[_prompt_length(sample) :], parent.chain).chain)
+    segments = [segment for level in levels for segment in level]
+    positions = np.concatenate([len(s.past) + np.arange(s.length) for s in sorted(segments, key=lambda s: s.start)])
+    said = [np.flatnonzero(sample.loss_mask) for sample in samples]
+    predictors = np.concatenate([chain[where - 1] for chain, where in zip(chains, said, strict=True)])
+    targets = np.concatenate([sample.token_ids[where] for sample, where in zip(samples, said, strict=True)])
+    blocks = [part for level in levels for part in _blocks(level)]
+    place = np.empty(end, dtype=np.int64)
+    rows = 0
+    for part in blocks:
+        width = part[0].length
+        for index, segment in enumerate(part):
+            place[segment.start : segment.start + segment.length] = rows + index * width + np.arange(segment.length)
+        rows += len(part) * width
+    return Packed(
+        token_ids=torch.from_numpy(np.concatenate(row).astype(np.int64))[None].to(device),
+        position_ids=torch.from_numpy(positions)[None].to(device),
+        tree=TreeBatch(blocks=tuple(_block(part, device) for part in blocks), place=torch.from_numpy(place).to(device)),
+        predictors=torch.from_numpy(predictors).to(device),
+        targets=torch.from_numpy(targets.astype(np.int64)).to(device),
+    )
+
+
+def hidden_states(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
+    """The state from which each loss token is predicted, [loss tokens, hidden size]."""
+    states: torch.Tensor = model.base_model(
+        input_ids=packed.token_ids,
+        position_ids=packed.position_ids,
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device),
+        use_cache=False,
+        tree=packed.tree,
+    ).last_hidden_state[0]
+    return states[packed.predictors]
+
+
+def microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
+    """Cut a batch into rows of at most `max_tokens` tokens once packed; siblings stay together where they can."""
+    cut: list[list[S]] = []
+    size, first, known = 0, samples[0].token_ids[:0], b""
+    for sample in sorted(samples, key=_prompt):
+        prompt, key = sample.token_ids[: _prompt_length(sample)], _prompt(sample)
+        own = len(sample.token_ids) - len(prompt)
+        extra = own if key == known else own + len(prompt) - _common_length([first, prompt])
+        if cut and size + extra <= max_tokens:
+            cut[-1].append(sample)
+            size += extra
+        else:
+            cut.append([sample])
+            first, size = prompt, own + len(prompt)
+        known = key
+    return cut
+
+
+def _prompt_length(sample: Spoken) -> int:
+    """Tokens before the first that the policy said; at least one, which predicts it."""
+    return max(1, int(sample.loss_mask.argmax()))
+
+
+def _prompt(sample: Spoken) -> bytes:
+    return sample.token_ids[: _prompt_length(sample)].tobytes()
+
+
+def _common_length(sequences: Sequence[NDArray[np.int32]]) -> int:
+    """Length of the longest common beginning."""
+    first, shortest = sequences[0], min(map(len, sequences))
+    same = np.ones(shortest, dtype=np.bool_)
+    for sequence in sequences[1:]:
+        same &= sequence[:shortest] == first[:shortest]
+    return shortest if same.all() else int(same.argmin())
+
+
+def _blocks(segments: Sequence[_Segment]) -> list[list[_Segment]]:
+    """Segments of similar lengths, longest first."""
+    cut: list[list[_Segment]] = []
+    for _, equal in groupby(sorted(segments, key=lambda s: (-s.length, s.start)), key=lambda s: s.length):
+        part = list(equal)
+        if cut and part[0].length >= _FILL * cut[-1][0].length:
+            cut[-1].extend(part)
+        else:
+            cut.append(part)
+    return cut
+
+
+def _block(segments: Sequence[_Segment], device: torch.device) -> TreeBlock:
+    """Index tensors of segments that attend together; padding asks what its segment's first token asks."""
+    width, past = segments[0].length, max(len(s.past) for s in segments)
+    lengths = np.array([s.length for s in segments])[:, None]
+    starts = np.array([s.start for s in segments])[:, None]
+    offsets = np.arange(width)[None]
+    own = starts + np.where(offsets < lengths, offsets, 0)
+    before = np.stack([np.pad(s.past, (0, past - len(s.past)), constant_values=s.start) for s in segments])
+    known = np.arange(past)[None] < np.array([len(s.past) for s in segments])[:, None]
+    causal = np.tril(np.ones((width, width), dtype=np.bool_))
+    mask = np.concatenate(
+        [
+            np.broadcast_to(known[:, None, :], (len(segments), width, past)),
+            np.broadcast_to(causal[None], (len(segments), width, width)),
+        ],
+        axis=2,
+    )
+    return TreeBlock(
+        queries=torch.from_numpy(own).to(device),
+        keys=torch.from_numpy(np.concatenate([before, own], axis=1)).to(device),
+        mask=torch.from_numpy(mask)[:, None].to(device),
+    )

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from grpo.learner.packing import hidden_states, microbatches, pack
+from grpo.policy.transformers.model import load
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Said:
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+
+
+def make(prompt: list[int], *said: int) -> Said:
+    """A prompt, and what the policy said after it."""
+    ids = np.array([*prompt, *said], dtype=np.int32)
+    return Said(token_ids=ids, loss_mask=np.arange(len(ids)) >= len(prompt))
+
+
+def test_what_is_shared_stands_once_and_positions_go_on():
+    """Prompts [9 8 7] and [9 8 6 5]: root [9 8], remainders [7] and [6 5], then what each said."""
+    packed = pack([make([9, 8, 7], 1, 2), make([9, 8, 7], 3), make([9, 8, 6, 5], 4)], device=CPU)
+    assert packed.token_ids.tolist() == [[9, 8, 7, 6, 5, 1, 2, 3, 4]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 2, 3, 3, 4, 3, 4]]
+    assert packed.predictors.tolist() == [2, 5, 2, 4]  # 1 and 3 after the 7, 2 after the 1, 4 after the 5
+    assert packed.targets.tolist() == [1, 2, 3, 4]
+
+
+def test_a_segment_sees_its_ancestors_and_its_own_past_alone():
+    """Token by token, the set of positions that may be looked at."""
+    packed = pack([make([9, 8, 7], 1, 2), make([9, 8, 7], 3), make([9, 8, 6, 5], 4)], device=CPU)
+    sees: dict[int, set[int]] = {}
+    for block in packed.tree.blocks:
+        for row in range(len(block.queries)):
+            for column, token in enumerate(block.queries[row].tolist()):
+                allowed = block.keys[row][block.mask[row, 0, column]].tolist()
+                sees[token] = set(allowed)
+    root = {0, 1}
+    assert sees == {
+        0: {0}, 1: root, 2: root | {2}, 3: root | {3}, 4: root | {3, 4},
+        5: root | {2, 5}, 6: root | {2, 5, 6}, 7: root | {2, 7}, 8: root | {3, 4, 8},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [make([9], 1, 2, 3)],
+        [make([9, 8], 1), make([7, 6], 2, 3)],  # nothing in common
+        [make([9, 8], 1, 2), make([9, 8], 1, 3), make([9, 8], 2)],  # one prompt
+        [
+            make([9], 1, 2),
+            make([9, 8], 2, 5, 4, 3, 2, 7, 6, 5),
+            make([9, 8, 8], 2),
+            make([9, 8], 4),
+        ],  # prompt in prompt
+    ],
+)
+def test_each_token_gets_the_state_that_it_has_in_a_sequence_of_its_own(tiny_folder: Path, samples: list[Said]):
+    """Against plain forward passes, one a sequence, nothing shared."""
+    model = load(tiny_folder).model
+    states = hidden_states(model, pack(samples, device=CPU))
+    alone = []
+    for sample in samples:
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        alone.append(hidden[np.flatnonzero(sample.loss_mask) - 1])
+    assert torch.allclose(states, torch.cat(alone), atol=1e-6)
+
+
+def test_microbatches_count_what_is_shared_once():
+    """Prompt of 3 and 2 said by each of three siblings: 3 + 2 + 2 fit into 7 tokens, the third goes apart."""
+    siblings = [make([9, 8, 7], 1, k) for k in range(3)]
+    cut = microbatches(siblings, max_tokens=7)
+    assert [len(micro) for micro in cut] == [2, 1]
+    assert [pack(micro, device=CPU).token_ids.shape[1] for micro in cut] == [7, 5]
+
+
+def test_siblings_stay_together_whatever_their_order():
+    """Two prompts that begin alike: 3 + 1 and 3 + 1, the second prompt's first two tokens shared: 4 + 1 + 2."""
+    a, b = [make([9, 8, 7], k) for k in range(2)], [make([9, 8, 6], k) for k in range(2)]
+    cut = microbatches([a[0], b[0], a[1], b[1]], max_tokens=100)
+    assert len(cut) == 1
+    assert pack(cut[0], device=CPU).token_ids.shape[1] == 2 + 1 + 1 + 4
+    assert [m.token_ids[2] for m in cut[0]] in ([7, 7, 6, 6], [6, 6, 7, 7])
+    assert [len(m) for m in microbatches([a[0], b[0], a[1], b[1]], max_tokens=5)] == [2, 2]
+
+
+def test_a_sequence_longer_than_the_budget_goes_alone():
+    """It cannot be cut, so it is not lost."""
+    assert [len(m) for m in microbatches([make([9] * 8, 1), make([7], 2)], max_tokens=4)] == [1, 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Annotated
@@ -44,13 +43,10 @@ def train(
         return
     began = time.time()
     settings.command_began()
-    ahead = threading.Thread(target=_import_ahead, daemon=True)
-    ahead.start()
     try:
         from flows.server import prefect_server
 
-        with prefect_server(home) as url:
-            ahead.join()
+        with prefect_server(home, meanwhile=_import_ahead) as url:
             from flows.terminal import live, print_summary
             from flows.train import train as flow
             from grpo.evaluation.report import read_report
@@ -65,7 +61,6 @@ def train(
                     print_summary(console, read_report(page.with_suffix(".json")))
                     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     except GRPOError as error:
-        ahead.join()  # an interpreter that ends in the middle of an import ends badly
         _fail(error, code=1)
 
 
@@ -95,6 +90,18 @@ def ingest(
         console.print(f"{len(sides.train)} to train on, {len(sides.heldout)} held out")
     except GRPOError as error:
         _fail(error, code=2 if isinstance(error, ConfigError) else 1)
+
+
+@app.command()
+def init() -> None:
+    """Create the databases in which runs keep their records, or bring them up to date."""
+    home = settings.apply()
+    from flows.server import create_databases
+
+    try:
+        create_databases(home)
+    except GRPOError as error:
+        _fail(error, code=1)
 
 
 @app.command()
@@ -133,7 +140,7 @@ def pretrain(
 
 def _import_ahead() -> None:
     """Load what takes seconds while the server takes as long to start."""
-    for name in ("grpo.learner.update", "grpo.evaluation.page", "mlflow", "great_expectations"):
+    for name in ("flows.train", "grpo.evaluation.page", "great_expectations"):
         importlib.import_module(name)
 
 

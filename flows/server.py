@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,14 +29,32 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 """Servers that this process started, by process id."""
 
 
+def create_databases(home: Path) -> None:
+    """Create or migrate the databases in which both services keep their records; a server would do it at its start.
+
+    From nothing it takes Prefect ten seconds and MLflow two, which belong to an installation, not to every first run.
+    """
+    with storage_errors(str(home)):
+        home.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as migration:
+        from mlflow import MlflowClient
+
+        MlflowClient().search_experiments(max_results=1)
+        output, _ = migration.communicate()
+    if migration.returncode:
+        raise ConfigError(f"Prefect's database in {home} cannot be created:\n{output.strip()[-2000:]}")
+
+
 @contextmanager
-def prefect_server(home: Path) -> Iterator[str]:
-    """Serve Prefect's API while the block runs.
+def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Serve Prefect's API while the block runs; `meanwhile` is called while a new server starts.
 
     It is the server that PREFECT_API_URL names, else a running one of this home, else a new one.
     Raises `ConfigError` when the port belongs to another program.
     """
     if url := os.environ.get("PREFECT_API_URL"):
+        meanwhile()
         yield url
         return
     with storage_errors(str(home)):
@@ -46,9 +64,10 @@ def prefect_server(home: Path) -> Iterator[str]:
     try:
         fcntl.flock(starting, fcntl.LOCK_EX)
         fcntl.flock(users, fcntl.LOCK_SH)
-        url = _running(home) or _start(home)
+        url = os.environ["PREFECT_API_URL"] = _running(home) or _start(home)
+        meanwhile()
+        _await(f"{url}/health", _children.get(_pid(home)), log=home / "server.log")
         fcntl.flock(starting, fcntl.LOCK_UN)
-        os.environ["PREFECT_API_URL"] = url
         yield url
     finally:
         os.environ.pop("PREFECT_API_URL", None)
@@ -90,6 +109,10 @@ def _record(home: Path) -> Path:
     return home / "server.json"
 
 
+def _pid(home: Path) -> int:
+    return int(json.loads(_record(home).read_text(encoding="utf-8"))["pid"])
+
+
 def _running(home: Path) -> str | None:
     """Address of the server that an earlier run of this home left, if it still answers."""
     try:
@@ -108,8 +131,7 @@ def _start(home: Path) -> str:
             f"port {port} on {host} is in use by another program; set PREFECT_SERVER_API_PORT to a free port, "
             "or PREFECT_API_URL to a Prefect server that is running"
         )
-    log = home / "server.log"
-    with log.open("ab") as output:
+    with (home / "server.log").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "prefect", "server", "start"],
             stdout=output,
@@ -119,18 +141,18 @@ def _start(home: Path) -> str:
         )
     _children[process.pid] = process
     _record(home).write_text(json.dumps({"pid": process.pid, "url": url}), encoding="utf-8")
-    _await(f"{url}/health", process, log=log)
     return url
 
 
-def _await(url: str, process: subprocess.Popen[bytes], *, log: Path) -> None:
-    """Wait until a server that was just started answers; say where its log is if it does not."""
+def _await(url: str, process: subprocess.Popen[bytes] | None, *, log: Path) -> None:
+    """Wait until a server answers; say where its log is if it does not. `process` is None for another run's server."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while not _answers(url):
-        if process.poll() is not None:
+        if process is not None and process.poll() is not None:
             raise ConfigError(f"the server of {url} ended with code {process.returncode} at start; see {log}")
         if time.monotonic() > deadline:
-            process.terminate()
+            if process is not None:
+                process.terminate()
             raise TimeoutError(f"the server of {url} did not answer within {_START_TIMEOUT_S:.0f} s; see {log}")
         time.sleep(0.1)
 
@@ -138,7 +160,7 @@ def _await(url: str, process: subprocess.Popen[bytes], *, log: Path) -> None:
 def _stop(home: Path) -> None:
     """End the server, by force if it does not end by itself."""
     try:
-        pid = int(json.loads(_record(home).read_text(encoding="utf-8"))["pid"])
+        pid = _pid(home)
         os.kill(pid, signal.SIGTERM)
     except (OSError, ValueError, KeyError):
         return

@@ -6,7 +6,6 @@ says wins.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from pathlib import Path
@@ -65,5 +64,4 @@ def apply() -> Path:
     home = Path(os.environ.get("GRPO_HOME", "runs")).resolve()
     for name, value in {**quiet(), **local(home)}.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     return home

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -141,6 +142,7 @@ class Registry:
         import mlflow.transformers
 
         mlflow.set_tracking_uri(self.tracking_uri)
+        logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # misses the card of a model that no hub has
         with mlflow.start_run(run_id=run_id):
             info = mlflow.transformers.log_model(
                 transformers_model={"model": policy.model, "tokenizer": policy.tokenizer},

@@ -44,7 +44,11 @@ class Phrasebook(BaseModel):
     complaints: dict[str, tuple[str, ...]]
     """What is wrong, by category, with {item}."""
     numbers: tuple[str, ...]
+    """Sentences that give the order number, {order}."""
     corrections: tuple[str, ...]
+    """Sentences that give another one, after a wrong one."""
+    asides: tuple[str, ...] = ("",)
+    """What may be said beside a number: it stands at no fixed place."""
 
     @classmethod
     def load(cls, path: Path) -> Phrasebook:
@@ -83,11 +87,15 @@ def _case(
     complaint = rng.choice(book.complaints[category]).format(item=word(book.items))
     name = f"{word(book.first_names)} {word(book.last_names)}"
     opening = rng.choice(book.frames).format(name=name, complaint=complaint)
-    number = rng.choice(book.numbers)
+
+    def give(sentences: tuple[str, ...], number: str) -> str:
+        words = (rng.choice(book.asides), rng.choice(sentences).format(order=number), rng.choice(book.asides))
+        return " ".join(word for word in words if word)
+
     lines = {
-        "easy": [f"{opening} {number.format(order=order)}"],
-        "medium": [opening, number.format(order=order)],
-        "hard": [f"{opening} {number.format(order=wrong)}", rng.choice(book.corrections).format(order=order)],
+        "easy": [f"{opening} {give(book.numbers, order)}"],
+        "medium": [opening, give(book.numbers, order)],
+        "hard": [f"{opening} {give(book.numbers, wrong)}", give(book.corrections, order)],
     }[difficulty]
     return Scenario(
         id=case_id,

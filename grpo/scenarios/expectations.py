@@ -9,6 +9,7 @@ Three frames are held against their expectations:
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -186,6 +187,7 @@ def _run(suites: Mapping[str, list[Expectation]], frames: Mapping[str, pd.DataFr
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 
+    logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)  # its temporary folders
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     source = context.data_sources.add_pandas("ingestion")

@@ -11,32 +11,23 @@ from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.gates import gate
 from grpo.evaluation.statistics import compare, interval
 from grpo.trajectories import Outcome, Trajectory
+from tests.doubles import make_trajectory
 
 SETTINGS = EvaluationSettings(resamples=500)
 
 
-def make_trajectory(
+def _played(
     scenario: str, success: bool | None, *, category: str = "a", tokens: int = 4, **changes: object
 ) -> Trajectory:
-    fields: dict[str, object] = {
-        "scenario_id": scenario,
-        "scenario_hash": "h",
-        "category": category,
-        "difficulty": "easy",
-        "sample": 0,
-        "seed": 0,
-        "policy_hash": "p",
-        "renderer_hash": "r",
-        "temperature": 1.0,
-        "turns": (),
-        "token_ids": np.zeros(tokens, dtype=np.int32),
-        "loss_mask": np.ones(tokens, dtype=np.bool_),
-        "sampler_logprobs": np.zeros(tokens, dtype=np.float32),
-        "stop": "terminated",
-        "outcome": None if success is None else Outcome(success=success),
+    return make_trajectory(
+        scenario_id=scenario,
+        category=category,
+        token_ids=np.zeros(tokens, dtype=np.int32),
+        loss_mask=np.ones(tokens, dtype=np.bool_),
+        sampler_logprobs=np.zeros(tokens, dtype=np.float32),
+        outcome=None if success is None else Outcome(success=success),
         **changes,
-    }
-    return Trajectory(**fields)  # type: ignore[arg-type]
+    )
 
 
 def _evaluate(before: list[Trajectory], after: list[Trajectory]) -> Evaluation:
@@ -45,7 +36,7 @@ def _evaluate(before: list[Trajectory], after: list[Trajectory]) -> Evaluation:
 
 def _side(results: str, **changes: object) -> list[Trajectory]:
     """'101' → scenarios 0, 1, 2 with success, failure, success."""
-    return [make_trajectory(str(k), r == "1", **changes) for k, r in enumerate(results)]  # type: ignore[arg-type]
+    return [_played(str(k), r == "1", **changes) for k, r in enumerate(results)]  # type: ignore[arg-type]
 
 
 def test_an_interval_of_equal_values_is_a_point():
@@ -78,7 +69,7 @@ def test_every_heldout_scenario_is_counted():
 
 def test_a_failed_episode_is_no_success():
     """Failing does not take a scenario out of the count."""
-    after = [make_trajectory("0", None, stop="failed"), make_trajectory("1", True)]
+    after = [_played("0", None, stop="failed"), _played("1", True)]
     found = _evaluate(_side("11"), after)
     assert found.overall.candidate.mean == 0.5
     assert found.failed_share == 0.5
@@ -117,8 +108,8 @@ def test_a_margin_that_is_not_cleared_refuses():
 
 def test_a_category_may_not_pay_for_the_others():
     """b falls from 1 to 0 while a rises: refused by name."""
-    before = [*_side("0" * 18), *[make_trajectory(f"b{k}", True, category="b") for k in range(2)]]
-    after = [*_side("1" * 18), *[make_trajectory(f"b{k}", False, category="b") for k in range(2)]]
+    before = [*_side("0" * 18), *[_played(f"b{k}", True, category="b") for k in range(2)]]
+    after = [*_side("1" * 18), *[_played(f"b{k}", False, category="b") for k in range(2)]]
     decision = gate(_evaluate(before, after), GateSettings())
     assert decision.verdict == "refuse"
     assert "worst category is -1" in decision.reason
@@ -137,7 +128,7 @@ def test_every_budget_is_a_gate(settings: dict[str, float], name: str):
 
 def test_truncated_episodes_count_against_the_candidate():
     """Half cut off is more than 2 %."""
-    after = [*_side("11"), *[make_trajectory(str(k), True, stop="truncated") for k in (2, 3)]]
+    after = [*_side("11"), *[_played(str(k), True, stop="truncated") for k in (2, 3)]]
     assert _gates(_evaluate(_side("0000"), after))["failed episodes"] is False
 
 

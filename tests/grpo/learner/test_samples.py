@@ -7,31 +7,22 @@ import pytest
 
 from grpo.errors import DataError, NoLearningSignal, PolicyError
 from grpo.learner.samples import Sample, build_batch, deal
-from grpo.trajectories import Trajectory, TrajectoryGroup
-
-
-def make_trajectory(sample: int, reward: float | None, *, scenario: str = "s") -> Trajectory:
-    return Trajectory(
-        scenario_id=scenario,
-        scenario_hash="h",
-        category="c",
-        difficulty="easy",
-        sample=sample,
-        seed=sample,
-        policy_hash="p",
-        renderer_hash="r",
-        temperature=1.0,
-        turns=(),
-        token_ids=np.array([1, 2, 3], dtype=np.int32),
-        loss_mask=np.array([False, True, True]),
-        sampler_logprobs=np.array([0, -1, -1], dtype=np.float32),
-        stop="terminated",
-        terminal_reward=reward,
-    )
+from grpo.trajectories import TrajectoryGroup
+from tests.doubles import make_trajectory
 
 
 def make_group(*rewards: float | None, scenario: str = "s") -> TrajectoryGroup:
-    members = tuple(make_trajectory(k, reward, scenario=scenario) for k, reward in enumerate(rewards))
+    members = tuple(
+        make_trajectory(
+            scenario_id=scenario,
+            sample=k,
+            token_ids=np.array([1, 2, 3], dtype=np.int32),
+            loss_mask=np.array([False, True, True]),
+            sampler_logprobs=np.array([0, -1, -1], dtype=np.float32),
+            terminal_reward=reward,
+        )
+        for k, reward in enumerate(rewards)
+    )
     return TrajectoryGroup(scenario_id=scenario, trajectories=members)
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from grpo.config.rewards import RewardComponent
@@ -14,6 +13,7 @@ from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
 from grpo.rewards.score import score
 from grpo.rewards.summary import summarize
 from grpo.trajectories import Outcome, Trajectory
+from tests.doubles import make_trajectory
 
 
 def user(text: str) -> Message:
@@ -34,26 +34,8 @@ def judge(kind: str, turns: Sequence[Message], *, outcome: Outcome | None = None
     return asyncio.run(reward.compute_reward(turns, context)).score
 
 
-def make_trajectory(**changes: object) -> Trajectory:
-    fields: dict[str, object] = {
-        "scenario_id": "s",
-        "scenario_hash": "h",
-        "category": "c",
-        "difficulty": "easy",
-        "sample": 0,
-        "seed": 0,
-        "policy_hash": "p",
-        "renderer_hash": "r",
-        "temperature": 1.0,
-        "turns": (),
-        "token_ids": np.zeros(1, dtype=np.int32),
-        "loss_mask": np.ones(1, dtype=np.bool_),
-        "sampler_logprobs": np.zeros(1, dtype=np.float32),
-        "stop": "terminated",
-        "outcome": Outcome(success=True, checks={"a": True, "b": False}),
-        **changes,
-    }
-    return Trajectory(**fields)  # type: ignore[arg-type]
+def _judged(**changes: object) -> Trajectory:
+    return make_trajectory(**{"outcome": Outcome(success=True, checks={"a": True, "b": False}), **changes})
 
 
 @pytest.mark.parametrize(("success", "expected"), [(True, 1.0), (False, 0.0)])
@@ -112,7 +94,7 @@ def test_a_composite_is_the_weighted_sum_and_shows_its_parts():
     reward = make_reward(
         [RewardComponent(kind="task_completion", weight=0.7), RewardComponent(kind="checks", weight=0.3)]
     )
-    (scored,) = score([make_trajectory()], reward)
+    (scored,) = score([_judged()], reward)
     assert scored.total_reward == pytest.approx(0.85)
     assert scored.breakdown == {"task_completion": 1.0, "checks": 0.5}
 
@@ -120,7 +102,7 @@ def test_a_composite_is_the_weighted_sum_and_shows_its_parts():
 def test_a_negative_weight_turns_a_reward_round():
     """The control that must make things worse."""
     reward = make_reward([RewardComponent(kind="task_completion", weight=-1.0)])
-    (scored,) = score([make_trajectory()], reward)
+    (scored,) = score([_judged()], reward)
     assert scored.total_reward == -1.0
 
 
@@ -138,9 +120,7 @@ def test_an_unknown_option_is_refused():
 
 def test_a_failed_episode_keeps_no_reward():
     """None is not 0."""
-    (scored,) = score(
-        [make_trajectory(stop="failed", outcome=None)], make_reward([RewardComponent(kind="constant", weight=1)])
-    )
+    (scored,) = score([_judged(stop="failed", outcome=None)], make_reward([RewardComponent(kind="constant", weight=1)]))
     assert scored.terminal_reward is None
 
 
@@ -154,10 +134,10 @@ def test_a_reward_that_is_not_a_number_stops_the_stage_with_its_place():
             return RewardResult(score=float("nan"))
 
     with pytest.raises(RewardError, match="scenario s sample 0: reward nan is not finite"):
-        list(score([make_trajectory()], Broken()))
+        list(score([_judged()], Broken()))
 
 
 def test_the_summary_leaves_failed_episodes_out_of_its_means():
     """Rewards 1 and None: mean 1, failed share ½."""
-    summary = summarize([make_trajectory(terminal_reward=1.0), make_trajectory(stop="failed", outcome=None)])
+    summary = summarize([_judged(terminal_reward=1.0), _judged(stop="failed", outcome=None)])
     assert (summary.reward, summary.success, summary.failed_share) == (1.0, 1.0, 0.5)

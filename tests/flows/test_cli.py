@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,22 @@ def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path):
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_databases_are_made_once_and_for_all(tmp_path: Path):
+    """`grpo init` from nothing: both services find their tables, and so does a second call."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))},
+        "GRPO_HOME": str(tmp_path / "home"),
+    }
+    for _ in range(2):
+        subprocess.run([sys.executable, "-m", "flows.cli", "init"], env=environment, cwd=ROOT, timeout=120, check=True)
+    tables = {}
+    for path in (tmp_path / "home" / "prefect" / "prefect.db", tmp_path / "home" / "mlflow.db"):
+        with closing(sqlite3.connect(path)) as database:
+            tables[path.name] = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    assert {"flow_run", "task_run", "artifact"} <= tables["prefect.db"]
+    assert {"runs", "registered_models"} <= tables["mlflow.db"]
 
 
 def test_importing_the_library_is_light():

@@ -51,3 +51,7 @@ class NoEffect(GRPOError):
 
 class RegistryError(GRPOError):
     """The model registry refuses what was asked of it."""
+
+
+class CapacityError(GRPOError):
+    """The machine has not enough memory for what is asked of it."""

@@ -1,24 +1,77 @@
-"""How much better a trajectory did than its siblings."""
+"""How much better a trajectory, or a turn of it, did than what it is compared with."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+Baseline = Literal["group_mean", "group_median", "leave_one_out", "global_mean"]
+Rewards = NDArray[np.float64]
 STD_EPSILON = 1e-4
 
 
-def group_advantages(rewards: NDArray[np.float64], *, scale_by_std: bool) -> NDArray[np.float64]:
-    """Group-relative advantage of G siblings (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+def group_advantages(
+    rewards: Rewards, *, baseline: Baseline = "group_mean", scale_by_std: bool, overall_mean: float | None = None
+) -> Rewards:
+    """Advantages of G siblings (DeepSeekMath, arXiv 2402.03300, section 4.1.2; leave_one_out: RLOO, 2402.14740).
 
-        A_i = (R_i − mean R) / (std R + 1e-4)      std with Bessel's correction
+        A_i = (R_i − baseline) / (std R + 1e-4)      std with Bessel's correction
         [.7 .9 .6 .8] → [−.3873 1.1619 −1.1619 .3873], unscaled [−.05 .15 −.15 .05]
+        leave_one_out: [−.0667 .2 −.2 .0667]         group_median of [0 1 2 10]: 1.5
 
     `rewards` [G]; NaN marks a sibling without a reward: it is left out of the baseline and gets NaN. A group whose
-    rewards are all equal, or with fewer than two of them, gives zeros.
+    rewards are all equal, or with fewer than two of them, gives zeros, unless it is compared with `overall_mean`.
     """
     valid = rewards[~np.isnan(rewards)]
-    if valid.size < 2 or np.ptp(valid) == 0:
+    if baseline == "global_mean":
+        if overall_mean is None:
+            raise ValueError("global_mean needs the overall mean of the batch")
+        centred = rewards - overall_mean
+    elif valid.size < 2 or np.ptp(valid) == 0:
         return np.where(np.isnan(rewards), np.nan, 0.0)
-    centred = rewards - valid.mean()
-    return centred / (valid.std(ddof=1) + STD_EPSILON) if scale_by_std else centred
+    elif baseline == "leave_one_out":
+        centred = (rewards - valid.mean()) * valid.size / (valid.size - 1)
+    else:
+        centred = rewards - (valid.mean() if baseline == "group_mean" else np.median(valid))
+    if not scale_by_std:
+        return centred
+    return centred / ((valid.std(ddof=1) if valid.size > 1 else 0.0) + STD_EPSILON)
+
+
+def turn_advantages(
+    turn_rewards: Sequence[Sequence[float]], terminal_rewards: Rewards, *, scale_by_std: bool
+) -> list[Rewards]:
+    """Advantages of each turn of each sibling (MT-GRPO, arXiv 2505.11821): returns compared turn by turn.
+
+    The return of turn k is the rewards of turn k and all later ones plus the terminal reward; its baseline is the
+    mean over the siblings that got that far. A turn that only one sibling reached has nobody to be compared with: 0.
+
+        turns [1 0], [0 0], terminal [0 1] → returns [1 0], [1 1] → turn 0: [0 0], turn 1: [−.5 .5]
+    """
+    returns = [
+        np.cumsum(np.asarray(rewards, dtype=np.float64)[::-1])[::-1] + terminal
+        for rewards, terminal in zip(turn_rewards, terminal_rewards, strict=True)
+    ]
+    advantages = [np.zeros_like(values) for values in returns]
+    for turn in range(max(map(len, returns), default=0)):
+        reached = [index for index, values in enumerate(returns) if len(values) > turn]
+        column = np.array([returns[index][turn] for index in reached])
+        for index, advantage in zip(reached, group_advantages(column, scale_by_std=scale_by_std), strict=True):
+            advantages[index][turn] = advantage
+    return advantages
+
+
+def clip_rewards(rewards: Rewards, limit: float) -> Rewards:
+    """Rewards within [−limit, limit]; NaN stays NaN."""
+    return np.clip(rewards, -limit, limit)
+
+
+def overlong_penalty(tokens: NDArray[np.int64], *, limit: int, margin: int) -> Rewards:
+    """Soft punishment of replies that come close to the limit (DAPO, arXiv 2503.14476, equation 13).
+
+    0 up to limit − margin tokens, falling to −1 at the limit: limit 100, margin 20: 80 → 0, 90 → −.5, 120 → −1.
+    """
+    return -np.clip((tokens - (limit - margin)) / margin, 0.0, 1.0)

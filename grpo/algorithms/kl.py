@@ -14,9 +14,6 @@ def k3(policy_logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch
     return torch.expm1(delta) - delta
 
 
-def kl_loss(
-    policy_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, reference_logprobs: torch.Tensor
-) -> torch.Tensor:
-    """r·k3 per token, whose gradient is that of KL(policy ‖ reference); r = exp(policy − sampler)."""
-    ratio = torch.exp(policy_logprobs - sampler_logprobs)
+def kl_loss(ratio: torch.Tensor, policy_logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Tensor:
+    """r·k3 per token, whose gradient is that of KL(policy ‖ reference); r is the importance ratio, not detached."""
     return ratio * k3(policy_logprobs, reference_logprobs)

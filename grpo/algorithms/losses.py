@@ -1,36 +1,82 @@
-"""Losses of tokens. Arrays in, arrays out: the caller reduces."""
+"""What a token costs. Arrays in, arrays out: the caller reduces."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Where the importance ratio stops counting."""
+
+    low: float
+    """Surrogate: the ratio is clipped from below at 1 − low."""
+    high: float
+    """Surrogate: clipped from above at 1 + high; capped policy gradient: the cap itself."""
+    dual: float | None = None
+    """Largest ratio that a bad token may be blamed with (dual clip, arXiv 1912.09729; TRL's delta)."""
+
+
 def clipped_surrogate(
-    policy_logprobs: torch.Tensor,  # [tokens]
-    sampler_logprobs: torch.Tensor,  # [tokens]
-    advantages: torch.Tensor,  # [tokens]
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, bounds: Bounds
+) -> tuple[torch.Tensor, torch.Tensor]:
     """PPO's clipped surrogate (arXiv 1707.06347, equation 7): −min(r·A, clip(r, 1−ε_low, 1+ε_high)·A).
 
         (r, A) = (1.5, 1) → −1.2, gradient 0      (.5, 1) → −.5, flows
                  (1.5, −1) → 1.5, flows           (.5, −1) → .8, gradient 0       ε = .2
+        dual 3:  (5, −1) → 3, gradient 0
 
-    Returns loss, importance ratio r = exp(policy − sampler), and where the clip was active, each [tokens].
+    All [tokens]. Returns the loss, and where the clip was active.
     """
-    ratio = torch.exp(policy_logprobs - sampler_logprobs)
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -torch.minimum(ratio * advantages, clipped * advantages)
-    active = ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
-    return loss, ratio, active
+    clipped = ratio.clamp(1 - bounds.low, 1 + bounds.high)
+    blamed = ratio if bounds.dual is None else ratio.clamp(max=bounds.dual)
+    loss = -torch.minimum(blamed * advantages, clipped * advantages)
+    active = ((ratio > 1 + bounds.high) & (advantages > 0)) | ((ratio < 1 - bounds.low) & (advantages < 0))
+    if bounds.dual is not None:
+        active |= (ratio > bounds.dual) & (advantages < 0)
+    return loss, active
 
 
-def sequence_mean_weights(lengths: torch.Tensor) -> torch.Tensor:
-    """Weight of each token so that the weighted sum is GRPO's mean over sequences of means over their tokens.
+def capped_policy_gradient(
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, bounds: Bounds
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """CISPO (arXiv 2506.13585, equation 4): −sg(min(r, ε_high))·A·log π; every token keeps a gradient.
 
-    `lengths` [sequences] of the policy's own tokens → weights [Σ lengths], in order of the sequences:
-    lengths 2, 1 → [1/4, 1/4, 1/2].
+    ε_high = 2: (r, A) = (3, 1) at log π = −.5 → 1, gradient −2.
     """
-    return torch.repeat_interleave(1.0 / (lengths * lengths.numel()), lengths)
+    return -ratio.clamp(max=bounds.high).detach() * advantages * logprobs, (ratio > bounds.high) & (advantages > 0)
+
+
+def policy_gradient(
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, bounds: Bounds
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """REINFORCE (Williams 1992): −A·log π; unbiased for the first step on a rollout only."""
+    return -advantages * logprobs, torch.zeros_like(advantages, dtype=torch.bool)
+
+
+def importance_ratio(log_ratio: torch.Tensor, lengths: torch.Tensor, *, by_sequence: bool) -> torch.Tensor:
+    """r = exp(log π − log π_old) of each token, or of each token's sequence, as their geometric mean.
+
+    `log_ratio` [Σ lengths], `lengths` [sequences]. By sequence (GSPO, arXiv 2507.18071, equation 7):
+    Δ = [.1 −.1 .3] → exp(.1) = 1.105171 for all three.
+    """
+    if not by_sequence:
+        return log_ratio.exp()
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    sums = torch.zeros(len(lengths), dtype=log_ratio.dtype, device=log_ratio.device).index_add(0, owner, log_ratio)
+    return (sums / lengths).exp()[owner]
+
+
+def truncated_weight(old_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, *, cap: float) -> torch.Tensor:
+    """Truncated importance weight of each token, min(π_old / π_sampler, cap): makes up for a sampler that was not the
+    policy that the update starts from (arXiv 2508.10751).
+    """
+    return (old_logprobs - sampler_logprobs).exp().clamp(max=cap)
+
+
+def high_entropy_mask(entropy: torch.Tensor, *, share: float) -> torch.Tensor:
+    """The `share` of the tokens with the highest entropy (arXiv 2506.01939), at least one; ties are kept."""
+    count = max(1, round(share * entropy.numel()))
+    return entropy >= entropy.topk(count).values[-1]

@@ -52,16 +52,10 @@ class PipelineConfig(Settings):
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
     """Read a YAML config; an override is `section.key=value`, its value read as YAML.
 
+    A config with `extends: other.yaml` holds only what differs from that file, which lies beside it.
     Raises `ConfigError` that names the file, the key, the value and what is allowed.
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"no config at {path}; the shipped ones are in data/configs") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path} holds {type(document).__name__}, expected a mapping of settings")
+    document = _read(path)
     for override in overrides:
         _override(document, override)
     try:
@@ -72,6 +66,35 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
             place = ".".join(str(part) for part in problem["loc"])
             lines.append(f"  {place}: {problem['msg']} (got {problem['input']!r:.80})")
         raise ConfigError("\n".join(lines)) from error
+
+
+def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
+    """A config file laid over the one that it extends; one step deep."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"no config at {path}; the shipped ones are in data/configs") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds {type(document).__name__}, expected a mapping of settings")
+    base = document.pop("extends", None)
+    if base is None:
+        return document
+    if extended_by is not None:
+        raise ConfigError(f"{extended_by} extends {path}, which extends {base}; extend that one")
+    if not isinstance(base, str) or Path(base).name != base:
+        raise ConfigError(f"{path}: extends is {base!r}; name another file in the same folder")
+    return _merged(_read(path.with_name(base), extended_by=path), document)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two mappings laid over each other, key by key; lists and values are replaced whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _override(document: dict[str, Any], override: str) -> None:

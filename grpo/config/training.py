@@ -8,10 +8,28 @@ from pydantic import Field
 
 from grpo.config.base import Settings
 
+AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce"]
+
 
 class TrainingSettings(Settings):
-    """The GRPO update."""
+    """The policy update. What is not set here is as the algorithm's paper has it."""
 
+    algorithm: AlgorithmName = "grpo"
+    """How siblings are compared, what a token costs and what it weighs."""
+    baseline: Literal["group_mean", "group_median", "leave_one_out", "global_mean"] | None = None
+    """What a reward is compared with; by default the algorithm's own."""
+    scale_by_std: bool | None = None
+    """Divide the compared reward by the group's standard deviation; by default as the algorithm does."""
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    """Whether all turns of an episode share its advantage, or each turn has one from its own return."""
+    reward_clip: float | None = Field(default=None, gt=0)
+    """Rewards are cut to [-reward_clip, reward_clip]."""
+    normalize_rewards: bool = False
+    """Divide the rewards of an iteration by their standard deviation, before they are compared."""
+    overlong_limit: int | None = Field(default=None, ge=1)
+    """Tokens that the policy may say in an episode before 1 is taken off its reward; none takes nothing off."""
+    overlong_margin: int = Field(default=64, ge=1)
+    """Tokens before that limit over which the penalty grows."""
     iterations: int = Field(default=20, ge=1)
     """Rounds of rollout, score and train."""
     learning_rate: float = Field(default=1e-4, ge=0)
@@ -20,15 +38,23 @@ class TrainingSettings(Settings):
     """How the learning rate falls over all steps of the run."""
     steps_per_rollout: int = Field(default=1, ge=1)
     """Optimizer steps on each rollout: its groups are dealt into this many batches."""
-    clip_low: float = Field(default=0.2, gt=0)
-    clip_high: float = Field(default=0.2, gt=0)
-    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    epochs: int = Field(default=1, ge=1)
+    """How often each rollout is gone through."""
+    clip_low: float | None = Field(default=None, gt=0)
+    clip_high: float | None = Field(default=None, gt=0)
+    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]; for cispo clip_high is the cap itself."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Largest ratio that a bad token is blamed with."""
+    importance_cap: float | None = Field(default=None, ge=1)
+    """Weigh a token by how much likelier the policy finds it than the sampler did, at most this; none: they are one."""
+    entropy_share: float = Field(default=1.0, gt=0, le=1)
+    """Learn only from this share of the tokens, those of highest entropy."""
+    length_normalizer: int = Field(default=256, ge=1)
+    """Constant that dr_grpo divides a sequence's sum by."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the base policy."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
-    scale_by_std: bool = True
-    """Divide the group-relative reward by the group's standard deviation."""
     weight_decay: float = Field(default=0.0, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from grpo.algorithms.catalog import choose
 from grpo.algorithms.kl import k3, kl_loss
-from grpo.algorithms.losses import clipped_surrogate, sequence_mean_weights
+from grpo.algorithms.losses import Bounds, high_entropy_mask, importance_ratio, truncated_weight
+from grpo.algorithms.reductions import Denominators, token_weights
 from grpo.config.training import TrainingSettings
-from grpo.errors import RatioError
+from grpo.errors import CapacityError, RatioError
 from grpo.learner.packing import hidden_states, microbatches, pack
 from grpo.learner.samples import Sample
 
@@ -47,16 +50,40 @@ def score_tokens(model: PreTrainedModel, samples: Sequence[Sample]) -> TokenScor
     return TokenScores(logprobs=torch.cat(logprobs), entropy=torch.cat(entropies))
 
 
-def loss_tokens(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sampler log-probabilities and advantages [loss tokens], and how many of them each sample has."""
-    logprobs = np.concatenate([sample.sampler_logprobs[sample.loss_mask] for sample in samples])
-    lengths = np.array([int(sample.loss_mask.sum()) for sample in samples])
-    advantages = np.repeat([sample.advantage for sample in samples], lengths).astype(np.float32)
-    return torch.from_numpy(logprobs), torch.from_numpy(advantages), torch.from_numpy(lengths)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTokens:
+    """What is known of the loss tokens of some samples before the model sees them, in the order of `TokenScores`."""
+
+    sampler_logprobs: torch.Tensor  # [loss tokens]
+    old_logprobs: torch.Tensor  # [loss tokens]
+    advantages: torch.Tensor  # [loss tokens]
+    lengths: torch.Tensor  # [samples] loss tokens of each
+
+
+def loss_tokens(samples: Sequence[Sample], *, device: torch.device) -> LossTokens:
+    """Collect the loss tokens of samples."""
+
+    def collect(arrays: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+        said = [array[sample.loss_mask] for sample, array in zip(samples, arrays, strict=True)]
+        return torch.from_numpy(np.concatenate(said)).to(device)
+
+    sampler = [sample.sampler_logprobs for sample in samples]
+    old = [sample.sampler_logprobs if sample.old_logprobs is None else sample.old_logprobs for sample in samples]
+    return LossTokens(
+        sampler_logprobs=collect(sampler),
+        old_logprobs=collect(old),
+        advantages=collect([sample.advantages for sample in samples]),
+        lengths=torch.tensor([int(sample.loss_mask.sum()) for sample in samples], device=device),
+    )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """PyTorch has a class for it on accelerators only; on the CPU it is the allocator's message."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 class Learner:
-    """AdamW on the clipped surrogate, with optional KL to a reference and entropy bonus."""
+    """AdamW on the loss of one algorithm, with optional KL to a reference and entropy bonus."""
 
     def __init__(
         self, model: PreTrainedModel, settings: TrainingSettings, *, reference: PreTrainedModel | None = None
@@ -64,6 +91,10 @@ class Learner:
         self.model = model
         self.reference = reference
         self.settings = settings
+        self.algorithm = choose(settings.algorithm, clip_low=settings.clip_low, clip_high=settings.clip_high)
+        self.bounds = Bounds(low=self.algorithm.clip_low, high=self.algorithm.clip_high, dual=settings.dual_clip)
+        self.microbatch_tokens = settings.microbatch_tokens
+        """Most tokens in a pass; halved when memory runs out."""
         self.step_count = 0
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -75,7 +106,8 @@ class Learner:
     def learning_rate(self) -> float:
         """Learning rate of the next step: linear warm-up, then constant, linear or cosine fall to 0 over the run."""
         settings = self.settings
-        steps, warmup = settings.iterations * settings.steps_per_rollout, settings.warmup_steps
+        steps = settings.iterations * settings.epochs * settings.steps_per_rollout
+        warmup = settings.warmup_steps
         if self.step_count < warmup:
             return settings.learning_rate * (self.step_count + 1) / warmup
         progress = min(1.0, (self.step_count - warmup) / max(1, steps - warmup))
@@ -86,52 +118,93 @@ class Learner:
         }[settings.schedule]
         return settings.learning_rate * factor
 
-    def step(self, samples: Sequence[Sample], *, sample_count: int, on_policy: bool) -> dict[str, float]:
+    def step(self, samples: Sequence[Sample], of: Denominators, *, on_policy: bool) -> dict[str, float]:
         """One optimizer step on these samples; returns means over their loss tokens.
 
-        `sample_count` is the denominator of the mean over sequences, which is the same however the batch is cut.
         With `on_policy` the importance ratio of every row must be 1 within the tolerance, on average over its tokens
         (a single unlikely token may round to 3e-5 in float32), else `RatioError` names the rows.
         """
-        settings = self.settings
-        sums: dict[str, float] = defaultdict(float)
-        worst: list[tuple[float, str]] = []
-        self.optimizer.zero_grad(set_to_none=True)
-        for micro in microbatches(samples, max_tokens=settings.microbatch_tokens):
-            sampler_logprobs, advantages, lengths = (part.to(self.model.device) for part in loss_tokens(micro))
-            scores = score_tokens(self.model, micro)
-            losses, ratio, clipped = clipped_surrogate(
-                scores.logprobs, sampler_logprobs, advantages, clip_low=settings.clip_low, clip_high=settings.clip_high
-            )
-            if settings.beta:
-                assert self.reference is not None
-                with torch.no_grad():
-                    reference_logprobs = score_tokens(self.reference, micro).logprobs
-                losses = losses + settings.beta * kl_loss(scores.logprobs, sampler_logprobs, reference_logprobs)
-            if settings.entropy_coefficient:
-                losses = losses - settings.entropy_coefficient * scores.entropy
-            weights = sequence_mean_weights(lengths) * (len(micro) / sample_count)
-            loss = (weights * losses).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if on_policy:
-                off = (ratio.detach() - 1).abs()
-                for sample, part in zip(micro, torch.split(off, lengths.tolist()), strict=True):
-                    worst.append((float(part.mean()), sample.place))
-            sums["loss"] += float(loss.detach())
-            sums["ratio"] += float(ratio.detach().sum())
-            sums["clip_share"] += float(clipped.sum())
-            sums["entropy"] += float(scores.entropy.detach().sum())
-            sums["tokens"] += len(losses)
-        self._check_ratio(worst)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+        said = sum(int(sample.loss_mask.sum()) for sample in samples)
+        threshold = self._entropy_threshold(samples) if self.settings.entropy_share < 1 else None
+        sums, off = self._accumulate_within_memory(samples, of, threshold)
+        if on_policy:
+            self._check_ratio(off)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
         rate = self.learning_rate()
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
         self.optimizer.step()
         self.step_count += 1
-        tokens = sums["tokens"]
-        means = {name: sums[name] / tokens for name in ("ratio", "clip_share", "entropy")}
-        return {**means, "loss": sums["loss"], "tokens": tokens, "gradient_norm": float(norm), "learning_rate": rate}
+        means = {name: sums[name] / said for name in ("ratio", "clip_share", "entropy")}
+        return {**means, "loss": sums["loss"], "tokens": said, "gradient_norm": float(norm), "learning_rate": rate}
+
+    def _accumulate_within_memory(
+        self, samples: Sequence[Sample], of: Denominators, threshold: float | None
+    ) -> tuple[dict[str, float], list[tuple[float, str]]]:
+        """`_accumulate`, begun again with half the tokens a pass as long as memory runs out: the gradient is the same.
+
+        Raises `CapacityError` when a single sequence does not fit.
+        """
+        while True:
+            self.optimizer.zero_grad(set_to_none=True)
+            try:
+                return self._accumulate(samples, of, threshold)
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+            longest = max(len(sample.token_ids) for sample in samples)
+            if self.microbatch_tokens <= longest:
+                raise CapacityError(
+                    f"a forward and backward pass of one sequence of {longest} tokens does not fit into memory; "
+                    "lower rollout.max_context or take a smaller model"
+                )
+            self.microbatch_tokens //= 2
+
+    def _accumulate(
+        self, samples: Sequence[Sample], of: Denominators, threshold: float | None
+    ) -> tuple[dict[str, float], list[tuple[float, str]]]:
+        """Gradient of the loss, sums over the loss tokens, and how far each row's ratio is from 1."""
+        settings = self.settings
+        sums: dict[str, float] = defaultdict(float)
+        off: list[tuple[float, str]] = []
+        said = sum(int(sample.loss_mask.sum()) for sample in samples)
+        for micro in microbatches(samples, max_tokens=self.microbatch_tokens):
+            known = loss_tokens(micro, device=self.model.device)
+            scores = score_tokens(self.model, micro)
+            log_ratio = scores.logprobs - known.old_logprobs
+            ratio = importance_ratio(log_ratio, known.lengths, by_sequence=self.algorithm.ratio_by_sequence)
+            losses, clipped = self.algorithm.objective(ratio, scores.logprobs, known.advantages, self.bounds)
+            counts = torch.ones_like(losses)
+            if threshold is not None:
+                counts = (scores.entropy.detach() >= threshold).float()
+                losses = losses * counts
+            if settings.importance_cap is not None:
+                cap = settings.importance_cap
+                losses = losses * truncated_weight(known.old_logprobs, known.sampler_logprobs, cap=cap)
+            if settings.beta:
+                assert self.reference is not None
+                with torch.no_grad():
+                    reference_logprobs = score_tokens(self.reference, micro).logprobs
+                losses = losses + settings.beta * kl_loss(ratio, scores.logprobs, reference_logprobs)
+            weights = token_weights(known.lengths, of, reduction=self.algorithm.reduction)
+            loss = (weights * losses).sum()
+            if settings.entropy_coefficient:
+                loss = loss - settings.entropy_coefficient * (counts * scores.entropy).sum() / said
+            loss.backward()  # type: ignore[no-untyped-call]
+            distances = (log_ratio.detach().exp() - 1).abs().split(known.lengths.tolist())
+            off += [(float(part.mean()), sample.place) for sample, part in zip(micro, distances, strict=True)]
+            sums["loss"] += float(loss.detach())
+            sums["ratio"] += float(ratio.detach().sum())
+            sums["clip_share"] += float(clipped.sum())
+            sums["entropy"] += float(scores.entropy.detach().sum())
+        return sums, off
+
+    @torch.no_grad()
+    def _entropy_threshold(self, samples: Sequence[Sample]) -> float:
+        """The entropy that `entropy_share` of the batch's tokens reach, whatever the batch is cut into."""
+        cut = microbatches(samples, max_tokens=self.microbatch_tokens)
+        entropy = torch.cat([score_tokens(self.model, micro).entropy for micro in cut])
+        return float(entropy[high_entropy_mask(entropy, share=self.settings.entropy_share)].min())
 
     def _check_ratio(self, worst: Sequence[tuple[float, str]]) -> None:
         bad = sorted((row for row in worst if not row[0] <= self.settings.ratio_tolerance), reverse=True)
@@ -144,11 +217,24 @@ class Learner:
 
 
 @torch.no_grad()
+def with_old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], *, max_tokens: int) -> list[Sample]:
+    """Samples with what the model itself says of their loss tokens, for a sampler that was another policy."""
+    known = []
+    for micro in microbatches(samples, max_tokens=max_tokens):
+        lengths = [int(sample.loss_mask.sum()) for sample in micro]
+        for sample, part in zip(micro, score_tokens(model, micro).logprobs.cpu().split(lengths), strict=True):
+            logprobs = np.zeros_like(sample.sampler_logprobs)
+            logprobs[sample.loss_mask] = part.numpy()
+            known.append(replace(sample, old_logprobs=logprobs))
+    return known
+
+
+@torch.no_grad()
 def reference_kl(reference: PreTrainedModel, samples: Sequence[Sample], *, max_tokens: int) -> float:
     """KL(sampler ‖ reference) in nats a token, k3 on the sampler's own tokens and stored log-probabilities."""
     total, tokens = 0.0, 0
     for micro in microbatches(samples, max_tokens=max_tokens):
-        sampler_logprobs, _, _ = loss_tokens(micro)
+        sampler_logprobs = loss_tokens(micro, device=torch.device("cpu")).sampler_logprobs
         reference_logprobs = score_tokens(reference, micro).logprobs.cpu()
         estimates = k3(
             sampler_logprobs.double(), reference_logprobs.double()

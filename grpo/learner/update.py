@@ -10,10 +10,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from grpo import progress
+from grpo.algorithms.reductions import Denominators
 from grpo.config.training import TrainingSettings
 from grpo.errors import NoEffect
 from grpo.learner.checkpoints import read_state, resume, save
-from grpo.learner.learner import Learner, reference_kl
+from grpo.learner.learner import Learner, reference_kl, with_old_logprobs
 from grpo.learner.samples import Sample, build_batch, deal
 from grpo.policy.transformers.model import TransformersPolicy, residents, weights_hash
 from grpo.tables import read_all
@@ -56,7 +57,7 @@ def update(
     """
     state = read_state(parent)
     trajectories = read_all(scored)
-    batch = build_batch(group(trajectories), policy_hash=state.policy_hash, scale_by_std=settings.scale_by_std)
+    batch = build_batch(group(trajectories), settings, policy_hash=state.policy_hash)
     base_policy = residents.get(read_state(base).policy_hash, base)
     policy = residents.take(state.policy_hash, parent)
     if policy is base_policy:  # the first update: the base stays as it is, a copy is trained
@@ -66,9 +67,19 @@ def update(
     resume(learner, parent)
     rng = np.random.default_rng([seed, iteration])
     measured: list[dict[str, float]] = []
-    hands = deal(batch.groups, hands=settings.steps_per_rollout, rng=rng)
+    hands = [
+        hand for _ in range(settings.epochs) for hand in deal(batch.groups, hands=settings.steps_per_rollout, rng=rng)
+    ]
+    if settings.importance_cap is not None:
+        budget = settings.microbatch_tokens
+        hands = [with_old_logprobs(policy.model, hand, max_tokens=budget) for hand in hands]
+    of = Denominators(
+        sequences=max(1, batch.sample_count * settings.epochs // len(hands)),
+        tokens=max(1, batch.token_count * settings.epochs // len(hands)),
+        normalizer=settings.length_normalizer,
+    )
     for index, hand in enumerate(hands):
-        metrics = learner.step(hand, sample_count=max(1, batch.sample_count // len(hands)), on_policy=index == 0)
+        metrics = learner.step(hand, of, on_policy=index == 0 and settings.importance_cap is None)
         measured.append(metrics)
         progress.report("train", index + 1, len(hands), loss=metrics["loss"], entropy=metrics["entropy"])
     policy.hash = weights_hash(policy.model)
@@ -99,7 +110,7 @@ def distance_to_base(trajectories: Sequence[Trajectory], base: Path, *, max_toke
             token_ids=trajectory.token_ids,
             loss_mask=trajectory.loss_mask,
             sampler_logprobs=trajectory.sampler_logprobs,
-            advantage=0.0,
+            advantages=np.zeros_like(trajectory.sampler_logprobs),
             temperature=trajectory.temperature,
             place=trajectory.place,
         )

@@ -101,6 +101,7 @@ def _median(run: Callable[[], float], repeats: int = 3) -> float:
 
 def rollout_speed() -> list[tuple[str, str]]:
     """32 × 8 desk episodes with the embedded model, and one update on them."""
+    from grpo.algorithms.reductions import Denominators
     from grpo.config.pipeline import load_config
     from grpo.config.training import TrainingSettings
     from grpo.environments.support_desk import SupportDesk
@@ -141,13 +142,14 @@ def rollout_speed() -> list[tuple[str, str]]:
     said = sum(trajectory.action_count for trajectory in played)
     read = sum(len(trajectory.token_ids) for trajectory in played)
     scored = list(score(played, make_reward(config.reward)))
-    batch = build_batch(group(scored), policy_hash=policy.hash, scale_by_std=True)
+    batch = build_batch(group(scored), config.training, policy_hash=policy.hash)
     samples = [sample for members in batch.groups for sample in members]
+    of = Denominators(sequences=batch.sample_count, tokens=batch.token_count, normalizer=256)
 
     def learn() -> float:
         learner = Learner(policy.model, TrainingSettings(learning_rate=0.0))
         began = time.perf_counter()
-        learner.step(samples, sample_count=batch.sample_count, on_policy=True)
+        learner.step(samples, of, on_policy=True)
         return time.perf_counter() - began
 
     step = _median(learn)

@@ -55,6 +55,23 @@ def test_a_missing_config_is_named(tmp_path: Path):
         load_config(tmp_path / "none.yaml")
 
 
+def test_a_config_may_hold_only_what_differs_from_another(tmp_path: Path):
+    """One value in a section is changed, its neighbours stay."""
+    (tmp_path / "base.yaml").write_text(QUICKSTART.read_text())
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\nname: mine\ntraining: {iterations: 2}\n")
+    mine, base = load_config(tmp_path / "mine.yaml"), load_config(tmp_path / "base.yaml")
+    assert mine.training == base.training.model_copy(update={"iterations": 2})
+    assert mine.rollout == base.rollout
+
+
+@pytest.mark.parametrize("name", ["../base.yaml", "/etc/passwd", "mine.yaml", "3"])
+def test_a_config_extends_only_a_file_beside_it(tmp_path: Path, name: str):
+    """No path out of the folder, no chain, no circle."""
+    (tmp_path / "mine.yaml").write_text(f"extends: {name}\nname: mine\n")
+    with pytest.raises(ConfigError, match="extend"):
+        load_config(tmp_path / "mine.yaml")
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object/apply:os.system ['true']"])
 def test_a_config_that_is_no_mapping_or_no_safe_yaml_is_refused(tmp_path: Path, text: str):
     """Lists, broken YAML and objects are not settings."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo.algorithms.advantages import group_advantages
+from grpo.algorithms.advantages import clip_rewards, group_advantages, overlong_penalty, turn_advantages
 
 REWARDS = np.array([0.7, 0.9, 0.6, 0.8])
 
@@ -34,3 +34,42 @@ def test_a_failed_sibling_stays_out_of_the_baseline():
 def test_one_valid_sibling_teaches_nothing():
     """There is nobody to be compared with."""
     assert group_advantages(np.array([1.0, np.nan]), scale_by_std=True)[0] == 0
+
+
+def test_each_is_compared_with_the_mean_of_the_others():
+    """.7 − (.9 + .6 + .8)/3 = −.0667"""
+    advantages = group_advantages(REWARDS, baseline="leave_one_out", scale_by_std=False)
+    assert advantages == pytest.approx([-0.066667, 0.2, -0.2, 0.066667], abs=1e-6)
+
+
+def test_a_median_does_not_follow_an_outlier():
+    """[0 1 2 10]: 1.5"""
+    advantages = group_advantages(np.array([0.0, 1, 2, 10]), baseline="group_median", scale_by_std=False)
+    assert advantages.tolist() == [-1.5, -0.5, 0.5, 8.5]
+
+
+def test_against_the_whole_batch_a_constant_group_teaches():
+    """A group that is all 1 in a batch whose mean is .25."""
+    advantages = group_advantages(np.ones(2), baseline="global_mean", scale_by_std=False, overall_mean=0.25)
+    assert advantages.tolist() == [0.75, 0.75]
+    with pytest.raises(ValueError, match="overall mean"):
+        group_advantages(np.ones(2), baseline="global_mean", scale_by_std=False)
+
+
+def test_turns_are_compared_with_the_same_turn_of_the_siblings():
+    """Returns [1 0] and [1 1]: turn 0 equal, turn 1 −.5 and .5; a third turn that one alone reached is 0."""
+    advantages = turn_advantages([[1, 0], [0, 0, 0]], np.array([0.0, 1.0]), scale_by_std=False)
+    assert [a.tolist() for a in advantages] == [[0.0, -0.5], [0.0, 0.5, 0.0]]
+
+
+def test_rewards_are_cut_and_missing_ones_stay_missing():
+    """limit 1: −3 → −1, NaN → NaN"""
+    clipped = clip_rewards(np.array([-3.0, 0.5, np.nan]), 1.0)
+    assert clipped[:2].tolist() == [-1.0, 0.5]
+    assert np.isnan(clipped[2])
+
+
+def test_the_penalty_for_length_grows_towards_the_limit():
+    """limit 100, margin 20: 80 → 0, 90 → −.5, 100 → −1, 120 → −1"""
+    penalty = overlong_penalty(np.array([80, 90, 100, 120]), limit=100, margin=20)
+    assert penalty.tolist() == [0.0, -0.5, -1.0, -1.0]

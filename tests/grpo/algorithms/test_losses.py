@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from grpo.algorithms.kl import k3, kl_loss
-from grpo.algorithms.losses import clipped_surrogate, sequence_mean_weights
+from grpo.algorithms.losses import (
+    Bounds,
+    capped_policy_gradient,
+    clipped_surrogate,
+    high_entropy_mask,
+    importance_ratio,
+    policy_gradient,
+    truncated_weight,
+)
+from grpo.algorithms.reductions import Denominators, Reduction, token_weights
+
+BOUNDS = Bounds(low=0.2, high=0.2)
 
 
 @pytest.mark.parametrize(
@@ -22,12 +33,9 @@ from grpo.algorithms.losses import clipped_surrogate, sequence_mean_weights
 def test_clipping_stops_praise_but_not_correction(ratio: float, advantage: float, loss: float, gradient: float):
     """Past the trust region a good token stops pulling; a bad one still does."""
     policy = torch.tensor([math.log(ratio)], requires_grad=True)
-    losses, ratios, active = clipped_surrogate(
-        policy, torch.zeros(1), torch.tensor([advantage]), clip_low=0.2, clip_high=0.2
-    )
+    losses, active = clipped_surrogate(policy.exp(), policy, torch.tensor([advantage]), BOUNDS)
     losses.sum().backward()
     assert losses.item() == pytest.approx(loss)
-    assert ratios.item() == pytest.approx(ratio)
     assert policy.grad is not None
     assert policy.grad.item() == pytest.approx(gradient, abs=1e-6)
     assert bool(active) == (gradient == 0)
@@ -35,15 +43,77 @@ def test_clipping_stops_praise_but_not_correction(ratio: float, advantage: float
 
 def test_clip_bounds_may_differ():
     """clip_high .28: r = 1.5 → −1.28; clip_low .1: r = .5, A = −1 → .9"""
-    losses, _, _ = clipped_surrogate(
-        torch.log(torch.tensor([1.5, 0.5])), torch.zeros(2), torch.tensor([1.0, -1.0]), clip_low=0.1, clip_high=0.28
-    )
+    ratio = torch.tensor([1.5, 0.5])
+    losses, _ = clipped_surrogate(ratio, ratio.log(), torch.tensor([1.0, -1.0]), Bounds(low=0.1, high=0.28))
     assert losses.tolist() == pytest.approx([-1.28, 0.9])
 
 
-def test_every_sequence_counts_the_same_however_long():
-    """lengths 2 and 1: (a + b)/2 and c, then the mean of both → ¼ ¼ ½"""
-    assert sequence_mean_weights(torch.tensor([2, 1])).tolist() == [0.25, 0.25, 0.5]
+def test_dual_clip_bounds_the_blame():
+    """c = 3: (5, −1) → 3 and no gradient; (2, −1) → 2 still flows; praise is as before."""
+    policy = torch.tensor([5.0, 2.0, 5.0]).log().requires_grad_()
+    bounds = Bounds(low=0.2, high=0.2, dual=3.0)
+    losses, active = clipped_surrogate(policy.exp(), policy, torch.tensor([-1.0, -1.0, 1.0]), bounds)
+    losses.sum().backward()
+    assert losses.tolist() == pytest.approx([3.0, 2.0, -1.2])
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx([0.0, 2.0, 0.0])
+    assert active.tolist() == [True, False, True]
+
+
+def test_the_capped_policy_gradient_leaves_no_token_without_gradient():
+    """Cap 2: (r, A) = (3, 1) → weight 2, gradient −2; (.5, −1) → weight .5, gradient .5."""
+    policy = torch.tensor([-0.5, -2.0], requires_grad=True)
+    losses, active = capped_policy_gradient(
+        torch.tensor([3.0, 0.5]), policy, torch.tensor([1.0, -1.0]), Bounds(low=0.2, high=2.0)
+    )
+    losses.sum().backward()
+    assert losses.tolist() == pytest.approx([1.0, -1.0])  # −2·1·(−.5), −.5·(−1)·(−2)
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx([-2.0, 0.5])
+    assert active.tolist() == [True, False]
+
+
+def test_plain_policy_gradient_knows_no_ratio():
+    """−A·log π, whatever the ratio."""
+    losses, active = policy_gradient(torch.tensor([9.0]), torch.tensor([-0.5]), torch.tensor([2.0]), BOUNDS)
+    assert losses.item() == 1.0
+    assert not active.any()
+
+
+def test_one_ratio_a_token_or_one_a_sequence():
+    """Δ = [.1 −.1 .3] and [.2]: tokens e^.1 …; sequences exp(.1) = 1.105171 thrice, e^.2 once."""
+    delta, lengths = torch.tensor([0.1, -0.1, 0.3, 0.2]), torch.tensor([3, 1])
+    by_token = importance_ratio(delta, lengths, by_sequence=False)
+    assert by_token.tolist() == pytest.approx([1.105171, 0.904837, 1.349859, 1.221403], abs=1e-6)
+    by_sequence = importance_ratio(delta, lengths, by_sequence=True)
+    assert by_sequence.tolist() == pytest.approx([1.105171] * 3 + [1.221403], abs=1e-6)
+
+
+def test_a_truncated_weight_stops_at_its_cap():
+    """π_old/π_sampler = .5 and 4, cap 2 → .5 and 2"""
+    weight = truncated_weight(torch.tensor([0.5, 4.0]).log(), torch.zeros(2), cap=2.0)
+    assert weight.tolist() == pytest.approx([0.5, 2.0])
+
+
+def test_the_most_uncertain_tokens_are_kept():
+    """40 % of five: the two highest."""
+    mask = high_entropy_mask(torch.tensor([0.1, 0.9, 0.3, 0.7, 0.2]), share=0.4)
+    assert mask.tolist() == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weights"),
+    [
+        ("sequence_mean", [0.25, 0.25, 0.5]),
+        ("token_mean", [1 / 3, 1 / 3, 1 / 3]),
+        ("constant", [0.125, 0.125, 0.125]),  # 1 / (2 sequences · 4)
+        ("sequence_sum", [0.5, 0.5, 0.5]),
+    ],
+)
+def test_what_a_token_weighs(reduction: Reduction, weights: list[float]):
+    """Lengths 2 and 1, normalizer 4."""
+    of = Denominators(sequences=2, tokens=3, normalizer=4)
+    assert token_weights(torch.tensor([2, 1]), of, reduction=reduction).tolist() == pytest.approx(weights)
 
 
 def test_k3_by_hand():
@@ -57,7 +127,7 @@ def test_the_kl_loss_has_the_gradient_of_the_divergence_from_the_reference():
     reference = torch.log_softmax(torch.tensor([0.0, 0.4, -0.3]), dim=0)
     policy = torch.log_softmax(logits, dim=0)
     sampler = policy.detach()
-    (sampler.exp() * kl_loss(policy, sampler, reference)).sum().backward()
+    (sampler.exp() * kl_loss((policy - sampler).exp(), policy, reference)).sum().backward()
     estimated = logits.grad.clone()  # type: ignore[union-attr]
     logits.grad = None
     exact = torch.log_softmax(logits, dim=0)
@@ -78,9 +148,8 @@ def test_the_policy_gradient_equals_the_exact_expectation_on_an_enumerable_toy()
     for a in range(3):
         for b in range(3):
             chosen = torch.stack([p1[a], p2[a, b]])
-            losses, _, _ = clipped_surrogate(
-                chosen, chosen.detach(), rewards[a, b].repeat(2), clip_low=0.2, clip_high=0.2
-            )
+            ratio = (chosen - chosen.detach()).exp()
+            losses, _ = clipped_surrogate(ratio, chosen, rewards[a, b].repeat(2), BOUNDS)
             surrogate = surrogate - probability[a, b] * losses.sum()
     estimated = torch.autograd.grad(surrogate, [first, second])
     for left, right in zip(estimated, exact, strict=True):

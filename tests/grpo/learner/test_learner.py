@@ -3,15 +3,20 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from grpo.config.training import TrainingSettings
-from grpo.errors import PolicyError, RatioError
+from grpo.algorithms.catalog import ALGORITHMS
+from grpo.algorithms.reductions import Denominators
+from grpo.config.training import AlgorithmName, TrainingSettings
+from grpo.errors import CapacityError, PolicyError, RatioError
 from grpo.learner.checkpoints import resume, save
 from grpo.learner.learner import Learner, reference_kl, score_tokens
+from grpo.learner.packing import Packed, hidden_states
 from grpo.learner.samples import Sample
 from grpo.policy.transformers.model import TransformersPolicy, load
 
@@ -38,7 +43,7 @@ def make_samples(policy: TransformersPolicy, *, advantages: tuple[float, ...] = 
             token_ids=np.concatenate([prompts[index % 2], rng.integers(8, 200, length - 4).astype(np.int32)]),
             loss_mask=mask,
             sampler_logprobs=np.zeros(length, dtype=np.float32),
-            advantage=advantage,
+            advantages=np.float32(advantage) * mask,
             temperature=0.8,
             place=f"row {index}",
         )
@@ -49,10 +54,21 @@ def make_samples(policy: TransformersPolicy, *, advantages: tuple[float, ...] = 
     return samples
 
 
-def _gradient(policy: TransformersPolicy, samples: list[Sample], **settings: float) -> torch.Tensor:
+def whole(samples: list[Sample]) -> Denominators:
+    """The sizes of a batch that is nothing but these samples."""
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+    return Denominators(sequences=len(samples), tokens=tokens, normalizer=16)
+
+
+def _gradient(policy: TransformersPolicy, samples: list[Sample], **settings: object) -> torch.Tensor:
     """Gradient of one step, unclipped; the weights stay (learning rate 0)."""
-    learner = Learner(policy.model, TrainingSettings(learning_rate=0, max_grad_norm=1e9, **settings))
-    learner.step(samples, sample_count=len(samples), on_policy=False)
+    plan = TrainingSettings(learning_rate=0, max_grad_norm=1e9, **settings)  # type: ignore[arg-type]
+    reference = load_copy(policy).model if plan.beta else None
+    if reference is not None:
+        with torch.no_grad():
+            next(reference.parameters()).mul_(1.3)  # a reference that is somewhere else
+    learner = Learner(policy.model, plan, reference=reference)
+    learner.step(samples, whole(samples), on_policy=False)
     return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
 
 
@@ -63,7 +79,7 @@ def test_the_gradient_is_reinforce_on_the_policys_own_tokens(policy: Transformer
     for sample in samples:
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
         logprobs = torch.log_softmax(policy.model(input_ids=ids).logits[0].float() / 0.8, dim=-1)
-        own = [float(sample.advantage) * logprobs[t - 1, ids[0, t]] for t in np.flatnonzero(sample.loss_mask)]
+        own = [float(sample.advantages[t]) * logprobs[t - 1, ids[0, t]] for t in np.flatnonzero(sample.loss_mask)]
         expected = expected - torch.stack(own).mean() / len(samples)
     policy.model.zero_grad()
     expected.backward()
@@ -95,7 +111,7 @@ def test_a_ratio_that_is_not_one_stops_the_run_and_names_the_row(policy: Transfo
     before = copy.deepcopy(policy.model.state_dict())
     learner = Learner(policy.model, TrainingSettings())
     with pytest.raises(RatioError, match=r"1 of 3 rows.*first row 1"):
-        learner.step(samples, sample_count=3, on_policy=True)
+        learner.step(samples, whole(samples), on_policy=True)
     assert all(torch.equal(before[name], value) for name, value in policy.model.state_dict().items())
 
 
@@ -104,7 +120,7 @@ def test_nan_log_probabilities_do_not_pass_the_ratio_check(policy: TransformersP
     samples = make_samples(policy)
     samples[0] = replace(samples[0], sampler_logprobs=samples[0].sampler_logprobs * np.nan)
     with pytest.raises(RatioError):
-        Learner(policy.model, TrainingSettings()).step(samples, sample_count=3, on_policy=True)
+        Learner(policy.model, TrainingSettings()).step(samples, whole(samples), on_policy=True)
 
 
 def test_praised_words_become_likelier(policy: TransformersPolicy):
@@ -113,7 +129,7 @@ def test_praised_words_become_likelier(policy: TransformersPolicy):
     learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
     before = float(score_tokens(policy.model, [sample]).logprobs.detach().sum())
     for _ in range(3):
-        learner.step([sample], sample_count=1, on_policy=False)
+        learner.step([sample], whole([sample]), on_policy=False)
     assert float(score_tokens(policy.model, [sample]).logprobs.detach().sum()) > before + 0.1
 
 
@@ -125,7 +141,7 @@ def test_the_penalty_for_leaving_the_base_holds_the_policy_back(policy: Transfor
         model = copy.deepcopy(policy.model)
         learner = Learner(model, TrainingSettings(learning_rate=1e-2, beta=beta), reference=policy.model)
         for _ in range(8):
-            learner.step(samples, sample_count=3, on_policy=False)
+            learner.step(samples, whole(samples), on_policy=False)
         with torch.no_grad():
             moved = [score_tokens(model, [s]).logprobs.numpy() for s in samples]
         shifted = []
@@ -140,11 +156,11 @@ def test_the_penalty_for_leaving_the_base_holds_the_policy_back(policy: Transfor
 
 def test_the_entropy_bonus_flattens_the_policy(policy: TransformersPolicy):
     """With the bonus alone, entropy rises."""
-    samples = [replace(s, advantage=0.0) for s in make_samples(policy)]
+    samples = [replace(s, advantages=np.zeros_like(s.advantages)) for s in make_samples(policy)]
     learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2, entropy_coefficient=1.0))
-    first = learner.step(samples, sample_count=3, on_policy=False)["entropy"]
+    first = learner.step(samples, whole(samples), on_policy=False)["entropy"]
     for _ in range(3):
-        last = learner.step(samples, sample_count=3, on_policy=False)["entropy"]
+        last = learner.step(samples, whole(samples), on_policy=False)["entropy"]
     assert last > first
 
 
@@ -174,14 +190,14 @@ def test_a_resumed_learner_goes_on_to_the_same_bits(policy: TransformersPolicy, 
     other = load_copy(policy)
     straight = Learner(policy.model, settings)
     for _ in range(2):
-        straight.step(samples, sample_count=3, on_policy=False)
+        straight.step(samples, whole(samples), on_policy=False)
     first = Learner(other.model, settings)
-    first.step(samples, sample_count=3, on_policy=False)
+    first.step(samples, whole(samples), on_policy=False)
     save(other, first, tmp_path / "one", parent="base")
     reloaded = load(tmp_path / "one")
     second = Learner(reloaded.model, settings)
     resume(second, tmp_path / "one")
-    second.step(samples, sample_count=3, on_policy=False)
+    second.step(samples, whole(samples), on_policy=False)
     assert second.step_count == 2
     for name, value in policy.model.state_dict().items():
         assert torch.equal(value, reloaded.model.state_dict()[name]), name
@@ -194,10 +210,107 @@ def load_copy(policy: TransformersPolicy) -> TransformersPolicy:
 def test_optimizer_state_of_another_architecture_is_refused(policy: TransformersPolicy, tmp_path: Path):
     """A checkpoint continues only the model that it is of."""
     learner = Learner(policy.model, TrainingSettings())
-    learner.step(make_samples(policy), sample_count=3, on_policy=False)
+    learner.step(make_samples(policy), whole(make_samples(policy)), on_policy=False)
     save(policy, learner, tmp_path / "one", parent="base")
     from grpo.policy.transformers.blank import new_model
 
     wider = new_model(policy.tokenizer, hidden_size=48, layers=2, heads=4, kv_heads=2, mlp_size=64, seed=0)  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="does not fit weight"):
         resume(Learner(wider, TrainingSettings()), tmp_path / "one")
+
+
+ALGORITHM_NAMES = get_args(AlgorithmName)
+
+
+def test_every_algorithm_of_the_config_is_in_the_table():
+    """And the other way round."""
+    assert tuple(ALGORITHMS) == ALGORITHM_NAMES
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
+def test_no_algorithm_depends_on_how_the_batch_is_cut_or_ordered(policy: TransformersPolicy, algorithm: str):
+    """One pass or one a sequence, in any order, off-policy and with every option on: the same gradient and loss."""
+    samples = [
+        replace(s, sampler_logprobs=s.sampler_logprobs - 0.3 * s.loss_mask * (-1) ** k)
+        for k, s in enumerate(make_samples(policy))
+    ]
+    options = {"algorithm": algorithm, "entropy_coefficient": 0.1, "entropy_share": 0.5, "dual_clip": 2.0}
+    whole_batch = _gradient(policy, samples, microbatch_tokens=4096, **options)
+    assert whole_batch.abs().max() > 0
+    assert torch.allclose(
+        whole_batch, _gradient(policy, samples[::-1], microbatch_tokens=64, **options), atol=1e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
+def test_every_algorithm_makes_praised_words_likelier_and_blamed_ones_rarer(policy: TransformersPolicy, algorithm: str):
+    """Five steps on one good and one bad sequence."""
+    good, bad = make_samples(policy, advantages=(1.0, -1.0))
+    model = copy.deepcopy(policy.model)
+    learner = Learner(model, TrainingSettings(algorithm=algorithm, learning_rate=3e-3))  # type: ignore[arg-type]
+    for _ in range(5):
+        learner.step([good, bad], whole([good, bad]), on_policy=False)
+    with torch.no_grad():
+        gains = [float((score_tokens(model, [s]).logprobs - score_tokens(policy.model, [s]).logprobs).sum())
+                 for s in (good, bad)]  # fmt: skip
+    assert gains[0] > 0 > gains[1]
+
+
+@pytest.mark.parametrize(
+    "knob",
+    [
+        {"algorithm": "dr_grpo"}, {"algorithm": "dapo"}, {"algorithm": "gspo"}, {"algorithm": "cispo"},
+        {"algorithm": "rloo"}, {"clip_low": 0.05}, {"clip_high": 0.05}, {"dual_clip": 1.1}, {"entropy_share": 0.3},
+        {"entropy_coefficient": 0.1}, {"beta": 0.1}, {"importance_cap": 1.1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_knob_of_the_loss_changes_the_gradient(policy: TransformersPolicy, knob: dict[str, object]):
+    """A knob that changes nothing is a lie."""
+    samples = []
+    for index, sample in enumerate(make_samples(policy)):
+        moved = sample.sampler_logprobs - np.float32(0.3 * (-1) ** index) * sample.loss_mask
+        samples.append(replace(sample, sampler_logprobs=moved, old_logprobs=moved + np.float32(0.2) * sample.loss_mask))
+    plain = _gradient(policy, samples)
+    assert not torch.allclose(plain, _gradient(policy, samples, **knob), atol=1e-6)  # type: ignore[arg-type]
+
+
+def test_the_normalizer_of_dr_grpo_divides_the_gradient(policy: TransformersPolicy):
+    """Twice the constant, half the gradient."""
+    samples = make_samples(policy)
+
+    def gradient(normalizer: int) -> torch.Tensor:
+        learner = Learner(policy.model, TrainingSettings(algorithm="dr_grpo", learning_rate=0, max_grad_norm=1e9))
+        learner.step(samples, replace(whole(samples), normalizer=normalizer), on_policy=False)
+        return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+
+    assert torch.allclose(gradient(16), 2 * gradient(32), atol=1e-7)
+
+
+def test_when_memory_runs_out_the_step_is_begun_again_in_smaller_passes(
+    policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
+):
+    """The allocator refuses passes of more than 20 tokens: the gradient is that of a machine that has room."""
+    samples = make_samples(policy)
+    expected = _gradient(policy, samples)
+    real = hidden_states
+
+    def cramped(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
+        if packed.token_ids.shape[1] > 20:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+        return real(model, packed)
+
+    monkeypatch.setattr("grpo.learner.learner.hidden_states", cramped)
+    assert torch.allclose(expected, _gradient(policy, samples), atol=1e-7)
+
+
+def test_a_sequence_that_does_not_fit_into_memory_is_said(policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch):
+    """No pass fits: the error gives the length and the setting."""
+
+    def full(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    samples = make_samples(policy)
+    monkeypatch.setattr("grpo.learner.learner.hidden_states", full)
+    with pytest.raises(CapacityError, match=r"one sequence of 12 tokens.*max_context"):
+        _gradient(policy, samples)

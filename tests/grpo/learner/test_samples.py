@@ -5,10 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from grpo.config.training import TrainingSettings
 from grpo.errors import DataError, NoLearningSignal, PolicyError
 from grpo.learner.samples import Sample, build_batch, deal
-from grpo.trajectories import TrajectoryGroup
+from grpo.messages import Message
+from grpo.trajectories import Trajectory, TrajectoryGroup, Turn
 from tests.doubles import make_trajectory
+
+PLAIN, SCALED = TrainingSettings(scale_by_std=False), TrainingSettings()
 
 
 def make_group(*rewards: float | None, scenario: str = "s") -> TrajectoryGroup:
@@ -31,7 +35,7 @@ def make_sample(length: int, place: str = "") -> Sample:
         token_ids=np.zeros(length, dtype=np.int32),
         loss_mask=np.ones(length, dtype=np.bool_),
         sampler_logprobs=np.zeros(length, dtype=np.float32),
-        advantage=1.0,
+        advantages=np.ones(length, dtype=np.float32),
         temperature=1.0,
         place=place,
     )
@@ -40,41 +44,44 @@ def make_sample(length: int, place: str = "") -> Sample:
 def test_groups_that_are_all_equal_are_dropped_and_counted():
     """Two of three groups teach: share 2/3, and all 6 siblings stay in the denominator."""
     groups = [make_group(0, 1, scenario="a"), make_group(1, 1, scenario="b"), make_group(1, 0, scenario="c")]
-    batch = build_batch(groups, policy_hash="p", scale_by_std=False)
-    assert [[s.advantage for s in group] for group in batch.groups] == [[-0.5, 0.5], [0.5, -0.5]]
+    batch = build_batch(groups, PLAIN, policy_hash="p")
+    assert [[s.advantages.max(initial=0) + s.advantages.min(initial=0) for s in group] for group in batch.groups] == [
+        [-0.5, 0.5],
+        [0.5, -0.5],
+    ]
     assert batch.informative_share == pytest.approx(2 / 3)
     assert batch.sample_count == 6
 
 
 def test_a_failed_sibling_gets_no_gradient():
     """[1, None, 0]: two samples, ±.5"""
-    batch = build_batch([make_group(1, None, 0)], policy_hash="p", scale_by_std=False)
-    assert [s.advantage for s in batch.groups[0]] == [0.5, -0.5]
+    batch = build_batch([make_group(1, None, 0)], PLAIN, policy_hash="p")
+    assert [s.advantages.tolist() for s in batch.groups[0]] == [[0, 0.5, 0.5], [0, -0.5, -0.5]]
     assert batch.sample_count == 2
 
 
 def test_no_difference_anywhere_is_no_learning_signal():
     """A constant reward ends the run with its reason."""
     with pytest.raises(NoLearningSignal, match="no learning signal: in all 2 groups"):
-        build_batch([make_group(1, 1), make_group(0, 0, scenario="t")], policy_hash="p", scale_by_std=True)
+        build_batch([make_group(1, 1), make_group(0, 0, scenario="t")], SCALED, policy_hash="p")
 
 
 def test_rewards_that_all_failed_are_no_learning_signal():
     """None everywhere is not a reward of 0."""
     with pytest.raises(NoLearningSignal):
-        build_batch([make_group(None, None)], policy_hash="p", scale_by_std=True)
+        build_batch([make_group(None, None)], SCALED, policy_hash="p")
 
 
 def test_a_group_of_one_is_refused():
     """The error names the scenario and the setting."""
     with pytest.raises(DataError, match=r"scenario s: a group needs at least 2.*group_size"):
-        build_batch([make_group(1)], policy_hash="p", scale_by_std=True)
+        build_batch([make_group(1)], SCALED, policy_hash="p")
 
 
 def test_a_rollout_of_another_policy_is_refused():
     """Training on somebody else's tokens would look like staleness."""
     with pytest.raises(PolicyError, match="sampled by policy p, the checkpoint is q"):
-        build_batch([make_group(0, 1)], policy_hash="q", scale_by_std=True)
+        build_batch([make_group(0, 1)], SCALED, policy_hash="q")
 
 
 def test_log_probabilities_that_are_not_finite_are_refused():
@@ -82,7 +89,7 @@ def test_log_probabilities_that_are_not_finite_are_refused():
     group = make_group(0, 1)
     bad = replace(group.trajectories[1], sampler_logprobs=np.array([0, np.nan, -1], dtype=np.float32))
     with pytest.raises(DataError, match="scenario s sample 1"):
-        build_batch([replace(group, trajectories=(group.trajectories[0], bad))], policy_hash="p", scale_by_std=True)
+        build_batch([replace(group, trajectories=(group.trajectories[0], bad))], SCALED, policy_hash="p")
 
 
 def test_dealing_keeps_groups_whole_and_loses_nothing():
@@ -100,3 +107,64 @@ def test_dealing_keeps_groups_whole_and_loses_nothing():
 def test_fewer_groups_than_hands_leaves_no_empty_hand():
     """One group, three steps: one step is taken."""
     assert len(deal([(make_sample(1),)], hands=3, rng=np.random.default_rng(0))) == 1
+
+
+def _advantages(rewards: list[list[float | None]], **settings: object) -> list[list[float]]:
+    """The advantage of each sibling that teaches something, group by group."""
+    groups = [make_group(*row, scenario=str(k)) for k, row in enumerate(rewards)]
+    batch = build_batch(groups, TrainingSettings.model_validate(settings), policy_hash="p")
+    return [[float(s.advantages[-1]) for s in group] for group in batch.groups]
+
+
+def test_the_baseline_is_the_algorithms_own_unless_one_is_set():
+    """[1 0 0]: rloo compares with the others, 1 − 0 and 0 − ½; grpo with a median of 0 leaves one that teaches."""
+    assert _advantages([[1, 0, 0]], algorithm="rloo") == [[1.0, -0.5, -0.5]]
+    assert _advantages([[1, 0, 0]], baseline="group_median", scale_by_std=False) == [[1.0]]
+
+
+def test_against_the_mean_of_the_batch_a_constant_group_teaches():
+    """Rewards [1 1] and [0 1], mean .75: reinforce gives .25 .25 and −.75 .25."""
+    assert _advantages([[1, 1], [0, 1]], algorithm="reinforce") == [[0.25, 0.25], [-0.75, 0.25]]
+
+
+def test_rewards_are_cut_and_normalized_before_they_are_compared():
+    """[4 0] cut to [1 0] → ±.5; [4 0] over its standard deviation 2 → ±1."""
+    assert _advantages([[4, 0]], scale_by_std=False, reward_clip=1.0) == [[0.5, -0.5]]
+    scaled = _advantages([[4, 0]], scale_by_std=False, normalize_rewards=True)
+    assert scaled == [pytest.approx([1.0, -1.0], abs=1e-3)]
+
+
+def test_long_windedness_costs_reward():
+    """Equal rewards; limit 3, margin 2: 3 tokens cost 1, 2 cost ½, so the advantages are −¼ and ¼."""
+    groups = [make_group(1, 0)]
+    longer = replace(
+        groups[0].trajectories[0], loss_mask=np.array([True, True, True]), terminal_reward=1.0
+    )  # 3 tokens said: −1
+    shorter = replace(groups[0].trajectories[1], terminal_reward=1.0)  # 2 tokens: −.5
+    settings = TrainingSettings(scale_by_std=False, overlong_limit=3, overlong_margin=2)
+    batch = build_batch([replace(groups[0], trajectories=(longer, shorter))], settings, policy_hash="p")
+    assert [float(s.advantages[-1]) for s in batch.groups[0]] == [-0.25, 0.25]
+
+
+def test_credit_by_turn_reaches_the_tokens_of_that_turn():
+    """Turn rewards [1 0] and [0 0], terminal 0 and 1: turn 0 equal, turn 1 −.5 and .5."""
+
+    def played(sample: int, rewards: tuple[float, ...], terminal: float) -> Trajectory:
+        said = [Message(role="assistant", content="x")] * 2
+        return make_trajectory(
+            sample=sample,
+            turns=tuple(Turn(message=m, start=1 + 2 * k, stop=2 + 2 * k) for k, m in enumerate(said)),
+            token_ids=np.arange(4, dtype=np.int32),
+            loss_mask=np.array([False, True, False, True]),
+            sampler_logprobs=np.zeros(4, dtype=np.float32),
+            turn_rewards=rewards,
+            terminal_reward=terminal,
+        )
+
+    siblings = TrajectoryGroup(scenario_id="s", trajectories=(played(0, (1.0, 0.0), 0.0), played(1, (0.0, 0.0), 1.0)))
+    settings = TrainingSettings(credit="turn", scale_by_std=False)
+    batch = build_batch([siblings], settings, policy_hash="p")
+    assert [s.advantages.tolist() for s in batch.groups[0]] == [[0, 0, 0, -0.5], [0, 0, 0, 0.5]]
+    odd = replace(siblings, trajectories=(played(0, (1.0,), 0.0), played(1, (0.0, 0.0), 1.0)))
+    with pytest.raises(DataError, match=r"sample 0 has 1 turn rewards for 2 turns"):
+        build_batch([odd], settings, policy_hash="p")

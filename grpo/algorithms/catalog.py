@@ -1,0 +1,30 @@
+"""The algorithms by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo.algorithms.advantages import Baseline
+from grpo.algorithms.algorithm import Algorithm
+from grpo.algorithms.cispo import CISPO
+from grpo.algorithms.dapo import DAPO
+from grpo.algorithms.dr_grpo import DR_GRPO
+from grpo.algorithms.grpo import GRPO
+from grpo.algorithms.gspo import GSPO
+from grpo.algorithms.reinforce import REINFORCE
+from grpo.algorithms.rloo import RLOO
+
+ALGORITHMS = {algorithm.name: algorithm for algorithm in (GRPO, DR_GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE)}
+
+
+def choose(
+    name: str,
+    *,
+    baseline: Baseline | None = None,
+    scale_by_std: bool | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+) -> Algorithm:
+    """An algorithm by name; what is not None replaces its own choice."""
+    wishes = {"baseline": baseline, "scale_by_std": scale_by_std, "clip_low": clip_low, "clip_high": clip_high}
+    return replace(ALGORITHMS[name], **{key: value for key, value in wishes.items() if value is not None})

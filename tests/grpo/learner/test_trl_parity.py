@@ -1,0 +1,178 @@
+"""The contract with TRL 1.16: on the same batch, loss and gradient of `GRPOTrainer._compute_loss` are ours to 1e-5."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel
+
+from grpo.algorithms.reductions import Denominators
+from grpo.config.training import TrainingSettings
+from grpo.learner.learner import Learner, score_tokens
+from grpo.learner.samples import Sample
+from grpo.policy.transformers.model import TransformersPolicy, load
+
+NORMALIZER = 24
+TEMPERATURE = 0.8
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_type": "grpo"},
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+}
+# ours, TRL's
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "kl": ({"beta": 0.3}, {"beta": 0.3}),
+    "importance correction": ({"importance_cap": 1.05}, {}),
+    "asymmetric clip": ({"clip_low": 0.1, "clip_high": 0.3}, {"epsilon": 0.1, "epsilon_high": 0.3}),
+    "dual clip": ({"dual_clip": 1.1}, {"delta": 1.1}),
+    "entropy bonus": ({"entropy_coefficient": 0.2}, {"entropy_coef": 0.2}),
+    "high-entropy tokens": ({"entropy_share": 0.5}, {"top_entropy_quantile": 0.5}),
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_folder: Path) -> TransformersPolicy:
+    return load(tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def samples(policy: TransformersPolicy) -> list[Sample]:
+    """Two prompts with two siblings each; two turns with a reply between; a sampler and an old policy near this one."""
+    rng = np.random.default_rng(5)
+    made = []
+    for index in range(4):
+        prompt = np.random.default_rng(index // 2).integers(8, 200, 5)
+        lengths = rng.integers(2, 6, 3)  # said, heard, said
+        mask = np.repeat([False, True, False, True], [5, *lengths])
+        sample = Sample(
+            token_ids=np.concatenate([prompt, rng.integers(8, 200, lengths.sum())]).astype(np.int32),
+            loss_mask=mask,
+            sampler_logprobs=np.zeros(len(mask), dtype=np.float32),
+            advantages=np.float32(rng.normal()) * mask,
+            temperature=TEMPERATURE,
+            place=f"row {index}",
+        )
+        with torch.no_grad():
+            own = score_tokens(policy.model, [sample]).logprobs.numpy()
+
+        def near(own: np.ndarray, mask: np.ndarray, spread: float) -> np.ndarray:
+            logprobs = np.zeros(len(mask), dtype=np.float32)
+            logprobs[mask] = own + rng.normal(0, spread, len(own)).astype(np.float32)
+            return logprobs
+
+        made.append(replace(sample, sampler_logprobs=near(own, mask, 0.3), old_logprobs=near(own, mask, 0.3)))
+    return made
+
+
+def _reference(policy: TransformersPolicy) -> PreTrainedModel:
+    torch.manual_seed(1)
+    model = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return model
+
+
+def _pad(rows: list[np.ndarray], *, left: bool) -> torch.Tensor:
+    width = max(map(len, rows))
+    padded = [np.pad(row, (width - len(row), 0) if left else (0, width - len(row))) for row in rows]
+    return torch.from_numpy(np.stack(padded))
+
+
+def _inputs(samples: list[Sample], reference: PreTrainedModel, cap: float | None) -> dict[str, torch.Tensor]:
+    starts = [int(sample.loss_mask.argmax()) for sample in samples]
+    pairs = list(zip(samples, starts, strict=True))
+    with torch.no_grad():
+        distant = [score_tokens(reference, [sample]).logprobs.numpy() for sample in samples]
+    laid = [np.zeros(len(sample.loss_mask), dtype=np.float32) for sample in samples]
+    for values, sample, logprobs in zip(laid, samples, distant, strict=True):
+        values[sample.loss_mask] = logprobs
+    old = [sample.old_logprobs for sample in samples]
+    inputs = {
+        "prompt_ids": _pad([s.token_ids[:k].astype(np.int64) for s, k in pairs], left=True),
+        "prompt_mask": _pad([np.ones(k, dtype=np.int64) for k in starts], left=True),
+        "completion_ids": _pad([s.token_ids[k:].astype(np.int64) for s, k in pairs], left=False),
+        "completion_mask": _pad([np.ones(len(s.token_ids) - k, dtype=np.int64) for s, k in pairs], left=False),
+        "tool_mask": _pad([s.loss_mask[k:].astype(np.int64) for s, k in pairs], left=False),
+        "advantages": torch.tensor([float(s.advantages[k]) for s, k in pairs]),
+        "old_per_token_logps": _pad([o[k:] for o, k in zip(old, starts, strict=True)], left=False),  # type: ignore[index]
+        "ref_per_token_logps": _pad([v[k:] for v, k in zip(laid, starts, strict=True)], left=False),
+        "num_items_in_batch": torch.tensor(sum(int(s.loss_mask.sum()) for s in samples)),
+    }
+    if cap is not None:
+        sampler = _pad([s.sampler_logprobs[k:] for s, k in pairs], left=False)
+        inputs["importance_sampling_ratio"] = (inputs["old_per_token_logps"] - sampler).exp().clamp(max=cap)
+    return inputs
+
+
+def _theirs(
+    policy: TransformersPolicy, samples: list[Sample], folder: Path, cap: float | None, **settings: Any
+) -> tuple[float, torch.Tensor]:
+    from trl import GRPOConfig, GRPOTrainer
+
+    model = copy.deepcopy(policy.model)
+    arguments = GRPOConfig(
+        output_dir=str(folder),
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=len(samples),
+        num_generations=len(samples),
+        max_completion_length=NORMALIZER,
+        temperature=TEMPERATURE,
+        **settings,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = GRPOTrainer(
+            model=model,
+            args=arguments,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            train_dataset=Dataset.from_dict({"prompt": ["a"] * len(samples)}),
+            processing_class=policy.tokenizer,
+        )
+        trainer.use_vllm = cap is not None
+        trainer.current_gradient_accumulation_steps = 1
+        model.train()
+        model.zero_grad()
+        loss = trainer._compute_loss(model, _inputs(samples, _reference(policy), cap))
+        loss.backward()
+    return float(loss.detach()), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def _ours(policy: TransformersPolicy, samples: list[Sample], **settings: Any) -> tuple[float, torch.Tensor]:
+    plan = TrainingSettings(learning_rate=0, max_grad_norm=1e9, length_normalizer=NORMALIZER, **settings)
+    learner = Learner(copy.deepcopy(policy.model), plan, reference=_reference(policy) if plan.beta else None)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+    of = Denominators(sequences=len(samples), tokens=tokens, normalizer=NORMALIZER)
+    metrics = learner.step(samples, of, on_policy=False)
+    gradient = torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None])
+    return metrics["loss"], gradient
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_loss_and_gradient_are_those_of_trl(
+    policy: TransformersPolicy, samples: list[Sample], tmp_path: Path, algorithm: str, variant: str
+):
+    """Same batch, same old and sampler log-probabilities, same reference."""
+    ours, theirs = VARIANTS[variant]
+    loss, gradient = _ours(policy, samples, algorithm=algorithm, **ours)
+    expected, exact = _theirs(
+        policy, samples, tmp_path, ours.get("importance_cap"), **{**ALGORITHMS[algorithm], **theirs}
+    )
+    assert loss == pytest.approx(expected, abs=1e-5)
+    assert torch.allclose(gradient, exact, atol=1e-5)
+    assert exact.abs().max() > 1e-3  # there is something to agree on

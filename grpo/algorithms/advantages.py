@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Baseline = Literal["group_mean", "group_median", "leave_one_out", "global_mean"]
 Rewards = NDArray[np.float64]
@@ -42,7 +42,7 @@ def group_advantages(
 
 
 def turn_advantages(
-    turn_rewards: Sequence[Sequence[float]], terminal_rewards: Rewards, *, scale_by_std: bool
+    turn_rewards: Sequence[ArrayLike], terminal_rewards: Rewards, *, scale_by_std: bool
 ) -> list[Rewards]:
     """Advantages of each turn of each sibling (MT-GRPO, arXiv 2505.11821): returns compared turn by turn.
 

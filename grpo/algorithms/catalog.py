@@ -26,5 +26,11 @@ def choose(
     clip_high: float | None = None,
 ) -> Algorithm:
     """An algorithm by name; what is not None replaces its own choice."""
-    wishes = {"baseline": baseline, "scale_by_std": scale_by_std, "clip_low": clip_low, "clip_high": clip_high}
-    return replace(ALGORITHMS[name], **{key: value for key, value in wishes.items() if value is not None})
+    own = ALGORITHMS[name]
+    return replace(
+        own,
+        baseline=own.baseline if baseline is None else baseline,
+        scale_by_std=own.scale_by_std if scale_by_std is None else scale_by_std,
+        clip_low=own.clip_low if clip_low is None else clip_low,
+        clip_high=own.clip_high if clip_high is None else clip_high,
+    )

@@ -191,7 +191,7 @@ class Learner:
             if settings.entropy_coefficient:
                 loss = loss - settings.entropy_coefficient * (counts * scores.entropy).sum() / said
             loss.backward()  # type: ignore[no-untyped-call]
-            distances = (log_ratio.detach().exp() - 1).abs().split(known.lengths.tolist())
+            distances = torch.split((log_ratio.detach().exp() - 1).abs(), known.lengths.tolist())
             off += [(float(part.mean()), sample.place) for sample, part in zip(micro, distances, strict=True)]
             sums["loss"] += float(loss.detach())
             sums["ratio"] += float(ratio.detach().sum())
@@ -222,7 +222,7 @@ def with_old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], *, max_
     known = []
     for micro in microbatches(samples, max_tokens=max_tokens):
         lengths = [int(sample.loss_mask.sum()) for sample in micro]
-        for sample, part in zip(micro, score_tokens(model, micro).logprobs.cpu().split(lengths), strict=True):
+        for sample, part in zip(micro, torch.split(score_tokens(model, micro).logprobs.cpu(), lengths), strict=True):
             logprobs = np.zeros_like(sample.sampler_logprobs)
             logprobs[sample.loss_mask] = part.numpy()
             known.append(replace(sample, old_logprobs=logprobs))

@@ -268,9 +268,11 @@ def test_every_algorithm_makes_praised_words_likelier_and_blamed_ones_rarer(poli
 def test_every_knob_of_the_loss_changes_the_gradient(policy: TransformersPolicy, knob: dict[str, object]):
     """A knob that changes nothing is a lie."""
     samples = []
-    for index, sample in enumerate(make_samples(policy)):
-        moved = sample.sampler_logprobs - np.float32(0.3 * (-1) ** index) * sample.loss_mask
-        samples.append(replace(sample, sampler_logprobs=moved, old_logprobs=moved + np.float32(0.2) * sample.loss_mask))
+    for sample, log_ratio in zip(
+        make_samples(policy, advantages=(1.0, -1.0, 0.5, -0.5)), (0.15, -0.1, 0.15, 0.3), strict=True
+    ):
+        old = sample.sampler_logprobs - np.float32(log_ratio) * sample.loss_mask
+        samples.append(replace(sample, old_logprobs=old, sampler_logprobs=old - np.float32(0.2) * sample.loss_mask))
     plain = _gradient(policy, samples)
     assert not torch.allclose(plain, _gradient(policy, samples, **knob), atol=1e-6)  # type: ignore[arg-type]
 

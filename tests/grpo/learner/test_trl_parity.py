@@ -127,7 +127,7 @@ def _theirs(
         report_to=[],
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         per_device_train_batch_size=len(samples),
         num_generations=len(samples),
         max_completion_length=NORMALIZER,

@@ -1,0 +1,70 @@
+"""Every shipped config of the order desk takes a step on a real rollout of the embedded model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.algorithms.reductions import Denominators
+from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.environments.catalog import make_environment
+from grpo.learner.learner import Learner
+from grpo.learner.samples import build_batch, deal
+from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.renderer import Renderer
+from grpo.rewards.composite import make_reward
+from grpo.rewards.score import score
+from grpo.rollout.collect import collect
+from grpo.scenarios.readers.catalog import read_records
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Trajectory, group
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = {
+    path.stem: load_config(path)
+    for path in sorted((ROOT / "data" / "configs").glob("*.yaml"))
+    if load_config(path).environment.kind == "support_desk"
+}
+
+
+@pytest.fixture(scope="module")
+def played() -> tuple[TransformersPolicy, list[Trajectory]]:
+    """Four siblings of each of six scenarios, scored as the quickstart does."""
+    config = CONFIGS["quickstart"]
+    records = read_records(
+        config.scenarios.sources[0].model_copy(update={"path": str(ROOT / "data/scenarios/support_desk.jsonl")})
+    )
+    scenarios = [Scenario.model_validate(record.data) for record, _ in zip(records, range(6), strict=False)]
+    policy, world = load(ROOT / "data" / "models" / "desk_clerk"), make_environment(config.environment)
+    trajectories = collect(
+        scenarios,
+        policy,
+        world,
+        Renderer(policy.tokenizer, tools=world.tools),
+        config.rollout,
+        siblings=4,
+        temperature=1.0,
+        run_seed=0,
+        iteration=0,
+    )
+    return policy, list(score(trajectories, make_reward(config.reward)))
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_step_changes_the_weights(config: PipelineConfig, played: tuple[TransformersPolicy, list[Trajectory]]):
+    """On-policy, with the ratio checked, by the config's own settings."""
+    policy, trajectories = played
+    batch = build_batch(group(trajectories), config.training, policy_hash=policy.hash)
+    model = copy.deepcopy(policy.model)
+    hands = deal(batch.groups, hands=config.training.steps_per_rollout, rng=np.random.default_rng(0))
+    of = Denominators(
+        sequences=batch.sample_count, tokens=batch.token_count, normalizer=config.training.length_normalizer
+    )
+    metrics = Learner(model, config.training).step(hands[0], of, on_policy=True)
+    assert metrics["gradient_norm"] > 0
+    before, after = policy.model.state_dict(), model.state_dict()
+    assert any(not torch.equal(before[name], after[name]) for name in before)

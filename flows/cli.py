@@ -123,7 +123,7 @@ def ui() -> None:
 
 @app.command()
 def pretrain(
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1900,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 4000,
 ) -> None:
     """Make the embedded scenario pack and base model again."""
     home = settings.apply()

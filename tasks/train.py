@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.training import TrainingSettings
+from grpo.errors import NoLearningSignal
 from grpo.learner.checkpoints import read_state
-from grpo.learner.update import UpdateMetrics
+from grpo.learner.update import UpdateMetrics, idle
 from grpo.learner.update import update as update_policy
 from tasks.base import Checkpoint
 from tasks.stage import Clock, stage
+
+logger = logging.getLogger(__name__)
 
 
 class TrainResult(Checkpoint):
@@ -29,7 +33,11 @@ def train(
     seed: int,
     store: str,
 ) -> TrainResult:
-    """Train the parent checkpoint on a scored rollout; ends in an error when nothing was learned."""
+    """Train the parent checkpoint on a scored rollout.
+
+    A later rollout that teaches nothing, as when all of it succeeds, leaves the policy as it is. The first must teach
+    something, and an update must change something: else the stage fails.
+    """
     clock = Clock()
     artifacts = ArtifactStore(store)
     found: list[UpdateMetrics] = []
@@ -47,7 +55,15 @@ def train(
             )
         )
 
-    checkpoint = artifacts.put_folder("checkpoint", write)
+    try:
+        checkpoint = artifacts.put_folder("checkpoint", write)
+    except NoLearningSignal as error:
+        if iteration == 0:
+            raise
+        logger.info("iteration %d changes nothing: %s", iteration, error)
+        checkpoint = parent
+        rows, budget = [artifacts.path(scored)], settings.microbatch_tokens
+        found.append(idle(rows, artifacts.path(parent), artifacts.path(base), max_tokens=budget))
     return TrainResult(
         checkpoint=checkpoint,
         policy=read_state(artifacts.path(checkpoint)).policy_hash,

@@ -39,7 +39,7 @@ class PretrainConfig(Settings):
     heads: int = 4
     kv_heads: int = 2
     mlp_size: int = 432
-    steps: int = Field(default=1900, ge=1)
+    steps: int = Field(default=4000, ge=1)
     batch_size: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
     seed: int = 1

@@ -6,7 +6,9 @@ is made from, one for the scenarios that it is trained and judged on.
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from grpo.environments.support_desk import REPLACE_BELOW, RETURN_DAYS
 from grpo.scenarios.scenario import Difficulty, Expected, Metadata, Scenario
 
+_CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo", "ie")
 _CODAS = ("", "", "n", "r", "t", "k", "s", "ll", "nd", "ck", "er", "le")
 CATEGORIES = ("return", "broken", "missing", "charge")
@@ -26,7 +29,10 @@ _NUMBERS = tuple(n for n in range(1000, 10000) if len(set(str(n))) == 4)
 
 
 class Phrasebook(BaseModel):
-    """Words for customers, put together at random: a frame round a complaint, and a way to give the order number."""
+    """Words for customers, put together at random: a frame round a complaint, and a way to give the order number.
+
+    In any of these sentences `[a|b|c]` stands for one of a, b and c.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -84,12 +90,16 @@ def _case(
     def word(words: tuple[str, ...]) -> str:
         return _invent(rng, like=words[0]) if rng.random() < book.invented_share else rng.choice(words)
 
-    complaint = rng.choice(book.complaints[category]).format(item=word(book.items))
+    complaint = _vary(rng.choice(book.complaints[category]), rng).format(item=word(book.items))
     name = f"{word(book.first_names)} {word(book.last_names)}"
-    opening = rng.choice(book.frames).format(name=name, complaint=complaint)
+    opening = _vary(rng.choice(book.frames), rng).format(name=name, complaint=complaint)
 
     def give(sentences: tuple[str, ...], number: str) -> str:
-        words = (rng.choice(book.asides), rng.choice(sentences).format(order=number), rng.choice(book.asides))
+        words = (
+            rng.choice(book.asides),
+            _vary(rng.choice(sentences), rng).format(order=number),
+            rng.choice(book.asides),
+        )
         return " ".join(word for word in words if word)
 
     lines = {
@@ -106,6 +116,18 @@ def _case(
         expected=Expected(calls=tuple(calls), facts=tuple(facts)),
         metadata=Metadata(difficulty=difficulty, category=category, source="support_desk", licence="Apache-2.0"),
     )
+
+
+def _vary(sentence: str, rng: random.Random) -> str:
+    """Choose one of each `[a|b|c]`."""
+    return _CHOICE.sub(lambda match: rng.choice(match[1].split("|")), sentence)
+
+
+def wordings(sentence: str) -> Iterator[str]:
+    """Everything that a sentence with `[a|b|c]` in it can become."""
+    parts = _CHOICE.split(sentence)  # text, alternatives, text, …
+    choices = [part.split("|") if index % 2 else [part] for index, part in enumerate(parts)]
+    return map("".join, itertools.product(*choices))
 
 
 def _invent(rng: random.Random, *, like: str) -> str:

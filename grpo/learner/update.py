@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict
 
 from grpo import progress
@@ -14,7 +15,8 @@ from grpo.algorithms.reductions import Denominators
 from grpo.config.training import TrainingSettings
 from grpo.errors import NoEffect
 from grpo.learner.checkpoints import read_state, resume, save
-from grpo.learner.learner import Learner, reference_kl, with_old_logprobs
+from grpo.learner.learner import Learner, reference_kl, score_tokens, with_old_logprobs
+from grpo.learner.packing import microbatches
 from grpo.learner.samples import Sample, build_batch, deal
 from grpo.policy.transformers.model import TransformersPolicy, residents, weights_hash
 from grpo.tables import read_all
@@ -103,19 +105,43 @@ def update(
     )
 
 
+def idle(scored: Sequence[Path], parent: Path, base: Path, *, max_tokens: int) -> UpdateMetrics:
+    """What an iteration shows whose rollout taught nothing: no step was taken, entropy and KL are the policy's own."""
+    spoken = [_spoken(trajectory) for trajectory in read_all(scored) if trajectory.loss_mask.any()][:_KL_SAMPLES]
+    state = read_state(parent)
+    policy = residents.get(state.policy_hash, parent)
+    with torch.no_grad():
+        entropy = torch.cat(
+            [score_tokens(policy.model, m).entropy for m in microbatches(spoken, max_tokens=max_tokens)]
+        )
+    reference = residents.get(read_state(base).policy_hash, base).model
+    return UpdateMetrics(
+        informative_share=0.0,
+        kl_to_base=reference_kl(reference, spoken, max_tokens=max_tokens),
+        entropy=float(entropy.mean()),
+        clip_share=0.0,
+        ratio=1.0,
+        gradient_norm=0.0,
+        learning_rate=0.0,
+        loss=0.0,
+        tokens=0,
+    )
+
+
 def distance_to_base(trajectories: Sequence[Trajectory], base: Path, *, max_tokens: int) -> float:
     """KL(sampler ‖ base) in nats a token over the tokens that were said in these trajectories."""
-    samples = [
-        Sample(
-            token_ids=trajectory.token_ids,
-            loss_mask=trajectory.loss_mask,
-            sampler_logprobs=trajectory.sampler_logprobs,
-            advantages=np.zeros_like(trajectory.sampler_logprobs),
-            temperature=trajectory.temperature,
-            place=trajectory.place,
-        )
-        for trajectory in trajectories
-        if trajectory.loss_mask.any()
-    ]
+    spoken = [_spoken(trajectory) for trajectory in trajectories if trajectory.loss_mask.any()]
     policy = residents.get(read_state(base).policy_hash, base)
-    return reference_kl(policy.model, samples, max_tokens=max_tokens)
+    return reference_kl(policy.model, spoken, max_tokens=max_tokens)
+
+
+def _spoken(trajectory: Trajectory) -> Sample:
+    """A trajectory to be looked at, not learned from."""
+    return Sample(
+        token_ids=trajectory.token_ids,
+        loss_mask=trajectory.loss_mask,
+        sampler_logprobs=trajectory.sampler_logprobs,
+        advantages=np.zeros_like(trajectory.sampler_logprobs),
+        temperature=trajectory.temperature,
+        place=trajectory.place,
+    )

@@ -122,10 +122,8 @@ def ui() -> None:
 
 
 @app.command()
-def pretrain(
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 4000,
-) -> None:
-    """Make the embedded scenario pack and base model again."""
+def pretrain() -> None:
+    """Make the embedded scenario pack and base model again; takes twenty minutes on two cores."""
     home = settings.apply()
     from flows.server import prefect_server
     from grpo.config.pretrain import PretrainConfig
@@ -135,7 +133,7 @@ def pretrain(
         from flows.terminal import live
 
         with live(console, iterations=1):
-            console.print(f"last loss {flow(PretrainConfig(steps=steps)):.4f} nats a token")
+            console.print(f"last loss {flow(PretrainConfig()):.4f} nats a token")
 
 
 def _import_ahead() -> None:

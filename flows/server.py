@@ -33,22 +33,30 @@ def create_databases(home: Path) -> None:
     """Create or migrate the databases in which both services keep their records; a server would do it at its start.
 
     From nothing it takes Prefect ten seconds and MLflow two, which belong to an installation, not to every first run.
+    Services that run elsewhere look after their own. Raises `ConfigError` when a database cannot be made.
     """
     with storage_errors(str(home)):
         home.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as migration:
+    if os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:"):
         from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
 
-        MlflowClient().search_experiments(max_results=1)
-        output, _ = migration.communicate()
-    if migration.returncode:
-        raise ConfigError(f"Prefect's database in {home} cannot be created:\n{output.strip()[-2000:]}")
+        try:
+            MlflowClient().search_experiments(max_results=1)
+        except MlflowException as error:
+            raise ConfigError(
+                f"MLflow's database {os.environ['MLFLOW_TRACKING_URI']} cannot be used: {error}"
+            ) from error
+    if "PREFECT_API_URL" not in os.environ:
+        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+        migration = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if migration.returncode:
+            raise ConfigError(f"Prefect's database in {home} cannot be made:\n{migration.stdout.strip()[-2000:]}")
 
 
 @contextmanager
 def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Serve Prefect's API while the block runs; `meanwhile` is called while a new server starts.
+    """Serve Prefect's API while the block runs; `meanwhile` is called before it, while a new server starts.
 
     It is the server that PREFECT_API_URL names, else a running one of this home, else a new one.
     Raises `ConfigError` when the port belongs to another program.

@@ -14,7 +14,7 @@ STD_EPSILON = 1e-4
 
 
 def group_advantages(
-    rewards: Rewards, *, baseline: Baseline = "group_mean", scale_by_std: bool, overall_mean: float | None = None
+    rewards: Rewards, *, baseline: Baseline = "group_mean", scale_by_std: bool, batch: Rewards | None = None
 ) -> Rewards:
     """Advantages of G siblings (DeepSeekMath, arXiv 2402.03300, section 4.1.2; leave_one_out: RLOO, 2402.14740).
 
@@ -23,31 +23,33 @@ def group_advantages(
         leave_one_out: [−.0667 .2 −.2 .0667]         group_median of [0 1 2 10]: 1.5
 
     `rewards` [G]; NaN marks a sibling without a reward: it is left out of the baseline and gets NaN. A group whose
-    rewards are all equal, or with fewer than two of them, gives zeros, unless it is compared with `overall_mean`.
+    rewards are all equal, or with fewer than two of them, gives zeros. For global_mean mean and spread are those of
+    `batch`, the rewards of all groups, so that a group of equals has advantages too.
     """
-    valid = rewards[~np.isnan(rewards)]
-    if baseline == "global_mean":
-        if overall_mean is None:
-            raise ValueError("global_mean needs the overall mean of the batch")
-        centred = rewards - overall_mean
-    elif valid.size < 2 or np.ptp(valid) == 0:
+    compared = rewards if baseline != "global_mean" else batch
+    if compared is None:
+        raise ValueError("global_mean needs the rewards of the whole batch")
+    valid = compared[~np.isnan(compared)]
+    if valid.size < 2 or np.ptp(valid) == 0:
         return np.where(np.isnan(rewards), np.nan, 0.0)
-    elif baseline == "leave_one_out":
+    if baseline == "leave_one_out":
         centred = (rewards - valid.mean()) * valid.size / (valid.size - 1)
     else:
-        centred = rewards - (valid.mean() if baseline == "group_mean" else np.median(valid))
-    if not scale_by_std:
-        return centred
-    return centred / ((valid.std(ddof=1) if valid.size > 1 else 0.0) + STD_EPSILON)
+        centred = rewards - (np.median(valid) if baseline == "group_median" else valid.mean())
+    return centred / (valid.std(ddof=1) + STD_EPSILON) if scale_by_std else centred
 
 
 def turn_advantages(
-    turn_rewards: Sequence[ArrayLike], terminal_rewards: Rewards, *, scale_by_std: bool
+    turn_rewards: Sequence[ArrayLike],
+    terminal_rewards: Rewards,
+    *,
+    baseline: Baseline = "group_mean",
+    scale_by_std: bool,
 ) -> list[Rewards]:
     """Advantages of each turn of each sibling (MT-GRPO, arXiv 2505.11821): returns compared turn by turn.
 
-    The return of turn k is the rewards of turn k and all later ones plus the terminal reward; its baseline is the
-    mean over the siblings that got that far. A turn that only one sibling reached has nobody to be compared with: 0.
+    The return of turn k is the rewards of turn k and all later ones plus the terminal reward; its baseline that
+    of the siblings that got as far. A turn that only one sibling reached has nobody to be compared with: 0.
 
         turns [1 0], [0 0], terminal [0 1] → returns [1 0], [1 1] → turn 0: [0 0], turn 1: [−.5 .5]
     """
@@ -59,7 +61,8 @@ def turn_advantages(
     for turn in range(max(map(len, returns), default=0)):
         reached = [index for index, values in enumerate(returns) if len(values) > turn]
         column = np.array([returns[index][turn] for index in reached])
-        for index, advantage in zip(reached, group_advantages(column, scale_by_std=scale_by_std), strict=True):
+        compared = group_advantages(column, baseline=baseline, scale_by_std=scale_by_std)
+        for index, advantage in zip(reached, compared, strict=True):
             advantages[index][turn] = advantage
     return advantages
 

@@ -66,7 +66,7 @@ def importance_ratio(log_ratio: torch.Tensor, lengths: torch.Tensor, *, by_seque
         return log_ratio.exp()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     sums = torch.zeros(len(lengths), dtype=log_ratio.dtype, device=log_ratio.device).index_add(0, owner, log_ratio)
-    return (sums / lengths).exp()[owner]
+    return (sums / lengths).exp().index_select(0, owner)
 
 
 def truncated_weight(old_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, *, cap: float) -> torch.Tensor:

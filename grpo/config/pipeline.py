@@ -83,7 +83,7 @@ def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
         return document
     if extended_by is not None:
         raise ConfigError(f"{extended_by} extends {path}, which extends {base}; extend that one")
-    if not isinstance(base, str) or Path(base).name != base:
+    if not isinstance(base, str) or not base or Path(base).name != base:
         raise ConfigError(f"{path}: extends is {base!r}; name another file in the same folder")
     return _merged(_read(path.with_name(base), extended_by=path), document)
 

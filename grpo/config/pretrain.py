@@ -39,7 +39,9 @@ class PretrainConfig(Settings):
     heads: int = 4
     kv_heads: int = 2
     mlp_size: int = 432
-    steps: int = Field(default=4000, ge=1)
+    cycles: tuple[int, ...] = Field(default=(3000, 1500), min_length=1)
+    """Optimizer steps of each cycle of the learning rate, which falls and begins again: what one has not found, such as
+    copying a lone digit, the next may."""
     batch_size: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
     seed: int = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from grpo.config.base import Settings
 
@@ -35,9 +35,9 @@ class TrainingSettings(Settings):
     learning_rate: float = Field(default=1e-4, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls over all steps of the run."""
-    steps_per_rollout: int = Field(default=1, ge=1)
-    """Optimizer steps on each rollout: its groups are dealt into this many batches."""
+    """How the learning rate falls over the iterations of the run."""
+    groups_per_step: int | None = Field(default=None, ge=1)
+    """Groups in which siblings differ that one optimizer step learns from; none takes all of a rollout in one step."""
     epochs: int = Field(default=1, ge=1)
     """How often each rollout is gone through."""
     clip_low: float | None = Field(default=None, gt=0)
@@ -60,6 +60,18 @@ class TrainingSettings(Settings):
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     microbatch_tokens: int = Field(default=16384, ge=64)
-    """Most tokens, padding included, in one forward pass."""
+    """Most tokens in one forward pass, those that sequences share counted once."""
     ratio_tolerance: float = Field(default=1e-5, gt=0)
     """How far the importance ratio may be from 1 before the first step, on average over the tokens of a row."""
+
+    @model_validator(mode="after")
+    def _clips_are_read(self) -> TrainingSettings:
+        unread = {
+            "cispo": ("clip_low", "dual_clip"),
+            "rloo": ("clip_low", "clip_high", "dual_clip"),
+            "reinforce": ("clip_low", "clip_high", "dual_clip"),
+        }.get(self.algorithm, ())
+        for name in unread:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not read by {self.algorithm}, which does not clip so; leave it out")
+        return self

@@ -23,7 +23,6 @@ _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo", "ie")
 _CODAS = ("", "", "n", "r", "t", "k", "s", "ll", "nd", "ck", "er", "le")
 CATEGORIES = ("return", "broken", "missing", "charge")
-DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")
 _NUMBERS = tuple(n for n in range(1000, 10000) if len(set(str(n))) == 4)
 """Order numbers of four different digits: a tiny model can copy them."""
 
@@ -40,6 +39,8 @@ class Phrasebook(BaseModel):
     """The share of a fixed shuffle of all order numbers that this book draws from, as [from, to)."""
     invented_share: float = 0.0
     """Share of names and items that are made-up words: a model that has met many odd words reads round new ones."""
+    difficulties: tuple[Difficulty, ...]
+    """How hard the customers are, in turn."""
     transit_days: tuple[int, ...]
     """In how many days a parcel that is on its way arrives."""
     first_names: tuple[str, ...]
@@ -76,7 +77,7 @@ def draw_cases(book: Phrasebook, *, seed: int, prefix: str) -> Iterator[Scenario
     index = 0
     while True:
         category = CATEGORIES[index % len(CATEGORIES)]
-        difficulty = DIFFICULTIES[index // len(CATEGORIES) % len(DIFFICULTIES)]
+        difficulty = book.difficulties[index // len(CATEGORIES) % len(book.difficulties)]
         yield _case(book, rng, orders, f"{prefix}-{index:05d}", category, difficulty)
         index += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,18 +41,19 @@ def make_base_model(
         tokenizer,
     )
 
-    def on_step(step: int, value: float) -> None:
-        progress.report("imitate", step + 1, config.steps, loss=value)
-        if (step + 1) % _SAVE_EVERY == 0 or step + 1 == config.steps:
-            policy.save(folder)
+    batches = _batches(conversations, renderer, size=config.batch_size, seed=config.seed)
+    done, loss = 0, math.nan
+    for steps in config.cycles:
 
-    return imitate(
-        policy.model,
-        _batches(conversations, renderer, size=config.batch_size, seed=config.seed),
-        steps=config.steps,
-        learning_rate=config.learning_rate,
-        on_step=on_step,
-    )
+        def on_step(step: int, value: float, before: int = done) -> None:
+            progress.report("imitate", before + step + 1, sum(config.cycles), loss=value)
+            if (before + step + 1) % _SAVE_EVERY == 0:
+                policy.save(folder)
+
+        loss = imitate(policy.model, batches, steps=steps, learning_rate=config.learning_rate, on_step=on_step)
+        done += steps
+    policy.save(folder)
+    return loss
 
 
 def _batches(
@@ -62,7 +64,7 @@ def _batches(
     All that follows the system prompt is learned, the customers' and the tools' words as well: copying numbers is
     learned from all of them.
     """
-    rng = random.Random(seed)
+    rng, size = random.Random(seed), min(size, len(conversations))
     while True:
         order = rng.sample(range(len(conversations)), len(conversations))
         for start in range(0, len(order) - size + 1, size):

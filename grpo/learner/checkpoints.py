@@ -31,7 +31,7 @@ class CheckpointState(BaseModel):
     parent: str | None = None
     """Policy that it was trained from; None for the base."""
     step_count: int = 0
-    """Optimizer steps since the base: the position of the schedule."""
+    """Optimizer steps since the base."""
 
 
 def save_base(policy: TransformersPolicy, folder: Path) -> None:

@@ -15,10 +15,11 @@ from grpo.algorithms.advantages import (
     overlong_penalty,
     turn_advantages,
 )
+from grpo.algorithms.algorithm import Algorithm
 from grpo.algorithms.catalog import choose
 from grpo.config.training import TrainingSettings
-from grpo.errors import DataError
-from grpo.trajectories import TrajectoryGroup
+from grpo.errors import ConfigError, DataError
+from grpo.trajectories import Trajectory, TrajectoryGroup
 
 
 def token_advantages(
@@ -27,7 +28,7 @@ def token_advantages(
     """The advantage of each token of each sibling, [tokens] and 0 where it did not speak; None without a reward.
 
     Rewards are cut, charged for length and normalized, in this order, before they are compared.
-    Raises `DataError` for turn rewards that are not one a turn.
+    Raises `DataError` for turn rewards that are not one a turn, `ConfigError` for turns against the whole batch.
     """
     algorithm = choose(settings.algorithm, baseline=settings.baseline, scale_by_std=settings.scale_by_std)
     terminal = [
@@ -51,14 +52,18 @@ def token_advantages(
     if settings.normalize_rewards:
         unit = float(np.nanstd(everything)) + STD_EPSILON
     if settings.credit == "turn":
+        if algorithm.baseline == "global_mean":
+            raise ConfigError("training.credit: turn compares siblings; set training.baseline to one within the group")
         return [
-            _by_turn(group, siblings, rewards, unit=unit, scale_by_std=algorithm.scale_by_std)
+            _by_turn(group, siblings, rewards, algorithm, unit=unit)
             for group, siblings, rewards in zip(groups, turns, terminal, strict=True)
         ]
-    overall = float(np.nanmean(everything)) / unit if np.isfinite(everything).any() else None
     advantages = [
         group_advantages(
-            total / unit, baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std, overall_mean=overall
+            total / unit,
+            baseline=algorithm.baseline,
+            scale_by_std=algorithm.scale_by_std,
+            batch=everything / unit,
         )
         for total in totals
     ]
@@ -72,28 +77,30 @@ def token_advantages(
 
 
 def _by_turn(
-    group: TrajectoryGroup,
-    turn_rewards: Sequence[Rewards],
-    terminal: Rewards,
-    *,
-    unit: float,
-    scale_by_std: bool,
+    group: TrajectoryGroup, given: Sequence[Rewards], terminal: Rewards, algorithm: Algorithm, *, unit: float
 ) -> list[NDArray[np.float32] | None]:
     """Advantages from the return of each turn, laid over the turn's tokens."""
+    scored = [int(index) for index in np.flatnonzero(np.isfinite(terminal))]
     spoken = [[turn for turn in t.turns if turn.message.role == "assistant"] for t in group.trajectories]
-    rewards = []
-    for trajectory, turns, given in zip(group.trajectories, spoken, turn_rewards, strict=True):
-        if len(given) not in (0, len(turns)):
-            raise DataError(
-                f"{trajectory.place} has {len(given)} turn rewards for {len(turns)} turns; an environment gives one "
-                "each turn or none, else set training.credit to trajectory"
-            )
-        rewards.append(given / unit if len(given) else np.zeros(len(turns)))
-    valid = np.flatnonzero(np.isfinite(terminal))
-    values = turn_advantages([rewards[k] for k in valid], terminal[valid] / unit, scale_by_std=scale_by_std)
+    rewards = [_each_turn(group.trajectories[k], given[k], len(spoken[k])) / unit for k in scored]
+    values = turn_advantages(
+        rewards, terminal[scored] / unit, baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std
+    )
     laid: list[NDArray[np.float32] | None] = [None] * len(group.trajectories)
-    for index, advantages in zip(valid, values, strict=True):
-        laid[index] = np.zeros(len(group.trajectories[index].token_ids), dtype=np.float32)
+    for index, advantages in zip(scored, values, strict=True):
+        tokens = np.zeros(len(group.trajectories[index].token_ids), dtype=np.float32)
         for turn, advantage in zip(spoken[index], advantages, strict=True):
-            laid[index][turn.start : turn.stop] = advantage  # type: ignore[index]
+            tokens[turn.start : turn.stop] = advantage
+        laid[index] = tokens
     return laid
+
+
+def _each_turn(trajectory: Trajectory, given: Rewards, turns: int) -> Rewards:
+    """One reward a turn; a last turn that was cut off got none, and an environment may give none at all."""
+    missing = turns - len(given)
+    if len(given) and not 0 <= missing <= int(trajectory.stop == "truncated"):
+        raise DataError(
+            f"{trajectory.place} has {len(given)} turn rewards for {turns} turns; an environment gives one each turn "
+            "or none, else set training.credit to trajectory"
+        )
+    return np.pad(given, (0, missing))

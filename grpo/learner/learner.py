@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from grpo.config.training import TrainingSettings
 from grpo.errors import CapacityError, RatioError
 from grpo.learner.packing import hidden_states, microbatches, pack
 from grpo.learner.samples import Sample
+
+logger = logging.getLogger(__name__)
 
 _LOGIT_ROWS = 8192
 """Loss tokens whose logits are held at once."""
@@ -103,34 +106,34 @@ class Learner:
             weight_decay=settings.weight_decay,
         )
 
-    def learning_rate(self) -> float:
-        """Learning rate of the next step: linear warm-up, then constant, linear or cosine fall to 0 over the run."""
+    def learning_rate(self, progress: float) -> float:
+        """Learning rate of the next step: linear warm-up over steps, times a constant, linear or cosine fall to 0.
+
+        `progress` is the share of the run that is done, in [0, 1).
+        """
         settings = self.settings
-        steps = settings.iterations * settings.epochs * settings.steps_per_rollout
-        warmup = settings.warmup_steps
-        if self.step_count < warmup:
-            return settings.learning_rate * (self.step_count + 1) / warmup
-        progress = min(1.0, (self.step_count - warmup) / max(1, steps - warmup))
-        factor = {
+        fall = {
             "constant": 1.0,
             "linear": 1 - progress,
             "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
         }[settings.schedule]
-        return settings.learning_rate * factor
+        warmth = min(1.0, (self.step_count + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+        return settings.learning_rate * warmth * fall
 
-    def step(self, samples: Sequence[Sample], of: Denominators, *, on_policy: bool) -> dict[str, float]:
-        """One optimizer step on these samples; returns means over their loss tokens.
+    def step(
+        self, samples: Sequence[Sample], of: Denominators, *, on_policy: bool, progress: float = 0.0
+    ) -> dict[str, float]:
+        """One optimizer step on these samples, at this share of the run; returns means over their loss tokens.
 
         With `on_policy` the importance ratio of every row must be 1 within the tolerance, on average over its tokens
         (a single unlikely token may round to 3e-5 in float32), else `RatioError` names the rows.
         """
         said = sum(int(sample.loss_mask.sum()) for sample in samples)
-        threshold = self._entropy_threshold(samples) if self.settings.entropy_share < 1 else None
-        sums, off = self._accumulate_within_memory(samples, of, threshold)
+        sums, off = self._accumulate_within_memory(samples, of)
         if on_policy:
             self._check_ratio(off)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
-        rate = self.learning_rate()
+        rate = self.learning_rate(progress)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
         self.optimizer.step()
@@ -139,7 +142,7 @@ class Learner:
         return {**means, "loss": sums["loss"], "tokens": said, "gradient_norm": float(norm), "learning_rate": rate}
 
     def _accumulate_within_memory(
-        self, samples: Sequence[Sample], of: Denominators, threshold: float | None
+        self, samples: Sequence[Sample], of: Denominators
     ) -> tuple[dict[str, float], list[tuple[float, str]]]:
         """`_accumulate`, begun again with half the tokens a pass as long as memory runs out: the gradient is the same.
 
@@ -148,7 +151,7 @@ class Learner:
         while True:
             self.optimizer.zero_grad(set_to_none=True)
             try:
-                return self._accumulate(samples, of, threshold)
+                return self._accumulate(samples, of)
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -159,15 +162,16 @@ class Learner:
                     "lower rollout.max_context or take a smaller model"
                 )
             self.microbatch_tokens //= 2
+            logger.warning("memory ran out: begun again with training.microbatch_tokens %d", self.microbatch_tokens)
 
     def _accumulate(
-        self, samples: Sequence[Sample], of: Denominators, threshold: float | None
+        self, samples: Sequence[Sample], of: Denominators
     ) -> tuple[dict[str, float], list[tuple[float, str]]]:
         """Gradient of the loss, sums over the loss tokens, and how far each row's ratio is from 1."""
         settings = self.settings
         sums: dict[str, float] = defaultdict(float)
         off: list[tuple[float, str]] = []
-        said = sum(int(sample.loss_mask.sum()) for sample in samples)
+        threshold = self._entropy_threshold(samples) if settings.entropy_share < 1 else None
         for micro in microbatches(samples, max_tokens=self.microbatch_tokens):
             known = loss_tokens(micro, device=self.model.device)
             scores = score_tokens(self.model, micro)
@@ -189,7 +193,7 @@ class Learner:
             weights = token_weights(known.lengths, of, reduction=self.algorithm.reduction)
             loss = (weights * losses).sum()
             if settings.entropy_coefficient:
-                loss = loss - settings.entropy_coefficient * (counts * scores.entropy).sum() / said
+                loss = loss - settings.entropy_coefficient * (counts * scores.entropy).sum() / of.tokens
             loss.backward()  # type: ignore[no-untyped-call]
             distances = torch.split((log_ratio.detach().exp() - 1).abs(), known.lengths.tolist())
             off += [(float(part.mean()), sample.place) for sample, part in zip(micro, distances, strict=True)]

@@ -20,10 +20,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from grpo.errors import DataError
 from grpo.policy.transformers.attention import TreeBatch, TreeBlock
 
 _FILL = 0.75
 """Segments attend together as long as the shortest has this share of the longest's tokens."""
+_REACH = 4
+"""Tokens of a row's sequences at full length, at most, to one token of the row."""
 
 
 class Spoken(Protocol):
@@ -67,7 +70,14 @@ class _Segment:
 
 
 def pack(samples: Sequence[Spoken], *, device: torch.device) -> Packed:
-    """Lay samples out so that their common beginning, and each prompt that siblings share, stands once."""
+    """Lay samples out so that their common beginning, and each prompt that siblings share, stands once.
+
+    Raises `DataError` for a sequence that begins with a loss token: nothing stands before it to predict it from.
+    """
+    if any(sample.loss_mask[0] for sample in samples):
+        raise DataError(
+            "a sequence begins with a token of the policy's own; a prompt of at least one token must precede it"
+        )
     prompts = {_prompt(sample): sample.token_ids[: _prompt_length(sample)] for sample in samples}
     common = _common_length(list(prompts.values()))
     row: list[NDArray[np.int32]] = []
@@ -120,23 +130,32 @@ def hidden_states(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
         use_cache=False,
         tree=packed.tree,
     ).last_hidden_state[0]
-    return states[packed.predictors]
+    return states.index_select(0, packed.predictors)  # siblings share one: plain indexing would add in any order
 
 
 def microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
-    """Cut a batch into rows of at most `max_tokens` tokens once packed; siblings stay together where they can."""
+    """Cut a batch into rows of at most `max_tokens` tokens once packed; siblings stay together where they can.
+
+    Attention holds the keys of all that a segment sees: a row's sequences, at full length, have at most `_REACH` times
+    as many tokens.
+    """
     cut: list[list[S]] = []
-    size, first, known = 0, samples[0].token_ids[:0], b""
+    known, prompts, prompt_tokens, own_tokens, reach = b"", 0, 0, 0, 0
+    common = np.zeros(0, dtype=np.int32)
     for sample in sorted(samples, key=_prompt):
-        prompt, key = sample.token_ids[: _prompt_length(sample)], _prompt(sample)
-        own = len(sample.token_ids) - len(prompt)
-        extra = own if key == known else own + len(prompt) - _common_length([first, prompt])
-        if cut and size + extra <= max_tokens:
+        key, start = _prompt(sample), _prompt_length(sample)
+        prompt, own = sample.token_ids[:start], len(sample.token_ids) - start
+        shared = common[: _common_length([common, prompt])]
+        more = (prompts, prompt_tokens) if key == known else (prompts + 1, prompt_tokens + start)
+        size = len(shared) + more[1] - more[0] * len(shared) + own_tokens + own
+        if cut and size <= max_tokens and reach + len(sample.token_ids) <= _REACH * max_tokens:
             cut[-1].append(sample)
-            size += extra
+            common, (prompts, prompt_tokens) = shared, more
+            own_tokens, reach = own_tokens + own, reach + len(sample.token_ids)
         else:
             cut.append([sample])
-            first, size = prompt, own + len(prompt)
+            common, prompts, prompt_tokens = prompt, 1, start
+            own_tokens, reach = own, len(sample.token_ids)
         known = key
     return cut
 

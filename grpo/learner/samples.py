@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,8 +99,8 @@ def _check(group: TrajectoryGroup, policy_hash: str) -> None:
             raise DataError(f"{trajectory.place} has log-probabilities that are not finite")
 
 
-def deal(groups: Sequence[tuple[Sample, ...]], *, hands: int, rng: np.random.Generator) -> list[list[Sample]]:
-    """Deal whole groups, shuffled, into `hands` batches for as many optimizer steps; empty hands are left out."""
+def deal(groups: Sequence[tuple[Sample, ...]], *, per_hand: int | None, rng: np.random.Generator) -> list[list[Sample]]:
+    """Deal whole groups, shuffled, into as few hands of at most `per_hand` groups as there must be, one a step."""
     order = rng.permutation(len(groups))
-    dealt = [[sample for index in order[hand::hands] for sample in groups[index]] for hand in range(hands)]
-    return [hand for hand in dealt if hand]
+    hands = math.ceil(len(groups) / per_hand) if per_hand else 1
+    return [[sample for index in order[hand::hands] for sample in groups[index]] for hand in range(hands)]

@@ -23,7 +23,7 @@ from grpo.tables import read_all
 from grpo.trajectories import Trajectory, group
 
 _KL_SAMPLES = 48
-"""Informative trajectories whose KL to the base is measured in each iteration."""
+"""Trajectories whose KL to the base is measured in each iteration, informative ones where there are any."""
 
 
 class UpdateMetrics(BaseModel):
@@ -69,9 +69,8 @@ def update(
     resume(learner, parent)
     rng = np.random.default_rng([seed, iteration])
     measured: list[dict[str, float]] = []
-    hands = [
-        hand for _ in range(settings.epochs) for hand in deal(batch.groups, hands=settings.steps_per_rollout, rng=rng)
-    ]
+    epochs = range(settings.epochs)
+    hands = [hand for _ in epochs for hand in deal(batch.groups, per_hand=settings.groups_per_step, rng=rng)]
     if settings.importance_cap is not None:
         budget = settings.microbatch_tokens
         hands = [with_old_logprobs(policy.model, hand, max_tokens=budget) for hand in hands]
@@ -81,7 +80,9 @@ def update(
         normalizer=settings.length_normalizer,
     )
     for index, hand in enumerate(hands):
-        metrics = learner.step(hand, of, on_policy=index == 0 and settings.importance_cap is None)
+        exact = index == 0 and settings.importance_cap is None
+        progress_of_run = (iteration + index / len(hands)) / settings.iterations
+        metrics = learner.step(hand, of, on_policy=exact, progress=progress_of_run)
         measured.append(metrics)
         progress.report("train", index + 1, len(hands), loss=metrics["loss"], entropy=metrics["entropy"])
     policy.hash = weights_hash(policy.model)
@@ -95,7 +96,7 @@ def update(
     save(policy, learner, target, parent=state.policy_hash)
     residents.put(policy)
     samples = [sample for samples in batch.groups for sample in samples][:_KL_SAMPLES]
-    kl = reference_kl(base_policy.model, samples, max_tokens=settings.microbatch_tokens)
+    kl = reference_kl(base_policy.model, samples, max_tokens=learner.microbatch_tokens)
     means = {name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]}
     return UpdateMetrics(
         informative_share=batch.informative_share,
@@ -111,14 +112,12 @@ def idle(scored: Sequence[Path], parent: Path, base: Path, *, max_tokens: int) -
     state = read_state(parent)
     policy = residents.get(state.policy_hash, parent)
     with torch.no_grad():
-        entropy = torch.cat(
-            [score_tokens(policy.model, m).entropy for m in microbatches(spoken, max_tokens=max_tokens)]
-        )
+        entropy = [score_tokens(policy.model, micro).entropy for micro in microbatches(spoken, max_tokens=max_tokens)]
     reference = residents.get(read_state(base).policy_hash, base).model
     return UpdateMetrics(
         informative_share=0.0,
         kl_to_base=reference_kl(reference, spoken, max_tokens=max_tokens),
-        entropy=float(entropy.mean()),
+        entropy=float(torch.cat(entropy).mean()) if entropy else 0.0,
         clip_share=0.0,
         ratio=1.0,
         gradient_norm=0.0,

@@ -64,7 +64,7 @@ def test_a_config_may_hold_only_what_differs_from_another(tmp_path: Path):
     assert mine.rollout == base.rollout
 
 
-@pytest.mark.parametrize("name", ["../base.yaml", "/etc/passwd", "mine.yaml", "3"])
+@pytest.mark.parametrize("name", ["../base.yaml", "/etc/passwd", "mine.yaml", "3", "''"])
 def test_a_config_extends_only_a_file_beside_it(tmp_path: Path, name: str):
     """No path out of the folder, no chain, no circle."""
     (tmp_path / "mine.yaml").write_text(f"extends: {name}\nname: mine\n")

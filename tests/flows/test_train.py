@@ -156,7 +156,7 @@ def test_a_negated_reward_makes_it_worse_and_the_gate_refuses(module_config: Any
         scenarios={**module_config["scenarios"], "limit": 60},
         reward=[{"kind": "checks", "weight": -1.0}],
         rollout={**module_config["rollout"], "scenarios": 16, "group_size": 8},
-        training={"iterations": 6, "learning_rate": 5e-4, "steps_per_rollout": 2},
+        training={"iterations": 6, "learning_rate": 5e-4, "groups_per_step": 3},
         registry={"model_name": "negated"},
     )
     assert document.evaluation is not None

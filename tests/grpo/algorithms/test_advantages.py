@@ -49,11 +49,20 @@ def test_a_median_does_not_follow_an_outlier():
 
 
 def test_against_the_whole_batch_a_constant_group_teaches():
-    """A group that is all 1 in a batch whose mean is .25."""
-    advantages = group_advantages(np.ones(2), baseline="global_mean", scale_by_std=False, overall_mean=0.25)
-    assert advantages.tolist() == [0.75, 0.75]
-    with pytest.raises(ValueError, match="overall mean"):
+    """A group that is all 1 in a batch [1 1 0 0 −1 .5]: mean .25, and its spread is the batch's, .758288."""
+    batch = np.array([1, 1, 0, 0, -1, 0.5])
+    plain = group_advantages(np.ones(2), baseline="global_mean", scale_by_std=False, batch=batch)
+    assert plain.tolist() == [0.75, 0.75]
+    scaled = group_advantages(np.ones(2), baseline="global_mean", scale_by_std=True, batch=batch)
+    assert scaled.tolist() == pytest.approx([0.75 / 0.758388] * 2, abs=1e-5)
+    with pytest.raises(ValueError, match="whole batch"):
         group_advantages(np.ones(2), baseline="global_mean", scale_by_std=False)
+
+
+def test_a_batch_of_equals_teaches_nothing_whatever_it_is_compared_with():
+    """Three times .1 has a mean that is not .1 in floating point."""
+    rewards = np.full(3, 0.1)
+    assert group_advantages(rewards, baseline="global_mean", scale_by_std=True, batch=rewards).tolist() == [0, 0, 0]
 
 
 def test_turns_are_compared_with_the_same_turn_of_the_siblings():

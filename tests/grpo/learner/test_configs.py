@@ -60,7 +60,7 @@ def test_a_step_changes_the_weights(config: PipelineConfig, played: tuple[Transf
     policy, trajectories = played
     batch = build_batch(group(trajectories), config.training, policy_hash=policy.hash)
     model = copy.deepcopy(policy.model)
-    hands = deal(batch.groups, hands=config.training.steps_per_rollout, rng=np.random.default_rng(0))
+    hands = deal(batch.groups, per_hand=config.training.groups_per_step, rng=np.random.default_rng(0))
     of = Denominators(
         sequences=batch.sample_count, tokens=batch.token_count, normalizer=config.training.length_normalizer
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from grpo.errors import DataError
 from grpo.learner.packing import hidden_states, microbatches, pack
 from grpo.policy.transformers.model import load
 
@@ -83,6 +84,33 @@ def test_microbatches_count_what_is_shared_once():
     cut = microbatches(siblings, max_tokens=7)
     assert [len(micro) for micro in cut] == [2, 1]
     assert [pack(micro, device=CPU).token_ids.shape[1] for micro in cut] == [7, 5]
+
+
+def test_the_count_is_what_packing_makes_of_it():
+    """Three prompts that begin with the same token: 1 + 4 + 4 + 1 and 3 said are 13, which do not fit into 12."""
+    samples = [make([9, 1, 1, 1, 1], 1), make([9, 1, 1, 1, 2], 1), make([9, 5], 1)]
+    for budget in (6, 9, 10, 12, 13):
+        for micro in microbatches(samples, max_tokens=budget):
+            assert len(micro) == 1 or pack(micro, device=CPU).token_ids.shape[1] <= budget
+    assert [len(m) for m in microbatches(samples, max_tokens=13)] == [3]
+    assert [len(m) for m in microbatches(samples, max_tokens=12)] == [2, 1]
+
+
+def test_many_siblings_of_a_long_prompt_do_not_look_at_it_all_at_once():
+    """40 siblings on 20 tokens saying one each: 60 in a row, but 840 keys, of which a row of 60 may hold 240."""
+    cut = microbatches([make([9] * 20, k % 5) for k in range(40)], max_tokens=60)
+    assert [len(micro) for micro in cut] == [11, 11, 11, 7]
+
+
+def test_nothing_is_cut_into_nothing():
+    """An empty batch has no rows."""
+    assert microbatches([], max_tokens=10) == []
+
+
+def test_a_sequence_that_begins_with_the_policys_own_token_is_refused():
+    """There is nothing to predict it from."""
+    with pytest.raises(DataError, match="prompt of at least one token"):
+        pack([make([], 1, 2)], device=CPU)
 
 
 def test_siblings_stay_together_whatever_their_order():

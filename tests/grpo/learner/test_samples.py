@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo.config.training import TrainingSettings
-from grpo.errors import DataError, NoLearningSignal, PolicyError
+from grpo.errors import ConfigError, DataError, NoLearningSignal, PolicyError
 from grpo.learner.samples import Sample, build_batch, deal
 from grpo.messages import Message
 from grpo.trajectories import Trajectory, TrajectoryGroup, Turn
@@ -93,9 +93,9 @@ def test_log_probabilities_that_are_not_finite_are_refused():
 
 
 def test_dealing_keeps_groups_whole_and_loses_nothing():
-    """5 groups into 2 hands: 3 and 2 groups, every sample once."""
+    """5 groups, at most 3 a hand: hands of 3 and 2 groups, every sample once."""
     groups = [(make_sample(1, f"{k}a"), make_sample(1, f"{k}b")) for k in range(5)]
-    hands = deal(groups, hands=2, rng=np.random.default_rng(0))
+    hands = deal(groups, per_hand=3, rng=np.random.default_rng(0))
     assert sorted(len(hand) for hand in hands) == [4, 6]
     assert sorted(s.place for hand in hands for s in hand) == sorted(s.place for g in groups for s in g)
     for hand in hands:
@@ -104,9 +104,10 @@ def test_dealing_keeps_groups_whole_and_loses_nothing():
         }
 
 
-def test_fewer_groups_than_hands_leaves_no_empty_hand():
-    """One group, three steps: one step is taken."""
-    assert len(deal([(make_sample(1),)], hands=3, rng=np.random.default_rng(0))) == 1
+def test_few_groups_are_not_dealt_thin():
+    """One group where eight fit, or no limit at all: one step."""
+    assert len(deal([(make_sample(1),)], per_hand=8, rng=np.random.default_rng(0))) == 1
+    assert len(deal([(make_sample(1),)] * 20, per_hand=None, rng=np.random.default_rng(0))) == 1
 
 
 def _advantages(rewards: list[list[float | None]], **settings: object) -> list[list[float]]:
@@ -165,6 +166,12 @@ def test_credit_by_turn_reaches_the_tokens_of_that_turn():
     settings = TrainingSettings(credit="turn", scale_by_std=False)
     batch = build_batch([siblings], settings, policy_hash="p")
     assert [s.advantages.tolist() for s in batch.groups[0]] == [[0, 0, 0, -0.5], [0, 0, 0, 0.5]]
-    odd = replace(siblings, trajectories=(played(0, (1.0,), 0.0), played(1, (0.0, 0.0), 1.0)))
+    short = played(0, (1.0,), 0.0)
+    cut = replace(siblings, trajectories=(replace(short, stop="truncated"), siblings.trajectories[1]))
+    (group,) = build_batch([cut], settings, policy_hash="p").groups
+    assert [s.advantages.tolist() for s in group] == [[0, 0, 0, -0.5], [0, 0, 0, 0.5]]  # a cut turn got no reward
+    with pytest.raises(ConfigError, match="within the group"):
+        build_batch([siblings], TrainingSettings(credit="turn", algorithm="reinforce"), policy_hash="p")
+    odd = replace(siblings, trajectories=(short, siblings.trajectories[1]))
     with pytest.raises(DataError, match=r"sample 0 has 1 turn rewards for 2 turns"):
         build_batch([odd], settings, policy_hash="p")

@@ -53,6 +53,7 @@ def local(home: Path) -> dict[str, str]:
         "PREFECT_SERVER_API_PORT": DEFAULT_PORT,
         "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo,flows,tasks",
         "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "GRPO_MLFLOW_PORT": "5000",
         "MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}",

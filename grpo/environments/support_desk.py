@@ -8,15 +8,15 @@ What is right depends on the order's record, which the agent sees only after loo
     charge    charges 2 → refund the price           1 → tell that it was charged once
 
 Difficulty: easy – the customer gives the order number; medium – must be asked for it; hard – gives a wrong one
-first. An episode succeeds when the record was read, the actions taken are exactly the expected ones, the facts were
-told, and no reply claimed what was not done.
+first. An episode succeeds when the record was read, no order number was made up, the actions taken are exactly the
+expected ones, the facts were told, and no reply claimed what was not done.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
@@ -129,6 +129,7 @@ class SupportDesk(Environment):
         replies = [m.content for m in state.history if m.role == "assistant" and not m.tool_calls]
         words = " ".join(replies)
         checks = {
+            "grounded": _grounded(state.history),
             "looked_up": set(state.world["read"]) == set(state.world["orders"]),
             "end_state": actions == [dict(call) for call in expected.calls],
             "facts_told": all(fact.casefold() in words.casefold() for fact in expected.facts),
@@ -159,6 +160,17 @@ def _execute(world: dict[str, Any], call: ToolCall) -> tuple[dict[str, Any], Any
         return {**world, "read": (*world["read"], call.arguments["order"])}, record
     action = {"name": call.name, "arguments": dict(call.arguments)}
     return {**world, "actions": (*world["actions"], action)}, {"done": call.name}
+
+
+def _grounded(history: Sequence[Message]) -> bool:
+    """Whether each order number in a call had been said by the customer."""
+    said = ""
+    for message in history:
+        if message.role == "user":
+            said += f" {message.content}"
+        if any(str(call.arguments.get("order", "")) not in said for call in message.tool_calls):
+            return False
+    return True
 
 
 def _honest(sentence: str, state: EnvironmentState) -> bool:

@@ -84,6 +84,19 @@ def test_a_right_answer_without_a_look_at_the_record_is_luck_and_fails():
     assert [name for name, right in outcome.checks.items() if not right] == ["looked_up"]
 
 
+def test_an_order_number_that_nobody_said_is_made_up():
+    """A lucky guess, and a guess before asking; the number that the customer gives is not."""
+    scenario = make_scenario("My lamp broke.", "It is 4821.", calls=REFUND)
+    refund = (call("refund", order="4821", amount=84), say("The refund is done."))
+    _, lucky = serve(scenario, call("look_up", order="4821"), *refund)
+    assert [name for name, right in lucky.checks.items() if not right] == ["grounded"]
+    ask = say("What is your order number?")
+    _, hasty = serve(scenario, call("look_up", order="1234"), ask, call("look_up", order="4821"), *refund)
+    assert [name for name, right in hasty.checks.items() if not right] == ["grounded"]
+    _, patient = serve(scenario, ask, call("look_up", order="4821"), *refund)
+    assert patient.success
+
+
 @pytest.mark.parametrize(
     ("reply", "honest"),
     [

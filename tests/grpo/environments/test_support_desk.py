@@ -204,7 +204,7 @@ def test_demonstrations_and_scenarios_share_no_name_item_wording_or_order(books:
 
 
 def test_drawn_cases_cover_categories_difficulties_and_both_sides_of_each_rule(books: tuple[Phrasebook, Phrasebook]):
-    """600 cases: 150 of each category, of which 30 easy, 60 medium and 60 hard ones, and the rule favours the customer in 40 to 60 % of them."""
+    """150 of each category: 30 easy, 60 medium, 60 hard; the rule favours the customer in 40 to 60 % of them."""
     cases = list(itertools.islice(draw_cases(books[1], seed=0, prefix="x"), 600))
     for category in ("return", "broken", "missing", "charge"):
         mine = [case for case in cases if case.metadata.category == category]

@@ -317,3 +317,9 @@ def test_a_sequence_that_does_not_fit_into_memory_is_said(policy: TransformersPo
     monkeypatch.setattr("grpo.learner.learner.hidden_states", full)
     with pytest.raises(CapacityError, match=r"one sequence of 12 tokens.*max_context"):
         _gradient(policy, samples)
+
+
+def test_a_clip_that_an_algorithm_does_not_read_is_refused():
+    """A setting that does nothing would look as if it did."""
+    with pytest.raises(ValueError, match="dual_clip is not read by rloo"):
+        TrainingSettings(algorithm="rloo", dual_clip=3.0)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
+import urllib.request
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.server import mlflow_server
 from grpo.config.pipeline import load_config
 from grpo.errors import ConfigError
 
@@ -143,6 +146,18 @@ def test_nothing_that_we_start_phones_home():
         [sys.executable, "-c", code], env=clean, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == ["1", "false", "true", "false", "1"]
+
+
+def test_the_pages_of_mlflow_send_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its server tells the browser that telemetry is off, whatever the page says of it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("GRPO_MLFLOW_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with mlflow_server(tmp_path) as url:
+        with urllib.request.urlopen(f"{url}/ajax-api/3.0/mlflow/ui-telemetry", timeout=30) as response:
+            answer = json.load(response)
+    assert answer["disable_ui_telemetry"] is True
 
 
 def test_the_deployment_file_names_real_flows():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ console = Console()
 @app.callback()
 def main() -> None:
     """Train multi-turn conversational agents, and promote those that got better."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped as on Ctrl-C
 
 
 @app.command()

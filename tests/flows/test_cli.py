@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.server import mlflow_server
+from flows.server import mlflow_server, port_is_free
 from grpo.config.pipeline import load_config
 from grpo.errors import ConfigError
 
@@ -154,10 +154,33 @@ def test_the_pages_of_mlflow_send_nothing_either(tmp_path: Path, monkeypatch: py
         probe.bind(("127.0.0.1", 0))
         monkeypatch.setenv("GRPO_MLFLOW_PORT", str(probe.getsockname()[1]))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    with mlflow_server(tmp_path) as url:
-        with urllib.request.urlopen(f"{url}/ajax-api/3.0/mlflow/ui-telemetry", timeout=30) as response:
-            answer = json.load(response)
+    path = "ajax-api/3.0/mlflow/ui-telemetry"
+    with mlflow_server(tmp_path) as url, urllib.request.urlopen(f"{url}/{path}", timeout=30) as response:
+        answer = json.load(response)
     assert answer["disable_ui_telemetry"] is True
+
+
+def test_the_pages_end_when_they_are_told_to(tmp_path: Path):
+    """`grpo ui` under SIGTERM leaves no server behind."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        ports = first.getsockname()[1], second.getsockname()[1]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))},
+        "GRPO_HOME": str(tmp_path),
+        "PREFECT_SERVER_API_PORT": str(ports[0]),
+        "GRPO_MLFLOW_PORT": str(ports[1]),
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", "flows.cli", "ui"]
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert str(ports[0]) in process.stdout.readline()
+        assert not any(port_is_free("127.0.0.1", port) for port in ports)
+        process.terminate()
+        process.wait(timeout=60)
+    assert all(port_is_free("127.0.0.1", port) for port in ports)
 
 
 def test_the_deployment_file_names_real_flows():

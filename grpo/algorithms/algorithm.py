@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from grpo.algorithms.advantages import Baseline
-from grpo.algorithms.losses import Bounds
+from grpo.algorithms.losses import Bounds, surrogate
 from grpo.algorithms.reductions import Reduction
 
 Objective = Callable[
@@ -22,8 +23,12 @@ class Algorithm:
     """How siblings are compared, what a token costs, and what it weighs."""
 
     name: str
-    objective: Objective
-    reduction: Reduction
+    objective: Objective = surrogate
+    reduction: Reduction = "sequence_mean"
+    update: Literal["gradient", "trust_region", "preferences"] = "gradient"
+    """AdamW on the loss, a natural step within a bound on the KL divergence, or pairs of siblings."""
+    critic: bool = False
+    """Compared with what a learned critic expects, instead of with siblings."""
     baseline: Baseline = "group_mean"
     scale_by_std: bool = False
     clip_low: float = 0.2

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from grpo.algorithms.a2c import A2C
 from grpo.algorithms.advantages import Baseline
 from grpo.algorithms.algorithm import Algorithm
 from grpo.algorithms.cispo import CISPO
 from grpo.algorithms.dapo import DAPO
+from grpo.algorithms.dpo import DPO
 from grpo.algorithms.dr_grpo import DR_GRPO
 from grpo.algorithms.grpo import GRPO
 from grpo.algorithms.gspo import GSPO
+from grpo.algorithms.ppo import PPO
 from grpo.algorithms.reinforce import REINFORCE
 from grpo.algorithms.rloo import RLOO
+from grpo.algorithms.trpo import TRPO
 
-ALGORITHMS = {algorithm.name: algorithm for algorithm in (GRPO, DR_GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE)}
+ALGORITHMS = {
+    algorithm.name: algorithm for algorithm in (GRPO, DR_GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE, PPO, A2C, TRPO, DPO)
+}
 
 
 def choose(

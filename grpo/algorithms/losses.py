@@ -19,6 +19,13 @@ class Bounds:
     """Largest ratio that a bad token may be blamed with (dual clip, arXiv 1912.09729; TRL's delta)."""
 
 
+def surrogate(
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, bounds: Bounds
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The surrogate without a clip, −r·A (TRPO, arXiv 1502.05477, equation 14): (r, A) = (1.5, 1) → −1.5."""
+    return -ratio * advantages, torch.zeros_like(advantages, dtype=torch.bool)
+
+
 def clipped_surrogate(
     ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, bounds: Bounds
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from grpo.config.adapters import LoraSettings
 from grpo.config.base import Settings
+from grpo.config.critic import CriticSettings
+from grpo.config.trust_region import TrustRegionSettings
 
-AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce"]
+AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo", "a2c", "trpo", "dpo"]
+_CLIPS = ("clip_low", "clip_high", "dual_clip")
+UNREAD: dict[str, tuple[str, ...]] = {
+    "cispo": ("clip_low", "dual_clip"),
+    "rloo": _CLIPS,
+    "reinforce": _CLIPS,
+    "ppo": ("baseline", "credit"),
+    "a2c": ("baseline", "credit", *_CLIPS),
+    "trpo": _CLIPS,
+    "dpo": ("baseline", "scale_by_std", "credit", "normalize_rewards", *_CLIPS, "importance_cap", "entropy_share",
+            "entropy_coefficient"),
+}  # fmt: skip
+"""Settings that an algorithm has no use for: changed all the same, they are refused."""
 
 
 class TrainingSettings(Settings):
@@ -16,6 +31,8 @@ class TrainingSettings(Settings):
 
     algorithm: AlgorithmName = "grpo"
     """How siblings are compared, what a token costs and what it weighs."""
+    engine: Literal["learner", "trl"] = "learner"
+    """Who takes the steps: this package's learner, or TRL's GRPOTrainer from the same Parquet."""
     baseline: Literal["group_mean", "group_median", "leave_one_out", "global_mean"] | None = None
     """What a reward is compared with; by default the algorithm's own."""
     scale_by_std: bool | None = None
@@ -47,12 +64,14 @@ class TrainingSettings(Settings):
     """Largest ratio that a bad token is blamed with."""
     importance_cap: float | None = Field(default=None, ge=1)
     """Weigh a token by how much likelier the policy finds it than the sampler did, at most this; none: they are one."""
+    max_mismatch_kl: float = Field(default=0.01, gt=0)
+    """Most KL(sampler ‖ policy), nats a token, that an importance_cap may make up for; beyond it the run stops."""
     entropy_share: float = Field(default=1.0, gt=0, le=1)
     """Learn only from this share of the tokens, those of highest entropy."""
     length_normalizer: int = Field(default=256, ge=1)
     """Constant that dr_grpo divides a sequence's sum by."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the base policy."""
+    """Weight of the KL divergence to the base policy; for dpo how sharply pairs are told apart."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -63,15 +82,47 @@ class TrainingSettings(Settings):
     """Most tokens in one forward pass, those that sequences share counted once."""
     ratio_tolerance: float = Field(default=1e-5, gt=0)
     """How far the importance ratio may be from 1 before the first step, on average over the tokens of a row."""
+    critic: CriticSettings = CriticSettings()
+    """What ppo and a2c compare rewards with."""
+    trust_region: TrustRegionSettings = TrustRegionSettings()
+    """The step of trpo."""
+    lora: LoraSettings | None = None
+    """Train adapters instead of all weights."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the matrices in a training pass; weights, log-probabilities and losses stay in float32."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them."""
+    processes: int = Field(default=1, ge=1)
+    """Processes that share a step, each with its part of the batch."""
+    sharding: Literal["replicated", "sharded"] = "replicated"
+    """Whether each process holds all weights (DDP) or its share of them (FSDP)."""
 
     @model_validator(mode="after")
-    def _clips_are_read(self) -> TrainingSettings:
-        unread = {
-            "cispo": ("clip_low", "dual_clip"),
-            "rloo": ("clip_low", "clip_high", "dual_clip"),
-            "reinforce": ("clip_low", "clip_high", "dual_clip"),
-        }.get(self.algorithm, ())
-        for name in unread:
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} is not read by {self.algorithm}, which does not clip so; leave it out")
+    def _settings_are_read(self) -> Self:
+        """A setting that does nothing would look as if it did."""
+        unread = set(UNREAD.get(self.algorithm, ()))
+        if self.algorithm not in ("ppo", "a2c"):
+            unread.add("critic")
+        if self.algorithm != "trpo":
+            unread.add("trust_region")
+        for name in sorted(unread):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is not read by {self.algorithm}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        if self.algorithm == "dpo" and not self.beta:
+            raise ValueError("dpo needs beta above 0, for example 0.1: how sharply pairs are told apart")
+        if self.precision != "fp32" and self.importance_cap is None:
+            raise ValueError(
+                f"precision {self.precision} makes the learner's log-probabilities differ from the sampler's; "
+                "set importance_cap, for example 2.0, which makes up for it"
+            )
+        if self.algorithm in ("trpo", "dpo") and self.processes > 1:
+            raise ValueError(f"{self.algorithm} takes its steps in one process; set processes to 1")
+        if self.algorithm in ("ppo", "a2c") and self.sharding == "sharded":
+            raise ValueError(f"the critic of {self.algorithm} reads whole models; set sharding to replicated")
+        if self.sharding == "sharded" and self.processes == 1:
+            raise ValueError("sharding: sharded needs at least 2 processes")
         return self

@@ -1,7 +1,9 @@
 """A policy version on disk: weights, tokenizer, optimizer, schedule and random numbers; all safetensors and JSON.
 
-config.json  model.safetensors  tokenizer.json  chat_template.jinja     a Hugging Face model folder
+config.json  model.safetensors  tokenizer.json  chat_template.jinja     a Hugging Face model folder, or
+adapter_config.json  adapter_model.safetensors  tokenizer…              adapters, for the base that learner.json names
 optimizer.safetensors                                                   moments of each weight, RNG state
+critic.safetensors                                                      of ppo and a2c: value head and its moments
 learner.json                                                            step count, policy hash, parent
 """
 
@@ -14,9 +16,11 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import PolicyError
 from grpo.learner.learner import Learner
-from grpo.policy.transformers.model import TransformersPolicy
+from grpo.policy.transformers.model import TransformersPolicy, residents
+from grpo.policy.transformers.sharding import laid_out_like, whole
 
 OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"
 _RNG = "rng"
@@ -32,6 +36,10 @@ class CheckpointState(BaseModel):
     """Policy that it was trained from; None for the base."""
     step_count: int = 0
     """Optimizer steps since the base."""
+    loss_scale: float | None = None
+    """By which fp16 losses are multiplied."""
+    base: Artifact | None = None
+    """The checkpoint whose weights stay, where this one holds adapters only."""
 
 
 def save_base(policy: TransformersPolicy, folder: Path) -> None:
@@ -40,16 +48,24 @@ def save_base(policy: TransformersPolicy, folder: Path) -> None:
     (folder / STATE).write_text(CheckpointState(policy_hash=policy.hash).model_dump_json(), encoding="utf-8")
 
 
-def save(policy: TransformersPolicy, learner: Learner, folder: Path, *, parent: str) -> None:
-    """Write a trained policy with everything that the next update continues from."""
-    policy.save(folder)
+def save(
+    policy: TransformersPolicy, learner: Learner, folder: Path, *, parent: str, base: Artifact | None = None
+) -> None:
+    """Write a trained policy with everything that the next update continues from; of several processes the first."""
     tensors = {
-        f"{name}.{key}": value.contiguous()
+        f"{name}.{key}": whole(value).contiguous()
         for name, parameter in learner.model.named_parameters()
         for key, value in learner.optimizer.state[parameter].items()
     }
+    first = learner.world.rank == 0
+    policy.save(folder, write=first)
+    if not first:
+        return
     save_file({**tensors, _RNG: torch.get_rng_state()}, folder / OPTIMIZER)
-    state = CheckpointState(policy_hash=policy.hash, parent=parent, step_count=learner.step_count)
+    scale = learner.scaler.get_scale() if learner.scaler.is_enabled() else None
+    state = CheckpointState(
+        policy_hash=policy.hash, parent=parent, step_count=learner.step_count, loss_scale=scale, base=base
+    )
     (folder / STATE).write_text(state.model_dump_json(), encoding="utf-8")
 
 
@@ -61,12 +77,23 @@ def read_state(folder: Path) -> CheckpointState:
         raise PolicyError(f"{folder} is no checkpoint: {STATE} is missing") from error
 
 
+def resident_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersPolicy:
+    """The policy of a checkpoint in the store, from memory where this process holds it."""
+    folder = artifacts.path(checkpoint)
+    state = read_state(folder)
+    base = artifacts.path(state.base) if state.base else None
+    return residents.get(state.policy_hash, folder, base=base)
+
+
 def resume(learner: Learner, folder: Path) -> None:
     """Continue from a checkpoint: optimizer moments, step count and random numbers; a base has none of them.
 
     Raises `PolicyError` when the optimizer state is of another architecture.
     """
-    learner.step_count = read_state(folder).step_count
+    state = read_state(folder)
+    learner.step_count = state.step_count
+    if state.loss_scale is not None and learner.scaler.is_enabled():
+        learner.scaler.load_state_dict({**learner.scaler.state_dict(), "scale": state.loss_scale})
     if not (folder / OPTIMIZER).is_file():
         return
     try:
@@ -75,9 +102,11 @@ def resume(learner: Learner, folder: Path) -> None:
         raise PolicyError(f"{folder / OPTIMIZER} cannot be read: {error}") from error
     torch.set_rng_state(tensors.pop(_RNG))
     for name, parameter in learner.model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         moments = {key: tensors.get(f"{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
         if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
             raise PolicyError(f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}")
         learner.optimizer.state[parameter] = {
-            key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
+            key: value if key == "step" else laid_out_like(value, parameter) for key, value in moments.items()
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +23,23 @@ from grpo.errors import ConfigError, DataError
 from grpo.trajectories import Trajectory, TrajectoryGroup
 
 
-def token_advantages(
-    groups: Sequence[TrajectoryGroup], settings: TrainingSettings
-) -> list[list[NDArray[np.float32] | None]]:
-    """The advantage of each token of each sibling, [tokens] and 0 where it did not speak; None without a reward.
+@dataclass(frozen=True, slots=True)
+class _Rewards:
+    """The rewards of all groups as they are compared: cut, charged for length and normalized, in this order."""
 
-    Rewards are cut, charged for length and normalized, in this order, before they are compared.
-    Raises `DataError` for turn rewards that are not one a turn, `ConfigError` for turns against the whole batch.
-    """
-    algorithm = choose(settings.algorithm, baseline=settings.baseline, scale_by_std=settings.scale_by_std)
+    terminal: list[Rewards]  # one [siblings] a group, NaN without a reward
+    turns: list[list[Rewards]]  # one [turns] a sibling
+
+    @property
+    def totals(self) -> list[Rewards]:
+        """Of each sibling, [siblings] a group."""
+        return [
+            rewards + np.array([part.sum() for part in siblings])
+            for rewards, siblings in zip(self.terminal, self.turns, strict=True)
+        ]
+
+
+def _rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> _Rewards:
     terminal = [
         np.array([np.nan if t.terminal_reward is None else t.terminal_reward for t in group.trajectories])
         for group in groups
@@ -44,28 +53,35 @@ def token_advantages(
         for rewards, group in zip(terminal, groups, strict=True):
             said = np.array([trajectory.action_count for trajectory in group.trajectories])
             rewards += overlong_penalty(said, limit=settings.overlong_limit, margin=settings.overlong_margin)
-    totals = [
-        rewards + np.array([part.sum() for part in siblings]) for rewards, siblings in zip(terminal, turns, strict=True)
-    ]
-    everything = np.concatenate(totals)
-    unit = 1.0
-    if settings.normalize_rewards:
-        unit = float(np.nanstd(everything)) + STD_EPSILON
+    found = _Rewards(terminal, turns)
+    if not settings.normalize_rewards:
+        return found
+    unit = float(np.nanstd(np.concatenate(found.totals))) + STD_EPSILON
+    return _Rewards(
+        [rewards / unit for rewards in terminal], [[part / unit for part in siblings] for siblings in turns]
+    )
+
+
+def token_advantages(
+    groups: Sequence[TrajectoryGroup], settings: TrainingSettings
+) -> list[list[NDArray[np.float32] | None]]:
+    """The advantage of each token of each sibling, [tokens] and 0 where it did not speak; None without a reward.
+
+    Raises `DataError` for turn rewards that are not one a turn, `ConfigError` for turns against the whole batch.
+    """
+    algorithm = choose(settings.algorithm, baseline=settings.baseline, scale_by_std=settings.scale_by_std)
+    rewards = _rewards(groups, settings)
     if settings.credit == "turn":
         if algorithm.baseline == "global_mean":
             raise ConfigError("training.credit: turn compares siblings; set training.baseline to one within the group")
         return [
-            _by_turn(group, siblings, rewards, algorithm, unit=unit)
-            for group, siblings, rewards in zip(groups, turns, terminal, strict=True)
+            _by_turn(group, siblings, terminal, algorithm)
+            for group, siblings, terminal in zip(groups, rewards.turns, rewards.terminal, strict=True)
         ]
+    everything = np.concatenate(rewards.totals)
     advantages = [
-        group_advantages(
-            total / unit,
-            baseline=algorithm.baseline,
-            scale_by_std=algorithm.scale_by_std,
-            batch=everything / unit,
-        )
-        for total in totals
+        group_advantages(total, baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std, batch=everything)
+        for total in rewards.totals
     ]
     return [
         [
@@ -76,15 +92,45 @@ def token_advantages(
     ]
 
 
+def token_rewards(
+    groups: Sequence[TrajectoryGroup], settings: TrainingSettings
+) -> list[list[NDArray[np.float64] | None]]:
+    """The reward of each token of each sibling, for a critic; None without a reward.
+
+    A turn's reward stands at the last token of the turn, the terminal one at the last token that the policy said.
+
+        turns      P | A1 A1 E | A2 A2      turn rewards .1 .2, terminal 1
+        rewards    .   .  .1 .   .  1.2
+
+    Raises `DataError` for turn rewards that are not one a turn.
+    """
+    rewards = _rewards(groups, settings)
+    laid: list[list[NDArray[np.float64] | None]] = []
+    for group, siblings, terminal in zip(groups, rewards.turns, rewards.terminal, strict=True):
+        laid.append([])
+        for trajectory, given, last in zip(group.trajectories, siblings, terminal, strict=True):
+            said = np.flatnonzero(trajectory.loss_mask)
+            if not np.isfinite(last) or not len(said):
+                laid[-1].append(None)
+                continue
+            spoken = [turn for turn in trajectory.turns if turn.message.role == "assistant"]
+            tokens = np.zeros(len(trajectory.token_ids))
+            for turn, reward in zip(spoken, _each_turn(trajectory, given, len(spoken)), strict=True):
+                tokens[turn.stop - 1] += reward
+            tokens[said[-1]] += last
+            laid[-1].append(tokens)
+    return laid
+
+
 def _by_turn(
-    group: TrajectoryGroup, given: Sequence[Rewards], terminal: Rewards, algorithm: Algorithm, *, unit: float
+    group: TrajectoryGroup, given: Sequence[Rewards], terminal: Rewards, algorithm: Algorithm
 ) -> list[NDArray[np.float32] | None]:
     """Advantages from the return of each turn, laid over the turn's tokens."""
     scored = [int(index) for index in np.flatnonzero(np.isfinite(terminal))]
     spoken = [[turn for turn in t.turns if turn.message.role == "assistant"] for t in group.trajectories]
-    rewards = [_each_turn(group.trajectories[k], given[k], len(spoken[k])) / unit for k in scored]
+    rewards = [_each_turn(group.trajectories[k], given[k], len(spoken[k])) for k in scored]
     values = turn_advantages(
-        rewards, terminal[scored] / unit, baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std
+        rewards, terminal[scored], baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std
     )
     laid: list[NDArray[np.float32] | None] = [None] * len(group.trajectories)
     for index, advantages in zip(scored, values, strict=True):

@@ -47,7 +47,8 @@ def imitate(
         for parameters in optimizer.param_groups:
             parameters["lr"] = learning_rate * cosine(step, steps=steps, warmup=warmup)
         packed = pack(next(batches), device=model.device)
-        logits = model.get_output_embeddings()(hidden_states(model, packed))
+        states = hidden_states(model, packed).index_select(0, packed.predictors)
+        logits = model.get_output_embeddings()(states)
         loss = nn.functional.cross_entropy(logits, packed.targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

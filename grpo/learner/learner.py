@@ -6,105 +6,64 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import nn
 from transformers import PreTrainedModel
 
 from grpo.algorithms.catalog import choose
-from grpo.algorithms.kl import k3, kl_loss
+from grpo.algorithms.kl import kl_loss
 from grpo.algorithms.losses import Bounds, high_entropy_mask, importance_ratio, truncated_weight
 from grpo.algorithms.reductions import Denominators, token_weights
 from grpo.config.training import TrainingSettings
 from grpo.errors import CapacityError, RatioError
-from grpo.learner.packing import hidden_states, microbatches, pack
+from grpo.learner.memory import ran_out, recomputed_activations
+from grpo.learner.packing import microbatches
+from grpo.learner.precision import autocast, loss_scaler
 from grpo.learner.samples import Sample
+from grpo.learner.scoring import loss_tokens, score_tokens, scored
+from grpo.learner.world import World
+from grpo.policy.transformers.sharding import shard, whole
+from grpo.policy.transformers.adapters import without_adapters
 
 logger = logging.getLogger(__name__)
 
-_LOGIT_ROWS = 8192
-"""Loss tokens whose logits are held at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenScores:
-    """What a model says about the loss tokens of some samples, in order of samples and positions."""
-
-    logprobs: torch.Tensor  # [loss tokens]
-    entropy: torch.Tensor  # [loss tokens], nats
-
-
-def score_tokens(model: PreTrainedModel, samples: Sequence[Sample]) -> TokenScores:
-    """Log-probability and entropy of each loss token at its sample's temperature; logits on loss tokens only."""
-    packed = pack(samples, device=model.device)
-    states = hidden_states(model, packed)
-    said = torch.tensor([int(sample.loss_mask.sum()) for sample in samples])
-    temperatures = torch.tensor([sample.temperature for sample in samples]).repeat_interleave(said).to(model.device)
-    head = model.get_output_embeddings()
-    logprobs, entropies = [], []
-    for rows in range(0, len(packed.targets), _LOGIT_ROWS):
-        part = slice(rows, rows + _LOGIT_ROWS)
-        logits = head(states[part]).float() / temperatures[part, None]
-        distribution = torch.log_softmax(logits, dim=-1)
-        logprobs.append(distribution.gather(1, packed.targets[part, None])[:, 0])
-        entropies.append(-(distribution.exp() * distribution).sum(dim=-1))
-    return TokenScores(logprobs=torch.cat(logprobs), entropy=torch.cat(entropies))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossTokens:
-    """What is known of the loss tokens of some samples before the model sees them, in the order of `TokenScores`."""
-
-    sampler_logprobs: torch.Tensor  # [loss tokens]
-    old_logprobs: torch.Tensor  # [loss tokens]
-    advantages: torch.Tensor  # [loss tokens]
-    lengths: torch.Tensor  # [samples] loss tokens of each
-
-
-def loss_tokens(samples: Sequence[Sample], *, device: torch.device) -> LossTokens:
-    """Collect the loss tokens of samples."""
-
-    def collect(arrays: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-        said = [array[sample.loss_mask] for sample, array in zip(samples, arrays, strict=True)]
-        return torch.from_numpy(np.concatenate(said)).to(device)
-
-    sampler = [sample.sampler_logprobs for sample in samples]
-    old = [sample.sampler_logprobs if sample.old_logprobs is None else sample.old_logprobs for sample in samples]
-    return LossTokens(
-        sampler_logprobs=collect(sampler),
-        old_logprobs=collect(old),
-        advantages=collect([sample.advantages for sample in samples]),
-        lengths=torch.tensor([int(sample.loss_mask.sum()) for sample in samples], device=device),
-    )
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """PyTorch has a class for it on accelerators only; on the CPU it is the allocator's message."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
 
 class Learner:
-    """AdamW on the loss of one algorithm, with optional KL to a reference and entropy bonus."""
+    """AdamW on the loss of one algorithm, with optional KL to a reference and entropy bonus.
+
+    A `reference` that carries adapters is the policy itself: it is asked with them switched off. In a `world` of
+    several processes each passes its part of a batch through the model, and their gradients are added up.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, settings: TrainingSettings, *, reference: PreTrainedModel | None = None
+        self,
+        model: PreTrainedModel,
+        settings: TrainingSettings,
+        *,
+        reference: PreTrainedModel | None = None,
+        world: World | None = None,
     ) -> None:
         self.model = model
         self.reference = reference
         self.settings = settings
+        self.world = world or World()
         self.algorithm = choose(settings.algorithm, clip_low=settings.clip_low, clip_high=settings.clip_high)
         self.bounds = Bounds(low=self.algorithm.clip_low, high=self.algorithm.clip_high, dual=settings.dual_clip)
         self.microbatch_tokens = settings.microbatch_tokens
         """Most tokens in a pass; halved when memory runs out."""
         self.step_count = 0
+        if settings.sharding == "sharded":
+            shard(model, scored)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
+            self.parameters,
             lr=settings.learning_rate,
             betas=(settings.adam_beta1, settings.adam_beta2),
             weight_decay=settings.weight_decay,
         )
+        self.scaler = loss_scaler(settings.precision, model.device)
 
     def learning_rate(self, progress: float) -> float:
         """Learning rate of the next step: linear warm-up over steps, times a constant, linear or cosine fall to 0.
@@ -129,32 +88,54 @@ class Learner:
         (a single unlikely token may round to 3e-5 in float32), else `RatioError` names the rows.
         """
         said = sum(int(sample.loss_mask.sum()) for sample in samples)
-        sums, off = self._accumulate_within_memory(samples, of)
+        sums, distances = self._gradient(samples, of)
         if on_policy:
-            self._check_ratio(off)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
+            self._check_ratio(distances)
+        moved = self.move(samples, of, progress=progress)
+        self.step_count += 1
+        means = {name: sums[name] / said for name in ("ratio", "clip_share", "entropy")}
+        return {**means, "loss": sums["loss"], "tokens": said, "passed": sums["passed"], **moved}
+
+    def move(self, samples: Sequence[Sample], of: Denominators, *, progress: float) -> dict[str, float]:
+        """Change the weights by the gradient that lies in them; returns its norm and the learning rate."""
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
         rate = self.learning_rate(progress)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
-        self.optimizer.step()
-        self.step_count += 1
-        means = {name: sums[name] / said for name in ("ratio", "clip_share", "entropy")}
-        return {**means, "loss": sums["loss"], "tokens": said, "gradient_norm": float(norm), "learning_rate": rate}
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return {"gradient_norm": float(whole(norm)), "learning_rate": rate}
 
-    def _accumulate_within_memory(
+    def passes(self, samples: Sequence[Sample]) -> Sequence[list[Sample]]:
+        """The samples of this process's forward passes; the batch is cut until each process has one."""
+        budget = self.microbatch_tokens
+        cut = microbatches(samples, max_tokens=budget)
+        while len(cut) < min(self.world.size, len(samples)):
+            budget //= 2
+            cut = microbatches(samples, max_tokens=budget)
+        return self.world.share(cut)
+
+    def _gradient(
         self, samples: Sequence[Sample], of: Denominators
     ) -> tuple[dict[str, float], list[tuple[float, str]]]:
-        """`_accumulate`, begun again with half the tokens a pass as long as memory runs out: the gradient is the same.
+        """Leave the gradient of the loss in the weights; returns sums over the loss tokens, and how far each row's
+        ratio is from 1.
 
-        Raises `CapacityError` when a single sequence does not fit.
+        When memory runs out it is begun again with half the tokens a pass: the gradient is the same. Raises
+        `CapacityError` when a single sequence does not fit.
         """
         while True:
             self.optimizer.zero_grad(set_to_none=True)
             try:
-                return self._accumulate(samples, of)
+                with recomputed_activations(self.model) if self.settings.gradient_checkpointing else nullcontext():
+                    found = self._accumulate(samples, of)
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                if not ran_out(error):
                     raise
+                found = None
+            if not self.world.any(found is None) and found is not None:
+                break
             longest = max(len(sample.token_ids) for sample in samples)
             if self.microbatch_tokens <= longest:
                 raise CapacityError(
@@ -163,86 +144,94 @@ class Learner:
                 )
             self.microbatch_tokens //= 2
             logger.warning("memory ran out: begun again with training.microbatch_tokens %d", self.microbatch_tokens)
+        if self.settings.sharding == "replicated":
+            self.world.sum_gradients(self.parameters)
+        sums: dict[str, float] = defaultdict(float)
+        for part in self.world.gather([found[0]]):
+            for name, value in part.items():
+                sums[name] += value
+        return sums, self.world.gather(found[1])
 
     def _accumulate(
         self, samples: Sequence[Sample], of: Denominators
     ) -> tuple[dict[str, float], list[tuple[float, str]]]:
-        """Gradient of the loss, sums over the loss tokens, and how far each row's ratio is from 1."""
-        settings = self.settings
+        """This process's part of `_gradient`."""
         sums: dict[str, float] = defaultdict(float)
-        off: list[tuple[float, str]] = []
-        threshold = self._entropy_threshold(samples) if settings.entropy_share < 1 else None
-        for micro in microbatches(samples, max_tokens=self.microbatch_tokens):
-            known = loss_tokens(micro, device=self.model.device)
-            scores = score_tokens(self.model, micro)
-            log_ratio = scores.logprobs - known.old_logprobs
-            ratio = importance_ratio(log_ratio, known.lengths, by_sequence=self.algorithm.ratio_by_sequence)
-            losses, clipped = self.algorithm.objective(ratio, scores.logprobs, known.advantages, self.bounds)
-            counts = torch.ones_like(losses)
-            if threshold is not None:
-                counts = (scores.entropy.detach() >= threshold).float()
-                losses = losses * counts
-            if settings.importance_cap is not None:
-                cap = settings.importance_cap
-                losses = losses * truncated_weight(known.old_logprobs, known.sampler_logprobs, cap=cap)
-            if settings.beta:
-                assert self.reference is not None
-                with torch.no_grad():
-                    reference_logprobs = score_tokens(self.reference, micro).logprobs
-                losses = losses + settings.beta * kl_loss(ratio, scores.logprobs, reference_logprobs)
-            weights = token_weights(known.lengths, of, reduction=self.algorithm.reduction)
-            loss = (weights * losses).sum()
-            if settings.entropy_coefficient:
-                loss = loss - settings.entropy_coefficient * (counts * scores.entropy).sum() / of.tokens
-            loss.backward()  # type: ignore[no-untyped-call]
-            distances = torch.split((log_ratio.detach().exp() - 1).abs(), known.lengths.tolist())
-            off += [(float(part.mean()), sample.place) for sample, part in zip(micro, distances, strict=True)]
+        distances: list[tuple[float, str]] = []
+        threshold = self._entropy_threshold(samples) if self.settings.entropy_share < 1 else None
+        passes = self.passes(samples)
+        for micro in passes:
+            with autocast(self.settings.precision, self.model.device):
+                loss, log_ratio, more = self.loss(micro, of, threshold=threshold)
+            self._backward(loss)
+            lengths = [int(sample.loss_mask.sum()) for sample in micro]
+            rows = torch.split((log_ratio.exp() - 1).abs(), lengths)
+            distances += [(float(row.mean()), sample.place) for sample, row in zip(micro, rows, strict=True)]
             sums["loss"] += float(loss.detach())
-            sums["ratio"] += float(ratio.detach().sum())
-            sums["clip_share"] += float(clipped.sum())
-            sums["entropy"] += float(scores.entropy.detach().sum())
-        return sums, off
+            for name, value in more.items():
+                sums[name] += value
+        if self.settings.sharding == "sharded":  # all processes gather each layer: none may pass less often than another
+            for _ in range(max(self.world.gather([len(passes)])) - len(passes)):
+                with autocast(self.settings.precision, self.model.device):
+                    self._backward(0 * self.loss(samples[:1], of)[0])
+        return sums, distances
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Add to the gradient; sharded, it is averaged over the processes, and the sum is wanted."""
+        share = self.world.size if self.settings.sharding == "sharded" else 1
+        self.scaler.scale(share * loss).backward()  # type: ignore[no-untyped-call]
+
+    def loss(
+        self, samples: Sequence[Sample], of: Denominators, *, threshold: float | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+        """The samples' part of the loss, their log-ratios [loss tokens], and sums over their loss tokens.
+
+        `threshold` is the entropy from which on tokens are learned from.
+        """
+        settings = self.settings
+        known = loss_tokens(samples, device=self.model.device)
+        scores = score_tokens(self.model, samples)
+        log_ratio = scores.logprobs - known.old_logprobs
+        ratio = importance_ratio(log_ratio, known.lengths, by_sequence=self.algorithm.ratio_by_sequence)
+        losses, clipped = self.algorithm.objective(ratio, scores.logprobs, known.advantages, self.bounds)
+        counts = torch.ones_like(losses)
+        if threshold is not None:
+            counts = (scores.entropy.detach() >= threshold).float()
+            losses = losses * counts
+        if settings.importance_cap is not None:
+            cap = settings.importance_cap
+            losses = losses * truncated_weight(known.old_logprobs, known.sampler_logprobs, cap=cap)
+        if settings.beta:
+            assert self.reference is not None
+            with torch.no_grad(), without_adapters(self.reference):
+                reference_logprobs = score_tokens(self.reference, samples).logprobs
+            losses = losses + settings.beta * kl_loss(ratio, scores.logprobs, reference_logprobs)
+        weights = token_weights(known.lengths, of, reduction=self.algorithm.reduction)
+        loss = (weights * losses).sum()
+        if settings.entropy_coefficient:
+            loss = loss - settings.entropy_coefficient * (counts * scores.entropy).sum() / of.tokens
+        sums = {
+            "ratio": float(ratio.detach().sum()),
+            "clip_share": float(clipped.sum()),
+            "entropy": float(scores.entropy.detach().sum()),
+            "passed": float(scores.passed),
+        }
+        return loss, log_ratio.detach(), sums
 
     @torch.no_grad()
     def _entropy_threshold(self, samples: Sequence[Sample]) -> float:
         """The entropy that `entropy_share` of the batch's tokens reach, whatever the batch is cut into."""
-        cut = microbatches(samples, max_tokens=self.microbatch_tokens)
-        entropy = torch.cat([score_tokens(self.model, micro).entropy for micro in cut])
+        with autocast(self.settings.precision, self.model.device):
+            parts = [score_tokens(self.model, micro).entropy.cpu() for micro in self.passes(samples)]
+        entropy = torch.cat(self.world.gather(parts))
         return float(entropy[high_entropy_mask(entropy, share=self.settings.entropy_share)].min())
 
-    def _check_ratio(self, worst: Sequence[tuple[float, str]]) -> None:
-        bad = sorted((row for row in worst if not row[0] <= self.settings.ratio_tolerance), reverse=True)
+    def _check_ratio(self, distances: Sequence[tuple[float, str]]) -> None:
+        bad = sorted((row for row in distances if not row[0] <= self.settings.ratio_tolerance), reverse=True)
         if bad:
             raise RatioError(
-                f"importance ratio before the first step is off by up to {bad[0][0]:.2e} in {len(bad)} of {len(worst)} "
-                f"rows (tolerance {self.settings.ratio_tolerance:.0e}), first {', '.join(row[1] for row in bad[:3])}: "
-                "the rollout was not sampled by these weights, or not at its stated temperature"
+                f"importance ratio before the first step is off by up to {bad[0][0]:.2e} in {len(bad)} of "
+                f"{len(distances)} rows (tolerance {self.settings.ratio_tolerance:.0e}), first "
+                f"{', '.join(row[1] for row in bad[:3])}: the rollout was not sampled by these weights, or not at its "
+                "stated temperature"
             )
-
-
-@torch.no_grad()
-def with_old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], *, max_tokens: int) -> list[Sample]:
-    """Samples with what the model itself says of their loss tokens, for a sampler that was another policy."""
-    known = []
-    for micro in microbatches(samples, max_tokens=max_tokens):
-        lengths = [int(sample.loss_mask.sum()) for sample in micro]
-        for sample, part in zip(micro, torch.split(score_tokens(model, micro).logprobs.cpu(), lengths), strict=True):
-            logprobs = np.zeros_like(sample.sampler_logprobs)
-            logprobs[sample.loss_mask] = part.numpy()
-            known.append(replace(sample, old_logprobs=logprobs))
-    return known
-
-
-@torch.no_grad()
-def reference_kl(reference: PreTrainedModel, samples: Sequence[Sample], *, max_tokens: int) -> float:
-    """KL(sampler ‖ reference) in nats a token, k3 on the sampler's own tokens and stored log-probabilities."""
-    total, tokens = 0.0, 0
-    for micro in microbatches(samples, max_tokens=max_tokens):
-        sampler_logprobs = loss_tokens(micro, device=torch.device("cpu")).sampler_logprobs
-        reference_logprobs = score_tokens(reference, micro).logprobs.cpu()
-        estimates = k3(
-            sampler_logprobs.double(), reference_logprobs.double()
-        )  # in float32 nearly equal ones go below 0
-        total += float(estimates.sum())
-        tokens += len(estimates)
-    return total / max(1, tokens)

@@ -52,6 +52,7 @@ class Packed:
     position_ids: torch.Tensor  # [1, tokens]
     tree: TreeBatch
     predictors: torch.Tensor  # [loss tokens] index of the token before
+    ends: torch.Tensor  # [sequences] index of the last token
     targets: torch.Tensor  # [loss tokens]
 
 
@@ -103,6 +104,7 @@ def pack(samples: Sequence[Spoken], *, device: torch.device) -> Packed:
     positions = np.concatenate([len(s.past) + np.arange(s.length) for s in sorted(segments, key=lambda s: s.start)])
     said = [np.flatnonzero(sample.loss_mask) for sample in samples]
     predictors = np.concatenate([chain[where - 1] for chain, where in zip(chains, said, strict=True)])
+    ends = np.array([chain[-1] for chain in chains])
     targets = np.concatenate([sample.token_ids[where] for sample, where in zip(samples, said, strict=True)])
     blocks = [part for level in levels for part in _blocks(level)]
     place = np.empty(end, dtype=np.int64)
@@ -117,12 +119,16 @@ def pack(samples: Sequence[Spoken], *, device: torch.device) -> Packed:
         position_ids=torch.from_numpy(positions)[None].to(device),
         tree=TreeBatch(blocks=tuple(_block(part, device) for part in blocks), place=torch.from_numpy(place).to(device)),
         predictors=torch.from_numpy(predictors).to(device),
+        ends=torch.from_numpy(ends).to(device),
         targets=torch.from_numpy(targets.astype(np.int64)).to(device),
     )
 
 
 def hidden_states(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
-    """The state from which each loss token is predicted, [loss tokens, hidden size]."""
+    """The state after each token of the row, [tokens, hidden size].
+
+    Select from it with `index_select`: siblings share states, and the gradient of plain indexing adds in any order.
+    """
     states: torch.Tensor = model.base_model(
         input_ids=packed.token_ids,
         position_ids=packed.position_ids,
@@ -130,7 +136,7 @@ def hidden_states(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
         use_cache=False,
         tree=packed.tree,
     ).last_hidden_state[0]
-    return states.index_select(0, packed.predictors)  # siblings share one: plain indexing would add in any order
+    return states
 
 
 def microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo.algorithms.catalog import ALGORITHMS
 from grpo.config.training import TrainingSettings
 from grpo.errors import DataError, NoLearningSignal, PolicyError
-from grpo.learner.credit import token_advantages
-from grpo.trajectories import TrajectoryGroup
+from grpo.learner.credit import token_advantages, token_rewards
+from grpo.trajectories import Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,10 @@ class Sample:
     place: str
     old_logprobs: NDArray[np.float32] | None = None  # [tokens]
     """What the policy that the update starts from says, where that is not the sampler."""
+    rewards: NDArray[np.float64] | None = None  # [tokens]
+    """What a critic learns from; the advantages follow from it."""
+    truncated: bool = False
+    """The episode was cut off: something would have come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,36 +51,36 @@ class Batch:
         return len(self.groups) / self.group_count
 
 
-def build_batch(groups: Sequence[TrajectoryGroup], settings: TrainingSettings, *, policy_hash: str) -> Batch:
-    """Compute advantages and drop the groups in which all are 0.
+def build_batch(
+    groups: Sequence[TrajectoryGroup],
+    settings: TrainingSettings,
+    *,
+    policy_hash: str,
+    earlier_hash: str | None = None,
+    renderer_hash: str | None = None,
+) -> Batch:
+    """Compute advantages and drop the groups in which all are 0; where a critic compares, all groups stay for it.
 
-    Raises `PolicyError` for a rollout of another policy, `DataError` for a group of one, NaN log-probabilities or turn
-    rewards that are not one a turn, `NoLearningSignal` when nothing did better than what it is compared with.
+    Rollouts are those of the policy with `policy_hash`, or of the one before it where `earlier_hash` is given, through
+    the tokenizer and template with `renderer_hash`.
+    Raises `PolicyError` for a rollout of another policy or renderer, `DataError` for a group of one, log-probabilities
+    that are not finite, no reward at all, or turn rewards that are not one a turn, `NoLearningSignal` when nothing did
+    better than what it is compared with.
     """
     for group in groups:
-        _check(group, policy_hash)
-    samples = []
-    for group, advantages in zip(groups, token_advantages(groups, settings), strict=True):
-        members = tuple(
-            Sample(
-                token_ids=trajectory.token_ids,
-                loss_mask=trajectory.loss_mask,
-                sampler_logprobs=trajectory.sampler_logprobs,
-                advantages=advantage,
-                temperature=trajectory.temperature,
-                place=trajectory.place,
-            )
-            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-            if advantage is not None and advantage.any()
+        _check(group, policy_hash, earlier_hash, renderer_hash)
+    valid = [t for group in groups for t in group.trajectories if t.total_reward is not None and t.loss_mask.any()]
+    if not valid:
+        raise DataError(
+            f"none of the {sum(len(group.trajectories) for group in groups)} trajectories has a reward; score the "
+            "rollout, and look at why its episodes or their rewards failed"
         )
-        if members:
-            samples.append(members)
+    samples = _judged(groups, settings) if ALGORITHMS[settings.algorithm].critic else _compared(groups, settings)
     if not samples:
         raise NoLearningSignal(
             f"no learning signal: in all {len(groups)} groups the siblings have the same reward, so every advantage "
             "is 0; use a reward that tells them apart, scenarios that are neither solved nor hopeless, or more siblings"
         )
-    valid = [t for group in groups for t in group.trajectories if t.total_reward is not None]
     return Batch(
         groups=tuple(samples),
         group_count=len(groups),
@@ -84,19 +89,77 @@ def build_batch(groups: Sequence[TrajectoryGroup], settings: TrainingSettings, *
     )
 
 
-def _check(group: TrajectoryGroup, policy_hash: str) -> None:
+def _compared(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
+    """Groups in which some sibling did better than another."""
+    found = []
+    for group, advantages in zip(groups, token_advantages(groups, settings), strict=True):
+        members = [
+            _sample(trajectory, advantage)
+            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
+            if advantage is not None and advantage.any()
+        ]
+        if members:
+            found.append(tuple(members))
+    return found
+
+
+def _judged(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
+    """Groups with their rewards, advantages still to come; none where all of them have the same."""
+    found = []
+    totals: set[float] = set()
+    for group, rewards in zip(groups, token_rewards(groups, settings), strict=True):
+        members = [
+            _sample(trajectory, np.zeros_like(trajectory.sampler_logprobs), rewards=given)
+            for trajectory, given in zip(group.trajectories, rewards, strict=True)
+            if given is not None
+        ]
+        totals.update(round(float(given.sum()), 9) for given in rewards if given is not None)
+        if members:
+            found.append(tuple(members))
+    return found if len(totals) > 1 else []
+
+
+def _sample(
+    trajectory: Trajectory, advantages: NDArray[np.float32], *, rewards: NDArray[np.float64] | None = None
+) -> Sample:
+    return Sample(
+        token_ids=trajectory.token_ids,
+        loss_mask=trajectory.loss_mask,
+        sampler_logprobs=trajectory.sampler_logprobs,
+        advantages=advantages,
+        temperature=trajectory.temperature,
+        place=trajectory.place,
+        rewards=rewards,
+        truncated=trajectory.stop == "truncated",
+    )
+
+
+def spoken(trajectories: Iterable[Trajectory]) -> list[Sample]:
+    """What the policy said in these trajectories, to be looked at and not learned from."""
+    return [_sample(t, np.zeros_like(t.sampler_logprobs)) for t in trajectories if t.loss_mask.any()]
+
+
+def _check(group: TrajectoryGroup, policy_hash: str, earlier_hash: str | None, renderer_hash: str | None) -> None:
     if len(group.trajectories) < 2:
         raise DataError(
             f"scenario {group.scenario_id}: a group needs at least 2 trajectories, got 1; raise rollout.group_size"
         )
     for trajectory in group.trajectories:
-        if trajectory.policy_hash != policy_hash:
+        if trajectory.policy_hash not in (policy_hash, earlier_hash):
             raise PolicyError(
                 f"{trajectory.place} was sampled by policy {trajectory.policy_hash}, the checkpoint is "
                 f"{policy_hash}: train on rollouts of this checkpoint"
             )
+        if renderer_hash not in (None, trajectory.renderer_hash):
+            raise PolicyError(
+                f"{trajectory.place} was rendered with tokenizer and template {trajectory.renderer_hash}, the "
+                f"checkpoint has {renderer_hash}: its token ids mean other words; play the rollout again"
+            )
         if not np.isfinite(trajectory.sampler_logprobs).all():
-            raise DataError(f"{trajectory.place} has log-probabilities that are not finite")
+            raise DataError(
+                f"{trajectory.place} has log-probabilities that are not finite: a backend without them can be "
+                "evaluated, not trained on"
+            )
 
 
 def deal(groups: Sequence[tuple[Sample, ...]], *, per_hand: int | None, rng: np.random.Generator) -> list[list[Sample]]:

@@ -1,9 +1,11 @@
-"""One GRPO update from scored Parquet: the train stage."""
+"""One update from scored Parquet: the train stage."""
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +13,24 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from grpo import progress
+from grpo.algorithms.catalog import choose
 from grpo.algorithms.reductions import Denominators
+from grpo.artifacts import Artifact
 from grpo.config.training import TrainingSettings
-from grpo.errors import NoEffect
+from grpo.errors import NoEffect, RatioError
 from grpo.learner.checkpoints import read_state, resume, save
-from grpo.learner.learner import Learner, reference_kl, score_tokens, with_old_logprobs
+from grpo.learner.critic import Critic
+from grpo.learner.launch import Order, run_workers
+from grpo.learner.learner import Learner
 from grpo.learner.packing import microbatches
-from grpo.learner.samples import Sample, build_batch, deal
+from grpo.learner.samples import Batch, build_batch, deal, spoken
+from grpo.learner.scoring import mismatch_kl, reference_kl, score_tokens, with_old_logprobs
+from grpo.learner.throughput import model_flops_utilization
+from grpo.learner.trust_region import TrustRegionLearner
+from grpo.learner.world import World
+from grpo.policy.transformers.adapters import add_adapters, has_adapters
 from grpo.policy.transformers.model import TransformersPolicy, residents, weights_hash
+from grpo.renderer import renderer_hash
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory, group
 
@@ -27,19 +39,29 @@ _KL_SAMPLES = 48
 
 
 class UpdateMetrics(BaseModel):
-    """What one update did."""
+    """What one update did; a mean is over the tokens that the policy said."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    informative_share: float
+    informative_share: float = 0.0
     kl_to_base: float
     entropy: float
-    clip_share: float
-    ratio: float
-    gradient_norm: float
-    learning_rate: float
-    loss: float
-    tokens: int
+    clip_share: float = 0.0
+    ratio: float = 1.0
+    gradient_norm: float = 0.0
+    learning_rate: float = 0.0
+    loss: float = 0.0
+    tokens: int = 0
+    mismatch_kl: float = 0.0
+    """KL(sampler ‖ policy) before the first step, where an importance_cap makes up for it."""
+    step_kl: float | None = None
+    """KL(old ‖ new) of a trust-region step."""
+    value_loss: float | None = None
+    """Of the critic, after it learned from this rollout."""
+    tokens_per_s: float = 0.0
+    """Tokens that went through the model in training passes, shared ones once."""
+    mfu: float | None = None
+    """Share of the accelerator's arithmetic; None where its peak is not known."""
 
 
 def update(
@@ -51,96 +73,155 @@ def update(
     *,
     seed: int,
     iteration: int,
+    base_artifact: Artifact | None = None,
+    world: World | None = None,
 ) -> UpdateMetrics:
     """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
 
-    The policy is taken from memory when this process holds it, and left there under its new hash.
+    The policy is taken from memory when this process holds it, and left there under its new hash. A checkpoint of
+    adapters notes `base_artifact`, which they are for. With several processes each is started here, and calls this
+    again with its `world`; the first one writes.
     Raises `NoLearningSignal`, `RatioError`, `PolicyError`, and `NoEffect` when no weight changed.
     """
+    if world is None and settings.processes > 1:
+        order = Order(
+            scored=tuple(scored),
+            parent=parent,
+            base=base,
+            target=target,
+            settings=settings,
+            seed=seed,
+            iteration=iteration,
+            base_artifact=base_artifact,
+        )
+        return UpdateMetrics.model_validate_json(run_workers(order))
+    world = world or World()
     state = read_state(parent)
-    trajectories = read_all(scored)
-    batch = build_batch(group(trajectories), settings, policy_hash=state.policy_hash)
-    base_policy = residents.get(read_state(base).policy_hash, base)
-    policy = residents.take(state.policy_hash, parent)
-    if policy is base_policy:  # the first update: the base stays as it is, a copy is trained
-        residents.put(base_policy)
-        policy = TransformersPolicy(copy.deepcopy(base_policy.model), base_policy.tokenizer)
-    learner = Learner(policy.model, settings, reference=base_policy.model if settings.beta else None)
-    resume(learner, parent)
-    rng = np.random.default_rng([seed, iteration])
-    measured: list[dict[str, float]] = []
-    epochs = range(settings.epochs)
-    hands = [hand for _ in epochs for hand in deal(batch.groups, per_hand=settings.groups_per_step, rng=rng)]
-    if settings.importance_cap is not None:
-        budget = settings.microbatch_tokens
-        hands = [with_old_logprobs(policy.model, hand, max_tokens=budget) for hand in hands]
-    of = Denominators(
-        sequences=max(1, batch.sample_count * settings.epochs // len(hands)),
-        tokens=max(1, batch.token_count * settings.epochs // len(hands)),
-        normalizer=settings.length_normalizer,
+    policy, reference = _open(parent, base, settings, seed=seed)
+    before = weights_hash(policy.model)
+    batch = build_batch(
+        group(read_all(scored)),
+        settings,
+        policy_hash=state.policy_hash,
+        earlier_hash=state.parent if settings.importance_cap is not None else None,
+        renderer_hash=renderer_hash(policy.tokenizer),
     )
-    for index, hand in enumerate(hands):
-        exact = index == 0 and settings.importance_cap is None
-        progress_of_run = (iteration + index / len(hands)) / settings.iterations
-        metrics = learner.step(hand, of, on_policy=exact, progress=progress_of_run)
-        measured.append(metrics)
-        progress.report("train", index + 1, len(hands), loss=metrics["loss"], entropy=metrics["entropy"])
+    kind = TrustRegionLearner if choose(settings.algorithm).update == "trust_region" else Learner
+    learner = kind(policy.model, settings, reference=reference.model if settings.beta else None, world=world)
+    resume(learner, parent)
+    critic, value_loss = None, None
+    if choose(settings.algorithm).critic:
+        width = policy.model.config.hidden_size
+        critic = Critic(width, settings.critic, seed=seed, device=policy.model.device)
+        critic.resume(parent)
+        batch, value_loss = _judged(critic, policy, batch, settings)
+    began = time.perf_counter()
+    measured, mismatch = _steps(learner, batch, settings, seed=seed, iteration=iteration)
+    seconds = time.perf_counter() - began
     policy.hash = weights_hash(policy.model)
-    if policy.hash == state.policy_hash:
+    if policy.hash == before:
         raise NoEffect(
             f"no effect: iteration {iteration} left every weight as it was (learning rate "
             f"{measured[-1]['learning_rate']:g}, gradient norm {measured[-1]['gradient_norm']:g}); "
             "raise training.learning_rate"
         )
     target.mkdir(parents=True, exist_ok=True)
-    save(policy, learner, target, parent=state.policy_hash)
+    adapted = base_artifact if has_adapters(policy.model) else None
+    save(policy, learner, target, parent=state.policy_hash, base=adapted)
+    if critic is not None and world.rank == 0:
+        critic.save(target)
     residents.put(policy)
-    samples = [sample for samples in batch.groups for sample in samples][:_KL_SAMPLES]
-    kl = reference_kl(base_policy.model, samples, max_tokens=learner.microbatch_tokens)
-    means = {name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]}
+    samples = [sample for members in batch.groups for sample in members][:_KL_SAMPLES]
+    tokens_per_s = sum(metrics["passed"] for metrics in measured) / seconds
+    names = ("entropy", "clip_share", "ratio", "gradient_norm", "learning_rate", "loss")
     return UpdateMetrics(
         informative_share=batch.informative_share,
-        kl_to_base=kl,
-        **{name: means[name] for name in ("entropy", "clip_share", "ratio", "gradient_norm", "learning_rate", "loss")},
+        kl_to_base=reference_kl(reference.model, samples, max_tokens=learner.microbatch_tokens),
+        **{name: float(np.mean([metrics[name] for metrics in measured])) for name in names},
         tokens=int(sum(metrics["tokens"] for metrics in measured)),
+        mismatch_kl=mismatch,
+        step_kl=max((metrics["step_kl"] for metrics in measured if "step_kl" in metrics), default=None),
+        value_loss=value_loss,
+        tokens_per_s=tokens_per_s,
+        mfu=model_flops_utilization(policy.model, tokens_per_s=tokens_per_s, precision=settings.precision),
     )
+
+
+def _open(
+    parent: Path, base: Path, settings: TrainingSettings, *, seed: int
+) -> tuple[TransformersPolicy, TransformersPolicy]:
+    """The policy to be changed, and its reference: the base, or with adapters the policy itself without them."""
+    policy_hash, base_hash = (read_state(folder).policy_hash for folder in (parent, base))
+    first = policy_hash == base_hash
+    if first or settings.importance_cap is not None:  # the base stays; off-policy, the sampler may still be at work
+        policy = residents.get(policy_hash, parent, base=base)
+        policy = TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
+    else:
+        policy = residents.take(policy_hash, parent, base=base)
+    if settings.lora is None:
+        return policy, residents.get(base_hash, base)
+    if first:
+        add_adapters(policy.model, settings.lora, seed=seed)
+    return policy, policy
+
+
+def _judged(
+    critic: Critic, policy: TransformersPolicy, batch: Batch, settings: TrainingSettings
+) -> tuple[Batch, float]:
+    """The batch with advantages against the critic, which learns from it, and the critic's loss afterwards."""
+    scale = choose(settings.algorithm, scale_by_std=settings.scale_by_std).scale_by_std
+    budget = settings.microbatch_tokens
+    groups, judgement = critic.judge(policy.model, batch.groups, max_tokens=budget, scale=scale)
+    losses = critic.learn(judgement)
+    return replace(batch, groups=groups), losses[-1]
+
+
+def _steps(
+    learner: Learner, batch: Batch, settings: TrainingSettings, *, seed: int, iteration: int
+) -> tuple[list[dict[str, float]], float]:
+    """Go through the rollout once an epoch; what each step did, and how far the sampler was from the policy."""
+    rng = np.random.default_rng([seed, iteration])
+    epochs = range(settings.epochs)
+    hands = [hand for _ in epochs for hand in deal(batch.groups, per_hand=settings.groups_per_step, rng=rng)]
+    mismatch = 0.0
+    if settings.importance_cap is not None:
+        hands = [with_old_logprobs(learner.model, hand, settings) for hand in hands]
+        mismatch = mismatch_kl([sample for hand in hands for sample in hand])
+        if not mismatch <= settings.max_mismatch_kl:
+            raise RatioError(
+                f"the sampler is {mismatch:.2g} nats a token from the policy that is to be trained, more than "
+                f"training.max_mismatch_kl {settings.max_mismatch_kl:g}: importance weights cannot make up for that; "
+                "play the rollout with this policy"
+            )
+    of = Denominators(
+        sequences=max(1, batch.sample_count * settings.epochs // len(hands)),
+        tokens=max(1, batch.token_count * settings.epochs // len(hands)),
+        normalizer=settings.length_normalizer,
+    )
+    measured = []
+    for index, hand in enumerate(hands):
+        exact = index == 0 and settings.importance_cap is None
+        progress_of_run = (iteration + index / len(hands)) / settings.iterations
+        metrics = learner.step(hand, of, on_policy=exact, progress=progress_of_run)
+        measured.append(metrics)
+        progress.report("train", index + 1, len(hands), loss=metrics["loss"], entropy=metrics["entropy"])
+    return measured, mismatch
 
 
 def idle(scored: Sequence[Path], parent: Path, base: Path, *, max_tokens: int) -> UpdateMetrics:
     """What an iteration shows whose rollout taught nothing: no step was taken, entropy and KL are the policy's own."""
-    spoken = [_spoken(trajectory) for trajectory in read_all(scored) if trajectory.loss_mask.any()][:_KL_SAMPLES]
-    state = read_state(parent)
-    policy = residents.get(state.policy_hash, parent)
+    said = spoken(read_all(scored))[:_KL_SAMPLES]
+    policy = residents.get(read_state(parent).policy_hash, parent, base=base)
     with torch.no_grad():
-        entropy = [score_tokens(policy.model, micro).entropy for micro in microbatches(spoken, max_tokens=max_tokens)]
+        entropy = [score_tokens(policy.model, micro).entropy for micro in microbatches(said, max_tokens=max_tokens)]
     reference = residents.get(read_state(base).policy_hash, base).model
     return UpdateMetrics(
-        informative_share=0.0,
-        kl_to_base=reference_kl(reference, spoken, max_tokens=max_tokens),
+        kl_to_base=reference_kl(reference, said, max_tokens=max_tokens),
         entropy=float(torch.cat(entropy).mean()) if entropy else 0.0,
-        clip_share=0.0,
-        ratio=1.0,
-        gradient_norm=0.0,
-        learning_rate=0.0,
-        loss=0.0,
-        tokens=0,
     )
 
 
 def distance_to_base(trajectories: Sequence[Trajectory], base: Path, *, max_tokens: int) -> float:
     """KL(sampler ‖ base) in nats a token over the tokens that were said in these trajectories."""
-    spoken = [_spoken(trajectory) for trajectory in trajectories if trajectory.loss_mask.any()]
     policy = residents.get(read_state(base).policy_hash, base)
-    return reference_kl(policy.model, spoken, max_tokens=max_tokens)
-
-
-def _spoken(trajectory: Trajectory) -> Sample:
-    """A trajectory to be looked at, not learned from."""
-    return Sample(
-        token_ids=trajectory.token_ids,
-        loss_mask=trajectory.loss_mask,
-        sampler_logprobs=trajectory.sampler_logprobs,
-        advantages=np.zeros_like(trajectory.sampler_logprobs),
-        temperature=trajectory.temperature,
-        place=trajectory.place,
-    )
+    return reference_kl(policy.model, spoken(trajectories), max_tokens=max_tokens)

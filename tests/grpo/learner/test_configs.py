@@ -11,17 +11,13 @@ import torch
 
 from grpo.algorithms.reductions import Denominators
 from grpo.config.pipeline import PipelineConfig, load_config
-from grpo.environments.catalog import make_environment
 from grpo.learner.learner import Learner
 from grpo.learner.samples import build_batch, deal
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderer import Renderer
 from grpo.rewards.composite import make_reward
 from grpo.rewards.score import score
-from grpo.rollout.collect import collect
-from grpo.scenarios.readers.catalog import read_records
-from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory, group
+from tests.doubles import play_desk
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = {
@@ -35,22 +31,8 @@ CONFIGS = {
 def played() -> tuple[TransformersPolicy, list[Trajectory]]:
     """Four siblings of each of six scenarios, scored as the quickstart does."""
     config = CONFIGS["quickstart"]
-    records = read_records(
-        config.scenarios.sources[0].model_copy(update={"path": str(ROOT / "data/scenarios/support_desk.jsonl")})
-    )
-    scenarios = [Scenario.model_validate(record.data) for record, _ in zip(records, range(6), strict=False)]
-    policy, world = load(ROOT / "data" / "models" / "desk_clerk"), make_environment(config.environment)
-    trajectories = collect(
-        scenarios,
-        policy,
-        world,
-        Renderer(policy.tokenizer, tools=world.tools),
-        config.rollout,
-        siblings=4,
-        temperature=1.0,
-        run_seed=0,
-        iteration=0,
-    )
+    policy = load(ROOT / "data" / "models" / "desk_clerk")
+    trajectories = play_desk(policy, config, scenarios=6, siblings=4)
     return policy, list(score(trajectories, make_reward(config.reward)))
 
 

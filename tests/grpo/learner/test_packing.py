@@ -69,7 +69,8 @@ def test_a_segment_sees_its_ancestors_and_its_own_past_alone():
 def test_each_token_gets_the_state_that_it_has_in_a_sequence_of_its_own(tiny_folder: Path, samples: list[Said]):
     """Against plain forward passes, one a sequence, nothing shared."""
     model = load(tiny_folder).model
-    states = hidden_states(model, pack(samples, device=CPU))
+    packed = pack(samples, device=CPU)
+    states = hidden_states(model, packed).index_select(0, packed.predictors)
     alone = []
     for sample in samples:
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]

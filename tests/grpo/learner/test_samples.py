@@ -66,9 +66,9 @@ def test_no_difference_anywhere_is_no_learning_signal():
         build_batch([make_group(1, 1), make_group(0, 0, scenario="t")], SCALED, policy_hash="p")
 
 
-def test_rewards_that_all_failed_are_no_learning_signal():
-    """None everywhere is not a reward of 0."""
-    with pytest.raises(NoLearningSignal):
+def test_rewards_that_are_all_null_are_refused():
+    """None everywhere is not a reward of 0, and nothing that a later rollout could mend."""
+    with pytest.raises(DataError, match="none of the 2 trajectories has a reward"):
         build_batch([make_group(None, None)], SCALED, policy_hash="p")
 
 

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from grpo.algorithms.reductions import Denominators
 from grpo.config.training import TrainingSettings
-from grpo.learner.learner import Learner, score_tokens
+from grpo.learner.learner import Learner
+from grpo.learner.scoring import score_tokens
 from grpo.learner.samples import Sample
 from grpo.policy.transformers.model import TransformersPolicy, load
 

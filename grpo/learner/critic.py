@@ -1,0 +1,151 @@
+"""What the rest of an episode is worth, learned: advantages without siblings, for ppo and a2c."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from grpo.algorithms.value import generalized_advantages, value_loss
+from grpo.config.critic import CriticSettings
+from grpo.errors import PolicyError
+from grpo.learner.packing import hidden_states, microbatches, pack
+from grpo.learner.samples import Sample
+
+CRITIC = "critic.safetensors"
+_EPSILON = 1e-8
+
+
+class ValueHead(nn.Module):
+    """From a hidden state to the reward that is still to come: two layers, and 0 until it has learned something."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        last = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.layers = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.ReLU(), last)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden size] → [tokens]."""
+        values: torch.Tensor = self.layers(states.float())[:, 0]
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the critic learns from: one row a token that the policy said."""
+
+    states: torch.Tensor  # [loss tokens, hidden size]
+    values: torch.Tensor  # [loss tokens], before it learned
+    returns: torch.Tensor  # [loss tokens]
+
+
+class Critic:
+    """A value head on the policy's hidden states, with its own optimizer; the policy's weights feel nothing of it."""
+
+    def __init__(self, hidden_size: int, settings: CriticSettings, *, seed: int, device: torch.device) -> None:
+        self.settings = settings
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.head = ValueHead(hidden_size).to(device)
+        self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+
+    @torch.no_grad()
+    def judge(
+        self, model: PreTrainedModel, groups: Sequence[Sequence[Sample]], *, max_tokens: int, scale: bool
+    ) -> tuple[tuple[tuple[Sample, ...], ...], Judgement]:
+        """The samples with their advantages, per token of the policy's (γ is per token too), and what to learn.
+
+        An episode that was cut off is worth the value of its last state beyond its end, one that ended is worth 0.
+        With `scale`, advantages have mean 0 and spread 1 over all tokens.
+        """
+        samples = [sample for members in groups for sample in members]
+        order = {id(sample): index for index, sample in enumerate(samples)}
+        found: list[tuple[torch.Tensor, torch.Tensor]] = [(torch.empty(0), torch.empty(0))] * len(samples)
+        for micro in microbatches(samples, max_tokens=max_tokens):
+            packed = pack(micro, device=model.device)
+            states = hidden_states(model, packed)
+            lengths = [int(sample.loss_mask.sum()) for sample in micro]
+            before = torch.split(states.index_select(0, packed.predictors), lengths)
+            for sample, said, last in zip(micro, before, states.index_select(0, packed.ends), strict=True):
+                found[order[id(sample)]] = (said.float(), last.float())
+        advantages, returns, values = [], [], []
+        for sample, (said, last) in zip(samples, found, strict=True):
+            assert sample.rewards is not None
+            value = self.head(said).double().cpu().numpy()
+            beyond = float(self.head(last[None])) if sample.truncated else 0.0
+            ends = np.zeros(len(value), dtype=np.bool_)
+            ends[-1] = True
+            advantage = generalized_advantages(
+                sample.rewards[sample.loss_mask],
+                value,
+                ends=ends,
+                bootstrap=np.full(len(value), beyond),
+                gamma=self.settings.gamma,
+                decay=self.settings.gae_lambda,
+            )
+            advantages.append(advantage)
+            returns.append(advantage + value)
+            values.append(value)
+        if scale:
+            everything = np.concatenate(advantages)
+            mean, spread = everything.mean(), everything.std() + _EPSILON
+            advantages = [(advantage - mean) / spread for advantage in advantages]
+        laid = iter([_laid(sample, advantage) for sample, advantage in zip(samples, advantages, strict=True)])
+        device = model.device
+        return tuple(tuple(next(laid) for _ in members) for members in groups), Judgement(
+            states=torch.cat([said for said, _ in found]),
+            values=torch.from_numpy(np.concatenate(values)).float().to(device),
+            returns=torch.from_numpy(np.concatenate(returns)).float().to(device),
+        )
+
+    def learn(self, judgement: Judgement) -> list[float]:
+        """Fit the head to the returns; the loss before each of its steps."""
+        losses = []
+        for _ in range(self.settings.epochs):
+            values = self.head(judgement.states)
+            clip = self.settings.value_clip
+            loss = value_loss(values, judgement.values, judgement.returns, clip=clip).mean()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    def save(self, folder: Path) -> None:
+        """Write the head and its optimizer beside the policy."""
+        tensors = {name: value.contiguous() for name, value in self.head.state_dict().items()}
+        for name, parameter in self.head.named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"{name}.{key}"] = value.contiguous()
+        save_file(tensors, folder / CRITIC)
+
+    def resume(self, folder: Path) -> None:
+        """Continue from a checkpoint; one without a critic leaves this one as it is.
+
+        Raises `PolicyError` when it is of a model of another width.
+        """
+        if not (folder / CRITIC).is_file():
+            return
+        tensors = load_file(folder / CRITIC, device=str(next(self.head.parameters()).device))
+        try:
+            self.head.load_state_dict({name: tensors[name] for name in self.head.state_dict()})
+        except (KeyError, RuntimeError) as error:
+            raise PolicyError(f"{folder / CRITIC} is no critic of this model: {error}") from error
+        for name, parameter in self.head.named_parameters():
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            self.optimizer.state[parameter] = {key: tensors[f"{name}.{key}"] for key in keys}
+
+
+def _laid(sample: Sample, advantage: np.ndarray) -> Sample:
+    """The sample with the advantages of the tokens that the policy said."""
+    tokens = np.zeros(len(sample.token_ids), dtype=np.float32)
+    tokens[sample.loss_mask] = advantage
+    return replace(sample, advantages=tokens)

@@ -1,0 +1,44 @@
+"""FSDP: each process holds its share of every layer, and gathers a layer while it computes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+
+def shard(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    """Share a model out over all processes, in place; `model.scored(...)` then is `method(model, ...)`, gathered.
+
+    Gradients are averaged over the processes when a pass has gone back.
+    """
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    for module in list(model.modules()):
+        if isinstance(module, GradientCheckpointingLayer):
+            fully_shard(module)
+    fully_shard(model)
+    model.scored = MethodType(method, model)
+    register_fsdp_forward_method(model, "scored")
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether this process holds only its share of a tensor (the class to ask for takes a second to import)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or all processes' shares of it put together: each process has to ask."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def laid_out_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A whole tensor on the device of `other`, shared out over the processes as that one is."""
+    if not is_sharded(other):
+        return tensor.to(other.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)

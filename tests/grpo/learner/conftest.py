@@ -1,0 +1,43 @@
+"""A real rollout of the embedded model on disk, as the train stage finds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.learner.checkpoints import save_base
+from grpo.policy.transformers.model import load
+from grpo.rewards.composite import make_reward
+from grpo.rewards.score import score
+from grpo.tables import write_trajectories
+from grpo.trajectories import Trajectory
+from tests.doubles import play_desk
+
+ROOT = Path(__file__).resolve().parents[3]
+DESK = ROOT / "data" / "models" / "desk_clerk"
+
+
+@dataclass(frozen=True)
+class DeskRollout:
+    """Checkpoint 0, the scored rollout that it played, and the trajectories in it."""
+
+    base: Path
+    scored: Path
+    trajectories: tuple[Trajectory, ...]
+    config: PipelineConfig
+
+
+@pytest.fixture(scope="session")
+def desk_rollout(tmp_path_factory: pytest.TempPathFactory) -> DeskRollout:
+    """Four siblings of each of six scenarios, scored as the quickstart does."""
+    folder = tmp_path_factory.mktemp("desk")
+    config = load_config(ROOT / "data" / "configs" / "quickstart.yaml")
+    policy = load(DESK)
+    (folder / "base").mkdir()
+    save_base(policy, folder / "base")
+    trajectories = tuple(score(play_desk(policy, config, scenarios=6, siblings=4), make_reward(config.reward)))
+    write_trajectories(folder / "scored.parquet", trajectories, provenance={})
+    return DeskRollout(folder / "base", folder / "scored.parquet", trajectories, config)

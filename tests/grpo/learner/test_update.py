@@ -1,0 +1,267 @@
+"""The train stage's function on a real rollout of the embedded model: what each setting does to the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo.artifacts import Artifact
+from grpo.config.training import TrainingSettings
+from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, PolicyError, RatioError
+from grpo.learner.checkpoints import read_state
+from grpo.learner.launch import WorkerLost
+from grpo.learner.update import UpdateMetrics, update
+from grpo.policy.transformers.adapters import merged
+from grpo.policy.transformers.model import load
+from grpo.tables import write_trajectories
+from tests.grpo.learner.conftest import DeskRollout
+
+BASE = Artifact(uri="file:///base", sha256="0" * 64, kind="checkpoint")
+
+
+def _update(
+    desk: DeskRollout,
+    target: Path,
+    *,
+    scored: Path | None = None,
+    parent: Path | None = None,
+    iteration: int = 0,
+    **settings: object,
+) -> UpdateMetrics:
+    plan = TrainingSettings(**{"learning_rate": 5e-4, **settings})  # type: ignore[arg-type]
+    return update(
+        [scored or desk.scored],
+        parent or desk.base,
+        desk.base,
+        target,
+        plan,
+        seed=0,
+        iteration=iteration,
+        base_artifact=BASE,
+    )
+
+
+def _rewrite(desk: DeskRollout, path: Path, **changes: object) -> Path:
+    """The rollout with these fields of every trajectory changed."""
+    rows = [replace(trajectory, **changes) for trajectory in desk.trajectories]  # type: ignore[arg-type]
+    write_trajectories(path, rows, provenance={})
+    return path
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def _furthest(one: Path, other: Path) -> float:
+    first, second = _weights(one), _weights(other)
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def test_recomputed_activations_give_the_same_weights(desk_rollout: DeskRollout, tmp_path: Path):
+    """Gradient checkpointing changes what is kept, not what comes out; dropout stays off."""
+    _update(desk_rollout, tmp_path / "plain")
+    _update(desk_rollout, tmp_path / "less", gradient_checkpointing=True)
+    assert _furthest(tmp_path / "plain", tmp_path / "less") < 1e-6
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_takes_nearly_the_same_step(desk_rollout: DeskRollout, tmp_path: Path, precision: str):
+    """Off-policy by rounding alone: a mismatch that is measured and small, and a gradient within some per cent."""
+    exact = _update(desk_rollout, tmp_path / "fp32")
+    half = _update(desk_rollout, tmp_path / precision, precision=precision, importance_cap=2.0)
+    assert 0 < half.mismatch_kl < 1e-3
+    assert half.gradient_norm == pytest.approx(exact.gradient_norm, rel=0.05)
+    assert half.gradient_norm != exact.gradient_norm
+    saved = _weights(tmp_path / precision)
+    assert all(tensor.dtype == torch.float32 for tensor in saved.values())
+    scale = read_state(tmp_path / precision).loss_scale
+    assert (scale is not None) == (precision == "fp16")
+
+
+def test_half_precision_without_a_correction_is_refused():
+    """The ratio cannot be exactly 1, so something has to make up for it."""
+    with pytest.raises(ValueError, match="precision bf16 makes the learner's log-probabilities differ.*importance_cap"):
+        TrainingSettings(precision="bf16")
+
+
+def test_adapters_leave_the_base_bit_identical(desk_rollout: DeskRollout, tmp_path: Path):
+    """Two updates with LoRA: the adapters move, and every weight of the base is what it was."""
+    _update(desk_rollout, tmp_path / "one", lora={"r": 4})
+    one = load(tmp_path / "one", base=desk_rollout.base)
+    assert one.hash == read_state(tmp_path / "one").policy_hash
+    assert read_state(tmp_path / "one").base == BASE
+    assert not (tmp_path / "one" / "model.safetensors").exists()
+    base = load(desk_rollout.base).model.state_dict()
+    adapted = {name.replace(".base_layer", ""): value for name, value in one.model.state_dict().items()}
+    assert all(torch.equal(value, adapted[name]) for name, value in base.items())
+    trained = [value for name, value in adapted.items() if "lora_B" in name]
+    assert any(value.abs().max() > 0 for value in trained)
+    assert sum(p.numel() for p in one.model.parameters() if p.requires_grad) < 0.05 * len(base) * 1e6
+
+
+def test_the_reference_of_an_adapted_policy_is_itself_without_adapters(desk_rollout: DeskRollout, tmp_path: Path):
+    """The KL to the base is 0 at first and grows with the adapters; no second model is asked."""
+    _update(desk_rollout, tmp_path / "one", lora={"r": 4}, learning_rate=1e-2)
+    state = read_state(tmp_path / "one")
+    moved = load(tmp_path / "one", base=desk_rollout.base)
+    from grpo.learner.samples import spoken
+    from grpo.learner.scoring import reference_kl, score_tokens
+
+    samples = spoken(desk_rollout.trajectories[:4])
+    assert moved.hash == state.policy_hash
+    assert reference_kl(moved.model, samples, max_tokens=4096) < 1e-9  # the base said these
+    with torch.no_grad():
+        now = score_tokens(moved.model, samples).logprobs.numpy()
+    then = np.concatenate([sample.sampler_logprobs[sample.loss_mask] for sample in samples])
+    assert np.abs(now - then).max() > 1e-2
+
+
+def test_merged_adapters_say_the_same_without_peft(desk_rollout: DeskRollout, tmp_path: Path):
+    """The export has the base's layers, no adapters, and the adapted policy's log-probabilities."""
+    _update(desk_rollout, tmp_path / "one", lora={"r": 4}, learning_rate=1e-2)
+    adapted = load(tmp_path / "one", base=desk_rollout.base).model
+    whole = merged(adapted)
+    ids = torch.arange(5, 40)[None]
+    with torch.no_grad():
+        assert torch.allclose(whole(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=1e-4)
+    whole.save_pretrained(tmp_path / "export")
+    assert (tmp_path / "export" / "model.safetensors").is_file()
+    assert set(whole.state_dict()) == set(load(desk_rollout.base).model.state_dict())
+
+
+def test_adapters_that_fit_no_layer_are_refused(desk_rollout: DeskRollout, tmp_path: Path):
+    """The error names the layers that there are, before any step."""
+    with pytest.raises(ConfigError, match=r"target_modules .*'nope'.* fits no layer.*q_proj"):
+        _update(desk_rollout, tmp_path / "x", lora={"target_modules": ("nope",)})
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("knob", [{"r": 2}, {"lora_alpha": 4}, {"target_modules": ("q_proj",)}], ids=str)
+def test_every_knob_of_the_adapters_changes_the_policy(desk_rollout: DeskRollout, tmp_path: Path, knob: dict[str, object]):
+    """Other adapters, another policy."""
+    _update(desk_rollout, tmp_path / "plain", lora={"r": 4})
+    _update(desk_rollout, tmp_path / "other", lora={"r": 4, **knob})
+    assert read_state(tmp_path / "plain").policy_hash != read_state(tmp_path / "other").policy_hash
+
+
+@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
+def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_path: Path, sharding: str):
+    """Gloo on the CPU, each with its passes of the batch: the same step, up to the order of additions."""
+    alone = _update(desk_rollout, tmp_path / "one")
+    shared = _update(desk_rollout, tmp_path / "two", processes=2, sharding=sharding)
+    assert _furthest(tmp_path / "one", tmp_path / "two") < 1e-5
+    assert _furthest(tmp_path / "one", desk_rollout.base) > 1e-4
+    assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
+    assert shared.tokens == alone.tokens
+    then = _update(desk_rollout, tmp_path / "three", parent=tmp_path / "two", iteration=1, ratio_tolerance=10.0,
+                   scored=_resampled(desk_rollout, tmp_path, read_state(tmp_path / "two").policy_hash))  # fmt: skip
+    assert then.tokens == alone.tokens  # one process goes on from the optimizer that two have left
+
+
+def _resampled(desk: DeskRollout, folder: Path, policy_hash: str) -> Path:
+    return _rewrite(desk, folder / "again.parquet", policy_hash=policy_hash)
+
+
+def test_a_process_that_refuses_says_why_in_its_own_words(desk_rollout: DeskRollout, tmp_path: Path):
+    """A `GRPOError` in a worker is the same error here, which nobody retries."""
+    scored = _rewrite(desk_rollout, tmp_path / "scored.parquet", terminal_reward=1.0)
+    with pytest.raises(NoLearningSignal, match="no learning signal"):
+        _update(desk_rollout, tmp_path / "x", scored=scored, processes=2)
+
+
+def test_a_process_that_is_killed_ends_the_update_and_leaves_the_checkpoint(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A rank that gets SIGKILL is a fault that a retry can mend; the retry starts from the same checkpoint."""
+    spy = tmp_path / "sitecustomize.py"
+    spy.write_text("import os, signal\nif os.environ.get('LOCAL_RANK') == '1': os.kill(os.getpid(), signal.SIGKILL)\n")
+    with monkeypatch.context() as dying:
+        dying.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(WorkerLost, match=r"one of 2 training processes died.*the checkpoint .* stands"):
+            _update(desk_rollout, tmp_path / "x", processes=2)
+    assert not (tmp_path / "x").exists()
+    _update(desk_rollout, tmp_path / "x", processes=2)
+    assert read_state(tmp_path / "x").parent == read_state(desk_rollout.base).policy_hash
+
+
+def test_a_rollout_of_the_policy_before_is_learned_from_only_with_a_correction(
+    desk_rollout: DeskRollout, tmp_path: Path
+):
+    """One update behind: refused on-policy, corrected and measured off-policy."""
+    _update(desk_rollout, tmp_path / "one")
+    with pytest.raises(PolicyError, match="was sampled by policy"):
+        _update(desk_rollout, tmp_path / "x", parent=tmp_path / "one", iteration=1)
+    late = _update(desk_rollout, tmp_path / "two", parent=tmp_path / "one", iteration=1, importance_cap=2.0,
+                   max_mismatch_kl=1.0)  # fmt: skip
+    assert late.mismatch_kl > 1e-6
+
+
+def test_a_sampler_too_far_from_the_policy_stops_the_run(desk_rollout: DeskRollout, tmp_path: Path):
+    """Importance weights cannot make up for everything."""
+    _update(desk_rollout, tmp_path / "one", learning_rate=3e-3)
+    with pytest.raises(RatioError, match="nats a token from the policy"):
+        _update(desk_rollout, tmp_path / "x", parent=tmp_path / "one", iteration=1, importance_cap=2.0,
+                max_mismatch_kl=1e-5)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"policy_hash": "0123456789abcdef"}, PolicyError, "sampled by policy 0123456789abcdef"),
+        ({"renderer_hash": "0123456789abcdef"}, PolicyError, "rendered with tokenizer and template 0123456789abcdef"),
+        ({"terminal_reward": None}, DataError, "none of the 24 trajectories has a reward"),
+        ({"temperature": 0.5}, RatioError, "importance ratio before the first step"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_rollout_that_does_not_fit_the_checkpoint_is_refused(
+    desk_rollout: DeskRollout, tmp_path: Path, changes: dict[str, object], error: type[Exception], message: str
+):
+    """Before any step, with the value and the place."""
+    scored = _rewrite(desk_rollout, tmp_path / "scored.parquet", **changes)
+    with pytest.raises(error, match=message):
+        _update(desk_rollout, tmp_path / "x", scored=scored)
+    assert not (tmp_path / "x").exists()
+
+
+def test_log_probabilities_of_nothing_are_refused(desk_rollout: DeskRollout, tmp_path: Path):
+    """A backend that cannot say how likely its words were leaves NaN."""
+    rows = [replace(t, sampler_logprobs=t.sampler_logprobs * np.float32(np.nan)) for t in desk_rollout.trajectories]
+    write_trajectories(tmp_path / "scored.parquet", rows, provenance={})
+    with pytest.raises(DataError, match="log-probabilities that are not finite"):
+        _update(desk_rollout, tmp_path / "x", scored=tmp_path / "scored.parquet")
+
+
+def test_a_group_of_one_is_refused(desk_rollout: DeskRollout, tmp_path: Path):
+    """It has nobody to be compared with."""
+    write_trajectories(tmp_path / "scored.parquet", desk_rollout.trajectories[:5], provenance={})
+    with pytest.raises(DataError, match="a group needs at least 2"):
+        _update(desk_rollout, tmp_path / "x", scored=tmp_path / "scored.parquet")
+
+
+def test_a_learning_rate_of_nothing_has_no_effect_and_says_so(desk_rollout: DeskRollout, tmp_path: Path):
+    """With adapters too, which begin as nothing."""
+    for options in ({}, {"lora": {"r": 2}}):
+        with pytest.raises(NoEffect, match="left every weight as it was"):
+            _update(desk_rollout, tmp_path / "x", learning_rate=0.0, **options)
+
+
+def test_critic_and_adapters_go_on_where_they_stopped(desk_rollout: DeskRollout, tmp_path: Path):
+    """ppo with LoRA over two updates: head and moments lie in the checkpoint and are read back."""
+    first = _update(desk_rollout, tmp_path / "one", algorithm="ppo", lora={"r": 4})
+    assert (tmp_path / "one" / "critic.safetensors").is_file()
+    state = read_state(tmp_path / "one")
+    scored = _rewrite(desk_rollout, tmp_path / "scored.parquet", policy_hash=state.policy_hash)
+    second = _update(desk_rollout, tmp_path / "two", scored=scored, parent=tmp_path / "one", iteration=1,
+                     algorithm="ppo", lora={"r": 4}, ratio_tolerance=10.0)  # fmt: skip
+    assert second.value_loss is not None
+    assert first.value_loss is not None
+    assert second.value_loss < first.value_loss
+
+

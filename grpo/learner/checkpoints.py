@@ -36,6 +36,8 @@ class CheckpointState(BaseModel):
     """Policy that it was trained from; None for the base."""
     step_count: int = 0
     """Optimizer steps since the base."""
+    microbatch_tokens: int | None = None
+    """Tokens in a pass for which memory sufficed."""
     loss_scale: float | None = None
     """By which fp16 losses are multiplied."""
     base: Artifact | None = None
@@ -64,7 +66,12 @@ def save(
     save_file({**tensors, _RNG: torch.get_rng_state()}, folder / OPTIMIZER)
     scale = learner.scaler.get_scale() if learner.scaler.is_enabled() else None
     state = CheckpointState(
-        policy_hash=policy.hash, parent=parent, step_count=learner.step_count, loss_scale=scale, base=base
+        policy_hash=policy.hash,
+        parent=parent,
+        step_count=learner.step_count,
+        microbatch_tokens=learner.microbatch_tokens,
+        loss_scale=scale,
+        base=base,
     )
     (folder / STATE).write_text(state.model_dump_json(), encoding="utf-8")
 
@@ -92,6 +99,8 @@ def resume(learner: Learner, folder: Path) -> None:
     """
     state = read_state(folder)
     learner.step_count = state.step_count
+    if state.microbatch_tokens is not None:
+        learner.microbatch_tokens = min(learner.microbatch_tokens, state.microbatch_tokens)
     if state.loss_scale is not None and learner.scaler.is_enabled():
         learner.scaler.load_state_dict({**learner.scaler.state_dict(), "scale": state.loss_scale})
     if not (folder / OPTIMIZER).is_file():
@@ -101,6 +110,8 @@ def resume(learner: Learner, folder: Path) -> None:
     except SafetensorError as error:
         raise PolicyError(f"{folder / OPTIMIZER} cannot be read: {error}") from error
     torch.set_rng_state(tensors.pop(_RNG))
+    if not tensors:  # trust-region steps keep no moments
+        return
     for name, parameter in learner.model.named_parameters():
         if not parameter.requires_grad:
             continue

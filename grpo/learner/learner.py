@@ -24,8 +24,8 @@ from grpo.learner.precision import autocast, loss_scaler
 from grpo.learner.samples import Sample
 from grpo.learner.scoring import loss_tokens, score_tokens, scored
 from grpo.learner.world import World
-from grpo.policy.transformers.sharding import shard, whole
 from grpo.policy.transformers.adapters import without_adapters
+from grpo.policy.transformers.sharding import shard, whole
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,9 @@ class Learner:
             sums["loss"] += float(loss.detach())
             for name, value in more.items():
                 sums[name] += value
-        if self.settings.sharding == "sharded":  # all processes gather each layer: none may pass less often than another
+        if (
+            self.settings.sharding == "sharded"
+        ):  # all processes gather each layer: none may pass less often than another
             for _ in range(max(self.world.gather([len(passes)])) - len(passes)):
                 with autocast(self.settings.precision, self.model.device):
                     self._backward(0 * self.loss(samples[:1], of)[0])

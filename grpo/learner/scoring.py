@@ -38,7 +38,9 @@ def score_tokens(model: PreTrainedModel, samples: Sequence[Sample]) -> TokenScor
 
     They are taken in chunks, and again on the way back, so that no more than one chunk is ever in memory.
     """
-    logprobs, entropy, passed = model.scored(samples) if is_sharded(next(model.parameters())) else scored(model, samples)
+    logprobs, entropy, passed = (
+        model.scored(samples) if is_sharded(next(model.parameters())) else scored(model, samples)
+    )
     return TokenScores(logprobs=logprobs, entropy=entropy, passed=int(passed))
 
 

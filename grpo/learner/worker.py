@@ -1,6 +1,6 @@
 """One of the processes that share an update; `torchrun` starts it with the path of an order.
 
-    torchrun --nproc-per-node 2 -m grpo.learner.worker order.json
+torchrun --nproc-per-node 2 -m grpo.learner.worker order.json
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ VALUES = np.array([0.5, 0.4, 0.6, 0.2])
         ([0, 0, 0, 1], 0.7, [2.560459, 1.769759, 1.143816, 0.793]),
     ],
 )
-def test_advantages_look_ahead_to_the_end_of_the_episode(
-    ends: list[int], bootstrap: float, advantages: list[float]
-):
+def test_advantages_look_ahead_to_the_end_of_the_episode(ends: list[int], bootstrap: float, advantages: list[float]):
     """γ = .99, λ = .95."""
     found = generalized_advantages(
         REWARDS, VALUES, ends=np.array(ends, dtype=bool), bootstrap=np.full(4, bootstrap), gamma=0.99, decay=0.95

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.learner.checkpoints import save_base
 from grpo.policy.transformers.model import load
@@ -17,6 +18,8 @@ from grpo.trajectories import Trajectory
 from tests.doubles import play_desk
 
 ROOT = Path(__file__).resolve().parents[3]
+BASE = Artifact(uri="file:///base", sha256="0" * 64, kind="checkpoint")
+"""What a checkpoint of adapters says that it is for."""
 DESK = ROOT / "data" / "models" / "desk_clerk"
 
 

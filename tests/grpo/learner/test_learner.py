@@ -16,9 +16,9 @@ from grpo.config.training import AlgorithmName, TrainingSettings
 from grpo.errors import CapacityError, PolicyError, RatioError
 from grpo.learner.checkpoints import resume, save
 from grpo.learner.learner import Learner
-from grpo.learner.scoring import reference_kl, score_tokens
 from grpo.learner.packing import Packed, hidden_states, microbatches
 from grpo.learner.samples import Sample
+from grpo.learner.scoring import reference_kl, score_tokens
 from grpo.policy.transformers.model import TransformersPolicy, load
 
 
@@ -306,6 +306,17 @@ def test_when_memory_runs_out_the_step_is_begun_again_in_smaller_passes(
 
     monkeypatch.setattr("grpo.learner.scoring.hidden_states", cramped)
     assert torch.allclose(expected, _gradient(policy, samples), atol=1e-7)
+
+
+def test_what_memory_sufficed_for_is_kept_in_the_checkpoint(policy: TransformersPolicy, tmp_path: Path):
+    """The next update does not run out again first."""
+    learner = Learner(policy.model, TrainingSettings())
+    learner.step(make_samples(policy), whole(make_samples(policy)), on_policy=False)
+    learner.microbatch_tokens = 100
+    save(policy, learner, tmp_path / "one", parent="base")
+    other = Learner(policy.model, TrainingSettings())
+    resume(other, tmp_path / "one")
+    assert other.microbatch_tokens == 100
 
 
 def test_a_sequence_that_does_not_fit_into_memory_is_said(policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,7 @@
-"""The contract with TRL 1.16: on the same batch, loss and gradient of `GRPOTrainer._compute_loss` are ours to 1e-5."""
+"""The contract with TRL 1.16: on the same batch, loss and gradient of `GRPOTrainer._compute_loss` are ours to 1e-5.
+
+So are the advantages that it computes from the same rewards.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,17 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from grpo.algorithms.advantages import group_advantages
 from grpo.algorithms.reductions import Denominators
 from grpo.config.training import TrainingSettings
+from grpo.learner import trl_engine
 from grpo.learner.learner import Learner
-from grpo.learner.scoring import score_tokens
 from grpo.learner.samples import Sample
+from grpo.learner.scoring import score_tokens
+from grpo.learner.trl_loop import lent
 from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.trajectories import group
+from tests.doubles import make_trajectory
 
 NORMALIZER = 24
 TEMPERATURE = 0.8
@@ -179,3 +187,42 @@ def test_loss_and_gradient_are_those_of_trl(
     assert loss == pytest.approx(expected, abs=1e-5)
     assert torch.allclose(gradient, exact, atol=1e-5)
     assert exact.abs().max() > 1e-3  # there is something to agree on
+
+
+@pytest.mark.parametrize("scale_by_std", [True, False])
+def test_advantages_are_those_of_trl(policy: TransformersPolicy, tmp_path: Path, scale_by_std: bool):
+    """`scale_rewards` group and none, over groups of any spread, one of them with none.
+
+    At a spread of 1e-3 the float32 in which TRL keeps rewards is itself 3e-5 off."""
+    rng = np.random.default_rng(6)
+    spreads = np.array([1.0, 10.0, 0.1, 0.01, 0.0])[:, None]
+    rewards = 0.5 + spreads * rng.normal(size=(5, 4))
+    rows = [
+        make_trajectory(
+            scenario_id=f"s{number}",
+            sample=sample,
+            token_ids=np.array([9, 10 + sample], dtype=np.int32),
+            loss_mask=np.array([False, True]),
+            sampler_logprobs=np.zeros(2, dtype=np.float32),
+            terminal_reward=float(reward),
+        )
+        for number, siblings in enumerate(rewards)
+        for sample, reward in enumerate(siblings)
+    ]
+    settings = TrainingSettings(scale_by_std=scale_by_std, ratio_tolerance=1e9)  # these tokens were never sampled
+    with lent(policy.model):
+        trainer = trl_engine.make_trainer(
+            policy.model,
+            policy.tokenizer,
+            group(rows),
+            settings,
+            optimizer=torch.optim.AdamW(policy.model.parameters()),
+            learning_rate=lambda _: 0.0,
+            reference=None,
+            seed=0,
+            folder=str(tmp_path),
+        )
+        batch = trainer._generate_and_score_completions([{"prompt": ""} for _ in rows])
+    ours = np.concatenate([group_advantages(siblings, scale_by_std=scale_by_std) for siblings in rewards])
+    assert batch["advantages"].numpy() == pytest.approx(ours, abs=1e-5)
+    assert np.abs(ours).max() > 1

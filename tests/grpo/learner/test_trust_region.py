@@ -99,6 +99,7 @@ def test_where_no_step_is_allowed_the_policy_stays(policy: TransformersPolicy):
 )
 def test_every_knob_of_the_trust_region_changes_the_step(tiny_folder: Path, knob: dict[str, float]):
     """Other bounds, other weights."""
+
     def stepped(**bounds: float) -> torch.Tensor:
         policy = load(tiny_folder)
         samples = make_samples(policy)

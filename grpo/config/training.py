@@ -21,9 +21,17 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "a2c": ("baseline", "credit", *_CLIPS),
     "trpo": _CLIPS,
     "dpo": ("baseline", "scale_by_std", "credit", "normalize_rewards", *_CLIPS, "importance_cap", "entropy_share",
-            "entropy_coefficient"),
+            "entropy_coefficient", "lora", "precision", "gradient_checkpointing"),
 }  # fmt: skip
 """Settings that an algorithm has no use for: changed all the same, they are refused."""
+TRL_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
+TRL_READS = frozenset((
+    "engine", "algorithm", "scale_by_std", "iterations", "learning_rate", "warmup_steps", "schedule", "epochs",
+    "clip_low", "clip_high", "dual_clip", "importance_cap", "max_mismatch_kl", "entropy_share", "length_normalizer",
+    "beta", "entropy_coefficient", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "microbatch_tokens",
+    "ratio_tolerance",
+))  # fmt: skip
+"""Settings that TRL's GRPOTrainer obeys, or its caller; any other is refused with it."""
 
 
 class TrainingSettings(Settings):
@@ -105,9 +113,15 @@ class TrainingSettings(Settings):
             unread.add("critic")
         if self.algorithm != "trpo":
             unread.add("trust_region")
+        reader: str = self.algorithm
+        if self.engine == "trl":
+            if self.algorithm not in TRL_ALGORITHMS:
+                raise ValueError(f"engine trl has no {self.algorithm}, only {', '.join(TRL_ALGORITHMS)}")
+            reader = "engine trl"
+            unread |= set(type(self).model_fields) - TRL_READS
         for name in sorted(unread):
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is not read by {self.algorithm}; leave it out")
+                raise ValueError(f"{name} is not read by {reader}; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from grpo.algorithms.value import generalized_advantages, value_loss
 from grpo.config.critic import CriticSettings
 from grpo.errors import PolicyError
 from grpo.learner.packing import hidden_states, microbatches, pack
-from grpo.learner.samples import Sample
+from grpo.learner.samples import Batch, Sample
 
 CRITIC = "critic.safetensors"
 _EPSILON = 1e-8
@@ -58,15 +57,13 @@ class Critic:
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=settings.learning_rate, weight_decay=0.0)
 
     @torch.no_grad()
-    def judge(
-        self, model: PreTrainedModel, groups: Sequence[Sequence[Sample]], *, max_tokens: int, scale: bool
-    ) -> tuple[tuple[tuple[Sample, ...], ...], Judgement]:
-        """The samples with their advantages, per token of the policy's (γ is per token too), and what to learn.
+    def judge(self, model: PreTrainedModel, batch: Batch, *, max_tokens: int, scale: bool) -> tuple[Batch, Judgement]:
+        """The batch with their advantages, per token of the policy's (γ is per token too), and what to learn.
 
         An episode that was cut off is worth the value of its last state beyond its end, one that ended is worth 0.
         With `scale`, advantages have mean 0 and spread 1 over all tokens.
         """
-        samples = [sample for members in groups for sample in members]
+        samples = [sample for members in batch.groups for sample in members]
         order = {id(sample): index for index, sample in enumerate(samples)}
         found: list[tuple[torch.Tensor, torch.Tensor]] = [(torch.empty(0), torch.empty(0))] * len(samples)
         for micro in microbatches(samples, max_tokens=max_tokens):
@@ -100,7 +97,8 @@ class Critic:
             advantages = [(advantage - mean) / spread for advantage in advantages]
         laid = iter([_laid(sample, advantage) for sample, advantage in zip(samples, advantages, strict=True)])
         device = model.device
-        return tuple(tuple(next(laid) for _ in members) for members in groups), Judgement(
+        groups = tuple(tuple(next(laid) for _ in members) for members in batch.groups)
+        return replace(batch, groups=groups), Judgement(
             states=torch.cat([said for said, _ in found]),
             values=torch.from_numpy(np.concatenate(values)).float().to(device),
             returns=torch.from_numpy(np.concatenate(returns)).float().to(device),

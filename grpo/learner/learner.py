@@ -17,12 +17,12 @@ from grpo.algorithms.kl import kl_loss
 from grpo.algorithms.losses import Bounds, high_entropy_mask, importance_ratio, truncated_weight
 from grpo.algorithms.reductions import Denominators, token_weights
 from grpo.config.training import TrainingSettings
-from grpo.errors import CapacityError, RatioError
+from grpo.errors import CapacityError
 from grpo.learner.memory import ran_out, recomputed_activations
 from grpo.learner.packing import microbatches
 from grpo.learner.precision import autocast, loss_scaler
 from grpo.learner.samples import Sample
-from grpo.learner.scoring import loss_tokens, score_tokens, scored
+from grpo.learner.scoring import check_ratio, loss_tokens, score_tokens, scored
 from grpo.learner.world import World
 from grpo.policy.transformers.adapters import without_adapters
 from grpo.policy.transformers.sharding import shard, whole
@@ -90,7 +90,7 @@ class Learner:
         said = sum(int(sample.loss_mask.sum()) for sample in samples)
         sums, distances = self._gradient(samples, of)
         if on_policy:
-            self._check_ratio(distances)
+            check_ratio(distances, tolerance=self.settings.ratio_tolerance)
         moved = self.move(samples, of, progress=progress)
         self.step_count += 1
         means = {name: sums[name] / said for name in ("ratio", "clip_share", "entropy")}
@@ -227,13 +227,3 @@ class Learner:
             parts = [score_tokens(self.model, micro).entropy.cpu() for micro in self.passes(samples)]
         entropy = torch.cat(self.world.gather(parts))
         return float(entropy[high_entropy_mask(entropy, share=self.settings.entropy_share)].min())
-
-    def _check_ratio(self, distances: Sequence[tuple[float, str]]) -> None:
-        bad = sorted((row for row in distances if not row[0] <= self.settings.ratio_tolerance), reverse=True)
-        if bad:
-            raise RatioError(
-                f"importance ratio before the first step is off by up to {bad[0][0]:.2e} in {len(bad)} of "
-                f"{len(distances)} rows (tolerance {self.settings.ratio_tolerance:.0e}), first "
-                f"{', '.join(row[1] for row in bad[:3])}: the rollout was not sampled by these weights, or not at its "
-                "stated temperature"
-            )

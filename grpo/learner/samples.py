@@ -39,6 +39,8 @@ class Batch:
     """The samples of one rollout that teach something, by group, and how much there was in all."""
 
     groups: tuple[tuple[Sample, ...], ...]
+    informative: int
+    """Groups in which some advantage is not 0, or whose rewards a critic judges."""
     group_count: int
     sample_count: int
     """Valid siblings of all groups, the uninformative ones included."""
@@ -47,8 +49,8 @@ class Batch:
 
     @property
     def informative_share(self) -> float:
-        """Share of groups in which some advantage is not 0."""
-        return len(self.groups) / self.group_count
+        """Share of groups that teach something."""
+        return self.informative / self.group_count
 
 
 def build_batch(
@@ -59,7 +61,9 @@ def build_batch(
     earlier_hash: str | None = None,
     renderer_hash: str | None = None,
 ) -> Batch:
-    """Compute advantages and drop the groups in which all are 0; where a critic compares, all groups stay for it.
+    """Compute advantages and drop siblings whose advantage is 0.
+
+    They stay where there is more to learn from them: for a critic, and with a KL penalty or terms of entropy.
 
     Rollouts are those of the policy with `policy_hash`, or of the one before it where `earlier_hash` is given, through
     the tokenizer and template with `renderer_hash`.
@@ -76,13 +80,15 @@ def build_batch(
             "rollout, and look at why its episodes or their rewards failed"
         )
     samples = _judged(groups, settings) if ALGORITHMS[settings.algorithm].critic else _compared(groups, settings)
-    if not samples:
+    informative = sum(any(s.rewards is not None or s.advantages.any() for s in members) for members in samples)
+    if not informative:
         raise NoLearningSignal(
             f"no learning signal: in all {len(groups)} groups the siblings have the same reward, so every advantage "
             "is 0; use a reward that tells them apart, scenarios that are neither solved nor hopeless, or more siblings"
         )
     return Batch(
         groups=tuple(samples),
+        informative=informative,
         group_count=len(groups),
         sample_count=len(valid),
         token_count=sum(trajectory.action_count for trajectory in valid),
@@ -90,13 +96,14 @@ def build_batch(
 
 
 def _compared(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
-    """Groups in which some sibling did better than another."""
+    """Groups with the siblings that teach something."""
+    needed = bool(settings.beta or settings.entropy_coefficient or settings.entropy_share < 1)
     found = []
     for group, advantages in zip(groups, token_advantages(groups, settings), strict=True):
         members = [
             _sample(trajectory, advantage)
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-            if advantage is not None and advantage.any()
+            if advantage is not None and trajectory.loss_mask.any() and (needed or advantage.any())
         ]
         if members:
             found.append(tuple(members))

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from grpo.algorithms.kl import k3
 from grpo.config.training import TrainingSettings
+from grpo.errors import RatioError
 from grpo.learner.packing import hidden_states, microbatches, pack
 from grpo.learner.precision import autocast
 from grpo.learner.samples import Sample
@@ -130,6 +131,17 @@ def with_old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], setting
             logprobs[sample.loss_mask] = part.numpy()
             known.append(replace(sample, old_logprobs=logprobs))
     return known
+
+
+def check_ratio(distances: Sequence[tuple[float, str]], *, tolerance: float) -> None:
+    """Raise `RatioError` for rows (distance of the mean ratio from 1, place) beyond the tolerance; NaN is beyond it."""
+    bad = sorted((row for row in distances if not row[0] <= tolerance), reverse=True)
+    if bad:
+        raise RatioError(
+            f"importance ratio before the first step is off by up to {bad[0][0]:.2e} in {len(bad)} of "
+            f"{len(distances)} rows (tolerance {tolerance:.0e}), first {', '.join(row[1] for row in bad[:3])}: the "
+            "rollout was not sampled by these weights, or not at its stated temperature"
+        )
 
 
 def mismatch_kl(samples: Sequence[Sample]) -> float:

@@ -26,7 +26,8 @@ from trl.trainer.utils import add_fused_lm_head
 from grpo.algorithms.catalog import choose
 from grpo.algorithms.losses import importance_ratio
 from grpo.config.training import TrainingSettings
-from grpo.errors import ConfigError, DataError, RatioError
+from grpo.errors import ConfigError, DataError
+from grpo.learner.scoring import check_ratio
 from grpo.learner.trl_loop import Rate, Rates, Silent, arguments, lent, rows_per_pass, run
 from grpo.trajectories import Trajectory, TrajectoryGroup
 
@@ -38,14 +39,6 @@ LOSSES: dict[str, dict[str, Any]] = {
     "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
 }
 """What TRL calls our algorithms."""
-
-READ = frozenset((
-    "engine", "algorithm", "baseline", "scale_by_std", "iterations", "learning_rate", "warmup_steps", "schedule",
-    "epochs", "clip_low", "clip_high", "dual_clip", "importance_cap", "max_mismatch_kl", "entropy_share",
-    "length_normalizer", "beta", "entropy_coefficient", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm",
-    "microbatch_tokens", "ratio_tolerance",
-))  # fmt: skip
-"""Settings that this engine or its caller obeys; any other must be at its default."""
 
 
 def train(
@@ -96,7 +89,6 @@ def make_trainer(
     folder: str,
 ) -> StoredRollouts:
     """TRL's trainer with these trajectories in it. It patches the models: lend them. Raises as `train` does."""
-    check_settings(settings)
     rows = _rows(groups)
     if settings.beta and reference is None:
         raise ConfigError(f"training.beta {settings.beta:g} measures the distance from a reference policy; give one")
@@ -110,22 +102,6 @@ def make_trainer(
     )
     trainer.take(rows, settings, reference)
     return trainer
-
-
-def check_settings(settings: TrainingSettings) -> None:
-    """Raise `ConfigError` for the first setting that TRL's GRPOTrainer does not have."""
-    if settings.algorithm not in LOSSES:
-        raise ConfigError(
-            f"training.algorithm: TRL's GRPOTrainer has no {settings.algorithm}, only {', '.join(LOSSES)}; "
-            "leave training.engine out"
-        )
-    for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
-        if name not in READ and value != field.get_default(call_default_factory=True):
-            raise ConfigError(f"training.{name}: {value} is not read by engine trl; leave one of the two out")
-    baseline = choose(settings.algorithm, baseline=settings.baseline).baseline
-    if baseline != "group_mean":
-        raise ConfigError(f"training.baseline: engine trl compares with the group_mean, not with {baseline}")
 
 
 def _rows(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
@@ -237,22 +213,13 @@ class StoredRollouts(Silent, GRPOTrainer):
         batch = super()._generate_and_score_completions(inputs)
         if self.settings.importance_cap is None:
             own, stored = batch["old_per_token_logps"], batch["sampling_per_token_logps"]
-            self._check_ratio((own - stored).exp(), batch["completion_mask"] * batch["tool_mask"])
+            said = batch["completion_mask"] * batch["tool_mask"]
+            off = ((((own - stored).exp() - 1).abs() * said).sum(dim=1) / said.sum(dim=1)).tolist()
+            rows = [(distance, row.place) for distance, row in zip(off, self.rows, strict=True)]
+            check_ratio(rows, tolerance=self.settings.ratio_tolerance)
             batch["old_per_token_logps"] = stored
             batch["importance_sampling_ratio"] = torch.ones_like(stored)  # the ratio to the old ones says it all
         return batch
-
-    def _check_ratio(self, ratio: torch.Tensor, said: torch.Tensor) -> None:
-        """Every row's ratio must be 1 before the first step, on average over its tokens; both [rows, tokens]."""
-        off = (((ratio - 1).abs() * said).sum(dim=1) / said.sum(dim=1)).tolist()
-        tolerance = self.settings.ratio_tolerance
-        bad = [(distance, row.place) for distance, row in zip(off, self.rows, strict=True) if not distance <= tolerance]
-        if bad:
-            raise RatioError(
-                f"importance ratio before the first step is off by up to {max(bad)[0]:.2e} in {len(bad)} of {len(off)} "
-                f"rows (tolerance {tolerance:.0e}), first {', '.join(place for _, place in bad[:3])}: "
-                "the rollout was not sampled by these weights, or not at its stated temperature"
-            )
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any, Any]:
         logprobs, entropy, auxiliary = super()._get_per_token_logps_and_entropies(*args, **kwargs)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from grpo import progress
 from grpo.algorithms.catalog import choose
-from grpo.algorithms.reductions import Denominators
 from grpo.artifacts import Artifact
 from grpo.config.training import TrainingSettings
-from grpo.errors import NoEffect, RatioError
+from grpo.errors import NoEffect
 from grpo.learner.checkpoints import read_state, resume, save
 from grpo.learner.critic import Critic
+from grpo.learner.engines import by_learner, by_preferences, by_trl
 from grpo.learner.launch import Order, run_workers
 from grpo.learner.learner import Learner
 from grpo.learner.packing import microbatches
-from grpo.learner.samples import Batch, build_batch, deal, spoken
-from grpo.learner.scoring import mismatch_kl, reference_kl, score_tokens, with_old_logprobs
+from grpo.learner.samples import build_batch, spoken
+from grpo.learner.scoring import reference_kl, score_tokens
 from grpo.learner.throughput import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
 from grpo.learner.world import World
@@ -56,6 +54,8 @@ class UpdateMetrics(BaseModel):
     """KL(sampler ‖ policy) before the first step, where an importance_cap makes up for it."""
     step_kl: float | None = None
     """KL(old ‖ new) of a trust-region step."""
+    margin: float | None = None
+    """Of dpo: by how much pairs are told apart, beta times the difference of their log-ratios."""
     value_loss: float | None = None
     """Of the critic, after it learned from this rollout."""
     tokens_per_s: float = 0.0
@@ -99,24 +99,36 @@ def update(
     state = read_state(parent)
     policy, reference = _open(parent, base, settings, seed=seed)
     before = weights_hash(policy.model)
+    groups = group(read_all(scored))
     batch = build_batch(
-        group(read_all(scored)),
+        groups,
         settings,
         policy_hash=state.policy_hash,
         earlier_hash=state.parent if settings.importance_cap is not None else None,
         renderer_hash=renderer_hash(policy.tokenizer),
     )
-    kind = TrustRegionLearner if choose(settings.algorithm).update == "trust_region" else Learner
+    algorithm = choose(settings.algorithm, scale_by_std=settings.scale_by_std)
+    kind = TrustRegionLearner if algorithm.update == "trust_region" else Learner
     learner = kind(policy.model, settings, reference=reference.model if settings.beta else None, world=world)
     resume(learner, parent)
-    critic, value_loss = None, None
-    if choose(settings.algorithm).critic:
+    critic, value_loss, mismatch = None, None, 0.0
+    if algorithm.critic:
         width = policy.model.config.hidden_size
         critic = Critic(width, settings.critic, seed=seed, device=policy.model.device)
         critic.resume(parent)
-        batch, value_loss = _judged(critic, policy, batch, settings)
+        batch, judgement = critic.judge(
+            policy.model, batch, max_tokens=settings.microbatch_tokens, scale=algorithm.scale_by_std
+        )
+        value_loss = critic.learn(judgement)[-1]
     began = time.perf_counter()
-    measured, mismatch = _steps(learner, batch, settings, seed=seed, iteration=iteration)
+    if algorithm.update == "preferences":
+        measured = by_preferences(
+            learner, policy.tokenizer, groups, reference=reference.model, seed=seed, iteration=iteration
+        )
+    elif settings.engine == "trl":
+        measured, mismatch = by_trl(learner, policy.tokenizer, groups, seed=seed, iteration=iteration)
+    else:
+        measured, mismatch = by_learner(learner, batch, seed=seed, iteration=iteration)
     seconds = time.perf_counter() - began
     policy.hash = weights_hash(policy.model)
     if policy.hash == before:
@@ -133,11 +145,11 @@ def update(
     residents.put(policy)
     samples = [sample for members in batch.groups for sample in members][:_KL_SAMPLES]
     tokens_per_s = sum(metrics["passed"] for metrics in measured) / seconds
-    names = ("entropy", "clip_share", "ratio", "gradient_norm", "learning_rate", "loss")
+    names = ("entropy", "clip_share", "ratio", "gradient_norm", "learning_rate", "loss", "margin")
     return UpdateMetrics(
         informative_share=batch.informative_share,
         kl_to_base=reference_kl(reference.model, samples, max_tokens=learner.microbatch_tokens),
-        **{name: float(np.mean([metrics[name] for metrics in measured])) for name in names},
+        **{name: float(np.mean([metrics[name] for metrics in measured])) for name in names if name in measured[0]},
         tokens=int(sum(metrics["tokens"] for metrics in measured)),
         mismatch_kl=mismatch,
         step_kl=max((metrics["step_kl"] for metrics in measured if "step_kl" in metrics), default=None),
@@ -163,49 +175,6 @@ def _open(
     if first:
         add_adapters(policy.model, settings.lora, seed=seed)
     return policy, policy
-
-
-def _judged(
-    critic: Critic, policy: TransformersPolicy, batch: Batch, settings: TrainingSettings
-) -> tuple[Batch, float]:
-    """The batch with advantages against the critic, which learns from it, and the critic's loss afterwards."""
-    scale = choose(settings.algorithm, scale_by_std=settings.scale_by_std).scale_by_std
-    budget = settings.microbatch_tokens
-    groups, judgement = critic.judge(policy.model, batch.groups, max_tokens=budget, scale=scale)
-    losses = critic.learn(judgement)
-    return replace(batch, groups=groups), losses[-1]
-
-
-def _steps(
-    learner: Learner, batch: Batch, settings: TrainingSettings, *, seed: int, iteration: int
-) -> tuple[list[dict[str, float]], float]:
-    """Go through the rollout once an epoch; what each step did, and how far the sampler was from the policy."""
-    rng = np.random.default_rng([seed, iteration])
-    epochs = range(settings.epochs)
-    hands = [hand for _ in epochs for hand in deal(batch.groups, per_hand=settings.groups_per_step, rng=rng)]
-    mismatch = 0.0
-    if settings.importance_cap is not None:
-        hands = [with_old_logprobs(learner.model, hand, settings) for hand in hands]
-        mismatch = mismatch_kl([sample for hand in hands for sample in hand])
-        if not mismatch <= settings.max_mismatch_kl:
-            raise RatioError(
-                f"the sampler is {mismatch:.2g} nats a token from the policy that is to be trained, more than "
-                f"training.max_mismatch_kl {settings.max_mismatch_kl:g}: importance weights cannot make up for that; "
-                "play the rollout with this policy"
-            )
-    of = Denominators(
-        sequences=max(1, batch.sample_count * settings.epochs // len(hands)),
-        tokens=max(1, batch.token_count * settings.epochs // len(hands)),
-        normalizer=settings.length_normalizer,
-    )
-    measured = []
-    for index, hand in enumerate(hands):
-        exact = index == 0 and settings.importance_cap is None
-        progress_of_run = (iteration + index / len(hands)) / settings.iterations
-        metrics = learner.step(hand, of, on_policy=exact, progress=progress_of_run)
-        measured.append(metrics)
-        progress.report("train", index + 1, len(hands), loss=metrics["loss"], entropy=metrics["entropy"])
-    return measured, mismatch
 
 
 def idle(scored: Sequence[Path], parent: Path, base: Path, *, max_tokens: int) -> UpdateMetrics:

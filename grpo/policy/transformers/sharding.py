@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
+from typing import TYPE_CHECKING, cast
 
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def shard(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor, ...]]) -> None:
@@ -32,7 +36,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or all processes' shares of it put together: each process has to ask."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
+    return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
 def laid_out_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -41,4 +45,5 @@ def laid_out_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return tensor.to(other.device)
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)
+    shares = cast("DTensor", other)
+    return distribute_tensor(tensor.to(other.device), shares.device_mesh, shares.placements)

@@ -288,21 +288,34 @@ def test_nobody_on_the_network_is_told(policy: TransformersPolicy, rollout: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "rloo"}, "TRL's GRPOTrainer has no rloo"),
-        ({"algorithm": "reinforce"}, "TRL's GRPOTrainer has no reinforce"),
-        ({"credit": "turn"}, "training.credit: turn is not read by engine trl"),
-        ({"baseline": "leave_one_out"}, "training.baseline: .* not with leave_one_out"),
-        ({"reward_clip": 1.0}, "training.reward_clip: 1.0 is not read"),
-        ({"overlong_limit": 9}, "training.overlong_limit: 9 is not read"),
-        ({"groups_per_step": 1}, "training.groups_per_step: 1 is not read"),
+        ({"algorithm": "rloo"}, "engine trl has no rloo, only grpo"),
+        ({"algorithm": "ppo"}, "engine trl has no ppo"),
+        ({"credit": "turn"}, "credit is not read by engine trl"),
+        ({"baseline": "leave_one_out"}, "baseline is not read by engine trl"),
+        ({"reward_clip": 1.0}, "reward_clip is not read"),
+        ({"overlong_limit": 9}, "overlong_limit is not read"),
+        ({"groups_per_step": 1}, "groups_per_step is not read"),
+        ({"lora": {}}, "lora is not read"),
+        ({"processes": 2}, "processes is not read"),
+    ],
+)
+def test_what_trl_does_not_have_is_refused(changes: dict[str, Any], message: str):
+    """When the config is read, by the name of the setting."""
+    with pytest.raises(ValueError, match=message):
+        settings_of(engine="trl", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"entropy_share": 0.5, "microbatch_tokens": 64}, "12 rows take 6 passes"),
         ({"beta": 0.1}, "training.beta 0.1 .* reference policy; give one"),
     ],
 )
-def test_what_trl_does_not_have_is_refused(
+def test_what_trl_would_do_differently_is_refused(
     policy: TransformersPolicy, rollout: Path, changes: dict[str, Any], message: str
 ):
-    """Before any step, by the name of the setting."""
+    """Before any step."""
     settings = settings_of(**changes)
     with pytest.raises(ConfigError, match=message):
         trl_engine.train(

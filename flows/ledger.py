@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from prefect import Task
+from prefect.futures import PrefectFuture
 from prefect.states import State
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from grpo import progress
 from grpo.artifacts import ArtifactStore
@@ -32,27 +34,41 @@ class _Entry:
 class Ledger:
     """The stages of one run, in the order in which they first ran."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, runner: TaskRunner[Any]) -> None:
         self._store = ArtifactStore(store)
+        self._runner = runner
         self._entries: dict[str, _Entry] = {}
 
     def run(self, stage: Task[..., R], *, refresh: bool = False, **inputs: Any) -> R:
-        """Run one stage, or take its cached result if its artifacts are still what they were."""
-        return self.map(stage, [inputs], refresh=refresh)[0]
-
-    def map(self, stage: Task[..., R], inputs: Sequence[dict[str, Any]], *, refresh: bool = False) -> list[R]:
-        """Run one stage on several inputs at once, in the flow's task runner."""
-        entry = self._entries.setdefault(stage.name, _Entry())
-        started = time.perf_counter()
-        progress.report(stage.name, 0, len(inputs))
+        """Run one stage in this thread, or take its cached result if its artifacts are still what they were."""
         chosen = stage.with_options(refresh_cache=True) if refresh else stage
-        if len(inputs) == 1:
-            states = [chosen(**inputs[0], return_state=True)]
-        else:
-            futures = [chosen.submit(**one) for one in inputs]
-            for future in futures:
-                future.wait()
-            states = [future.state for future in futures]
+        self._announce(stage, 1)
+        return self._account(stage, [inputs], lambda: [chosen(**inputs, return_state=True)])[0]
+
+    def map(self, stage: Task[..., R], inputs: Sequence[dict[str, Any]]) -> list[R]:
+        """Run one stage on several inputs at once, in the task runner; for a single one this thread will do."""
+        if len(inputs) == 1 and isinstance(self._runner, ThreadPoolTaskRunner):
+            return [self.run(stage, **inputs[0])]
+        self._announce(stage, len(inputs))
+        return self._account(stage, inputs, lambda: _ends([self._runner.submit(stage, one) for one in inputs]))
+
+    def start(self, stage: Task[..., R], **inputs: Any) -> Callable[[], R]:
+        """Begin one stage in a thread beside this one; what is returned waits for its result."""
+        self._announce(stage, 1)
+        future = stage.submit(**inputs)
+        return lambda: self._account(stage, [inputs], lambda: _ends([future]))[0]
+
+    def _announce(self, stage: Task[..., R], count: int) -> None:
+        self._entries.setdefault(stage.name, _Entry())
+        progress.report(stage.name, 0, count)
+
+    def _account(
+        self, stage: Task[..., R], inputs: Sequence[dict[str, Any]], wait: Callable[[], list[State[R]]]
+    ) -> list[R]:
+        """Wait for the runs of a stage, and count them and the time that it took."""
+        entry = self._entries[stage.name]
+        started = time.perf_counter()
+        states = wait()
         results = [self._settle(entry, stage, one, state) for one, state in zip(inputs, states, strict=True)]
         entry.wall_s += time.perf_counter() - started
         progress.report(stage.name, len(inputs), len(inputs), cached=float(all(_is_cached(s) for s in states)))
@@ -89,6 +105,13 @@ class Ledger:
             )
             for name, entry in self._entries.items()
         )
+
+
+def _ends(futures: Sequence[PrefectFuture[R]]) -> list[State[R]]:
+    """How these runs ended; one that Dask gave up, because its worker died again and again, raises."""
+    for future in futures:
+        future.result(raise_on_failure=False)
+    return [future.state for future in futures]
 
 
 def _is_cached(state: State[Any]) -> bool:

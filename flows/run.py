@@ -7,11 +7,14 @@ import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
+from prefect.task_runners import TaskRunner
 from pydantic import BaseModel, ConfigDict
 
 from flows.ledger import Ledger
+from flows.rollouts import Played, Rollouts
 from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.document import (
@@ -23,6 +26,7 @@ from grpo.evaluation.document import (
     ReportDocument,
     ShownPair,
 )
+from grpo.policy.catalog import model_folder
 from grpo.registry import ModelVersion
 from grpo.scenarios.fingerprint import fingerprint
 from tasks.base import Checkpoint, base
@@ -31,8 +35,6 @@ from tasks.gate import gate
 from tasks.ingest import ingest
 from tasks.register import register, registry
 from tasks.report import report, shown_conversations
-from tasks.rollout import rollout
-from tasks.score import ScoreResult, score
 from tasks.split import split
 from tasks.stage import code_digest, home, package_versions
 from tasks.train import TrainResult
@@ -56,13 +58,13 @@ class Promotion(BaseModel):
 class Run:
     """The stages of one run in order, and what they left."""
 
-    def __init__(self, config: PipelineConfig, *, began: float) -> None:
+    def __init__(self, config: PipelineConfig, runner: TaskRunner[Any], *, began: float) -> None:
         self.config = config
         self.store = config.store
         self.began = began
-        self.ledger = Ledger(config.store)
+        self.ledger = Ledger(config.store, runner)
         self.content = fingerprint(config.scenarios.sources)
-        self.model_content = _folder_digest(Path(config.policy.model))
+        self.model_content = _folder_digest(model_folder(config.policy.model))
         self.key = _digest([config.model_dump(mode="json"), self.content, self.model_content, code_digest()])
         self.iterations: list[Iteration] = []
         self.evaluation: Evaluation | None = None
@@ -89,32 +91,40 @@ class Run:
             limit=settings.limit,
             store=self.store,
         )
+        self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
         self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
         self.candidate: Checkpoint = self.base
         self.known = registry().find(self.config.registry.model_name, self.key)
         self.champion = self._champion()
 
     def improve(self) -> None:
-        """Rollout, score and train, again and again."""
-        for index in range(self.config.training.iterations):
-            scored = self._play(self.candidate.checkpoint, index)
-            trained = self.ledger.run(
-                update,
-                scored=scored.scored,
-                parent=self.candidate.checkpoint,
-                base=self.base.checkpoint,
-                settings=self.config.training,
-                iteration=index,
-                seed=self.config.seed,
-                store=self.store,
-            )
-            self.iterations.append(_iteration(index, scored, trained))
+        """Rollout, score and train, again and again; a stale rollout is played while the one before is trained on."""
+        iterations, ahead = self.config.training.iterations, self.config.rollout.staleness
+        upcoming: Played | None = None
+        for index in range(iterations):
+            played = upcoming or self.rollouts.iteration(self.candidate.checkpoint, index)
+            inputs = {
+                "scored": played.scored,
+                "parent": self.candidate.checkpoint,
+                "base": self.base.checkpoint,
+                "settings": self.config.training,
+                "iteration": index,
+                "seed": self.config.seed,
+                "store": self.store,
+            }
+            if ahead and index + 1 < iterations:
+                result = self.ledger.start(update, **inputs)
+                upcoming = self.rollouts.iteration(self.candidate.checkpoint, index + 1)
+                trained = result()
+            else:
+                upcoming, trained = None, self.ledger.run(update, **inputs)
+            self.iterations.append(_iteration(index, played, trained))
             self.candidate = trained
 
     def judge(self) -> Decision:
         """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""
-        before = self._play(self.champion, "heldout")
-        after = self._play(self.candidate.checkpoint, "heldout")
+        before = self.rollouts.heldout(self.champion)
+        after = self.rollouts.heldout(self.candidate.checkpoint)
         self.evaluation = self.ledger.run(
             evaluate,
             champion=before.scored,
@@ -146,25 +156,6 @@ class Run:
         """Write the report, and attach it to the records of both services."""
         page = report(self._document(decision), self.config, self.key, self.validated.docs, home() / self.config.name)
         return Promotion(decision=decision, report=page, version=self.version)
-
-    def _play(self, checkpoint: Artifact, part: int | str) -> ScoreResult:
-        """Roll out one iteration, or the held-out side, in shards, and score it."""
-        config, heldout = self.config, part == "heldout"
-        shared = {
-            "scenarios": self.data.scenarios,
-            "split": self.sides.split,
-            "checkpoint": checkpoint,
-            "environment": config.environment,
-            "settings": config.rollout,
-            "samples": config.evaluation.samples if heldout else config.rollout.group_size,
-            "temperature": config.evaluation.temperature if heldout else config.rollout.temperature,
-            "part": part,
-            "seed": config.seed,
-            "store": self.store,
-        }
-        played = self.ledger.map(rollout, [{**shared, "shard": k} for k in range(config.rollout.shards)])
-        rollouts = tuple(result.rollout for result in played)
-        return self.ledger.run(score, rollouts=rollouts, reward=config.reward, store=self.store)
 
     def _champion(self) -> Artifact:
         """Whom the candidate is judged against: the version in service, else the base.
@@ -218,10 +209,11 @@ class Run:
         )
 
 
-def _iteration(index: int, scored: ScoreResult, trained: TrainResult) -> Iteration:
-    summary, metrics = scored.summary, trained.metrics
+def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:
+    summary, metrics = played.summary, trained.metrics
     return Iteration(
         index=index,
+        rounds=len(played.rounds),
         reward=summary.reward or 0.0,
         success=summary.success,
         components=summary.components,

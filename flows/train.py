@@ -7,21 +7,23 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import settings
 from flows.run import Promotion, Run
+from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import NoEffect, NoLearningSignal
 from grpo.evaluation.document import Decision
 
 
-@flow(name="train", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=2))
+@flow(name="train", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
 def train(config: PipelineConfig) -> Promotion:
     """Prepare scenarios, train the policy, and promote it if it beats the one in service."""
-    run = Run(config, began=settings.began())
-    run.prepare()
-    try:
-        run.improve()
-        decision = run.judge()
-        run.publish(decision)
-    except (NoLearningSignal, NoEffect) as error:
-        run.report(Decision(verdict="failed", reason=str(error)))
-        raise
-    return run.report(decision)
+    with shard_runner(config.rollout) as runner:
+        run = Run(config, runner, began=settings.began())
+        run.prepare()
+        try:
+            run.improve()
+            decision = run.judge()
+            run.publish(decision)
+        except (NoLearningSignal, NoEffect) as error:
+            run.report(Decision(verdict="failed", reason=str(error)))
+            raise
+        return run.report(decision)

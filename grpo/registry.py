@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
 from grpo.errors import RegistryError
+from grpo.policy.transformers.adapters import merged
 from grpo.policy.transformers.model import TransformersPolicy
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Registry:
         logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # misses the card of a model that no hub has
         with mlflow.start_run(run_id=run_id):
             info = mlflow.transformers.log_model(
-                transformers_model={"model": policy.model, "tokenizer": policy.tokenizer},
+                transformers_model={"model": merged(policy.model), "tokenizer": policy.tokenizer},
                 name="policy",
                 task="llm/v1/chat",
                 pip_requirements=["torch", "transformers"],

@@ -11,6 +11,7 @@ who types "<|end|>" stays a customer who types odd characters.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -52,14 +53,9 @@ class Renderer:
         self.stop_id = int(tokenizer.eos_token_id)
         self._stop = str(tokenizer.eos_token)
         self._trusted, self._foreign = _encoders(tokenizer)
-        self.hash = self._digest()
+        self.hash = renderer_hash(tokenizer)
         self._shape = lru_cache(maxsize=4096)(self._render_shape)
         self._encode_template = lru_cache(maxsize=4096)(self._encode_trusted)
-
-    def _digest(self) -> str:
-        vocabulary = self._trusted.to_str()
-        template = str(self.tokenizer.chat_template)
-        return hashlib.sha256(f"{vocabulary}\0{template}\0{self.tools}".encode()).hexdigest()[:16]
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the prompt that ends where the agent speaks."""
@@ -136,6 +132,12 @@ class Renderer:
 
     def _encode_foreign(self, text: str) -> list[int]:
         return list(self._foreign.encode(text, add_special_tokens=False).ids)
+
+
+def renderer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Digest of vocabulary and chat template, first 16 hex digits: with another one the same ids are other words."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(f"{vocabulary}\0{tokenizer.chat_template}".encode()).hexdigest()[:16]
 
 
 def _encoders(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, Tokenizer]:

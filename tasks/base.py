@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.policy import PolicySettings
 from grpo.learner.checkpoints import save_base
+from grpo.policy.catalog import model_folder
 from grpo.policy.transformers.model import load, residents
 from grpo.renderer import Renderer
 from tasks.stage import Clock, StageResult, stage
@@ -27,7 +26,8 @@ def base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
     `content` is the digest of the model folder.
     """
     clock = Clock()
-    loaded = load(Path(policy.model), chat_template=policy.chat_template)
+    folder = model_folder(policy.model)
+    loaded = load(folder, chat_template=policy.chat_template, quantization=policy.quantization)
     Renderer(loaded.tokenizer)
     residents.put(loaded)
     artifact = ArtifactStore(store).put_folder("checkpoint", lambda folder: save_base(loaded, folder))

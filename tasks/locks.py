@@ -31,6 +31,10 @@ class FlockLockManager:
         """Copies of a policy share its locks."""
         return self
 
+    def __reduce__(self) -> tuple[type[FlockLockManager], tuple[Callable[[], Path]]]:
+        """A stage that goes to another process leaves what is held here behind; the files are the same."""
+        return type(self), (self._folder,)
+
     def acquire_lock(
         self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
     ) -> bool:

@@ -7,8 +7,7 @@ import os
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.document import Decision
-from grpo.learner.checkpoints import read_state
-from grpo.policy.transformers.model import residents
+from grpo.learner.checkpoints import read_state, resident_policy
 from grpo.registry import ModelVersion, Registry
 from tasks.stage import Clock, StageResult, code_digest, home, stage
 
@@ -39,8 +38,8 @@ def register(
     """Register the candidate whatever the verdict, and let it serve only when that is `promote`."""
     clock = Clock()
     models = registry()
-    folder = ArtifactStore(store).path(candidate)
-    state = read_state(folder)
+    artifacts = ArtifactStore(store)
+    state = read_state(artifacts.path(candidate))
     tags = {
         "run_key": run_key,
         "policy": state.policy_hash,
@@ -54,7 +53,7 @@ def register(
         "code": code_digest(),
     }
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
-    version = models.register(config.registry.model_name, run_id, residents.get(state.policy_hash, folder), tags=tags)
+    version = models.register(config.registry.model_name, run_id, resident_policy(artifacts, candidate), tags=tags)
     if decision.verdict == "promote":
         models.promote(version)
     return RegisterResult(version=version, compute_s=clock.seconds)

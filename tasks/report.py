@@ -14,8 +14,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.conversations import choose_pairs
 from grpo.evaluation.document import Iteration, ReportDocument, ShownPair
 from grpo.evaluation.report import write_report
-from grpo.learner.checkpoints import read_state
-from grpo.policy.transformers.model import residents
+from grpo.learner.checkpoints import resident_policy
 from grpo.tables import read_all
 from tasks.register import parameters, registry
 
@@ -27,8 +26,7 @@ def shown_conversations(
 ) -> tuple[ShownPair, ...]:
     """Held-out conversations of both policies, side by side."""
     artifacts = ArtifactStore(store)
-    folder = artifacts.path(checkpoint)
-    tokenizer = residents.get(read_state(folder).policy_hash, folder).tokenizer
+    tokenizer = resident_policy(artifacts, checkpoint).tokenizer
     before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
     return choose_pairs(before, after, lambda ids: str(tokenizer.decode(ids)))
 

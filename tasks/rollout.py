@@ -9,8 +9,7 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.catalog import make_environment
-from grpo.learner.checkpoints import read_state
-from grpo.policy.transformers.model import residents
+from grpo.learner.player import player
 from grpo.renderer import Renderer
 from grpo.rollout.collect import collect, schedule
 from grpo.scenarios.parquet import read_scenarios
@@ -37,22 +36,22 @@ def rollout(
     samples: int,
     temperature: float,
     part: int | Literal["heldout"],
+    round: int,
     shard: int,
     seed: int,
     store: str,
 ) -> RolloutResult:
-    """Play `samples` siblings of each scenario of this shard: of iteration `part`, or of the held-out side."""
+    """Play `samples` siblings of each scenario of this shard, of iteration `part` or of the held-out side."""
     clock = Clock()
     artifacts = ArtifactStore(store)
     sides = read_split(artifacts, split)
     if part == "heldout":
         chosen = list(sides.heldout)
     else:
-        chosen = schedule(sides.train, iteration=part, count=settings.scenarios, seed=seed)
+        chosen = schedule(sides.train, iteration=part, count=settings.scenarios, seed=seed, round=round)
     ids = chosen[shard :: settings.shards]
     by_id = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS, ids=ids)}
-    folder = artifacts.path(checkpoint)
-    policy = residents.get(read_state(folder).policy_hash, folder)
+    policy = player(artifacts, checkpoint, settings)
     world = make_environment(environment)
     trajectories = collect(
         [by_id[scenario_id] for scenario_id in ids],

@@ -25,7 +25,7 @@ class TrainResult(Checkpoint):
 
 @stage
 def train(
-    scored: Artifact,
+    scored: tuple[Artifact, ...],
     parent: Artifact,
     base: Artifact,
     settings: TrainingSettings,
@@ -33,7 +33,7 @@ def train(
     seed: int,
     store: str,
 ) -> TrainResult:
-    """Train the parent checkpoint on a scored rollout.
+    """Train the parent checkpoint on the scored rounds of a rollout.
 
     A later rollout that teaches nothing, as when all of it succeeds, leaves the policy as it is. The first must teach
     something, and an update must change something: else the stage fails.
@@ -45,13 +45,14 @@ def train(
     def write(folder: Path) -> None:
         found.append(
             update_policy(
-                [artifacts.path(scored)],
+                [artifacts.path(one) for one in scored],
                 artifacts.path(parent),
                 artifacts.path(base),
                 folder,
                 settings,
                 seed=seed,
                 iteration=iteration,
+                base_artifact=base,
             )
         )
 
@@ -62,7 +63,7 @@ def train(
             raise
         logger.info("iteration %d changes nothing: %s", iteration, error)
         checkpoint = parent
-        rows, budget = [artifacts.path(scored)], settings.microbatch_tokens
+        rows, budget = [artifacts.path(one) for one in scored], settings.microbatch_tokens
         found.append(idle(rows, artifacts.path(parent), artifacts.path(base), max_tokens=budget))
     return TrainResult(
         checkpoint=checkpoint,

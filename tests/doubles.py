@@ -2,9 +2,47 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from grpo.config.pipeline import PipelineConfig
+from grpo.environments.catalog import make_environment
+from grpo.renderer import Renderer
+from grpo.rollout.collect import collect
+from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
+
+if TYPE_CHECKING:
+    from grpo.policy.transformers.model import TransformersPolicy
+
+DESK_SCENARIOS = Path(__file__).resolve().parents[1] / "data" / "scenarios" / "support_desk.jsonl"
+
+
+def desk_scenarios(count: int) -> list[Scenario]:
+    """The first scenarios of the pack that ships."""
+    with DESK_SCENARIOS.open(encoding="utf-8") as lines:
+        return [Scenario.model_validate_json(line) for line in islice(lines, count)]
+
+
+def play_desk(
+    policy: TransformersPolicy, config: PipelineConfig, *, scenarios: int, siblings: int, iteration: int = 0
+) -> list[Trajectory]:
+    """Episodes of the order desk as a run of this config plays them, unscored."""
+    desk = make_environment(config.environment)
+    return collect(
+        desk_scenarios(scenarios),
+        policy,
+        desk,
+        Renderer(policy.tokenizer, tools=desk.tools),
+        config.rollout,
+        siblings=siblings,
+        temperature=config.rollout.temperature,
+        run_seed=config.seed,
+        iteration=iteration,
+    )
 
 
 def make_trajectory(**changes: object) -> Trajectory:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo.messages import Message
-from grpo.policy.policy import Generation, Sampling, Session
+from grpo.policy.policy import Generation, Prompt, Sampling, Session
 from grpo.renderer import Renderer
 
 
@@ -23,7 +23,7 @@ class Agent:
             return tuple(messages)
         return (Message(role="system", content=self.system_prompt), *messages)
 
-    async def respond(self, session: Session, new_ids: Sequence[int], sampling: Sampling) -> tuple[Message, Generation]:
-        """Read the new tokens, speak one turn, and read what was said."""
-        generation = await session.generate(new_ids, sampling)
-        return self.renderer.read(generation.token_ids), generation
+    async def respond(self, session: Session, prompt: Prompt, sampling: Sampling) -> tuple[Message, Generation]:
+        """Read what is new, speak one turn, and read what was said."""
+        generation = await session.generate(prompt, sampling)
+        return generation.message or self.renderer.read(generation.token_ids), generation

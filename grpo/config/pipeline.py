@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from grpo.config.base import Settings
 from grpo.config.environments import EnvironmentSettings
@@ -48,6 +48,24 @@ class PipelineConfig(Settings):
     gates: GateSettings = GateSettings()
     registry: RegistrySettings
 
+    @model_validator(mode="after")
+    def _a_quantized_base_is_adapted(self) -> Self:
+        if self.policy.quantization is not None and self.training.lora is None:
+            raise ValueError(
+                f"policy.quantization {self.policy.quantization}: weights of few bits cannot be trained; set "
+                "training.lora, for example {r: 16}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stale_rollouts_are_corrected(self) -> Self:
+        if self.rollout.staleness and self.training.importance_cap is None:
+            raise ValueError(
+                f"rollout.staleness {self.rollout.staleness} trains on rollouts of the policy before; set "
+                "training.importance_cap, for example 2.0, which makes up for the difference"
+            )
+        return self
+
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
     """Read a YAML config; an override is `section.key=value`, its value read as YAML.
@@ -64,7 +82,7 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
         lines = [f"{path}: {len(error.errors())} setting(s) cannot be used"]
         for problem in error.errors():
             place = ".".join(str(part) for part in problem["loc"])
-            lines.append(f"  {place}: {problem['msg']} (got {problem['input']!r:.80})")
+            lines.append(f"  {place or 'settings that do not agree'}: {problem['msg']} (got {problem['input']!r:.80})")
         raise ConfigError("\n".join(lines)) from error
 
 

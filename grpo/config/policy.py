@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from grpo.config.base import Settings
 
 
@@ -9,6 +11,8 @@ class PolicySettings(Settings):
     """The model that is trained."""
 
     model: str
-    """Folder with config.json, safetensors weights and a tokenizer."""
+    """Folder with config.json, safetensors weights and a tokenizer; addresses of other kinds cannot be trained."""
     chat_template: str | None = None
     """Jinja chat template, for models that come without one."""
+    quantization: Literal["int8", "nf4"] | None = None
+    """Store the base in few bits, on a GPU and under training.lora; not tried on hardware by the tests."""

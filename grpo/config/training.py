@@ -20,8 +20,8 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "ppo": ("baseline", "credit"),
     "a2c": ("baseline", "credit", *_CLIPS),
     "trpo": _CLIPS,
-    "dpo": ("baseline", "scale_by_std", "credit", "normalize_rewards", *_CLIPS, "importance_cap", "entropy_share",
-            "entropy_coefficient", "lora", "precision", "gradient_checkpointing"),
+    "dpo": ("baseline", "scale_by_std", "credit", "reward_clip", "normalize_rewards", "overlong_limit", *_CLIPS,
+            "importance_cap", "entropy_share", "entropy_coefficient", "lora", "precision", "gradient_checkpointing"),
 }  # fmt: skip
 """Settings that an algorithm has no use for: changed all the same, they are refused."""
 TRL_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")

@@ -74,9 +74,11 @@ class Decision(_Part):
 
 
 class Iteration(_Part):
-    """What one round of rollout, score and train showed."""
+    """What one turn of rollout, score and train showed."""
 
     index: int
+    rounds: int = 1
+    """Rounds of scenarios that were played until enough groups told their siblings apart."""
     reward: float
     success: float | None
     """Share of verified successes; None where the environment verifies nothing."""

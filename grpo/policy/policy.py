@@ -1,7 +1,12 @@
-"""What the rollout needs of a model: to continue token ids and to say how likely each new token was."""
+"""What the rollout needs of a model: to speak the next turn, and to say how likely each of its tokens was.
+
+Some backends read tokens (transformers, vLLM, `/v1/completions`), others read messages (`/v1/chat/completions`, a
+script). A `Prompt` holds both, each takes what it can read, and all answer in tokens of the renderer.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -11,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.errors import ConfigError
+from grpo.messages import Message
+from grpo.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +39,38 @@ class Sampling:
         bits = np.random.Philox(key=np.array([self.seed, turn], dtype=np.uint64))
         return np.random.Generator(bits).random(self.max_new_tokens)
 
+    def turn_seed(self, turn: int) -> int:
+        """Seed of this sample's turn, of 63 bits, for a backend that draws its own random numbers."""
+        return int.from_bytes(hashlib.sha256(f"{self.seed}\0{turn}".encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a policy is asked to answer, in tokens and in words."""
+
+    new_ids: Sequence[int]
+    """Tokens after everything that the session has read and said so far."""
+    messages: tuple[Message, ...] = ()
+    """The whole conversation as the agent sees it, system prompt first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """The tokens of one turn, stop token included, with the log-probability that each was drawn with."""
 
     token_ids: list[int]
-    logprobs: list[float]
+    logprobs: list[float] | None
+    """None where the backend cannot tell: the turn can be judged, not trained on."""
     stop: Literal["stop", "length"]
+    message: Message | None = None
+    """What was said, where the backend speaks messages; else it is read from the tokens."""
 
 
 class Session(Protocol):
     """One conversation in flight; what it has already read is kept between its turns."""
 
-    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Generation:
-        """Read `new_ids` after everything read and said so far, then speak."""
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        """Read what is new in the prompt, then speak. Cancelled, it gives its place in the batch back."""
         ...
 
     def close(self) -> None:
@@ -67,7 +91,7 @@ class Policy(Protocol):
 
     @property
     def hash(self) -> str:
-        """Digest of the weights."""
+        """Digest of the weights; of the address where the weights are not known."""
         ...
 
     @property
@@ -75,6 +99,6 @@ class Policy(Protocol):
         """Most tokens that it can read."""
         ...
 
-    def sampler(self, *, concurrency: int) -> AbstractAsyncContextManager[Sampler]:
-        """Serve generation inside the running event loop."""
+    def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
+        """Serve generation inside the running event loop; `renderer` knows the tools and encodes what is said."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from grpo.trajectories import Trajectory
+from grpo.trajectories import Trajectory, group
 
 
 class RolloutSummary(BaseModel):
@@ -14,7 +14,15 @@ class RolloutSummary(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    groups: int
+    """Scenarios that were played."""
+    informative_groups: int
+    """Groups in which two siblings differ in reward: only they teach, where siblings are compared."""
     episodes: int
+    rewarded: int
+    """Episodes that have a reward."""
+    verified: int
+    """Episodes whose outcome the environment verified."""
     reward: float | None
     """None when no episode has a reward."""
     success: float | None
@@ -23,10 +31,33 @@ class RolloutSummary(BaseModel):
     truncated_share: float
     failed_share: float
 
+    def joined(self, other: RolloutSummary) -> RolloutSummary:
+        """The summary of this rollout and of one of other scenarios, as if they had been one."""
+        rewarded, verified = (self.rewarded, other.rewarded), (self.verified, other.verified)
+        episodes = (self.episodes, other.episodes)
+        names = dict.fromkeys([*self.components, *other.components])
+        return RolloutSummary(
+            groups=self.groups + other.groups,
+            informative_groups=self.informative_groups + other.informative_groups,
+            episodes=sum(episodes),
+            rewarded=sum(rewarded),
+            verified=sum(verified),
+            reward=_mean((self.reward, other.reward), rewarded),
+            success=_mean((self.success, other.success), verified),
+            components={
+                name: mean
+                for name in names
+                if (mean := _mean((self.components.get(name), other.components.get(name)), rewarded)) is not None
+            },
+            truncated_share=_mean((self.truncated_share, other.truncated_share), episodes) or 0.0,
+            failed_share=_mean((self.failed_share, other.failed_share), episodes) or 0.0,
+        )
+
 
 def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
     """Average a scored rollout; failed episodes are counted, and left out of every mean."""
     count = max(1, len(trajectories))
+    groups = group(trajectories)
     rewards = [reward for t in trajectories if (reward := t.total_reward) is not None]
     verified = [t.outcome.success for t in trajectories if t.outcome is not None]
     parts: dict[str, list[float]] = {}
@@ -34,10 +65,20 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
         for name, value in trajectory.breakdown.items():
             parts.setdefault(name, []).append(value)
     return RolloutSummary(
+        groups=len(groups),
+        informative_groups=sum(len({*siblings.rewards} - {None}) > 1 for siblings in groups),
         episodes=len(trajectories),
+        rewarded=len(rewards),
+        verified=len(verified),
         reward=sum(rewards) / len(rewards) if rewards else None,
         success=sum(verified) / len(verified) if verified else None,
         components={name: sum(values) / len(values) for name, values in parts.items()},
         truncated_share=sum(t.stop == "truncated" for t in trajectories) / count,
         failed_share=sum(t.stop == "failed" for t in trajectories) / count,
     )
+
+
+def _mean(means: Sequence[float | None], counts: Sequence[int]) -> float | None:
+    """Mean of means over so many each; None when there is none."""
+    known = [(mean, count) for mean, count in zip(means, counts, strict=True) if mean is not None and count]
+    return sum(mean * count for mean, count in known) / sum(count for _, count in known) if known else None

@@ -14,6 +14,7 @@ from grpo.environments.environment import Environment
 from grpo.errors import BudgetError, DataError
 from grpo.policy.policy import Policy, Sampling
 from grpo.renderer import Renderer
+from grpo.rollout.deadlines import Deadlines
 from grpo.rollout.episode import play
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
@@ -25,12 +26,15 @@ def sample_seed(run_seed: int, iteration: int | str, scenario_id: str, sample: i
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def schedule(scenario_ids: Sequence[str], *, iteration: int, count: int, seed: int) -> list[str]:
-    """Which scenarios iteration k plays: the next `count` of an endless series of seeded shuffles.
+def schedule(scenario_ids: Sequence[str], *, iteration: int, count: int, seed: int, round: int = 0) -> list[str]:
+    """Which scenarios a round of iteration k plays: at first the next `count` of an endless series of seeded shuffles.
 
     [a b c], count 2 → iteration 0: c a, iteration 1: b | b, iteration 2: a c …
 
-    Within one iteration a scenario is played once, so that its siblings are one group.
+    Within one iteration a scenario is played once, so that its siblings are one group. A later round plays the next
+    `count` of those that the iteration has not played, in a seeded order of its own; none when all were played.
+
+    [a b c d e], count 2, iteration 0 → round 0: c a, round 1: e b, round 2: d, round 3: nothing
     """
     if not scenario_ids:
         raise DataError("no scenario to play: the training side is empty; lower scenarios.heldout_share")
@@ -41,7 +45,12 @@ def schedule(scenario_ids: Sequence[str], *, iteration: int, count: int, seed: i
         order = list(scenario_ids)
         random.Random(f"{seed}/{epoch}").shuffle(order)
         chosen.append(order[index])
-    return list(dict.fromkeys(chosen))
+    first = list(dict.fromkeys(chosen))
+    if round == 0:
+        return first
+    others = [scenario_id for scenario_id in scenario_ids if scenario_id not in first]
+    random.Random(f"{seed}/further/{iteration}").shuffle(others)
+    return others[(round - 1) * count : round * count]
 
 
 def collect(
@@ -59,14 +68,17 @@ def collect(
     """Play `siblings` episodes of each scenario; returns them by scenario, then by sample.
 
     How many and at what temperature is for the caller to say, who trains or evaluates.
-    Raises `BudgetError` when more than `error_budget` of the episodes failed.
+    Raises `BudgetError` when more than `error_budget` of the episodes failed, late ones among them.
     """
     agent = Agent(renderer=renderer, system_prompt=environment.system_prompt)
     total, done = len(scenarios) * siblings, 0
 
-    async def run() -> list[Trajectory]:
+    trajectories: list[Trajectory] = []
+
+    async def run() -> None:
         places = asyncio.Semaphore(settings.concurrency)
-        async with policy.sampler(concurrency=min(settings.concurrency, total)) as sampler:
+        async with policy.sampler(concurrency=min(settings.concurrency, total), renderer=renderer) as sampler:
+            deadlines = Deadlines.begin(settings)
 
             async def episode(scenario: Scenario, sample: int) -> Trajectory:
                 nonlocal done
@@ -85,7 +97,7 @@ def collect(
                         policy_hash=policy.hash,
                         max_context=min(settings.max_context, policy.max_context),
                         cut_turns=settings.cut_turns,
-                        timeout_s=settings.episode_timeout_s,
+                        deadlines=deadlines,
                     )
                 done += 1
                 progress.report("rollout", done, total)
@@ -93,10 +105,10 @@ def collect(
 
             async with asyncio.TaskGroup() as group:
                 episodes = [group.create_task(episode(s, k)) for s in scenarios for k in range(siblings)]
-        return [task.result() for task in episodes]
+        trajectories.extend(task.result() for task in episodes)  # asyncio.run would print what a coroutine returns
 
     try:
-        trajectories = asyncio.run(run())
+        asyncio.run(run())
     except BaseExceptionGroup as failures:
         first: BaseException = failures
         while isinstance(first, BaseExceptionGroup):

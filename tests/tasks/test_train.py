@@ -44,7 +44,7 @@ def _train(start: Checkpoint, tiny_folder: Path, store: Path, *, iteration: int)
         "scored", ".parquet", lambda path: write_trajectories(path, rows, provenance={})
     )
     return train.fn(
-        scored=scored,
+        scored=(scored,),
         parent=start.checkpoint,
         base=start.checkpoint,
         settings=TrainingSettings(),

@@ -25,7 +25,7 @@ class SlotCache:
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, slots: int, capacity: int, like: torch.Tensor):
         shape = (layers, slots, kv_heads, capacity, head_dim)
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        self.values = torch.zeros_like(self.keys)
+        self.values = torch.zeros(shape, dtype=like.dtype, device=like.device)  # as zeros_like it would touch each page
 
     @property
     def capacity(self) -> int:
@@ -112,16 +112,16 @@ def flat_attention(
 def _tree_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: TreeBatch, *, scaling: float | None
 ) -> torch.Tensor:
-    shared = query.shape[1] // key.shape[1]
     asked, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))  # [tokens, heads, head_dim]
     answers = []
     for block in tree.blocks:
         attended = functional.scaled_dot_product_attention(
             _gather(asked, block.queries),
-            _gather(keys, block.keys).repeat_interleave(shared, dim=1),
-            _gather(values, block.keys).repeat_interleave(shared, dim=1),
+            _gather(keys, block.keys),
+            _gather(values, block.keys),
             attn_mask=block.mask,
             scale=scaling,
+            enable_gqa=True,
         )
         answers.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(answers).index_select(0, tree.place).unsqueeze(0)
@@ -164,10 +164,11 @@ def _slot_attention(
     if slots.run_slots is not None and slots.run_index is not None and slots.run_real is not None:
         attended = functional.scaled_dot_product_attention(
             asked[slots.run_index].transpose(1, 2),
-            keys[slots.run_slots, :, : slots.reach].repeat_interleave(heads // kv_heads, dim=1),
-            values[slots.run_slots, :, : slots.reach].repeat_interleave(heads // kv_heads, dim=1),
+            keys[slots.run_slots, :, : slots.reach],
+            values[slots.run_slots, :, : slots.reach],
             attn_mask=slots.run_mask,
             scale=scaling,
+            enable_gqa=True,
         )
         answer[slots.run_index[slots.run_real]] = attended.transpose(1, 2)[slots.run_real]
     return answer.unsqueeze(0)

@@ -16,8 +16,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import PolicyError
 from grpo.policy.policy import Sampler
+from grpo.policy.transformers.adapters import CONFIG as ADAPTERS
+from grpo.policy.transformers.adapters import load_adapters
 from grpo.policy.transformers.attention import IMPLEMENTATION
+from grpo.policy.transformers.quantization import Quantization, quantized
 from grpo.policy.transformers.sampler import SlotSampler
+from grpo.policy.transformers.sharding import whole
+from grpo.renderer import Renderer
 
 disable_progress_bar()
 
@@ -37,18 +42,28 @@ class TransformersPolicy:
         """Most tokens that the model can read."""
         return int(self.model.config.max_position_embeddings)
 
-    def sampler(self, *, concurrency: int) -> AbstractAsyncContextManager[Sampler]:
+    def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
         """See `Policy.sampler`."""
         return SlotSampler(
             self.model,
-            stop_id=int(self.tokenizer.eos_token_id),
+            stop_id=renderer.stop_id,
             concurrency=concurrency,
             max_context=self.max_context,
         )
 
-    def save(self, folder: Path) -> None:
-        """Write config, safetensors weights, tokenizer and chat template."""
-        self.model.save_pretrained(folder, safe_serialization=True)
+    def save(self, folder: Path, *, write: bool = True) -> None:
+        """Write config, safetensors weights, tokenizer and chat template.
+
+        All processes that share a model must ask; those that do not `write` only give their part.
+        """
+        tied: dict[int, torch.Tensor] = {}
+        weights = {
+            name: tied.setdefault(id(tensor), whole(tensor.detach()))
+            for name, tensor in self.model.state_dict(keep_vars=True).items()
+        }
+        if not write:
+            return
+        self.model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
 
@@ -57,7 +72,7 @@ def weights_hash(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(whole(tensor).detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -72,16 +87,26 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrai
     return tokenizer
 
 
-def load(folder: Path, *, chat_template: str | None = None) -> TransformersPolicy:
+def load(
+    folder: Path,
+    *,
+    chat_template: str | None = None,
+    base: Path | None = None,
+    quantization: Quantization | None = None,
+) -> TransformersPolicy:
     """Load a policy from a folder with config.json, *.safetensors and tokenizer files, in float32.
 
-    Raises `PolicyError` when the folder or a file is missing, when weights are only there as pickles, or when
-    they are of another architecture than config.json says.
+    A folder with adapters only needs the folder of their `base`. Models go to the accelerator where there is one.
+    Raises `PolicyError` when the folder or a file is missing, when weights are only there as pickles or of another
+    architecture than config.json says, and for a quantization that this machine cannot do.
     """
+    if (folder / ADAPTERS).is_file():
+        return _load_adapted(folder, base)
     if not (folder / "config.json").is_file():
         raise PolicyError(f"no model in {folder}: config.json is missing; set policy.model to a model folder")
     if not any(folder.glob("*.safetensors")):
         raise PolicyError(f"no *.safetensors in {folder}; pickled weights are refused: convert them to safetensors")
+    stored = quantized(quantization) if quantization is not None else None
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -91,6 +116,7 @@ def load(folder: Path, *, chat_template: str | None = None) -> TransformersPolic
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
             local_files_only=True,
+            quantization_config=stored,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise PolicyError(f"cannot load the model in {folder}: {error}") from error
@@ -98,7 +124,17 @@ def load(folder: Path, *, chat_template: str | None = None) -> TransformersPolic
     if strange:
         architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
         raise PolicyError(f"weights in {folder} are not those of {architecture}: {strange}")
+    if not getattr(model, "is_quantized", False):  # those are placed as they are loaded
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
     return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
+
+
+def _load_adapted(folder: Path, base: Path | None) -> TransformersPolicy:
+    if base is None:
+        raise PolicyError(f"{folder} holds adapters only; give the folder of the model that they are for")
+    model = load(base).model
+    load_adapters(model, folder)
+    return TransformersPolicy(model, load_tokenizer(folder))
 
 
 class Residents:
@@ -118,21 +154,24 @@ class Residents:
             self._policies[policy.hash] = policy
             self._trim(policy.hash)
 
-    def get(self, policy_hash: str, folder: Path) -> TransformersPolicy:
-        """The policy with this hash: from memory, else loaded from `folder` and checked against the hash."""
+    def get(self, policy_hash: str, folder: Path, *, base: Path | None = None) -> TransformersPolicy:
+        """The policy with this hash: from memory, else loaded from `folder` and checked against the hash.
+
+        `base` is where the model of a folder with adapters lies.
+        """
         with self._lock:
             policy = self._policies.pop(policy_hash, None)
             if policy is None:
-                policy = load(folder)
+                policy = load(folder, base=base)
                 if policy.hash != policy_hash:
                     raise PolicyError(f"{folder} holds policy {policy.hash}, expected {policy_hash}")
             self._policies[policy_hash] = policy
             self._trim(policy_hash)
             return policy
 
-    def take(self, policy_hash: str, folder: Path) -> TransformersPolicy:
+    def take(self, policy_hash: str, folder: Path, *, base: Path | None = None) -> TransformersPolicy:
         """Like `get`, and remove it: the caller is about to change its weights."""
-        policy = self.get(policy_hash, folder)
+        policy = self.get(policy_hash, folder, base=base)
         with self._lock:
             self._policies.pop(policy_hash, None)
         return policy

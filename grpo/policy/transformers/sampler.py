@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from grpo.policy.policy import Generation, Sampling
+from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.attention import SlotBatch, SlotCache
 
 _QUIET_ROUNDS = 2
@@ -50,9 +50,9 @@ class SlotSession:
         self.last: int | None = None
         """The token said last: it is not in the cache until the next turn begins."""
 
-    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`."""
-        return await self._sampler.submit(self, list(new_ids), sampling)
+        return await self._sampler.submit(self, list(prompt.new_ids), sampling)
 
     def close(self) -> None:
         """See `Session.close`."""
@@ -74,7 +74,7 @@ class SlotSampler:
             kv_heads=getattr(config, "num_key_value_heads", heads) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             slots=concurrency,
-            capacity=min(256, max_context),
+            capacity=min(512, max_context),
             like=next(model.parameters()),
         )
         self._free = list(range(concurrency - 1, -1, -1))
@@ -139,7 +139,8 @@ class SlotSampler:
             seen = len(self._waiting)
 
     def _admit(self) -> None:
-        """Move waiting turns into the batch, in the order in which they asked, while slots are free."""
+        """Drop turns that were cut off, and move waiting ones into the batch in order while slots are free."""
+        self._speaking = [turn for turn in self._speaking if not turn.future.cancelled()]
         waiting: list[_Turn] = []
         for turn in self._waiting:
             if turn.future.cancelled():
@@ -154,7 +155,6 @@ class SlotSampler:
 
     def _tick(self) -> None:
         """One forward pass over every turn's unread tokens, and one token drawn for each turn."""
-        self._speaking = [turn for turn in self._speaking if not turn.future.cancelled()]
         leaders, siblings = _share_prompts(self._speaking)
         leaders.sort(key=lambda turn: len(turn.unread) > 1)
         batch, ids, ends = self._lay_out(leaders)

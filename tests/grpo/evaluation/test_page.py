@@ -240,7 +240,7 @@ def test_badge_says_the_verdict(verdict: str, badge: str) -> None:
         ("heldout", ["missing 40 40.2% [34.2%, 46.2%] 71.1% [65.1%, 77.1%] +30.9 pp [+24.9 pp, +36.9 pp]"]),
         ("heldout", ["hard 60 24.2% [18.2%, 30.2%] 72.3% [66.3%, 78.3%] +48.1 pp [+42.1 pp, +54.1 pp]"]),
         ("heldout", ["0.352 nats a token", "episodes of the candidate 0.8%", "candidate over champion 1.23"]),
-        ("learning", ["24 0.850 80.0% 0.900 1.00 40.0% 0.350 0.220 3.1% 0.734 0.000100 2.0% 0.0% 14,224"]),
+        ("learning", ["24 1 0.850 80.0% 0.900 1.00 40.0% 0.350 0.220 3.1% 0.734 0.000100 2.0% 0.0% 14,224"]),
         ("data", ["1,503", "1,480", "Quarantined 23", "Training side 1,360", "Held-out side 120", "is unknown 6"]),
         ("time", ["ingest 1 1 0 ms 23 ms", "rollout 25 3 3 min 07 s 3 min 10 s", "1 h 30 min", "4.1%"]),
         ("lineage", ["Seed 7", "c0ffee01", "c0de0002", "5ce0a203", "ba5e0004", "torch 2.13.0", "support-desk/4"]),

@@ -16,6 +16,13 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine may well be able to")
+def test_a_quantization_that_the_machine_cannot_do_is_refused(folder: Path):
+    """Without a GPU, before anything is loaded."""
+    with pytest.raises(PolicyError, match=r"policy\.quantization nf4 computes on an NVIDIA GPU"):
+        load(folder, quantization="nf4")
+
+
 def test_the_hash_names_the_weights(folder: Path):
     """Loaded twice it is the same; one changed number makes another policy."""
     policy = load(folder)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.policy.policy import Generation, Sampling
+from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.renderer import Renderer
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +30,15 @@ def _speak(
 
     async def one(sampler: object, seed: int, heard: Sequence[Sequence[int]]) -> list[Generation]:
         session = sampler.open()  # type: ignore[attr-defined]
-        said = [await session.generate(ids, _sampling(seed, **sampling)) for ids in heard]  # type: ignore[arg-type]
+        said = [
+            await session.generate(Prompt(new_ids=ids), _sampling(seed, **sampling))  # type: ignore[arg-type]
+            for ids in heard
+        ]
         session.close()
         return said
 
     async def run() -> list[list[Generation]]:
-        async with policy.sampler(concurrency=concurrency) as sampler:
+        async with policy.sampler(concurrency=concurrency, renderer=Renderer(policy.tokenizer)) as sampler:
             return list(await asyncio.gather(*(one(sampler, k, heard) for k, heard in enumerate(conversations))))
 
     return asyncio.run(run())
@@ -96,3 +101,55 @@ def test_sampling_follows_the_distribution(policy: TransformersPolicy):
     shares = np.bincount([said.token_ids[0] for (said,) in played], minlength=len(probabilities)) / count
     errors = np.sqrt(probabilities * (1 - probabilities) / count)
     assert (np.abs(shares - probabilities) < 5 * errors + 1e-9).all()
+
+
+def test_a_turn_that_is_cut_off_gives_its_place_to_the_next(policy: TransformersPolicy):
+    """Two places: one turn is cancelled, its neighbour goes on, a third conversation takes over, both undisturbed."""
+    (neighbour,) = _speak(policy, [[PROMPTS[0]]], concurrency=1, tokens=150)[0]
+    (third,) = _speak(policy, [[PROMPTS[2]]], concurrency=1)[0]
+    problems: list[object] = []
+
+    async def run() -> tuple[Generation, Generation]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, problem: problems.append(problem))
+        async with policy.sampler(concurrency=2, renderer=Renderer(policy.tokenizer)) as sampler:
+            cut, kept = sampler.open(), sampler.open()
+            turn = asyncio.create_task(cut.generate(Prompt(new_ids=PROMPTS[3]), _sampling(5, tokens=150)))
+            other = asyncio.create_task(kept.generate(Prompt(new_ids=PROMPTS[0]), _sampling(0, tokens=150)))
+            while sampler.tokens_said < 4:  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+            cut.close()
+            said = await sampler.open().generate(Prompt(new_ids=PROMPTS[2]), _sampling(0))
+            return await other, said
+
+    went_on, took_over = asyncio.run(asyncio.wait_for(run(), 60))
+    assert (went_on.token_ids, took_over.token_ids) == (neighbour.token_ids, third.token_ids)
+    assert not problems
+
+
+def test_when_the_only_turn_is_cut_off_the_sampler_rests(policy: TransformersPolicy):
+    """No forward pass over nobody, no error; and it speaks again when it is asked."""
+    (alone,) = _speak(policy, [[PROMPTS[2]]], concurrency=1)[0]
+    problems: list[object] = []
+
+    async def run() -> Generation:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, problem: problems.append(problem))
+        async with policy.sampler(concurrency=1, renderer=Renderer(policy.tokenizer)) as sampler:
+            cut = sampler.open()
+            turn = asyncio.create_task(cut.generate(Prompt(new_ids=PROMPTS[0]), _sampling(5, tokens=150)))
+            while sampler.tokens_said < 2:  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+            cut.close()
+            for _ in range(20):  # forward passes, if there were any
+                await asyncio.sleep(0)
+            return await sampler.open().generate(Prompt(new_ids=PROMPTS[2]), _sampling(0))
+
+    said = asyncio.run(asyncio.wait_for(run(), 60))
+    gc.collect()  # a task that nobody asked for its error tells it now
+    assert said.token_ids == alone.token_ids
+    assert not problems

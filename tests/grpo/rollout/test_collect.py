@@ -88,7 +88,11 @@ def test_a_hanging_tool_fails_its_episode_and_no_other(policy: TransformersPolic
     played = _collect(policy, HangingTool(max_turns=3), episode_timeout_s=3.0, error_budget=0.5, max_new_tokens=40)
     failed = {t.scenario_id for t in played if t.stop == "failed"}
     assert failed <= {"s1"}
-    assert all(t.error == "TimeoutError: the episode took longer than 3.0 s" for t in played if t.stop == "failed")
+    assert all(
+        t.error == "TimeoutError: the episode took longer than 3.0 s (rollout.episode_timeout_s)"
+        for t in played
+        if t.stop == "failed"
+    )
     assert all(t.terminal_reward is None for t in played)
 
 

@@ -1,0 +1,62 @@
+"""Policies by address.
+
+data/models/desk_clerk                        a model folder, in this process
+vllm://data/models/desk_clerk                 the same, played by vLLM
+openai+https://api.openai.com/v1#gpt-4.1      a model behind a chat server
+openai-tokens+http://localhost:8000/v1#clerk  a server that takes and gives token ids, as vLLM's does
+stub://replies.yaml                           a script
+
+Only model folders are trained; the others play episodes that are evaluated.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.errors import PolicyError
+from grpo.policy.policy import Policy
+from grpo.policy.scripted import ScriptedPolicy, read_replies
+
+CHAT, TOKENS, VLLM, STUB = "openai", "openai-tokens", "vllm", "stub"
+
+
+def open_policy(address: str | Path, *, chat_template: str | None = None, policy_hash: str | None = None) -> Policy:
+    """Open the policy at an address, see the module.
+
+    `chat_template` is for model folders without one; `policy_hash` names the weights that a token server or vLLM
+    plays. Raises `PolicyError` for an address of no known kind, or a backend that is not installed.
+    """
+    kind, separator, rest = str(address).partition("://")
+    if not separator:
+        from grpo.policy.transformers.model import load
+
+        return load(Path(address), chat_template=chat_template)
+    if kind == STUB:
+        return ScriptedPolicy(read_replies(Path(rest)))
+    if kind == VLLM:
+        from grpo.policy.vllm import VLLMPolicy
+
+        return VLLMPolicy(Path(rest), policy_hash=policy_hash, chat_template=chat_template)
+    way, _, scheme = kind.partition("+")
+    if way in (CHAT, TOKENS) and scheme in ("http", "https"):
+        from grpo.policy.openai import ChatPolicy, CompletionsPolicy
+        from grpo.policy.server import Server
+
+        base_url, _, model = f"{scheme}://{rest}".partition("#")
+        server = Server(base_url=base_url.rstrip("/"), model=model)
+        return ChatPolicy(server) if way == CHAT else CompletionsPolicy(server, policy_hash=policy_hash)
+    raise PolicyError(
+        f"no policy has an address of the kind {kind}://; use a model folder, {VLLM}://folder, {STUB}://replies.yaml, "
+        f"{CHAT}+http(s)://host/v1#model or {TOKENS}+http(s)://host/v1#model"
+    )
+
+
+def model_folder(model: str) -> Path:
+    """The folder that `policy.model` names; raises `PolicyError` for an address, which cannot be trained."""
+    kind, separator, _ = model.partition("://")
+    if separator:
+        raise PolicyError(
+            f"policy.model is an address of the kind {kind}://, which can be evaluated, not trained; set it to a "
+            "folder with config.json and safetensors weights"
+        )
+    return Path(model)

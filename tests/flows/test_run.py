@@ -1,0 +1,94 @@
+"""What an iteration plays, and when: further rounds, and rollouts that run ahead of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from flows.train import train
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import NoLearningSignal
+from grpo.evaluation.document import ReportDocument
+from grpo.evaluation.report import read_report
+from grpo.learner.checkpoints import read_state
+from grpo.tables import read_trajectories
+from grpo.trajectories import Trajectory, group
+
+pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+
+
+def _run(config: dict[str, Any], home: Path, **sections: dict[str, Any]) -> ReportDocument:
+    """Run the flow with these changes and read its report back."""
+    changed = {name: {**config.get(name, {}), **values} for name, values in sections.items()}
+    plan = PipelineConfig.model_validate({**config, **changed})
+    train(plan)
+    return read_report(home / plan.name / "report.json")
+
+
+def _runs(document: ReportDocument) -> dict[str, tuple[int, int]]:
+    """(cached, all) runs of each stage."""
+    return {stage.name: (stage.cached, stage.runs) for stage in document.stages}
+
+
+def _played(store: Path) -> dict[str, list[Trajectory]]:
+    """Every episode in a store, by the iteration that it was played for."""
+    played: dict[str, list[Trajectory]] = {}
+    for path in sorted((store / "rollout").glob("*.parquet")):
+        part = (pq.read_schema(path).metadata or {})[b"part"].decode()
+        played.setdefault(part, []).extend(read_trajectories(path))
+    return played
+
+
+def test_further_rounds_are_trained_on_too(desk_config: dict[str, Any], home: Path, tmp_path: Path):
+    """6 scenarios a round, and as many informative groups wanted as there can be: 12 groups are learned from."""
+    settings = {"informative_groups": 12, "max_rounds": 2}
+    document = _run(desk_config, home, rollout=settings, training={"iterations": 1})
+    (iteration,) = document.iterations
+    assert iteration.rounds == 2
+    played = {(t.scenario_id, t.sample) for t in _played(tmp_path / "store")["0"]}
+    assert len({scenario for scenario, _ in played}) == 12
+    assert len(played) == 12 * 4
+    scored = [t for path in (tmp_path / "store" / "scored").glob("*") for t in read_trajectories(path)]
+    groups = group([t for t in scored if (t.scenario_id, 0) in played])
+    taught = [
+        trajectory.action_count
+        for siblings in groups
+        for trajectory, reward in zip(siblings.trajectories, siblings.rewards, strict=True)
+        if abs(reward - sum(siblings.rewards) / 4) > 1e-9
+    ]
+    assert iteration.tokens == sum(taught)
+
+
+def test_rounds_end_when_every_scenario_was_played(desk_config: dict[str, Any], home: Path):
+    """A reward that never differs: 10, 10 and the last 4 of 24 scenarios, then the run fails as it must."""
+    with pytest.raises(NoLearningSignal):
+        _run(
+            {**desk_config, "name": "searching", "reward": [{"kind": "constant", "weight": 1.0}]},
+            home,
+            rollout={"scenarios": 10, "informative_groups": 1, "max_rounds": 9},
+        )
+    assert _runs(read_report(home / "searching" / "report.json"))["score"] == (0, 3)
+
+
+def test_stale_rollouts_are_those_of_the_policy_before(desk_config: dict[str, Any], home: Path, tmp_path: Path):
+    """Iterations 0 and 1 are played by the base, 2 by the first update; the same run again computes nothing."""
+    config, store = {**desk_config, "name": "stale"}, tmp_path / "store"
+    changes: dict[str, Any] = {
+        "rollout": {"staleness": 1},
+        "training": {"iterations": 3, "importance_cap": 2.0, "learning_rate": 1e-4},
+    }
+    first = _run(config, home, **changes)
+    parents = {state.policy_hash: state.parent for state in map(read_state, (store / "checkpoint").glob("*"))}
+    chain = [first.lineage.candidate_policy]
+    while parent := parents[chain[0]]:
+        chain.insert(0, parent)
+    players = {part: {t.policy_hash for t in rows} for part, rows in _played(store).items()}
+    assert [players[part] for part in ("0", "1", "2")] == [{chain[0]}, {chain[0]}, {chain[1]}]
+    assert chain[0] == first.lineage.base_policy
+    assert len(chain) == 4
+    again = _run(config, home, **changes)
+    assert all(cached == runs for cached, runs in _runs(again).values()), _runs(again)
+    assert again.lineage == first.lineage

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.config.policy import PolicySettings
+from grpo.errors import PolicyError
+from grpo.policy.catalog import open_policy
+from grpo.policy.openai import ChatPolicy, CompletionsPolicy
+from grpo.policy.scripted import ScriptedPolicy
+from grpo.policy.transformers.model import load
+from tasks.base import base
+
+
+def test_each_kind_of_address_opens_its_backend(tiny_folder: Path, tmp_path: Path):
+    """A folder, a script, and the two ways of a server."""
+    (tmp_path / "replies.yaml").write_text("[Hello.]")
+    assert open_policy(tiny_folder).hash == load(tiny_folder).hash
+    assert open_policy(f"stub://{tmp_path}/replies.yaml").hash == ScriptedPolicy(["Hello."]).hash
+    chat = open_policy("openai+https://api.example/v1/#large")
+    assert isinstance(chat, ChatPolicy)
+    assert (chat.server.base_url, chat.server.model) == ("https://api.example/v1", "large")
+    tokens = open_policy("openai-tokens+http://localhost:8000/v1#clerk", policy_hash="0123456789abcdef")
+    assert isinstance(tokens, CompletionsPolicy)
+    assert tokens.hash == "0123456789abcdef"
+
+
+def test_a_server_is_another_policy_by_another_model():
+    """The address names the version, where nobody has seen the weights."""
+    one, same, other = (open_policy(f"openai+http://localhost/v1#{name}").hash for name in ("a", "a", "b"))
+    assert one == same != other
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("s3://bucket/model", "no policy has an address of the kind s3://"),
+        ("openai+ftp://host/v1#m", r"of the kind openai\+ftp://"),
+        ("openai+http://host/v1", "names no model"),
+        ("openai+http:///v1#m", r"expected http\(s\)://host"),
+        ("openai+http://host/v1?key=abc#m", r"expected http\(s\)://host"),
+        ("openai+http://user:abc@host/v1#m", "put the key into OPENAI_API_KEY"),
+    ],
+)
+def test_an_address_that_cannot_be_opened_says_why(address: str, problem: str):
+    """Without repeating what may be a secret."""
+    with pytest.raises(PolicyError, match=problem) as caught:
+        open_policy(address)
+    assert "abc" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["stub://replies.yaml", "openai+http://localhost/v1#m", "vllm://data/models/desk"])
+def test_a_policy_that_cannot_be_trained_ends_the_run_before_it_is_opened(model: str, tmp_path: Path):
+    """Nothing is read, asked or stored."""
+    with pytest.raises(PolicyError, match="can be evaluated, not trained"):
+        base.fn(policy=PolicySettings(model=model), content="", store=str(tmp_path / "store"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_is_played_without_torch(tmp_path: Path):
+    """What needs no model does not load one."""
+    (tmp_path / "replies.yaml").write_text("[Hello.]")
+    code = (
+        "import sys; from grpo.policy.catalog import open_policy; import grpo.rollout.collect; "
+        "open_policy('stub://replies.yaml'); "
+        "print([name for name in ('torch', 'transformers', 'openai') if name in sys.modules])"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(("package", "module"), [("openai", "grpo.policy.server"), ("vllm", "grpo.policy.vllm")])
+def test_a_backend_that_is_not_installed_names_its_extra(package: str, module: str, monkeypatch: pytest.MonkeyPatch):
+    """One error, the same wherever it is imported from."""
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.delitem(sys.modules, "grpo.policy.openai", raising=False)
+    address = {"openai": "openai+http://localhost/v1#m", "vllm": "vllm://data/models/desk_clerk"}[package]
+    with pytest.raises(PolicyError, match=rf"package {package} is not installed; pip install 'grpo\[{package}\]'"):
+        open_policy(address)

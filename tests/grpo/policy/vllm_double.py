@@ -1,0 +1,165 @@
+"""A double of the part of vLLM that `grpo.policy.vllm` calls, answering from a real model by plain forward passes.
+
+It is as strict as vLLM where that matters: unknown arguments are errors, an engine lives on the event loop that it
+was made in, prompts are cached until the cache is reset (whatever happens to the weights), requests that are
+cancelled are aborted, and without `skip_tokenizer_init` it would need a tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from grpo.policy.transformers.model import load
+
+
+class RequestOutputKind(enum.Enum):
+    CUMULATIVE, DELTA, FINAL_ONLY = range(3)
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 16
+    seed: int | None = None
+    logprobs: int | None = None
+    stop_token_ids: list[int] = field(default_factory=list)
+    detokenize: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+
+@dataclass(kw_only=True)
+class AsyncEngineArgs:
+    model: str
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = False
+    generation_config: str = "auto"
+    logprobs_mode: str = "raw_logprobs"
+    disable_log_stats: bool = False
+
+
+@dataclass
+class Logprob:
+    logprob: float
+
+
+@dataclass
+class CompletionOutput:
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]]
+    finish_reason: str
+
+
+@dataclass
+class RequestOutput:
+    outputs: list[CompletionOutput]
+
+
+class AsyncLLMEngine:
+    """What every engine did, in order, is in `VLLM.calls`."""
+
+    double: VLLM
+
+    def __init__(self, args: AsyncEngineArgs) -> None:
+        self.args = args
+        self.loop = asyncio.get_running_loop()
+        self.policy = load(Path(args.model))
+        self.cache: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @classmethod
+    def from_engine_args(cls, args: AsyncEngineArgs) -> AsyncLLMEngine:
+        cls.double.calls.append(("start", args.model))
+        cls.double.args.append(args)
+        return cls(args)
+
+    async def generate(
+        self, prompt: dict[str, list[int]], params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        assert asyncio.get_running_loop() is self.loop, "an engine cannot leave the loop that it was made in"
+        assert self.args.skip_tokenizer_init
+        assert not params.detokenize
+        self.double.params.append(params)
+        try:
+            self.double.started.set()
+            while self.double.held:
+                await asyncio.sleep(0.001)
+        except asyncio.CancelledError:
+            self.double.calls.append(("abort", request_id))
+            self.double.aborted.set()
+            raise
+        yield RequestOutput(outputs=[self._say(prompt["prompt_token_ids"], params)])
+
+    async def collective_rpc(self, method: str, kwargs: dict[str, Any] | None = None) -> list[None]:
+        assert asyncio.get_running_loop() is self.loop
+        assert method == "reload_weights"
+        path = (kwargs or {})["weights_path"]
+        self.double.calls.append(("reload", path))
+        self.policy.model.load_state_dict(load(Path(path)).model.state_dict())
+        return [None]
+
+    async def reset_prefix_cache(self) -> bool:
+        assert asyncio.get_running_loop() is self.loop
+        if self.double.keeps_cache:
+            return False
+        self.cache.clear()
+        return True
+
+    def shutdown(self) -> None:
+        self.double.calls.append(("shutdown", self.args.model))
+
+    def _say(self, prompt: list[int], params: SamplingParams) -> CompletionOutput:
+        generator = torch.Generator().manual_seed(params.seed or 0)
+        ids, logprobs = list(prompt), []
+        while True:
+            row = self._logits(ids) / (params.temperature if self.args.logprobs_mode == "processed_logprobs" else 1.0)
+            scores = torch.log_softmax(row, dim=-1)
+            token = int(torch.multinomial(scores.exp(), 1, generator=generator))
+            ids.append(token)
+            logprobs.append({token: Logprob(float(scores[token]))})
+            stopped = token in params.stop_token_ids
+            if stopped or len(logprobs) == params.max_tokens:
+                reason = self.double.ends_by or ("stop" if stopped else "length")
+                return CompletionOutput(ids[len(prompt) :], logprobs, reason)
+
+    def _logits(self, ids: list[int]) -> torch.Tensor:
+        key = tuple(ids)
+        if key not in self.cache:
+            with torch.no_grad():
+                self.cache[key] = self.policy.model(input_ids=torch.tensor([ids])).logits[0, -1].float()
+        return self.cache[key]
+
+
+class VLLM:
+    """The installed double: what it was asked, and how it should behave."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.args: list[AsyncEngineArgs] = []
+        self.params: list[SamplingParams] = []
+        self.held = False
+        self.keeps_cache = False
+        self.ends_by: str | None = None
+        self.started, self.aborted = threading.Event(), threading.Event()
+
+    def modules(self) -> dict[str, ModuleType]:
+        """What stands in `sys.modules`."""
+        package, params = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+        engine = type("AsyncLLMEngine", (AsyncLLMEngine,), {"double": self})
+        package.__dict__.update(AsyncEngineArgs=AsyncEngineArgs, AsyncLLMEngine=engine, SamplingParams=SamplingParams)
+        package.__dict__["sampling_params"] = params
+        params.__dict__["RequestOutputKind"] = RequestOutputKind
+        return {"vllm": package, "vllm.sampling_params": params}

@@ -210,22 +210,16 @@ class Run:
 
 
 def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:
-    summary, metrics = played.summary, trained.metrics
+    summary = played.summary
     return Iteration(
         index=index,
         rounds=len(played.rounds),
         reward=summary.reward or 0.0,
         success=summary.success,
         components=summary.components,
-        informative_share=metrics.informative_share,
-        kl_to_base=metrics.kl_to_base,
-        entropy=metrics.entropy,
-        clip_share=metrics.clip_share,
-        gradient_norm=metrics.gradient_norm,
-        learning_rate=metrics.learning_rate,
         truncated_share=summary.truncated_share,
         failed_share=summary.failed_share,
-        tokens=metrics.tokens,
+        **trained.metrics.model_dump(),
     )
 
 

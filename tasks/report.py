@@ -18,7 +18,11 @@ from grpo.learner.checkpoints import resident_policy
 from grpo.tables import read_all
 from tasks.register import parameters, registry
 
-_SERIES = ("reward", "success", "kl_to_base", "entropy", "informative_share", "truncated_share", "failed_share")
+_SERIES = (
+    "reward", "success", "kl_to_base", "entropy", "informative_share", "truncated_share", "failed_share", "loss",
+    "ratio", "clip_share", "gradient_norm", "learning_rate", "tokens", "tokens_per_s", "mismatch_kl", "step_kl",
+    "margin", "value_loss", "mfu", "rounds",
+)  # fmt: skip
 
 
 def shown_conversations(
@@ -46,11 +50,9 @@ def report(document: ReportDocument, config: PipelineConfig, run_key: str, docs:
 
 
 def series(iterations: tuple[Iteration, ...]) -> dict[str, list[float]]:
-    """One value an iteration for each curve of the report."""
-    curves = {
-        name: [value for iteration in iterations if (value := getattr(iteration, name)) is not None] for name in _SERIES
-    }
-    return {name: values for name, values in curves.items() if values}
+    """One value an iteration for each number that every iteration has."""
+    curves = {name: [getattr(iteration, name) for iteration in iterations] for name in _SERIES}
+    return {name: values for name, values in curves.items() if values and None not in values}
 
 
 def _attach(document: ReportDocument, picture: Path, page: Path) -> None:

@@ -95,6 +95,22 @@ class Iteration(_Part):
     failed_share: float
     tokens: int
     """Tokens that were trained on."""
+    loss: float = 0.0
+    """Near 0 on-policy: advantages of siblings add up to nothing."""
+    ratio: float = 1.0
+    """Mean importance ratio."""
+    mismatch_kl: float = 0.0
+    """KL(sampler ‖ policy) before the first step, nats a token."""
+    step_kl: float | None = None
+    """KL(old ‖ new) of a trust-region step."""
+    margin: float | None = None
+    """By how much dpo tells pairs apart."""
+    value_loss: float | None = None
+    """Of the critic."""
+    tokens_per_s: float | None = None
+    """Tokens that went through the model in training passes."""
+    mfu: float | None = None
+    """Share of the accelerator's arithmetic, where its peak is known."""
 
 
 class SpokenTurn(_Part):

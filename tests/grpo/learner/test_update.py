@@ -262,3 +262,23 @@ def test_critic_and_adapters_go_on_where_they_stopped(desk_rollout: DeskRollout,
     assert second.value_loss is not None
     assert first.value_loss is not None
     assert second.value_loss < first.value_loss
+
+
+def test_recomputing_passes_each_layer_twice(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What gradient checkpointing costs, and that it is on: attention runs again on the way back."""
+    from torch.nn import functional
+
+    real, calls = functional.scaled_dot_product_attention, []
+
+    def counted(*args: torch.Tensor, **options: object) -> torch.Tensor:
+        calls.append(torch.is_grad_enabled())
+        return real(*args, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
+    _update(desk_rollout, tmp_path / "plain")
+    plain = sum(calls)
+    calls.clear()
+    _update(desk_rollout, tmp_path / "less", gradient_checkpointing=True)
+    assert sum(calls) > 1.5 * plain

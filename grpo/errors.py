@@ -45,6 +45,10 @@ class NoLearningSignal(GRPOError):
     """No group of the rollout has two different rewards: there is nothing to learn from."""
 
 
+class Diverged(GRPOError):
+    """A gradient or a loss is no number any more: going on would ruin the policy."""
+
+
 class NoEffect(GRPOError):
     """Training ended with the weights that it started from."""
 

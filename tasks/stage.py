@@ -29,7 +29,7 @@ from tasks.locks import FlockLockManager
 P = ParamSpec("P")
 R = TypeVar("R")
 
-NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
+NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 TRANSIENT = (ConnectionError, TimeoutError, BrokenExecutor)
 """Faults that a second try can mend: a dropped connection, a time-out, a worker that died."""
 

@@ -58,6 +58,22 @@ class PipelineConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _the_backend_fits_the_training(self) -> Self:
+        if self.rollout.backend == "vllm" and self.training.lora is not None:
+            raise ValueError("rollout.backend vllm plays whole weights; leave it or training.lora out")
+        if self.rollout.backend == "vllm" and self.training.importance_cap is None:
+            raise ValueError(
+                "rollout.backend vllm says log-probabilities that differ from the learner's in the last digits; set "
+                "training.importance_cap, for example 2.0, which makes up for it"
+            )
+        if self.rollout.informative_groups is not None and self.training.algorithm in ("ppo", "a2c"):
+            raise ValueError(
+                f"rollout.informative_groups counts groups whose siblings differ, which {self.training.algorithm} does "
+                "not compare; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _stale_rollouts_are_corrected(self) -> Self:
         if self.rollout.staleness and self.training.importance_cap is None:
             raise ValueError(

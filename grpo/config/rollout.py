@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from grpo.config.base import Settings
 
+_READERS = {"gpu_memory_share": "backend: vllm", "max_rounds": "informative_groups"}
+
 
 class RolloutSettings(Settings):
     """How episodes are played."""
@@ -45,9 +47,9 @@ class RolloutSettings(Settings):
     """Episodes of a shard in flight at once."""
     turn_timeout_s: float = Field(default=120.0, gt=0)
     """A turn of the policy that takes longer fails its episode."""
-    step_timeout_s: float = Field(default=120.0, gt=0)
+    step_timeout_s: float = Field(default=60.0, gt=0)
     """An answer of the environment, user or tool, that takes longer fails its episode."""
-    episode_timeout_s: float = Field(default=120.0, gt=0)
+    episode_timeout_s: float = Field(default=900.0, gt=0)
     """An episode that takes longer is failed, not waited for."""
     stage_timeout_s: float = Field(default=14400.0, gt=0)
     """Episodes of a shard that are not finished by then are failed, not waited for."""
@@ -58,6 +60,9 @@ class RolloutSettings(Settings):
     def _settings_agree(self) -> Self:
         if self.dask_address is not None and self.runner != "dask":
             raise ValueError(f"dask_address {self.dask_address} is not read by runner {self.runner}; set runner: dask")
+        for name, read in (("gpu_memory_share", self.backend == "vllm"), ("max_rounds", self.informative_groups)):
+            if not read and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is not read without {_READERS[name]}; leave it out")
         most = self.scenarios * self.max_rounds
         if self.informative_groups is not None and self.informative_groups > most:
             raise ValueError(

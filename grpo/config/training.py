@@ -13,15 +13,18 @@ from grpo.config.trust_region import TrustRegionSettings
 
 AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo", "a2c", "trpo", "dpo"]
 _CLIPS = ("clip_low", "clip_high", "dual_clip")
+_STEPS = ("learning_rate", "warmup_steps", "schedule", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2")
+_SEVERAL = ("groups_per_step", "epochs")  # without a ratio only the first step on a rollout is unbiased
+_RATIO = ("ratio_tolerance", "importance_cap", "entropy_share", "entropy_coefficient")
 UNREAD: dict[str, tuple[str, ...]] = {
     "cispo": ("clip_low", "dual_clip"),
-    "rloo": _CLIPS,
-    "reinforce": _CLIPS,
+    "rloo": (*_CLIPS, *_SEVERAL),
+    "reinforce": (*_CLIPS, *_SEVERAL),
     "ppo": ("baseline", "credit"),
-    "a2c": ("baseline", "credit", *_CLIPS),
-    "trpo": _CLIPS,
+    "a2c": ("baseline", "credit", *_CLIPS, *_SEVERAL),
+    "trpo": (*_CLIPS, *_STEPS, "entropy_share", "precision"),
     "dpo": ("baseline", "scale_by_std", "credit", "reward_clip", "normalize_rewards", "overlong_limit", *_CLIPS,
-            "importance_cap", "entropy_share", "entropy_coefficient", "lora", "precision", "gradient_checkpointing"),
+            *_RATIO, "lora", "precision", "gradient_checkpointing"),
 }  # fmt: skip
 """Settings that an algorithm has no use for: changed all the same, they are refused."""
 TRL_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
@@ -104,6 +107,8 @@ class TrainingSettings(Settings):
     """Processes that share a step, each with its part of the batch."""
     sharding: Literal["replicated", "sharded"] = "replicated"
     """Whether each process holds all weights (DDP) or its share of them (FSDP)."""
+    update_timeout_s: float = Field(default=14400.0, gt=0)
+    """Several processes that take longer for an update are ended, and the stage is tried again."""
 
     @model_validator(mode="after")
     def _settings_are_read(self) -> Self:
@@ -113,7 +118,14 @@ class TrainingSettings(Settings):
             unread.add("critic")
         if self.algorithm != "trpo":
             unread.add("trust_region")
-        reader: str = self.algorithm
+        if self.algorithm != "dr_grpo":
+            unread.add("length_normalizer")
+        unread.add("max_mismatch_kl" if self.importance_cap is None else "ratio_tolerance")
+        if self.overlong_limit is None:
+            unread.add("overlong_margin")
+        if self.processes == 1:
+            unread.add("update_timeout_s")
+        reader = f"{self.algorithm} with these settings"
         if self.engine == "trl":
             if self.algorithm not in TRL_ALGORITHMS:
                 raise ValueError(f"engine trl has no {self.algorithm}, only {', '.join(TRL_ALGORITHMS)}")
@@ -126,6 +138,8 @@ class TrainingSettings(Settings):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
+        if self.credit == "turn" and "global_mean" in (self.baseline, {"reinforce": "global_mean"}.get(self.algorithm)):
+            raise ValueError("credit: turn compares siblings turn by turn; set baseline to one within the group")
         if self.algorithm == "dpo" and not self.beta:
             raise ValueError("dpo needs beta above 0, for example 0.1: how sharply pairs are told apart")
         if self.precision != "fp32" and self.importance_cap is None:

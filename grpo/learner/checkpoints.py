@@ -38,8 +38,8 @@ class CheckpointState(BaseModel):
     """Optimizer steps since the base."""
     microbatch_tokens: int | None = None
     """Tokens in a pass for which memory sufficed."""
-    loss_scale: float | None = None
-    """By which fp16 losses are multiplied."""
+    loss_scale: tuple[float, int] | None = None
+    """By which fp16 losses are multiplied, and for how many steps that has gone well."""
     base: Artifact | None = None
     """The checkpoint whose weights stay, where this one holds adapters only."""
 
@@ -64,7 +64,8 @@ def save(
     if not first:
         return
     save_file({**tensors, _RNG: torch.get_rng_state()}, folder / OPTIMIZER)
-    scale = learner.scaler.get_scale() if learner.scaler.is_enabled() else None
+    scaler = learner.scaler.state_dict()  # empty unless in fp16
+    scale = (scaler["scale"], scaler["_growth_tracker"]) if scaler else None
     state = CheckpointState(
         policy_hash=policy.hash,
         parent=parent,
@@ -102,7 +103,8 @@ def resume(learner: Learner, folder: Path) -> None:
     if state.microbatch_tokens is not None:
         learner.microbatch_tokens = min(learner.microbatch_tokens, state.microbatch_tokens)
     if state.loss_scale is not None and learner.scaler.is_enabled():
-        learner.scaler.load_state_dict({**learner.scaler.state_dict(), "scale": state.loss_scale})
+        scale, good = state.loss_scale
+        learner.scaler.load_state_dict({**learner.scaler.state_dict(), "scale": scale, "_growth_tracker": good})
     if not (folder / OPTIMIZER).is_file():
         return
     try:

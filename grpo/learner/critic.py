@@ -105,17 +105,22 @@ class Critic:
         )
 
     def learn(self, judgement: Judgement) -> list[float]:
-        """Fit the head to the returns; the loss before each of its steps."""
-        losses = []
-        for _ in range(self.settings.epochs):
+        """Fit the head to the returns; the loss before each of its steps, and after the last."""
+
+        def loss_now() -> torch.Tensor:
             values = self.head(judgement.states)
             clip = self.settings.value_clip
-            loss = value_loss(values, judgement.values, judgement.returns, clip=clip).mean()
+            return value_loss(values, judgement.values, judgement.returns, clip=clip).mean()
+
+        losses = []
+        for _ in range(self.settings.epochs):
+            loss = loss_now()
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             losses.append(float(loss.detach()))
-        return losses
+        with torch.no_grad():
+            return [*losses, float(loss_now())]
 
     def save(self, folder: Path) -> None:
         """Write the head and its optimizer beside the policy."""

@@ -24,12 +24,13 @@ def by_learner(learner: Learner, batch: Batch, *, seed: int, iteration: int) -> 
     """Go through the rollout once an epoch, in steps of whole groups; with how far the sampler was from the policy."""
     settings = learner.settings
     rng = np.random.default_rng([seed, iteration])
-    epochs = range(settings.epochs)
-    hands = [hand for _ in epochs for hand in deal(batch.groups, per_hand=settings.groups_per_step, rng=rng)]
-    mismatch = 0.0
+    groups, mismatch = batch.groups, 0.0
     if settings.importance_cap is not None:
-        hands = [with_old_logprobs(learner.model, hand, settings) for hand in hands]
-        mismatch = _mismatch([sample for hand in hands for sample in hand], limit=settings.max_mismatch_kl)
+        known, mismatch = _off_policy(learner, [sample for members in groups for sample in members])
+        corrected = iter(known)
+        groups = tuple(tuple(next(corrected) for _ in members) for members in groups)
+    epochs = range(settings.epochs)
+    hands = [hand for _ in epochs for hand in deal(groups, per_hand=settings.groups_per_step, rng=rng)]
     of = Denominators(
         sequences=max(1, batch.sample_count * settings.epochs // len(hands)),
         tokens=max(1, batch.token_count * settings.epochs // len(hands)),
@@ -60,8 +61,7 @@ def by_trl(
     mismatch = 0.0
     if settings.importance_cap is not None:
         samples = spoken(trajectory for group in groups for trajectory in group.trajectories)
-        known = with_old_logprobs(learner.model, samples, settings)
-        mismatch = _mismatch(known, limit=settings.max_mismatch_kl)
+        _, mismatch = _off_policy(learner, samples)
     measured = trl_engine.train(
         learner.model,
         tokenizer,
@@ -118,13 +118,19 @@ def _rates(learner: Learner, *, iteration: int, steps: int) -> Callable[[int], f
     return rate
 
 
-def _mismatch(samples: Sequence[Sample], *, limit: float) -> float:
-    """How far the sampler was from the policy, in nats a token; `RatioError` beyond the limit."""
-    distance = mismatch_kl(samples)
-    if not distance <= limit:
+def _off_policy(learner: Learner, samples: Sequence[Sample]) -> tuple[list[Sample], float]:
+    """The samples with what the policy says of them before the first step, and how far that is from the sampler.
+
+    Raises `RatioError` beyond `max_mismatch_kl`.
+    """
+    settings = learner.settings
+    budget = learner.microbatch_tokens
+    known = with_old_logprobs(learner.model, samples, precision=settings.precision, max_tokens=budget)
+    distance = mismatch_kl(known)
+    if not distance <= settings.max_mismatch_kl:
         raise RatioError(
             f"the sampler is {distance:.2g} nats a token from the policy that is to be trained, more than "
-            f"training.max_mismatch_kl {limit:g}: importance weights cannot make up for that; play the rollout with "
-            "this policy"
+            f"training.max_mismatch_kl {settings.max_mismatch_kl:g}: importance weights cannot make up for that; play "
+            "the rollout with this policy"
         )
-    return distance
+    return known, distance

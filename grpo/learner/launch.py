@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
 import grpo.errors
 from grpo.artifacts import Artifact
 from grpo.config.training import TrainingSettings
-from grpo.errors import GRPOError
+from grpo.errors import ConfigError
 
+METRICS, REFUSAL = "metrics.json", "refusal.json"
 _SHOWN = 2000
 """Characters of the workers' last words in the message."""
 
@@ -32,10 +36,12 @@ class Order(BaseModel):
     seed: int
     iteration: int
     base_artifact: Artifact | None
+    launcher: int
+    """Process that waits for the answer; without it nobody needs one."""
 
 
 class Refusal(BaseModel):
-    """Why a process cannot do it: a `GRPOError` by its name."""
+    """Why a process cannot do it: the error by its name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,30 +53,50 @@ class WorkerLost(BrokenExecutor):
     """A process of an update died; the checkpoint that it started from is untouched, so a second try may mend it."""
 
 
+class WorkerFailed(RuntimeError):
+    """A process of an update ended with an error that a second try would meet again."""
+
+
 def run_workers(order: Order) -> bytes:
     """Carry an order out in `settings.processes` processes; returns the metrics of the first as JSON.
 
-    Raises the `GRPOError` of a process that refused, and `WorkerLost` when one died without a word.
+    Raises the `GRPOError` of a process that refused, `WorkerFailed` for any other error of one, and `WorkerLost` when
+    one died without a word or all took longer than `update_timeout_s`.
     """
-    processes = order.settings.processes
+    processes, timeout_s = order.settings.processes, order.settings.update_timeout_s
+    if torch.cuda.is_available() and processes > torch.cuda.device_count():
+        raise ConfigError(
+            f"training.processes is {processes}, and this machine has {torch.cuda.device_count()} accelerators; "
+            "each process needs one"
+        )
     with tempfile.TemporaryDirectory(prefix="grpo-update-") as name:
         folder = Path(name)
         (folder / "order.json").write_text(order.model_dump_json(), encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        done = subprocess.run(
+        with subprocess.Popen(
             [*command, "-m", "grpo.learner.worker", str(folder / "order.json")],
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            check=False,
-        )
-        if (folder / "refusal.json").is_file():
-            refusal = Refusal.model_validate_json((folder / "refusal.json").read_bytes())
-            kind = getattr(grpo.errors, refusal.kind, GRPOError)
-            raise kind(refusal.message)
-        if done.returncode:
+            start_new_session=True,  # so that all of them can be ended at once
+        ) as agent:
+            try:
+                _, words = agent.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise WorkerLost(
+                    f"{processes} training processes took longer than {timeout_s:g} s (training.update_timeout_s) and "
+                    f"were ended; the checkpoint {order.parent} stands"
+                ) from error
+            finally:
+                if agent.poll() is None:
+                    os.killpg(agent.pid, signal.SIGKILL)
+        if (folder / REFUSAL).is_file():
+            refusal = Refusal.model_validate_json((folder / REFUSAL).read_bytes())
+            raise getattr(grpo.errors, refusal.kind, WorkerFailed)(refusal.message)
+        if agent.returncode:
             raise WorkerLost(
-                f"one of {processes} training processes died (torchrun ended with {done.returncode}); nothing was "
-                f"written, the checkpoint {order.parent} stands. Last words: {done.stderr[-_SHOWN:]}"
+                f"one of {processes} training processes died (torchrun ended with {agent.returncode}); nothing was "
+                f"written, the checkpoint {order.parent} stands. Last words: {words[-_SHOWN:]}"
             )
-        return (folder / "metrics.json").read_bytes()
+        return (folder / METRICS).read_bytes()

@@ -17,7 +17,7 @@ from grpo.algorithms.kl import kl_loss
 from grpo.algorithms.losses import Bounds, high_entropy_mask, importance_ratio, truncated_weight
 from grpo.algorithms.reductions import Denominators, token_weights
 from grpo.config.training import TrainingSettings
-from grpo.errors import CapacityError
+from grpo.errors import CapacityError, Diverged
 from grpo.learner.memory import ran_out, recomputed_activations
 from grpo.learner.packing import microbatches
 from grpo.learner.precision import autocast, loss_scaler
@@ -91,14 +91,32 @@ class Learner:
         sums, distances = self._gradient(samples, of)
         if on_policy:
             check_ratio(distances, tolerance=self.settings.ratio_tolerance)
+        while not self._is_finite(sums["loss"]):
+            sums, _ = self._gradient(samples, of)
         moved = self.move(samples, of, progress=progress)
         self.step_count += 1
         means = {name: sums[name] / said for name in ("ratio", "clip_share", "entropy")}
         return {**means, "loss": sums["loss"], "tokens": said, "passed": sums["passed"], **moved}
 
+    def _is_finite(self, loss: float) -> bool:
+        """Whether the gradient can be stepped on; an fp16 overflow halves the loss scale and asks for another one.
+
+        Raises `Diverged` where a smaller scale cannot help.
+        """
+        self.scaler.unscale_(self.optimizer)
+        norm = float(whole(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])))
+        if math.isfinite(norm) and math.isfinite(loss):
+            return True
+        if not self.scaler.is_enabled() or not math.isfinite(loss) or self.scaler.get_scale() < 1:
+            raise Diverged(
+                f"step {self.step_count} has loss {loss:g} and gradient norm {norm:g} (scale "
+                f"{self.scaler.get_scale():g}); lower training.learning_rate, or raise beta or the clip's strength"
+            )
+        self.scaler.update()
+        return False
+
     def move(self, samples: Sequence[Sample], of: Denominators, *, progress: float) -> dict[str, float]:
         """Change the weights by the gradient that lies in them; returns its norm and the learning rate."""
-        self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
         rate = self.learning_rate(progress)
         for parameters in self.optimizer.param_groups:
@@ -123,16 +141,22 @@ class Learner:
         ratio is from 1.
 
         When memory runs out it is begun again with half the tokens a pass: the gradient is the same. Raises
-        `CapacityError` when a single sequence does not fit.
+        `CapacityError` when a single sequence does not fit, or when processes that share weights would have to agree.
         """
+        threshold = self._entropy_threshold(samples) if self.settings.entropy_share < 1 else None
         while True:
             self.optimizer.zero_grad(set_to_none=True)
             try:
                 with recomputed_activations(self.model) if self.settings.gradient_checkpointing else nullcontext():
-                    found = self._accumulate(samples, of)
+                    found = self._accumulate(samples, of, threshold=threshold)
             except RuntimeError as error:
                 if not ran_out(error):
                     raise
+                if self.settings.sharding == "sharded":
+                    raise CapacityError(
+                        f"memory ran out with training.microbatch_tokens {self.microbatch_tokens} in one of the "
+                        "processes that share the weights; lower it"
+                    ) from error
                 found = None
             if not self.world.any(found is None) and found is not None:
                 break
@@ -153,12 +177,11 @@ class Learner:
         return sums, self.world.gather(found[1])
 
     def _accumulate(
-        self, samples: Sequence[Sample], of: Denominators
+        self, samples: Sequence[Sample], of: Denominators, *, threshold: float | None
     ) -> tuple[dict[str, float], list[tuple[float, str]]]:
         """This process's part of `_gradient`."""
         sums: dict[str, float] = defaultdict(float)
         distances: list[tuple[float, str]] = []
-        threshold = self._entropy_threshold(samples) if self.settings.entropy_share < 1 else None
         passes = self.passes(samples)
         for micro in passes:
             with autocast(self.settings.precision, self.model.device):
@@ -170,13 +193,14 @@ class Learner:
             sums["loss"] += float(loss.detach())
             for name, value in more.items():
                 sums[name] += value
-        if (
-            self.settings.sharding == "sharded"
-        ):  # all processes gather each layer: none may pass less often than another
-            for _ in range(max(self.world.gather([len(passes)])) - len(passes)):
-                with autocast(self.settings.precision, self.model.device):
-                    self._backward(0 * self.loss(samples[:1], of)[0])
+        for _ in range(self._idle_passes(len(passes))):
+            with autocast(self.settings.precision, self.model.device):
+                self._backward(0 * self.loss(samples[:1], of)[0])
         return sums, distances
+
+    def _idle_passes(self, own: int) -> int:
+        """Passes for company: layers are gathered from all processes, so none may pass less often than another."""
+        return max(self.world.gather([own])) - own if self.settings.sharding == "sharded" else 0
 
     def _backward(self, loss: torch.Tensor) -> None:
         """Add to the gradient; sharded, it is averaged over the processes, and the sum is wanted."""
@@ -223,7 +247,10 @@ class Learner:
     @torch.no_grad()
     def _entropy_threshold(self, samples: Sequence[Sample]) -> float:
         """The entropy that `entropy_share` of the batch's tokens reach, whatever the batch is cut into."""
+        passes = self.passes(samples)
         with autocast(self.settings.precision, self.model.device):
-            parts = [score_tokens(self.model, micro).entropy.cpu() for micro in self.passes(samples)]
+            parts = [score_tokens(self.model, micro).entropy.cpu() for micro in passes]
+            for _ in range(self._idle_passes(len(passes))):
+                score_tokens(self.model, samples[:1])
         entropy = torch.cat(self.world.gather(parts))
         return float(entropy[high_entropy_mask(entropy, share=self.settings.entropy_share)].min())

@@ -80,7 +80,7 @@ def build_batch(
             "rollout, and look at why its episodes or their rewards failed"
         )
     samples = _judged(groups, settings) if ALGORITHMS[settings.algorithm].critic else _compared(groups, settings)
-    informative = sum(any(s.rewards is not None or s.advantages.any() for s in members) for members in samples)
+    informative = sum(map(_teaches, samples))
     if not informative:
         raise NoLearningSignal(
             f"no learning signal: in all {len(groups)} groups the siblings have the same reward, so every advantage "
@@ -170,7 +170,21 @@ def _check(group: TrajectoryGroup, policy_hash: str, earlier_hash: str | None, r
 
 
 def deal(groups: Sequence[tuple[Sample, ...]], *, per_hand: int | None, rng: np.random.Generator) -> list[list[Sample]]:
-    """Deal whole groups, shuffled, into as few hands of at most `per_hand` groups as there must be, one a step."""
-    order = rng.permutation(len(groups))
-    hands = math.ceil(len(groups) / per_hand) if per_hand else 1
-    return [[sample for index in order[hand::hands] for sample in groups[index]] for hand in range(hands)]
+    """Deal whole groups, shuffled, into as few hands of at most `per_hand` groups as there must be, one a step.
+
+    Groups that teach by their KL or entropy alone are spread over the hands and do not count.
+    """
+    teaching = [members for members in groups if _teaches(members)]
+    others = [members for members in groups if not _teaches(members)]
+    hands = math.ceil(len(teaching) / per_hand) if per_hand else 1
+    dealt: list[list[Sample]] = [[] for _ in range(hands)]
+    for part in (teaching, others):
+        order = rng.permutation(len(part)) if part else ()
+        for place, index in enumerate(order):
+            dealt[place % hands] += part[index]
+    return dealt
+
+
+def _teaches(members: Sequence[Sample]) -> bool:
+    """Whether a group's siblings differ, or a critic has judged them."""
+    return any(sample.rewards is not None or sample.advantages.any() for sample in members)

@@ -12,10 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from grpo.algorithms.kl import k3
-from grpo.config.training import TrainingSettings
 from grpo.errors import RatioError
 from grpo.learner.packing import hidden_states, microbatches, pack
-from grpo.learner.precision import autocast
+from grpo.learner.precision import Precision, autocast
 from grpo.learner.samples import Sample
 from grpo.policy.transformers.adapters import without_adapters
 from grpo.policy.transformers.sharding import is_sharded
@@ -119,18 +118,20 @@ def loss_tokens(samples: Sequence[Sample], *, device: torch.device) -> LossToken
 
 
 @torch.no_grad()
-def with_old_logprobs(model: PreTrainedModel, samples: Sequence[Sample], settings: TrainingSettings) -> list[Sample]:
-    """Samples with what the model itself says of their loss tokens, for a sampler that was another policy."""
-    known = []
-    for micro in microbatches(samples, max_tokens=settings.microbatch_tokens):
+def with_old_logprobs(
+    model: PreTrainedModel, samples: Sequence[Sample], *, precision: Precision, max_tokens: int
+) -> list[Sample]:
+    """Samples, in their order, with what the model itself says of their loss tokens; the sampler was another policy."""
+    known: dict[int, Sample] = {}
+    for micro in microbatches(samples, max_tokens=max_tokens):
         lengths = [int(sample.loss_mask.sum()) for sample in micro]
-        with autocast(settings.precision, model.device):
+        with autocast(precision, model.device):
             own = score_tokens(model, micro).logprobs.cpu()
         for sample, part in zip(micro, torch.split(own, lengths), strict=True):
             logprobs = np.zeros_like(sample.sampler_logprobs)
             logprobs[sample.loss_mask] = part.numpy()
-            known.append(replace(sample, old_logprobs=logprobs))
-    return known
+            known[id(sample)] = replace(sample, old_logprobs=logprobs)
+    return [known[id(sample)] for sample in samples]
 
 
 def check_ratio(distances: Sequence[tuple[float, str]], *, tolerance: float) -> None:

@@ -14,8 +14,9 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L
 def model_flops_utilization(model: PreTrainedModel, *, tokens_per_s: float, precision: Precision) -> float | None:
     """Share of the accelerator's peak that forward and backward passes used, 6 operations a weight and token.
 
-    `tokens_per_s` counts tokens that really went through the model. Attention itself is not counted. None where the
-    peak is not known: on the CPU, in fp32, on an accelerator that is not in `PEAK_FLOPS`.
+    `tokens_per_s` counts tokens that really went through the model on one accelerator. Attention itself is not
+    counted, and weights that stay as they are, under adapters, count as if they were trained. None where the peak is
+    not known: on the CPU, in fp32, on an accelerator that is not in `PEAK_FLOPS`.
     """
     if model.device.type != "cuda" or precision == "fp32":
         return None

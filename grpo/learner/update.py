@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from grpo.algorithms.catalog import choose
 from grpo.artifacts import Artifact
 from grpo.config.training import TrainingSettings
-from grpo.errors import NoEffect
+from grpo.errors import NoEffect, NoLearningSignal
 from grpo.learner.checkpoints import read_state, resume, save
 from grpo.learner.critic import Critic
 from grpo.learner.engines import by_learner, by_preferences, by_trl
@@ -39,7 +40,7 @@ _KL_SAMPLES = 48
 class UpdateMetrics(BaseModel):
     """What one update did; a mean is over the tokens that the policy said."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     informative_share: float = 0.0
     kl_to_base: float
@@ -59,7 +60,7 @@ class UpdateMetrics(BaseModel):
     value_loss: float | None = None
     """Of the critic, after it learned from this rollout."""
     tokens_per_s: float = 0.0
-    """Tokens that went through the model in training passes, shared ones once."""
+    """Tokens that went through the model in training passes, those that the learner shares once."""
     mfu: float | None = None
     """Share of the accelerator's arithmetic; None where its peak is not known."""
 
@@ -93,6 +94,7 @@ def update(
             seed=seed,
             iteration=iteration,
             base_artifact=base_artifact,
+            launcher=os.getpid(),
         )
         return UpdateMetrics.model_validate_json(run_workers(order))
     world = world or World()
@@ -117,7 +119,7 @@ def update(
         critic = Critic(width, settings.critic, seed=seed, device=policy.model.device)
         critic.resume(parent)
         batch, judgement = critic.judge(
-            policy.model, batch, max_tokens=settings.microbatch_tokens, scale=algorithm.scale_by_std
+            policy.model, batch, max_tokens=learner.microbatch_tokens, scale=algorithm.scale_by_std
         )
         value_loss = critic.learn(judgement)[-1]
     began = time.perf_counter()
@@ -131,6 +133,11 @@ def update(
         measured, mismatch = by_learner(learner, batch, seed=seed, iteration=iteration)
     seconds = time.perf_counter() - began
     policy.hash = weights_hash(policy.model)
+    if policy.hash == before and algorithm.update == "trust_region":
+        raise NoLearningSignal(
+            f"no learning signal: iteration {iteration} found no step within KL {settings.trust_region.max_kl:g} that "
+            "lowers the loss; raise training.trust_region.halvings or max_kl"
+        )
     if policy.hash == before:
         raise NoEffect(
             f"no effect: iteration {iteration} left every weight as it was (learning rate "
@@ -155,7 +162,7 @@ def update(
         step_kl=max((metrics["step_kl"] for metrics in measured if "step_kl" in metrics), default=None),
         value_loss=value_loss,
         tokens_per_s=tokens_per_s,
-        mfu=model_flops_utilization(policy.model, tokens_per_s=tokens_per_s, precision=settings.precision),
+        mfu=model_flops_utilization(policy.model, tokens_per_s=tokens_per_s / world.size, precision=settings.precision),
     )
 
 

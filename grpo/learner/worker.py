@@ -7,43 +7,79 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
+from traceback import extract_tb
+from types import TracebackType
 
 import torch
 from torch import distributed
 
-from grpo.errors import GRPOError
-from grpo.learner.launch import Order, Refusal
+from grpo.learner.launch import METRICS, REFUSAL, Order, Refusal
 from grpo.learner.update import update
 from grpo.learner.world import World
 
+_LOOK_S = 1.0
+"""Between two looks at whether anybody still waits for the answer."""
+
 
 def main(path: Path) -> None:
-    """Do this process's part; the first one leaves the metrics, any of them the reason why it cannot be done."""
+    """Do this process's part; the first one leaves the metrics, one that cannot do it the reason."""
     order = Order.model_validate_json(path.read_bytes())
+    sys.excepthook = _Reason(path.with_name(REFUSAL))
+    threading.Thread(target=_end_without, args=(order.launcher,), daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     world = World(rank=distributed.get_rank(), size=distributed.get_world_size())
-    try:
-        metrics = update(
-            order.scored,
-            order.parent,
-            order.base,
-            order.target,
-            order.settings,
-            seed=order.seed,
-            iteration=order.iteration,
-            base_artifact=order.base_artifact,
-            world=world,
-        )
-    except GRPOError as error:
-        refusal = Refusal(kind=type(error).__name__, message=str(error))
-        (path.parent / "refusal.json").write_text(refusal.model_dump_json(), encoding="utf-8")
-        raise
+    metrics = update(
+        order.scored,
+        order.parent,
+        order.base,
+        order.target,
+        order.settings,
+        seed=order.seed,
+        iteration=order.iteration,
+        base_artifact=order.base_artifact,
+        world=world,
+    )
     if world.rank == 0:
-        (path.parent / "metrics.json").write_text(metrics.model_dump_json(), encoding="utf-8")
+        path.with_name(METRICS).write_text(metrics.model_dump_json(), encoding="utf-8")
     distributed.destroy_process_group()
+
+
+class _Reason:
+    """Writes down which error ended this process, whole or not at all, and shows it; the first to write is believed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if not _is_of_another_process(traceback):
+            refusal = Refusal(kind=kind.__name__, message=f"{error}")
+            mine = self._path.with_suffix(f".{os.getpid()}")
+            mine.write_text(refusal.model_dump_json(), encoding="utf-8")
+            with suppress(FileExistsError):
+                os.link(mine, self._path)
+        sys.__excepthook__(kind, error, traceback)
+
+
+def _is_of_another_process(traceback: TracebackType | None) -> bool:
+    """Whether an error came up while talking to the others: what one of them died of is not known here."""
+    frames = extract_tb(traceback)
+    return bool(frames) and "/torch/distributed/" in frames[-1].filename
+
+
+def _end_without(launcher: int) -> None:
+    """End this process when the one that waits for it is gone, so that a retry does not train beside it."""
+    while True:
+        try:
+            os.kill(launcher, 0)
+        except ProcessLookupError:
+            os._exit(1)
+        time.sleep(_LOOK_S)
 
 
 if __name__ == "__main__":

@@ -19,34 +19,30 @@ CONFIG = "adapter_config.json"
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
     """Give a model untrained adapters, which change nothing yet, and freeze its own weights.
 
-    Raises `ConfigError` when no layer has a name in `target_modules`.
+    Raises `ConfigError` for a name in `target_modules` that no linear layer has.
     """
     from peft import LoraConfig  # 4 s, which runs without adapters need not pay
 
     targets = settings.target_modules
+    names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    missing = [] if isinstance(targets, str) else [target for target in targets if target not in names]
+    if missing:
+        raise ConfigError(
+            f"training.lora.target_modules {missing!r} fits no layer of {type(model).__name__}; its linear layers are "
+            f"{', '.join(sorted(names))}"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            model.add_adapter(
-                LoraConfig(
-                    r=settings.r,
-                    lora_alpha=settings.lora_alpha,
-                    target_modules=targets if isinstance(targets, str) else list(targets),
-                    lora_dropout=0.0,
-                    bias="none",
-                )
+        model.add_adapter(
+            LoraConfig(
+                r=settings.r,
+                lora_alpha=settings.lora_alpha,
+                target_modules=targets if isinstance(targets, str) else list(targets),
+                lora_dropout=0.0,
+                bias="none",
             )
-        except ValueError as error:
-            names = sorted({name.rsplit(".", 1)[-1] for name, part in model.named_modules() if _is_linear(part)})
-            raise ConfigError(
-                f"training.lora.target_modules {targets!r} fits no layer of {type(model).__name__}; "
-                f"its linear layers are {', '.join(names)}"
-            ) from error
+        )
     model.eval()
-
-
-def _is_linear(module: torch.nn.Module) -> bool:
-    return isinstance(module, torch.nn.Linear)
 
 
 def has_adapters(model: PreTrainedModel) -> bool:

@@ -42,7 +42,8 @@ def _train(folder: Path, tiny: Path, reward: Callable[[Trajectory], float], **se
 
     It ends early when nearly all or nearly none of the tokens are good: what could be learned has been.
     """
-    plan = TrainingSettings(**{"learning_rate": 3e-2, **settings})  # type: ignore[arg-type]
+    rate = {} if settings["algorithm"] == "trpo" else {"learning_rate": 3e-2}
+    plan = TrainingSettings(**{**rate, **settings})  # type: ignore[arg-type]
     policy = load(tiny)
     base = folder / "0"
     base.mkdir(parents=True)

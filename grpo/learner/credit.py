@@ -19,7 +19,7 @@ from grpo.algorithms.advantages import (
 from grpo.algorithms.algorithm import Algorithm
 from grpo.algorithms.catalog import choose
 from grpo.config.training import TrainingSettings
-from grpo.errors import ConfigError, DataError
+from grpo.errors import DataError
 from grpo.trajectories import Trajectory, TrajectoryGroup
 
 
@@ -67,13 +67,11 @@ def token_advantages(
 ) -> list[list[NDArray[np.float32] | None]]:
     """The advantage of each token of each sibling, [tokens] and 0 where it did not speak; None without a reward.
 
-    Raises `DataError` for turn rewards that are not one a turn, `ConfigError` for turns against the whole batch.
+    Raises `DataError` for turn rewards that are not one a turn.
     """
     algorithm = choose(settings.algorithm, baseline=settings.baseline, scale_by_std=settings.scale_by_std)
     rewards = _rewards(groups, settings)
     if settings.credit == "turn":
-        if algorithm.baseline == "global_mean":
-            raise ConfigError("training.credit: turn compares siblings; set training.baseline to one within the group")
         return [
             _by_turn(group, siblings, terminal, algorithm)
             for group, siblings, terminal in zip(groups, rewards.turns, rewards.terminal, strict=True)

@@ -71,7 +71,8 @@ def own_logprobs(model: PreTrainedModel, row: Trajectory | Sample) -> np.ndarray
 
 
 def settings_of(**changes: Any) -> TrainingSettings:
-    return TrainingSettings(**{"learning_rate": RATE, "epochs": 3, "length_normalizer": NORMALIZER, **changes})
+    normalizer = {"length_normalizer": NORMALIZER} if changes.get("algorithm") == "dr_grpo" else {}
+    return TrainingSettings(**{"learning_rate": RATE, "epochs": 3, **normalizer, **changes})
 
 
 def distant(model: PreTrainedModel) -> PreTrainedModel:

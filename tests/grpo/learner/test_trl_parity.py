@@ -162,7 +162,8 @@ def _theirs(
 
 
 def _ours(policy: TransformersPolicy, samples: list[Sample], **settings: Any) -> tuple[float, torch.Tensor]:
-    plan = TrainingSettings(learning_rate=0, max_grad_norm=1e9, length_normalizer=NORMALIZER, **settings)
+    normalizer = {"length_normalizer": NORMALIZER} if settings["algorithm"] == "dr_grpo" else {}
+    plan = TrainingSettings(learning_rate=0, max_grad_norm=1e9, **normalizer, **settings)
     learner = Learner(copy.deepcopy(policy.model), plan, reference=_reference(policy) if plan.beta else None)
     tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
     of = Denominators(sequences=len(samples), tokens=tokens, normalizer=NORMALIZER)

@@ -1,0 +1,62 @@
+"""What the benchmarks of rollout and learner work on: the quickstart's model, config and episodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.environments.catalog import make_environment
+from grpo.learner.samples import Sample, build_batch, deal
+from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.renderer import Renderer
+from grpo.rewards.composite import make_reward
+from grpo.rewards.score import score
+from grpo.rollout.collect import collect
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import group
+from tests.benchmarks.measure import ROOT
+from tests.doubles import play_desk
+
+SCENARIOS, SIBLINGS = 32, 8
+CONFIG = "data/configs/quickstart.yaml"
+MODEL = ROOT / "data" / "models" / "desk_clerk"
+
+
+def quickstart() -> PipelineConfig:
+    """The config that ships."""
+    return load_config(ROOT / CONFIG)
+
+
+def desk_policy() -> TransformersPolicy:
+    """The embedded model, on all cores."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    return load(MODEL)
+
+
+def step_samples(policy: TransformersPolicy, config: PipelineConfig) -> list[Sample]:
+    """What the first optimizer step of a run learns from: whole groups of eight siblings that differ."""
+    played = play_desk(policy, config, scenarios=SCENARIOS, siblings=SIBLINGS)
+    scored = list(score(played, make_reward(config.reward)))
+    batch = build_batch(group(scored), config.training, policy_hash=policy.hash)
+    return deal(batch.groups, per_hand=config.training.groups_per_step, rng=np.random.default_rng(0))[0]
+
+
+def heldout_success(policy: TransformersPolicy, config: PipelineConfig, heldout: Sequence[Scenario]) -> float:
+    """Share of held-out episodes that succeed, as a run's evaluation plays and counts them."""
+    desk = make_environment(config.environment)
+    played = collect(
+        heldout,
+        policy,
+        desk,
+        Renderer(policy.tokenizer, tools=desk.tools),
+        config.rollout,
+        siblings=config.evaluation.samples,
+        temperature=config.evaluation.temperature,
+        run_seed=config.seed,
+        iteration="heldout",
+    )
+    return float(np.mean([bool(trajectory.outcome and trajectory.outcome.success) for trajectory in played]))

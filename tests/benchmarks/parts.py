@@ -1,0 +1,15 @@
+"""What can be measured, in the order of the page: a part is a module here with a function `measure`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tests.benchmarks.page import Findings
+
+PARTS = ("pipeline", "step", "rollout", "growth", "latency", "gpu", "ingest")
+
+
+def run(part: str) -> Findings:
+    """Measure one part; called in a process of its own."""
+    findings: Findings = import_module(f"tests.benchmarks.{part}").measure()
+    return findings

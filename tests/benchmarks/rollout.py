@@ -1,0 +1,97 @@
+"""Rollout speed: our sampler, left-padded `generate`, and transformers' continuous batching."""
+
+from __future__ import annotations
+
+from transformers.generation import ContinuousBatchingConfig
+
+from grpo.policy.policy import Policy, Sampling
+from grpo.trajectories import Trajectory
+from tests.benchmarks.against_trl import plain_model
+from tests.benchmarks.desk import MODEL, SCENARIOS, SIBLINGS, desk_policy, quickstart
+from tests.benchmarks.measure import in_turn, seconds
+from tests.benchmarks.page import Findings, Table, Versus
+from tests.benchmarks.usual import ContinuousPolicy, GeneratePolicy
+from tests.doubles import play_desk
+
+ROWS = (32, 64)
+"""Conversations in one call of `generate`; the fastest is taken."""
+REQUESTS = ((8, 128), (16, 128))
+"""Requests and tokens in a pass of continuous batching. On the CPU it masks all requests against all, so that few at
+once are faster than many: 256 at once were half as fast."""
+PAGE, PAGES = 16, 4096
+"""Tokens of a page, small enough for short prompts to be shared, and pages for every conversation."""
+REPEATS = 3
+
+
+def measure() -> Findings:
+    """Each way is tried once in each setting, which warms it up; then the fastest of each, in turn."""
+    config, policy = quickstart(), desk_policy()
+    model, tokenizer = plain_model(MODEL)
+    sampling = Sampling(temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens, seed=0)
+    generate = {f"{rows} at once": GeneratePolicy(model.eval(), tokenizer, rows) for rows in ROWS}
+    continuous = {
+        f"{requests} at once, {tokens} tokens a pass, pages of {PAGE}": ContinuousPolicy(
+            plain_model(MODEL)[0].eval(),
+            tokenizer,
+            ContinuousBatchingConfig(
+                page_size=PAGE,
+                num_blocks=PAGES,
+                max_batch_tokens=tokens,
+                max_requests_per_batch=requests,
+                return_logprobs=True,
+            ),
+            sampling,
+        )
+        for requests, tokens in REQUESTS
+    }
+    played: list[Trajectory] = []
+
+    def rate(player: Policy) -> float:
+        """Tokens said a second."""
+
+        def play() -> None:
+            played[:] = play_desk(player, config, scenarios=SCENARIOS, siblings=SIBLINGS)
+
+        taken = seconds(play)
+        return sum(trajectory.action_count for trajectory in played) / taken
+
+    def best(settings: dict[str, GeneratePolicy] | dict[str, ContinuousPolicy]) -> str:
+        rates = {name: rate(player) for name, player in settings.items()}
+        return max(rates, key=lambda name: rates[name])
+
+    rate(policy)
+    rows, requests = best(generate), best(continuous)
+    sides = {"ours": policy, "generate": generate[rows], "continuous": continuous[requests]}
+    speed = in_turn({name: lambda player=player: rate(player) for name, player in sides.items()}, repeats=REPEATS)
+    rate(policy)
+    turns = sum(turn.message.role == "assistant" for trajectory in played for turn in trajectory.turns)
+    said = sum(trajectory.action_count for trajectory in played)
+    told = {"ours": "ours", "generate": f"`generate`, {rows}", "continuous": f"continuous batching, {requests}"}
+    table = tuple((told[name], f"{speed[name]:,.0f}", f"{speed['ours'] / speed[name]:.2f}") for name in told)
+    return Findings(
+        title="Rollout",
+        text=(
+            f"{SCENARIOS} scenarios × {SIBLINGS} desk episodes of ragged lengths, {turns:,} turns and {said:,} tokens "
+            "said, with the same environment, renderer and episode code for all; only who speaks the turns differs. "
+            "The others read the whole conversation again at each turn; continuous batching shares pages that it has "
+            "read before. All return the log-probability of each token. Each way in the fastest of the settings that "
+            f"were tried; medians of {REPEATS}, the sides in turn."
+        ),
+        tables=(Table(head=("who speaks", "tokens said/s", "ours is faster by"), rows=table),),
+        gist=(
+            Versus(
+                measure="rollout, multi-turn",
+                ours=f"{speed['ours']:,.0f} tokens/s",
+                against=f"`generate` {speed['generate']:,.0f}",
+                ratio=speed["ours"] / speed["generate"],
+                bound=2.5,
+            ),
+            Versus(
+                measure="the same",
+                ours=f"{speed['ours']:,.0f} tokens/s",
+                against=f"continuous batching {speed['continuous']:,.0f}",
+                ratio=speed["ours"] / speed["continuous"],
+                bound=3,
+            ),
+        ),
+    )

@@ -17,6 +17,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 IMPLEMENTATION = "grpo_flat"
+_AHEAD = 64
+"""Tokens of each slot that are cleared at a time: what no conversation reaches is never touched."""
 
 
 class SlotCache:
@@ -24,8 +26,9 @@ class SlotCache:
 
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, slots: int, capacity: int, like: torch.Tensor):
         shape = (layers, slots, kv_heads, capacity, head_dim)
-        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        self.values = torch.zeros(shape, dtype=like.dtype, device=like.device)  # as zeros_like it would touch each page
+        self.keys = torch.empty(shape, dtype=like.dtype, device=like.device)
+        self.values = torch.empty_like(self.keys)
+        self._cleared = 0
 
     @property
     def capacity(self) -> int:
@@ -33,15 +36,20 @@ class SlotCache:
         return self.keys.shape[3]
 
     def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` tokens in every slot."""
-        if tokens <= self.capacity:
-            return
-        extra = max(tokens, 2 * self.capacity) - self.capacity
-        self.keys = functional.pad(self.keys, (0, 0, 0, extra))
-        self.values = functional.pad(self.values, (0, 0, 0, extra))
+        """Make room for `tokens` tokens in every slot, cleared, since what is masked must still be finite."""
+        if tokens > self.capacity:
+            extra = max(tokens, 2 * self.capacity) - self.capacity
+            self.keys = functional.pad(self.keys, (0, 0, 0, extra))
+            self.values = functional.pad(self.values, (0, 0, 0, extra))
+        if tokens > self._cleared:
+            clear = slice(self._cleared, min(tokens + _AHEAD, self.capacity))
+            self.keys[:, :, :, clear] = 0
+            self.values[:, :, :, clear] = 0
+            self._cleared = clear.stop
 
+    @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """Give the first `tokens` of a slot to its siblings, which share the prompt."""
+        """Give the first `tokens` of a slot to others: siblings that share the prompt, or where it moves to."""
         self.keys[:, targets, :, :tokens] = self.keys[:, source : source + 1, :, :tokens]
         self.values[:, targets, :, :tokens] = self.values[:, source : source + 1, :, :tokens]
 
@@ -61,10 +69,10 @@ class SlotBatch:
     """Slots [0, high) are in use."""
     reach: int
     """No slot in use holds more tokens than this after the pass."""
-    speaking_mask: torch.Tensor | None  # [high, 1, 1, reach], True where a speaking slot may look
+    speaking_mask: torch.Tensor | None  # [high, 1, 1, reach], 0 where a speaking slot may look, -inf elsewhere
     run_slots: torch.Tensor | None  # [runs]
     run_index: torch.Tensor | None  # [runs, width] flat token index, padded with the run's first token
-    run_mask: torch.Tensor | None  # [runs, 1, width, reach]
+    run_mask: torch.Tensor | None  # [runs, 1, width, reach], likewise
     run_real: torch.Tensor | None  # [runs, width] True where run_index is no padding
 
 

@@ -24,6 +24,8 @@ from grpo.policy.transformers.attention import SlotBatch, SlotCache
 
 _QUIET_ROUNDS = 2
 """Event-loop rounds in which no conversation asks for a turn before the next forward pass starts."""
+_FIRST_CAPACITY = 512
+"""Tokens for which each slot has room at first."""
 
 
 @dataclass(slots=True)
@@ -74,10 +76,12 @@ class SlotSampler:
             kv_heads=getattr(config, "num_key_value_heads", heads) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             slots=concurrency,
-            capacity=min(512, max_context),
+            capacity=min(_FIRST_CAPACITY, max_context),
             like=next(model.parameters()),
         )
-        self._free = list(range(concurrency - 1, -1, -1))
+        self._slots = concurrency
+        self._holders: list[SlotSession] = []
+        """Who holds slot 0, 1, …: no slot below the last is ever free, so that a pass computes none for nothing."""
         self._waiting: list[_Turn] = []
         self._speaking: list[_Turn] = []
         self._pump: asyncio.Task[None] | None = None
@@ -96,11 +100,15 @@ class SlotSampler:
         return SlotSession(self)
 
     def release(self, session: SlotSession) -> None:
-        """Free the slot of a finished conversation."""
-        if session.slot is not None:
-            self._free.append(session.slot)
-            self._free.sort(reverse=True)
-            session.slot = None
+        """Free the slot of a finished conversation; the holder of the last slot moves into it."""
+        if session.slot is None:
+            return
+        last = self._holders.pop()
+        if last is not session and last.slot is not None:
+            self._cache.copy(last.slot, [session.slot], last.read)
+            self._holders[session.slot] = last
+            last.slot = session.slot
+        session.slot = None
 
     async def submit(self, session: SlotSession, new_ids: list[int], sampling: Sampling) -> Generation:
         """Queue a turn and wait for it."""
@@ -146,10 +154,11 @@ class SlotSampler:
             if turn.future.cancelled():
                 continue
             if turn.session.slot is None:
-                if not self._free:
+                if len(self._holders) == self._slots:
                     waiting.append(turn)
                     continue
-                turn.session.slot = self._free.pop()
+                turn.session.slot = len(self._holders)
+                self._holders.append(turn.session)
             self._speaking.append(turn)
         self._waiting = waiting
 
@@ -201,7 +210,7 @@ class SlotSampler:
             position += range(start, start + count)
             ends.append(len(ids) - 1)
         reach, high = max(position) + 1, max(slot) + 1
-        self._cache.reserve(min(reach + 32, self._max_context))
+        self._cache.reserve(reach)
 
         def tensor(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, device=self._device)
@@ -211,14 +220,14 @@ class SlotSampler:
         if speaking:
             last = torch.zeros(high, dtype=torch.long, device=self._device)
             last[tensor(slot[:speaking])] = tensor(position[:speaking])
-            speaking_mask = (columns <= last[:, None])[:, None, None]
+            speaking_mask = self._mask(columns <= last[:, None])[:, None, None]
         if runs:
             starts, counts, firsts = (tensor([run[k] for run in runs]) for k in (1, 2, 3))
             offsets = torch.arange(max(run[2] for run in runs), device=self._device)
             run_slots = tensor([run[0] for run in runs])
             run_real = offsets < counts[:, None]
             run_index = torch.where(run_real, starts[:, None] + offsets, starts[:, None])
-            run_mask = (columns <= (firsts[:, None] + offsets * run_real)[:, :, None])[:, None]
+            run_mask = self._mask(columns <= (firsts[:, None] + offsets * run_real)[:, :, None])[:, None]
         batch = SlotBatch(
             cache=self._cache,
             slot=tensor(slot),
@@ -233,6 +242,11 @@ class SlotSampler:
             run_real=run_real,
         )
         return batch, tensor(ids).unsqueeze(0), tensor(ends)
+
+    def _mask(self, seen: torch.Tensor) -> torch.Tensor:
+        """What is added to attention's scores; made once a pass, as PyTorch would make it of booleans in each layer."""
+        like = self._cache.keys
+        return like.new_zeros(()).where(seen, like.new_full((), -torch.inf))
 
     def _draw(self, turns: list[_Turn], logits: torch.Tensor) -> None:
         """Draw one token a turn by inverting its cumulative distribution; finished turns leave the batch."""

@@ -31,7 +31,7 @@ class Cost:
     peak_mib: float
     """Peak memory of its first process."""
     peak_tree_mib: float
-    """Peak memory of all its processes together, shared pages counted once, looked at five times a second."""
+    """Peak memory of all its processes together, shared pages counted once, looked at once a second."""
 
 
 def command_cost(command: list[str], environment: Mapping[str, str] | None = None) -> Cost:
@@ -42,7 +42,7 @@ def command_cost(command: list[str], environment: Mapping[str, str] | None = Non
         peaks = [0.0]
 
         def watch() -> None:
-            while not ended.wait(0.2):
+            while not ended.wait(1.0):
                 peaks.append(_tree_bytes(process.pid))
 
         watcher = threading.Thread(target=watch)

@@ -9,7 +9,7 @@ run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
 test: $(READY)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

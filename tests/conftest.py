@@ -18,12 +18,12 @@ def _free_port() -> int:
 
 
 HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
-os.environ["GRPO_HOME"] = str(HOME)
-os.environ["PREFECT_SERVER_API_PORT"] = str(_free_port())
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from flows import settings  # noqa: E402
 
+os.environ.update(settings.local(HOME))  # each process of the tests has its own, whatever it inherits
+os.environ["PREFECT_SERVER_API_PORT"] = str(_free_port())
 settings.apply()
 
 ROOT = Path(__file__).resolve().parents[1]

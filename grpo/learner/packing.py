@@ -206,13 +206,14 @@ def _block(segments: Sequence[_Segment], device: torch.device) -> TreeBlock:
     before = np.stack([np.pad(s.past, (0, past - len(s.past)), constant_values=s.start) for s in segments])
     known = np.arange(past)[None] < np.array([len(s.past) for s in segments])[:, None]
     causal = np.tril(np.ones((width, width), dtype=np.bool_))
-    mask = np.concatenate(
+    seen = np.concatenate(
         [
             np.broadcast_to(known[:, None, :], (len(segments), width, past)),
             np.broadcast_to(causal[None], (len(segments), width, width)),
         ],
         axis=2,
     )
+    mask = np.where(seen, np.float32(0), np.float32(-np.inf))
     return TreeBlock(
         queries=torch.from_numpy(own).to(device),
         keys=torch.from_numpy(np.concatenate([before, own], axis=1)).to(device),

@@ -82,7 +82,9 @@ class TreeBlock:
 
     queries: torch.Tensor  # [segments, width] flat token index
     keys: torch.Tensor  # [segments, past + width] flat token index
-    mask: torch.Tensor  # [segments, 1, width, past + width], True where a query may look
+    mask: torch.Tensor
+    """[segments, 1, width, past + width], 0 where a query may look, -inf elsewhere: of booleans PyTorch would make and
+    keep as much in each layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ def _tree_attention(
             _gather(asked, block.queries),
             _gather(keys, block.keys),
             _gather(values, block.keys),
-            attn_mask=block.mask,
+            attn_mask=block.mask.to(asked.dtype),
             scale=scaling,
             enable_gqa=True,
         )

@@ -43,7 +43,7 @@ def test_a_segment_sees_its_ancestors_and_its_own_past_alone():
     for block in packed.tree.blocks:
         for row in range(len(block.queries)):
             for column, token in enumerate(block.queries[row].tolist()):
-                allowed = block.keys[row][block.mask[row, 0, column]].tolist()
+                allowed = block.keys[row][block.mask[row, 0, column] == 0].tolist()
                 sees[token] = set(allowed)
     root = {0, 1}
     assert sees == {

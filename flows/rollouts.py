@@ -87,5 +87,10 @@ class Rollouts:
         }
         played = self.ledger.map(rollout, [{**shared, "shard": k} for k in range(config.rollout.shards)])
         return self.ledger.run(
-            score, rollouts=tuple(result.rollout for result in played), reward=config.reward, store=config.store
+            score,
+            rollouts=tuple(result.rollout for result in played),
+            scenarios=self.data.scenarios,
+            reward=config.reward,
+            error_budget=config.rollout.error_budget,
+            store=config.store,
         )

@@ -33,6 +33,10 @@ class RewardError(GRPOError):
     """A reward gave a value that cannot be trained on."""
 
 
+class Unscored(RewardError):
+    """This one episode could not be judged: it gets no reward, and none is invented for it."""
+
+
 class BudgetError(GRPOError):
     """More episodes, records or rewards failed than the error budget allows."""
 

@@ -6,10 +6,13 @@ from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.rewards import RewardComponent
+from grpo.errors import BudgetError
 from grpo.rewards.composite import make_reward
 from grpo.rewards.score import score as score_trajectories
 from grpo.rewards.summary import RolloutSummary, summarize
+from grpo.scenarios.parquet import read_scenarios
 from grpo.tables import read_all, write_trajectories
+from tasks.ingest import SCENARIOS
 from tasks.stage import Clock, StageResult, stage
 
 
@@ -21,12 +24,29 @@ class ScoreResult(StageResult):
 
 
 @stage
-def score(rollouts: tuple[Artifact, ...], reward: tuple[RewardComponent, ...], store: str) -> ScoreResult:
-    """Judge every episode of these shards; a failed one keeps no reward."""
+def score(
+    rollouts: tuple[Artifact, ...],
+    scenarios: Artifact,
+    reward: tuple[RewardComponent, ...],
+    error_budget: float,
+    store: str,
+) -> ScoreResult:
+    """Judge every episode of these shards; one that failed or cannot be judged keeps no reward.
+
+    Raises `BudgetError` when more than `error_budget` of the finished ones could not be judged.
+    """
     clock = Clock()
     artifacts = ArtifactStore(store)
     played = read_all([artifacts.path(artifact) for artifact in rollouts])
-    scored = list(score_trajectories(played, make_reward(reward)))
+    ids = {trajectory.scenario_id for trajectory in played}
+    known = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS, ids=ids)}
+    scored = list(score_trajectories(played, make_reward(reward), known))
+    unscored = [trajectory for trajectory in scored if trajectory.stop != "failed" and trajectory.total_reward is None]
+    if len(unscored) > error_budget * len(scored):
+        raise BudgetError(
+            f"{len(unscored)} of {len(scored)} episodes could not be judged, more than rollout.error_budget "
+            f"{error_budget:.0%}; the first at {unscored[0].place}: {unscored[0].error}"
+        )
 
     def write(path: Path) -> None:
         write_trajectories(path, scored, provenance={"rollouts": " ".join(a.sha256 for a in rollouts)})

@@ -19,3 +19,5 @@ class RewardComponent(Settings):
     """Share in the total; negative turns the reward round."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of this reward, by name."""
+    optional: bool = False
+    """Whether an episode that this reward cannot judge still counts, without it; else it gets no reward."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo.errors import RewardError
+from grpo.errors import RewardError, Unscored
 from grpo.messages import Message
-from grpo.trajectories import Outcome, Stop
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Outcome, Stop, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,32 @@ class RewardContext:
     category: str
     stop: Stop
     outcome: Outcome | None = None
+    sample: int = 0
+    scenario: Scenario | None = None
+    """What the episode started from: its context, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """A finished conversation as a reward sees it."""
+
+    turns: tuple[Message, ...]
+    context: RewardContext
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, scenario: Scenario | None = None) -> Episode:
+        """What there is to judge in a trajectory."""
+        return cls(
+            turns=trajectory.messages,
+            context=RewardContext(
+                scenario_id=trajectory.scenario_id,
+                category=trajectory.category,
+                stop=trajectory.stop,
+                outcome=trajectory.outcome,
+                sample=trajectory.sample,
+                scenario=scenario,
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +65,11 @@ class RewardResult:
 
 
 class RewardFunction(ABC):
-    """Base of all rewards; `weight` is what the score counts for in a composite."""
+    """Base of all rewards; `weight` is what the score counts for in a composite.
+
+    A reward that judges one conversation at a time has `compute_reward`; one that compares siblings overrides
+    `compute_group` too. Either raises, or returns, `Unscored` for an episode that it cannot judge.
+    """
 
     name: str
 
@@ -47,3 +79,13 @@ class RewardFunction(ABC):
     @abstractmethod
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
         """Score a conversation; higher is better, usually in [0, 1]."""
+
+    async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
+        """Score the siblings of one scenario, in their order; by default each by itself."""
+        return list(await asyncio.gather(*(self._single(episode) for episode in episodes)))
+
+    async def _single(self, episode: Episode) -> RewardResult | Unscored:
+        try:
+            return await self.compute_reward(episode.turns, episode.context)
+        except Unscored as reason:
+            return reason

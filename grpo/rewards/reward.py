@@ -89,3 +89,5 @@ class RewardFunction(ABC):
             return await self.compute_reward(episode.turns, episode.context)
         except Unscored as reason:
             return reason
+        except RewardError as error:
+            raise RewardError(f"sample {episode.context.sample}: {error}") from error

@@ -134,7 +134,7 @@ def test_a_reward_that_is_not_a_number_stops_the_stage_with_its_place():
         async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
             return RewardResult(score=float("nan"))
 
-    with pytest.raises(RewardError, match="scenario s sample 0: reward nan is not finite"):
+    with pytest.raises(RewardError, match="scenario s: sample 0: reward nan is not finite"):
         list(score([_judged()], Broken()))
 
 

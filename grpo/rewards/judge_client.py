@@ -1,0 +1,91 @@
+"""How the judge is reached: so many questions at once, retried, guarded by a breaker, written into the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from grpo.config.judge import JudgeSettings
+from grpo.errors import ConfigError, PolicyError, RewardError, Unscored
+from grpo.policy.breaker import CircuitBreaker, CircuitOpen
+from grpo.policy.server import Server, Unanswered
+from grpo.rewards.costs import CostLedger
+
+logger = logging.getLogger(__name__)
+
+_SCHEME = "openai+"
+
+
+class JudgeClient:
+    """Asks one model on one server."""
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        if not settings.model.startswith(_SCHEME):
+            raise ConfigError(f"judge {settings.model!r}: expected an address as {_SCHEME}https://host/v1#model")
+        self.settings = settings
+        self.server = Server.at(
+            settings.model.removeprefix(_SCHEME),
+            timeout_s=settings.timeout_s,
+            retries=settings.retries,
+            key=settings.key,
+        )
+        self.breaker = CircuitBreaker(failure_threshold=settings.failure_threshold, timeout_s=settings.rest_s)
+        self.ledger = CostLedger(
+            Path(settings.folder) / "ledger.jsonl",
+            prompt_price=settings.prompt_price,
+            completion_price=settings.completion_price,
+            budget_tokens=settings.budget_tokens,
+            budget_cost=settings.budget_cost,
+        )
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def request(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """What is sent, and what the answer depends on."""
+        request: dict[str, Any] = {
+            "model": self.server.model,
+            "messages": [dict(message) for message in messages],
+            "max_completion_tokens": self.settings.max_answer_tokens,
+            "response_format": {"type": "json_object"},
+        }
+        if self.settings.temperature is not None:
+            request["temperature"] = self.settings.temperature
+        return request
+
+    async def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The judge's words. Raises `Unscored` where this question got none, `RewardError` where none ever will."""
+        try:
+            async with self._slot():
+                self.ledger.check()
+                async with self.breaker:
+                    return await self._answer(self.request(messages))
+        except CircuitOpen as error:
+            raise Unscored(f"{self.server.address} is {error}") from error
+        except (ConnectionError, TimeoutError, Unanswered) as error:
+            raise Unscored(str(error)) from error
+        except PolicyError as error:
+            raise RewardError(str(error)) from error
+
+    async def _answer(self, request: Mapping[str, Any]) -> str:
+        server, deadline = self.server, asyncio.timeout(self.settings.deadline_s)
+        try:
+            async with deadline, server.connect() as client:
+                answer = await server.ask(client.chat.completions.create(**request), "message")
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise TimeoutError(
+                f"{server.address} gave no whole answer in {self.settings.deadline_s:g} s (deadline_s)"
+            ) from None
+        used = answer.usage
+        self.ledger.add(server.address, used and used.prompt_tokens, used and used.completion_tokens)
+        logger.info("%s: %s in all", server.address, self.ledger.spent)
+        return server.redact(answer.choices[0].message.content or "")
+
+    def _slot(self) -> asyncio.Semaphore:
+        """The places at the judge, for the running event loop."""
+        loop = asyncio.get_running_loop()
+        return self._slots.setdefault(loop, asyncio.Semaphore(self.settings.concurrency))

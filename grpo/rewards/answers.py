@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from grpo.artifacts import storage_errors, write_atomically
+from grpo.artifacts import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,7 @@ class AnswerCache:
         """Keep an answer, whole or not at all."""
         digest, path = self._place(question)
         entry = _Entry(question=digest, answer=answer, answer_sha256=_sha256(answer))
-        with storage_errors(str(self.folder)):
-            write_atomically(path, entry.model_dump_json())
+        write_atomically(path, entry.model_dump_json())
 
     def _place(self, question: Mapping[str, Any]) -> tuple[str, Path]:
         digest = _sha256(json.dumps(question, sort_keys=True))

@@ -82,7 +82,7 @@ class Comparison:
 
 
 def shuffled(count: int, *, seed: int, scenario_id: str) -> list[int]:
-    """An order of siblings, drawn from seed and scenario alone: over many scenarios each place is as likely for each."""
+    """An order of siblings, drawn from seed and scenario: over many scenarios, each place is as likely for each."""
     order = list(range(count))
     random.Random(f"{seed} {scenario_id}").shuffle(order)
     return order

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ class RulerReward(RewardFunction):
         request = self.client.request(comparison.messages)
         question = {"server": self.client.server.address, "rubric": self.rubric.hash, "request": request}
         if (known := self.answers.get(question)) is not None:
-            return read_verdicts(known, comparison.labels), True
+            with suppress(MalformedVerdict):
+                return read_verdicts(known, comparison.labels), True
         answer = await self.client.ask(comparison.messages)
         try:
             verdicts = read_verdicts(answer, comparison.labels)

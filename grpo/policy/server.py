@@ -71,15 +71,19 @@ class Server:
         """Digest of the address: the version of a policy whose weights nobody here has seen."""
         return hashlib.sha256(self.address.encode()).hexdigest()[:16]
 
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[AsyncOpenAI]:
-        """A client for the running event loop."""
+    def client(self) -> AsyncOpenAI:
+        """A client, to be closed by whoever asks for it. Raises `PolicyError` for a key that no header can hold."""
         key = self._secret()
         if not (key.isascii() and key.isprintable()):
             raise PolicyError(f"{self.key} holds characters that a key cannot have; set it again")
-        async with AsyncOpenAI(
+        return AsyncOpenAI(
             api_key=key or "none", base_url=self.base_url, timeout=self.timeout_s, max_retries=self.retries
-        ) as client:
+        )
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[AsyncOpenAI]:
+        """A client for the running event loop."""
+        async with self.client() as client:
             yield client
 
     async def ask(self, request: Awaitable[T], part: str) -> T:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
 
 from grpo.config.judge import JudgeSettings
 from grpo.errors import ConfigError, PolicyError, RewardError, Unscored
@@ -15,9 +16,21 @@ from grpo.policy.breaker import CircuitBreaker, CircuitOpen
 from grpo.policy.server import Server, Unanswered
 from grpo.rewards.costs import CostLedger
 
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
 logger = logging.getLogger(__name__)
 
 _SCHEME = "openai+"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """What the questions of one event loop share while any of them is under way."""
+
+    client: AsyncOpenAI
+    places: asyncio.Semaphore
+    questions: int = 0
 
 
 class JudgeClient:
@@ -41,7 +54,7 @@ class JudgeClient:
             budget_tokens=settings.budget_tokens,
             budget_cost=settings.budget_cost,
         )
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
 
     def request(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         """What is sent, and what the answer depends on."""
@@ -58,10 +71,10 @@ class JudgeClient:
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The judge's words. Raises `Unscored` where this question got none, `RewardError` where none ever will."""
         try:
-            async with self._slot():
+            async with self._line() as line, line.places:
                 self.ledger.check()
                 async with self.breaker:
-                    return await self._answer(self.request(messages))
+                    return await self._answer(line.client, self.request(messages))
         except CircuitOpen as error:
             raise Unscored(f"{self.server.address} is {error}") from error
         except (ConnectionError, TimeoutError, Unanswered) as error:
@@ -69,10 +82,10 @@ class JudgeClient:
         except PolicyError as error:
             raise RewardError(str(error)) from error
 
-    async def _answer(self, request: Mapping[str, Any]) -> str:
+    async def _answer(self, client: AsyncOpenAI, request: Mapping[str, Any]) -> str:
         server, deadline = self.server, asyncio.timeout(self.settings.deadline_s)
         try:
-            async with deadline, server.connect() as client:
+            async with deadline:
                 answer = await server.ask(client.chat.completions.create(**request), "message")
         except TimeoutError:
             if not deadline.expired():
@@ -85,7 +98,18 @@ class JudgeClient:
         logger.info("%s: %s in all", server.address, self.ledger.spent)
         return server.redact(answer.choices[0].message.content or "")
 
-    def _slot(self) -> asyncio.Semaphore:
-        """The places at the judge, for the running event loop."""
+    @asynccontextmanager
+    async def _line(self) -> AsyncIterator[_Line]:
+        """One client for all questions that are under way, as making one takes 50 ms; the last one closes it."""
         loop = asyncio.get_running_loop()
-        return self._slots.setdefault(loop, asyncio.Semaphore(self.settings.concurrency))
+        if (line := self._lines.get(loop)) is None:
+            client = self.server.client()
+            line = self._lines[loop] = _Line(client=client, places=asyncio.Semaphore(self.settings.concurrency))
+        line.questions += 1
+        try:
+            yield line
+        finally:
+            line.questions -= 1
+            if not line.questions:
+                del self._lines[loop]
+                await line.client.close()

@@ -43,7 +43,7 @@ def test_a_fair_judge_has_no_position_bias(model: Model, tmp_path: Path):
 
 
 def test_a_judge_that_loves_the_first_place_is_found_out(model: Model, tmp_path: Path):
-    """+.3 at the first of three places: means .7, .4, .4; a conversation's own mean is .1 higher: effects .2, -.1, -.1."""
+    """+.3 at the first of three places: means .7, .4, .4; a conversation's own mean gains .1: effects .2, -.1, -.1."""
     ruler = _ruler(model, tmp_path, lambda said, place: WORTH[said] + 0.3 * (place == 0))
     bias = asyncio.run(position_bias(ruler, [_group("s")]))
     assert bias.means == pytest.approx((0.7, 0.4, 0.4))

@@ -18,6 +18,10 @@ CLOSED, HALF, DRIPPING = "(closed)", "(half)", "(dripping)"
 """Bodies of a server that hangs up, that hangs up in the middle, and that sends spaces for ever."""
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64  # a connection that finds no place here is tried again after a second
+
+
 class Model:
     """A small server on loopback that answers request k with `answers[k]`, the last again and again."""
 
@@ -66,7 +70,7 @@ class Model:
             def log_message(self, *arguments: object) -> None:
                 """Nothing on the terminal."""
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = _Server(("127.0.0.1", 0), Handler)
         self.http.handle_error = lambda *where: None  # type: ignore[method-assign]
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
         self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})

@@ -95,13 +95,13 @@ def test_scores_find_their_trajectories_in_every_permutation(model: Model, tmp_p
 
 
 def test_a_judge_that_loves_the_first_place_favours_nobody_in_the_long_run(model: Model, tmp_path: Path):
-    """Two equal siblings, 200 scenarios: each is first in about half; 3.5 standard deviations are 25."""
+    """Two equal siblings, 100 scenarios: each is first in about half; 4 standard deviations of √(100·¼) are 20."""
     model.answers = [judges(lambda said, place: float(place == 0))]
-    played = [t for k in range(200) for t in _group("same", "same", scenario=f"order-{k}")]
-    scored = list(score(played, _ruler(model, tmp_path, concurrency=16)))
+    played = [t for k in range(100) for t in _group("same", "same", scenario=f"order-{k}")]
+    scored = list(score(played, _ruler(model, tmp_path)))
     first = sum(t.total_reward or 0 for t in scored if t.sample == 0)
-    assert abs(first - 100) < 25
-    assert sum(t.total_reward or 0 for t in scored) == 200
+    assert abs(first - 50) < 20
+    assert sum(t.total_reward or 0 for t in scored) == 100
 
 
 def test_groups_of_four_take_a_quarter_as_many_calls_and_the_second_run_none(model: Model, tmp_path: Path):

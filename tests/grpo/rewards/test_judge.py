@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import json
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -316,13 +318,22 @@ def test_a_judge_that_is_down_is_left_alone(model: Model, tmp_path: Path):
     assert f"{model.url}#clerk is not asked after 2 failures in a row" in str(scored[-3].error)
 
 
+def test_a_judge_that_has_rested_is_asked_again(model: Model, tmp_path: Path):
+    """After no time at all: one failure opens the circuit, and the next group is the trial that closes it."""
+    model.answers = [lambda body: (503, {}), *model.answers]
+    ruler = _ruler(model, tmp_path, failure_threshold=1, rest_s=1e-9, retries=0)
+    assert "HTTP 503" in _why(ruler)
+    assert [r.score for r in _results(ruler)] == [0.1, 0.9]
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_judge_that_will_never_answer_stops_the_stage(model: Model, tmp_path: Path, status: int):
     """A refused key or a missing model is nothing to mask: every group would be lost."""
     model.answers = [lambda body: (status, {})]
-    with pytest.raises(RewardError, match=f"scenario s: .*HTTP {status}"):
-        list(score(_group("rude", "kind"), _ruler(model, tmp_path)))
-    assert len(model.asked) == 1
+    played = [t for name in "abcdefgh" for t in _group("rude", "kind", scenario=name)]
+    with pytest.raises(RewardError, match=f"scenario .: .*HTTP {status}"):
+        list(score(played, _ruler(model, tmp_path, concurrency=1)))
+    assert len(model.asked) < 8
 
 
 # ---- when there is no verdict ----------------------------------------------------------------------------------------
@@ -402,6 +413,16 @@ def test_a_spent_budget_stops_the_asking_and_says_so(model: Model, tmp_path: Pat
         assert len(model.asked) == 2
 
 
+def test_spent_money_stops_the_asking_too(model: Model, tmp_path: Path):
+    """100 tokens read at 10,000 a million are 1."""
+    ruler = _ruler(model, tmp_path, budget_cost=1.0, prompt_price=10_000, completion_price=0)
+    _results(ruler)
+    assert "the budget of 1 is spent (1 answers, 100 + 20 tokens, 1 in money)" in repr(
+        _results(ruler, ["fine", "fine"])
+    )
+    assert len(model.asked) == 1
+
+
 # ---- settings and the key --------------------------------------------------------------------------------------------
 
 
@@ -425,6 +446,24 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_asked(
     given = {"model": f"openai+{model.url}#clerk", "folder": str(tmp_path), **options}
     with pytest.raises(ConfigError, match=problem):
         make_reward([RewardComponent(kind="ruler", weight=1, options=given)])
+
+
+def test_how_much_the_judge_may_write_is_sent_along(model: Model, tmp_path: Path):
+    """With the wish for JSON."""
+    _results(_ruler(model, tmp_path, max_answer_tokens=77))
+    assert model.asked[0]["max_completion_tokens"] == 77
+    assert model.asked[0]["response_format"] == {"type": "json_object"}
+
+
+def test_without_the_extra_rewards_can_be_read_and_the_judge_names_it():
+    """In a process that cannot import openai."""
+    code = (
+        "import sys; sys.modules['openai'] = None; from grpo.rewards.composite import REWARDS\n"
+        "try: REWARDS['ruler'](model='openai+http://127.0.0.1:9/v1#m')\n"
+        "except Exception as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "package openai is not installed; pip install 'grpo[openai]'\n"
 
 
 def test_an_address_without_a_model_is_refused(model: Model, tmp_path: Path):

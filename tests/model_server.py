@@ -91,7 +91,7 @@ class Model:
         self.http.server_close()
 
 
-def says(content: str | None, *, prompt_tokens: int | None = 100, completion_tokens: int = 20) -> Answer:
+def says(content: object, *, prompt_tokens: int | None = 100, completion_tokens: int = 20) -> Answer:
     """A chat completion with these words, which reports what it used."""
     usage = prompt_tokens and {
         "prompt_tokens": prompt_tokens,

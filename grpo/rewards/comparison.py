@@ -26,8 +26,9 @@ from grpo.rewards.reward import Episode
 from grpo.rewards.rubrics import Rubric
 from grpo.scenarios.scenario import Scenario
 
-_LETTERS = "BCDFGHJKLMNPQRSTVWXZ"  # without vowels: no word comes out
-_LABEL_LETTERS = 3
+_CONSONANTS = "BCDFGHJKLMNPQRSTVWXZ"
+_LABELS = tuple("".join(letters) for letters in itertools.product(_CONSONANTS, repeat=3))
+"""Without vowels: no word comes out."""
 
 _SYSTEM = """\
 You compare conversations that an agent had on one and the same task, and score them relative to each other.
@@ -90,8 +91,7 @@ def shuffled(count: int, *, seed: int, scenario_id: str) -> list[int]:
 
 def draw_labels(count: int, seed: str) -> tuple[str, ...]:
     """Different labels of three consonants."""
-    every = ["".join(letters) for letters in itertools.product(_LETTERS, repeat=_LABEL_LETTERS)]
-    return tuple(random.Random(f"labels {seed}").sample(every, count))
+    return tuple(random.Random(f"labels {seed}").sample(_LABELS, count))
 
 
 def render(turns: Sequence[Message], *, max_chars: int) -> tuple[str, int]:

@@ -75,7 +75,7 @@ class RulerReward(RewardFunction):
             return results
         logger.warning("scenario %s: %s; scored by %s instead", scenario_id, reasons[0], self.fallback.name)
         scored = await self.fallback.compute_group(episodes)
-        return [self._replaced(result, reasons[0], self.fallback.name) for result in scored]
+        return [_stand_in(result, reasons[0], self.fallback.name) for result in scored]
 
     async def compare(self, episodes: Sequence[Episode], order: Sequence[int]) -> list[RewardResult | Unscored]:
         """Scores of the siblings, in their order, when the judge reads episode `order[p]` at place p."""
@@ -121,12 +121,6 @@ class RulerReward(RewardFunction):
         self.answers.put(question, answer)
         return verdicts, False
 
-    def _replaced(self, result: RewardResult | Unscored, reason: Unscored, name: str) -> RewardResult | Unscored:
-        if isinstance(result, Unscored):
-            return Unscored(f"{reason}; and {name}: {result}")
-        metadata = {**result.metadata, "judge": f"fallback {name}", "reason": str(reason)}
-        return RewardResult(score=result.score, breakdown=result.breakdown, metadata=metadata)
-
 
 def create_customer_service_ruler(
     model: str, *, weight: float = 0.6, fallback: str | RewardFunction | None = None, **options: Any
@@ -141,7 +135,18 @@ def _reward_of(name: str) -> RewardFunction:
     if name not in REWARDS or name == RulerReward.name:
         others = ", ".join(other for other in REWARDS if other != RulerReward.name)
         raise ConfigError(f"fallback {name!r} of reward {RulerReward.name} is no other reward; use one of {others}")
-    return REWARDS[name]()
+    try:
+        return REWARDS[name]()
+    except TypeError as error:
+        raise ConfigError(f"fallback {name!r} of reward {RulerReward.name} needs options: {error}") from error
+
+
+def _stand_in(result: RewardResult | Unscored, reason: Unscored, name: str) -> RewardResult | Unscored:
+    """What the fallback of this name says, labelled as such."""
+    if isinstance(result, Unscored):
+        return Unscored(f"{reason}; and {name}: {result}")
+    metadata = {**result.metadata, "judge": f"fallback {name}", "reason": str(reason)}
+    return RewardResult(score=result.score, breakdown=result.breakdown, metadata=metadata)
 
 
 def _sent_back(answer: str, problem: MalformedVerdict) -> list[dict[str, str]]:

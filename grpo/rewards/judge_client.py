@@ -18,6 +18,7 @@ from grpo.rewards.costs import CostLedger
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from openai.types.chat import ChatCompletion
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +94,10 @@ class JudgeClient:
             raise TimeoutError(
                 f"{server.address} gave no whole answer in {self.settings.deadline_s:g} s (deadline_s)"
             ) from None
-        used = answer.usage
-        self.ledger.add(server.address, used and used.prompt_tokens, used and used.completion_tokens)
+        self.ledger.add(server.address, _told(answer, "prompt_tokens"), _told(answer, "completion_tokens"))
         logger.info("%s: %s in all", server.address, self.ledger.spent)
-        return server.redact(answer.choices[0].message.content or "")
+        content = answer.choices[0].message.content
+        return server.redact(content) if isinstance(content, str) else ""
 
     @asynccontextmanager
     async def _line(self) -> AsyncIterator[_Line]:
@@ -113,3 +114,9 @@ class JudgeClient:
             if not line.questions:
                 del self._lines[loop]
                 await line.client.close()
+
+
+def _told(answer: ChatCompletion, count: str) -> int | None:
+    """Tokens that the server says it used; None where it says nothing, or no number: its client checks no types."""
+    told = getattr(answer.usage, count, None)
+    return told if isinstance(told, int) and told >= 0 else None

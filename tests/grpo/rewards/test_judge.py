@@ -203,6 +203,7 @@ LIES = {
     r"score 7 of '...' is no number from 0 to 1": _with(lambda s: json.dumps({"scores": [{**s[0], "score": 7}, s[1]]})),
     "not one JSON object": _with(lambda s: "Sure! " + json.dumps({"scores": s})),
     "begins ''": says(None),
+    "it begins": says(["parts"]),
 }
 
 
@@ -401,6 +402,22 @@ def test_a_useless_answer_was_paid_for_too(model: Model, tmp_path: Path):
     ruler = _ruler(model, tmp_path)
     _results(ruler)
     assert ruler.client.ledger.spent.answers == 2
+
+
+@pytest.mark.parametrize("usage", [None, "much", [], {"prompt_tokens": "9", "completion_tokens": -1}, {}], ids=str)
+def test_what_is_no_number_of_tokens_is_not_counted_as_one(model: Model, tmp_path: Path, usage: object):
+    """The verdict stands, unmetered; where a budget is to be held, the stage stops instead."""
+
+    def answer(body: dict[str, Any]) -> tuple[Any, ...]:
+        status, document = judges(lambda said, place: WORTH[said])(body)
+        return status, {**document, "usage": usage}
+
+    model.answers = [answer]
+    ruler = _ruler(model, tmp_path)
+    assert [r.score for r in _results(ruler)] == [0.1, 0.9]
+    assert (ruler.client.ledger.spent.tokens, ruler.client.ledger.spent.unmetered) == (0, 1)
+    with pytest.raises(RewardError, match="does not say how many tokens it used"):
+        _results(_ruler(model, tmp_path, budget_tokens=9), ["fine", "fine"])
 
 
 def test_a_spent_budget_stops_the_asking_and_says_so(model: Model, tmp_path: Path):

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 import grpo
 from grpo.artifacts import Artifact
 from grpo.errors import GRPOError
+from grpo.rewards.rubrics import RUBRICS
 from tasks.locks import FlockLockManager
 
 P = ParamSpec("P")
@@ -61,12 +62,15 @@ class Clock:
 
 @functools.cache
 def code_digest() -> str:
-    """Digest of the `grpo` sources and of the packages that numbers depend on: a change there recomputes all stages."""
+    """Digest of the `grpo` sources, of the rubrics, and of the packages that numbers depend on.
+
+    A change there recomputes all stages.
+    """
     digest = hashlib.sha256()
-    root = Path(grpo.__file__).parent
-    for path in sorted(root.rglob("*")):
-        if path.suffix in (".py", ".j2"):
-            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    for root in (Path(grpo.__file__).parent, RUBRICS):
+        for path in sorted(root.rglob("*")):
+            if path.suffix in (".py", ".j2", ".yaml"):
+                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     for package, version in package_versions().items():
         digest.update(f"{package}=={version}".encode())
     return digest.hexdigest()[:16]

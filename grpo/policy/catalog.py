@@ -42,8 +42,7 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
         from grpo.policy.openai import ChatPolicy, CompletionsPolicy
         from grpo.policy.server import Server
 
-        base_url, _, model = f"{scheme}://{rest}".partition("#")
-        server = Server(base_url=base_url.rstrip("/"), model=model)
+        server = Server.at(f"{scheme}://{rest}")
         return ChatPolicy(server) if way == CHAT else CompletionsPolicy(server, policy_hash=policy_hash)
     raise PolicyError(
         f"no policy has an address of the kind {kind}://; use a model folder, {VLLM}://folder, {STUB}://replies.yaml, "

@@ -1,6 +1,6 @@
 """A server that speaks OpenAI's protocol: where it is, and what goes wrong on the way there.
 
-The key is read from OPENAI_API_KEY when a client is made; it stands in no attribute, log or error.
+The key is read from the environment when a client is made; it stands in no attribute, log or error.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ T = TypeVar("T")
 KEY = "OPENAI_API_KEY"
 _REFUSED = (401, 403)
 _BUSY = (408, 409, 429)
+_NOT_FOUND = 404
+
+
+class Unanswered(PolicyError):
+    """The server gave this one request no answer that can be used; another request may fare better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +43,21 @@ class Server:
     """Seconds that one try may take."""
     retries: int = 2
     """Further tries after a dropped connection, a time-out, or an answer of 429 or 5xx."""
+    key: str = KEY
+    """Name of the environment variable that holds the key."""
+
+    @classmethod
+    def at(cls, url: str, *, timeout_s: float = 60.0, retries: int = 2, key: str = KEY) -> Server:
+        """The server at an address with its model, as `https://api.openai.com/v1#gpt-4.1`."""
+        base_url, _, model = url.partition("#")
+        return cls(base_url=base_url.rstrip("/"), model=model, timeout_s=timeout_s, retries=retries, key=key)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise PolicyError(f"address of model {self.model!r}: expected http(s)://host[:port]/path")
         if parts.username or parts.password:
-            raise PolicyError(f"address of model {self.model!r} holds a user or password; put the key into {KEY}")
+            raise PolicyError(f"address of model {self.model!r} holds a user or password; put the key into {self.key}")
         if not self.model:
             raise PolicyError(f"{self.base_url} names no model; write the address as {self.base_url}#model")
 
@@ -58,24 +71,29 @@ class Server:
         """Digest of the address: the version of a policy whose weights nobody here has seen."""
         return hashlib.sha256(self.address.encode()).hexdigest()[:16]
 
+    def client(self) -> AsyncOpenAI:
+        """A client, to be closed by whoever asks for it. Raises `PolicyError` for a key that no header can hold."""
+        key = self._secret()
+        if not (key.isascii() and key.isprintable()):
+            raise PolicyError(f"{self.key} holds characters that a key cannot have; set it again")
+        return AsyncOpenAI(
+            api_key=key or "none", base_url=self.base_url, timeout=self.timeout_s, max_retries=self.retries
+        )
+
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[AsyncOpenAI]:
         """A client for the running event loop."""
-        key = _key()
-        if not (key.isascii() and key.isprintable()):
-            raise PolicyError(f"{KEY} holds characters that a key cannot have; set it again")
-        async with AsyncOpenAI(
-            api_key=key or "none", base_url=self.base_url, timeout=self.timeout_s, max_retries=self.retries
-        ) as client:
+        async with self.client() as client:
             yield client
 
     async def ask(self, request: Awaitable[T], part: str) -> T:
         """The server's answer, whose first choice has this part and a reason why it ended.
 
         Nothing is chained to what is raised, because the server's words may hold the key. Raises `PolicyError` where
-        a second try would fail as well, else `TimeoutError` or `ConnectionError`.
+        a second try would fail as well, `Unanswered` if that holds for this request only, else `TimeoutError` or
+        `ConnectionError`.
         """
-        failure: Exception = PolicyError(f"{self.address} does not answer as OpenAI's protocol says; is it right?")
+        failure: Exception = Unanswered(f"{self.address} does not answer as OpenAI's protocol says; is it right?")
         try:
             answer = await request
             (first, *_) = getattr(answer, "choices", None) or [None]  # what is no JSON comes as text
@@ -91,17 +109,23 @@ class Server:
             pass
         raise failure
 
+    def redact(self, words: str) -> str:
+        """The words without the key, should the server have repeated it."""
+        key = self._secret()
+        return words.replace(key, "[key]") if key else words
+
     def _refusal(self, error: APIStatusError) -> Exception:
-        status, key = error.status_code, _key()
+        status = error.status_code
         if status in _REFUSED:
             return PolicyError(
-                f"{self.address} refuses the key in {KEY} (HTTP {status}); set one that may use this model"
+                f"{self.address} refuses the key in {self.key} (HTTP {status}); set one that may use this model"
             )
         if status in _BUSY or status >= 500:
-            return ConnectionError(f"{self.address} answered HTTP {status}, tried {self.retries + 1} times")
-        words = error.message.replace(key, "[key]") if key else error.message
-        return PolicyError(f"{self.address} refuses the request (HTTP {status}): {words[:300]}")
+            wait_s = error.response.headers.get("retry-after", "")[:40]
+            tried = f"asks to be left alone for {wait_s} s" if wait_s else f"tried {self.retries + 1} times"
+            return ConnectionError(f"{self.address} answered HTTP {status}, {tried}")
+        kind = PolicyError if status == _NOT_FOUND else Unanswered
+        return kind(f"{self.address} refuses the request (HTTP {status}): {self.redact(error.message)[:300]}")
 
-
-def _key() -> str:
-    return os.environ.get(KEY, "").strip()
+    def _secret(self) -> str:
+        return os.environ.get(self.key, "").strip()

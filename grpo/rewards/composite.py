@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, Unscored
 from grpo.messages import Message
+from grpo.rewards.judge import RulerReward
 from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult
 from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
 from grpo.rewards.text import ConcisenessReward, KeywordReward, VarietyReward
@@ -22,6 +23,7 @@ REWARDS: dict[str, type[RewardFunction]] = {
         KeywordReward,
         VarietyReward,
         ConstantReward,
+        RulerReward,
     )
 }
 

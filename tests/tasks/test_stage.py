@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from concurrent.futures import BrokenExecutor
@@ -13,8 +14,9 @@ from prefect.states import State, StateType
 from grpo.artifacts import Artifact
 from grpo.config.rewards import RewardComponent
 from grpo.errors import GRPOError, NoEffect
+from grpo.rewards.rubrics import RUBRICS
 from tasks.locks import FlockLockManager
-from tasks.stage import identity, is_transient, stage_key
+from tasks.stage import code_digest, identity, is_transient, stage_key
 
 HERE = Artifact(uri="/a/x", sha256="abc", kind="rollout")
 
@@ -43,6 +45,16 @@ def test_the_code_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch):
     before = stage_key("score", {"seed": 1})
     monkeypatch.setattr("tasks.stage.code_digest", lambda: "other")
     assert stage_key("score", {"seed": 1}) != before
+
+
+def test_a_changed_rubric_is_part_of_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its name stands in the config, its words do not: one word more is another digest."""
+    shutil.copytree(RUBRICS, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr("tasks.stage.RUBRICS", tmp_path)
+    before = code_digest.__wrapped__()
+    with (tmp_path / "sales.yaml").open("a") as file:
+        file.write("# another word\n")
+    assert code_digest.__wrapped__() != before
 
 
 def test_what_has_no_order_cannot_be_an_identity():

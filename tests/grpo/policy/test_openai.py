@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,58 +19,10 @@ from grpo.policy.transformers.model import load_tokenizer
 from grpo.renderer import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
+from tests.model_server import Answer, Model
 
 SECRET = "sk-very-secret-42"
 LOOK_UP = Tool(name="look_up", parameters={"type": "object", "properties": {"order": {"type": "string"}}})
-Answer = Callable[[dict[str, Any]], tuple[int, object]]
-
-
-class Model:
-    """A small server on loopback that answers request k with `answers[k]`, the last again and again."""
-
-    def __init__(self) -> None:
-        self.answers: list[Answer] = []
-        self.asked: list[dict[str, Any]] = []
-        self.keys: list[str] = []
-        self.hang = threading.Event()
-        model = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                model.keys.append(self.headers["Authorization"])
-                model.asked.append({"path": self.path, **body})
-                status, answer = model.answers[min(len(model.asked), len(model.answers)) - 1](body)
-                text = answer if isinstance(answer, str) else json.dumps(answer)
-                self.send_response(status)
-                self.send_header("Content-Type", "text/html" if text.startswith("<") else "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.send_header("retry-after-ms", "1")
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *arguments: object) -> None:
-                """Nothing on the terminal."""
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.handle_error = lambda *where: None  # type: ignore[method-assign]
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    def hanging(self, body: dict[str, Any]) -> tuple[int, object]:
-        """Answer only when the test is over."""
-        self.hang.wait(60)
-        return 500, {}
-
-    def server(self, **changes: Any) -> Server:
-        return Server(base_url=self.url, model="clerk", **changes)
-
-    def close(self) -> None:
-        self.hang.set()
-        self.http.shutdown()
-        self.thread.join()
-        self.http.server_close()
 
 
 def _chat(content: str | None, *calls: tuple[str, str], finish: str = "stop") -> Answer:

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.rewards import RewardComponent
+from grpo.errors import BudgetError
+from grpo.messages import Message
+from grpo.scenarios.parquet import write_scenarios
+from grpo.scenarios.scenario import Scenario
+from grpo.tables import read_trajectories, write_trajectories
+from grpo.trajectories import Turn
+from tasks.ingest import SCENARIOS
+from tasks.score import ScoreResult, score
+from tests.doubles import make_trajectory
+from tests.model_server import Model, conversations, judges
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    model = Model()
+    yield model
+    model.close()
+
+
+def _score(model: Model, store: Path, *, error_budget: float) -> ScoreResult:
+    """Two scenarios, two siblings each, who say "a" and "b", scored by a judge."""
+    artifacts = ArtifactStore(str(store))
+    known = [Scenario(id=name, user_responses=("hi",), context=f"context of {name}") for name in "st"]
+    played = [
+        make_trajectory(
+            scenario_id=name, sample=k, turns=(Turn(message=Message(role="assistant", content=said), start=0, stop=1),)
+        )
+        for name in "st"
+        for k, said in enumerate("ab")
+    ]
+
+    def table(path: Path) -> None:
+        write_scenarios(path / SCENARIOS, known)
+
+    rollout: Artifact = artifacts.put_file(
+        "rollout", ".parquet", lambda p: write_trajectories(p, played, provenance={})
+    )
+    options = {"model": f"openai+{model.url}#clerk", "folder": str(store / "judge"), "retries": 0}
+    return score.fn(
+        rollouts=(rollout,),
+        scenarios=artifacts.put_folder("scenarios", table),
+        reward=(RewardComponent(kind="ruler", weight=0.6, options=options),),
+        error_budget=error_budget,
+        store=str(store),
+    )
+
+
+def _judge_that_forgets(scenario: str) -> Any:
+    """No verdict for one scenario, which it knows by its context."""
+
+    def answer(body: dict[str, Any]) -> tuple[Any, ...]:
+        if f"context of {scenario}" in body["messages"][1]["content"]:
+            return 500, {}
+        return judges(lambda said, place: {"a": 0.5, "b": 1.0}[said])(body)
+
+    return answer
+
+
+def test_the_stage_writes_what_the_judge_said_and_masks_what_it_did_not(model: Model, tmp_path: Path):
+    """Scenario s gets .5 and 1 at weight .6; t keeps no reward, is counted, and its reason stands in the table."""
+    model.answers = [_judge_that_forgets("t")]
+    result = _score(model, tmp_path, error_budget=0.5)
+    scored = list(read_trajectories(ArtifactStore(str(tmp_path)).path(result.scored)))
+    assert [t.terminal_reward for t in scored] == [pytest.approx(0.3), pytest.approx(0.6), None, None]
+    assert [t.breakdown.get("ruler") for t in scored] == [0.5, 1.0, None, None]
+    assert scored[2].error == f"unscored: ruler: {model.url}#clerk answered HTTP 500, tried 1 times"
+    assert (result.summary.episodes, result.summary.rewarded, result.summary.informative_groups) == (4, 2, 1)
+    assert all(len(conversations(asked)) == 2 for asked in model.asked)
+
+
+def test_a_judge_that_is_silent_too_often_stops_the_stage(model: Model, tmp_path: Path):
+    """Two of four are more than a quarter; the first reason is told."""
+    model.answers = [_judge_that_forgets("s")]
+    with pytest.raises(
+        BudgetError, match=r"2 of 4 episodes could not be judged.* 25%; .*scenario s sample 0: .*HTTP 500"
+    ):
+        _score(model, tmp_path, error_budget=0.25)

@@ -114,10 +114,10 @@ def _parse(text: str, docs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if name not in docs:
             raise ValueError("no such tool")
         order = list(docs[name]["parameters"]["properties"])
-        given = dict(zip(order, call.args, strict=False)) if len(call.args) <= len(order) else None
-        if given is None:
-            raise ValueError("more arguments than the tool has")
-        given |= {str(keyword.arg): keyword.value for keyword in call.keywords}
+        given: dict[str | None, ast.expr] = dict(zip(order, call.args, strict=False))
+        given |= {keyword.arg: keyword.value for keyword in call.keywords}
+        if len(given) < len(call.args) + len(call.keywords) or not given.keys() <= set(order):
+            raise ValueError("arguments that the tool has not")
         return {"name": name, "arguments": {key: ast.literal_eval(value) for key, value in given.items()}}
     except (ValueError, SyntaxError) as error:
         raise ValueError(f"not a call: {text:.80} ({error})") from error

@@ -112,7 +112,7 @@ def _scenario(found: _Dialogue, _: int) -> dict[str, Any]:
         "expected": {"responses": assistant, "calls": calls},
         "metadata": {
             "category": found.scenario.strip(),
-            "difficulty": grade(len(calls), easy=2, medium=4),
+            "difficulty": grade(len(calls), easy=4, medium=5),
             "source": "taskmaster-4",
             "licence": "CC-BY-4.0",
         },

@@ -7,7 +7,8 @@
     all calls of the files           → tools
     reward_NN.json                   → labelled replies: 1 good, 0 bad
 
-Requests, responses, contexts and generations are JSON in strings, some of it broken: such a record is refused. The
+Requests, responses, contexts and generations are JSON in strings, some of it broken: such a record is refused. Some
+dialogues begin alike: judged steps after the same context are one group. The
 crowd workers' instructions are forms to fill in, no words of a user, and are left out.
 
 https://github.com/google-research-datasets/Taskmaster, CC-BY-4.0
@@ -15,6 +16,7 @@ https://github.com/google-research-datasets/Taskmaster, CC-BY-4.0
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -141,7 +143,7 @@ def _label(found: _Step, _: int) -> dict[str, Any]:
         raise ValueError(f"context is no JSON: {error}") from error
     return {
         "id": f"taskmaster-{found.conversation_id}",
-        "group": f"taskmaster-{found.conversation_id}",
+        "group": f"taskmaster-{hashlib.sha256(found.context.encode()).hexdigest()[:16]}",
         "prompt": [_message(step) for step in context],
         "reply": _message(_object("generation", found.generation)),
         "label": "good" if found.reward else "bad",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpo.errors import DataError
-from grpo.messages import Message
+from grpo.messages import Message, ToolCall
 from grpo.scenarios.judged import LabelledReply
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readout import read_out
@@ -43,7 +43,9 @@ def test_every_record_is_an_item_or_quarantined_with_place_and_reason() -> None:
 def test_a_call_without_words_is_a_reply_but_silence_is_none() -> None:
     """A reply says or calls something."""
     silent = Message(role="assistant", content=" \n")
-    found = read_out([record(1, reply=silent), record(2, label="")], LabelledReply)
+    calling = Message(role="assistant", content="", tool_calls=(ToolCall(name="look", arguments={}),))
+    found = read_out([record(1, reply=silent), record(2, label=""), record(3, reply=calling)], LabelledReply)
+    assert [item.id for item in found.items] == ["3"]
     assert found.reasons == {
         "reply: reply is empty": 1,
         "label: String should have at least N character": 1,

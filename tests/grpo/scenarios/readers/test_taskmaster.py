@@ -125,6 +125,20 @@ def test_a_judged_step_is_words_or_a_call(folder):
     ]
 
 
+def test_steps_after_one_context_are_one_group(folder):
+    """Short orders begin alike; a split must not tear them apart."""
+    steps = [
+        step(name, '{"role": "agent", "text": "Hm."}', context=context)
+        for name, context in (
+            ("a", '[{"role": "user", "text": "Hi."}]'),
+            ("b", '[{"role": "user", "text": "Hi."}]'),
+            ("c", '[{"role": "user", "text": "Ho."}]'),
+        )
+    ]
+    groups = [item.group for item in read_labels("taskmaster", rewards(folder, *steps)).items]
+    assert groups[0] == groups[1] != groups[2]
+
+
 def test_steps_that_cannot_be_read_are_counted(folder):
     """Each by its reason, with its place."""
     bad = [

@@ -23,12 +23,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from grpo.errors import DataError
 from grpo.scenarios.readers.dialogue import from_user_on
 from grpo.scenarios.readers.files import read_document
 from grpo.scenarios.readers.json_file import read_json
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import reshape
+from grpo.scenarios.readers.shapes import read_whole, reshape
 
 _QUESTION = re.compile(r"_\d+$")
 
@@ -51,6 +50,10 @@ class _Conversation(BaseModel):
     scenario: _Setting
     original: tuple[tuple[str, str], ...]
     delexed: tuple[_Turn, ...]
+
+
+class _Ontology(BaseModel):
+    actions: dict[str, dict[str, tuple[str, ...]]]
 
 
 def read_abcd_sample(folder: Path) -> Iterator[Record]:
@@ -86,9 +89,8 @@ def read_abcd_sample(folder: Path) -> Iterator[Record]:
 
 
 def _tools(path: Path) -> list[dict[str, Any]]:
-    document = read_document(path)
-    if not isinstance(document, dict) or "actions" not in document:
-        raise DataError(f"{path} has no actions; fetch the published file again")
+    document = Record(source=str(path), line=1, data=read_document(path))
+    (ontology,) = read_whole([document], _Ontology)
     return [
         {
             "name": name,
@@ -105,7 +107,7 @@ def _tools(path: Path) -> list[dict[str, Any]]:
                 "required": ["values"],
             },
         }
-        for kind, actions in document["actions"].items()
+        for kind, actions in ontology.actions.items()
         for name, slots in actions.items()
     ]
 

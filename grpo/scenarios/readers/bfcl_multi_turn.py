@@ -23,10 +23,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from grpo.errors import DataError
 from grpo.scenarios.readers.lines import read_lines
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import grade, reshape
+from grpo.scenarios.readers.shapes import grade, read_whole, reshape
 
 _FILE = "BFCL_v4_multi_turn_base.json"
 _DOCS = {
@@ -57,13 +56,28 @@ class _Task(BaseModel):
     excluded_function: tuple[str, ...] = ()
 
 
+class _Answer(BaseModel):
+    id: str
+    ground_truth: tuple[tuple[str, ...], ...]
+
+
+class _Doc(BaseModel):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
 def read_bfcl_multi_turn(folder: Path) -> Iterator[Record]:
     """Read the tasks, one record each.
 
     Raises `DataError` where a file is missing or broken.
     """
-    answers = {row["id"]: row["ground_truth"] for row in _rows(folder / "possible_answer" / _FILE)}
-    docs = {name: _rows(folder / "multi_turn_func_doc" / f"{file}.json") for name, file in _DOCS.items()}
+    truth = read_whole(read_lines(folder / "possible_answer" / _FILE), _Answer)
+    answers = {answer.id: answer.ground_truth for answer in truth}
+    docs = {
+        name: read_whole(read_lines(folder / "multi_turn_func_doc" / f"{file}.json"), _Doc)
+        for name, file in _DOCS.items()
+    }
 
     def fields(task: _Task, _: int) -> dict[str, Any]:
         if task.id not in answers:
@@ -71,7 +85,7 @@ def read_bfcl_multi_turn(folder: Path) -> Iterator[Record]:
         unknown = [name for name in task.involved_classes if name not in docs]
         if unknown:
             raise ValueError(f"unknown service: {', '.join(unknown)}")
-        described = {doc["name"]: doc for name in task.involved_classes for doc in docs[name]}
+        described = {doc.name: doc for name in task.involved_classes for doc in docs[name]}
         calls = [
             {**_parse(call, described), "turn": turn} for turn, texts in enumerate(answers[task.id]) for call in texts
         ]
@@ -94,17 +108,7 @@ def read_bfcl_multi_turn(folder: Path) -> Iterator[Record]:
     yield from reshape(read_lines(folder / _FILE), _Task, fields)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """A companion file, which must be whole."""
-    rows = []
-    for record in read_lines(path):
-        if record.data is None:
-            raise DataError(f"{path}:{record.line}: {record.problem}; fetch the published file again")
-        rows.append(record.data)
-    return rows
-
-
-def _parse(text: str, docs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _parse(text: str, docs: Mapping[str, _Doc]) -> dict[str, Any]:
     """`cd(folder='a')` → name and arguments; `ValueError` for anything but a call with literal arguments."""
     try:
         call = ast.parse(text, mode="eval").body
@@ -113,7 +117,7 @@ def _parse(text: str, docs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         name = call.func.id
         if name not in docs:
             raise ValueError("no such tool")
-        order = list(docs[name]["parameters"]["properties"])
+        order = list(docs[name].parameters["properties"])
         given: dict[str | None, ast.expr] = dict(zip(order, call.args, strict=False))
         given |= {keyword.arg: keyword.value for keyword in call.keywords}
         if len(given) < len(call.args) + len(call.keywords) or not given.keys() <= set(order):
@@ -123,8 +127,8 @@ def _parse(text: str, docs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         raise ValueError(f"not a call: {text:.80} ({error})") from error
 
 
-def _tool(doc: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": doc["name"], "description": doc["description"], "parameters": _schema(doc["parameters"])}
+def _tool(doc: _Doc) -> dict[str, Any]:
+    return {"name": doc.name, "description": doc.description, "parameters": _schema(doc.parameters)}
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:

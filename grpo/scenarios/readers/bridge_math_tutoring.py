@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from grpo.messages import Message, Role
 from grpo.scenarios.readers.dialogue import from_user_on, join_turns
@@ -39,7 +39,7 @@ class _Line(BaseModel):
 class _Moment(BaseModel):
     c_id: str
     lesson_topic: str
-    c_h: tuple[_Line, ...]
+    c_h: tuple[_Line, ...] = Field(min_length=1)
     c_r: tuple[_Line, ...]
     c_r_: tuple[_Line, ...]
     e: str

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from grpo.messages import Message
 from grpo.scenarios.readers.json_file import read_json
@@ -52,7 +52,7 @@ class _Camper(BaseModel):
 
 class _Dialogue(BaseModel):
     dialogue_id: int
-    chat_logs: tuple[_Line, ...]
+    chat_logs: tuple[_Line, ...] = Field(min_length=2)
     participant_info: dict[str, _Camper]
 
     @property
@@ -63,8 +63,10 @@ class _Dialogue(BaseModel):
     @property
     def agent(self) -> str:
         """The other one."""
-        (agent,) = set(self.participant_info) - {self.user}
-        return agent
+        others = sorted(set(self.participant_info) - {self.user})
+        if len(others) != 1 or self.user not in self.participant_info:
+            raise ValueError(f"not two campers: {', '.join(sorted(self.participant_info))}")
+        return others[0]
 
 
 def read_casino_negotiation(folder: Path) -> Iterator[Record]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from grpo.errors import DataError
 from grpo.messages import Message
@@ -33,7 +33,7 @@ _STUDENT = ("guess", "question", "affirmation", "other")
 
 class _Exercise(BaseModel):
     id: str
-    past_convo: tuple[str, ...]
+    past_convo: tuple[str, ...] = Field(min_length=2)
     prep: str
     engPrep: str
     obj: str

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field
 
-from grpo.errors import DataError
 from grpo.scenarios.readers.lines import read_lines
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import first_fault, reshape
+from grpo.scenarios.readers.shapes import read_whole, reshape
 
 
 class _Question(BaseModel):
@@ -35,7 +34,7 @@ class _Choice(BaseModel):
 
 class _Answer(BaseModel):
     question_id: int
-    choices: tuple[_Choice, ...]
+    choices: tuple[_Choice, ...] = Field(min_length=1)
 
 
 def read_mt_bench(folder: Path) -> Iterator[Record]:
@@ -43,7 +42,8 @@ def read_mt_bench(folder: Path) -> Iterator[Record]:
 
     Raises `DataError` where a file is missing, or the reference answers are broken.
     """
-    answers = _answers(folder / "reference_answer_gpt-4.jsonl")
+    found = read_whole(read_lines(folder / "reference_answer_gpt-4.jsonl"), _Answer)
+    answers = {answer.question_id: answer.choices[0].turns for answer in found}
 
     def fields(found: _Question, _: int) -> dict[str, Any]:
         references = answers.get(found.question_id, found.reference)
@@ -57,17 +57,3 @@ def read_mt_bench(folder: Path) -> Iterator[Record]:
         }
 
     yield from reshape(read_lines(folder / "question.jsonl"), _Question, fields)
-
-
-def _answers(path: Path) -> dict[int, tuple[str, ...]]:
-    """GPT-4's first answer to each question that it answered."""
-    answers = {}
-    for record in read_lines(path):
-        if record.data is None:
-            raise DataError(f"{path}:{record.line}: {record.problem}; fetch the published file again")
-        try:
-            answer = _Answer.model_validate(record.data)
-        except ValidationError as error:
-            raise DataError(f"{path}:{record.line}: {first_fault(error)}; fetch the published file again") from error
-        answers[answer.question_id] = answer.choices[0].turns
-    return answers

@@ -15,19 +15,37 @@ https://github.com/google-research-datasets/dstc8-schema-guided-dialogue, CC-BY-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from grpo.errors import DataError
-from grpo.scenarios.readers.files import read_document
 from grpo.scenarios.readers.json_file import read_json
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import declare_sides, grade, reshape
+from grpo.scenarios.readers.shapes import declare_sides, grade, read_whole, reshape
 
-Schemas = Mapping[str, Mapping[str, Any]]
+
+class _Slot(BaseModel):
+    name: str
+    description: str
+    is_categorical: bool
+    possible_values: tuple[str, ...]
+
+
+class _Intent(BaseModel):
+    name: str
+    description: str
+    is_transactional: bool
+    required_slots: tuple[str, ...]
+    optional_slots: dict[str, str]
+
+
+class _Service(BaseModel):
+    service_name: str
+    slots: tuple[_Slot, ...]
+    intents: tuple[_Intent, ...]
 
 
 class _Call(BaseModel):
@@ -62,28 +80,27 @@ def read_sgd(folder: Path) -> Iterator[Record]:
 
 
 def _read(part: Path) -> Iterator[Record]:
-    document = read_document(part / "schema.json")
-    schemas = {service["service_name"]: service for service in document}
+    services = {service.service_name: service for service in read_whole(read_json(part / "schema.json"), _Service)}
     paths = sorted(part.glob("dialogues_*.json"))
     if not paths:
         raise DataError(f"no dialogues_*.json in {part}; fetch the published files again")
 
     def fields(found: _Dialogue, _: int) -> dict[str, Any]:
-        unknown = [name for name in found.services if name not in schemas]
+        unknown = [name for name in found.services if name not in services]
         if unknown:
             raise ValueError(f"unknown service: {', '.join(unknown)}")
-        return _scenario(found, part.name, {name: schemas[name] for name in found.services})
+        return _scenario(found, part.name, [services[name] for name in found.services])
 
     for path in paths:
         yield from reshape(read_json(path), _Dialogue, fields)
 
 
-def _scenario(found: _Dialogue, part: str, schemas: Schemas) -> dict[str, Any]:
-    tools = [_tool(intent, service) for service in schemas.values() for intent in service["intents"]]
+def _scenario(found: _Dialogue, part: str, services: list[_Service]) -> dict[str, Any]:
+    tools = [_tool(intent, service) for service in services for intent in service.intents]
     names = [tool["name"] for tool in tools]
     if len(set(names)) < len(names):
         raise ValueError(f"two tools of one name: {', '.join(found.services)}")
-    changing = {i["name"] for service in schemas.values() for i in service["intents"] if i["is_transactional"]}
+    changing = {intent.name for service in services for intent in service.intents if intent.is_transactional}
     calls, recorded, turn = [], [], -1
     for said in found.turns:
         turn += said.speaker == "USER"
@@ -112,22 +129,19 @@ def _scenario(found: _Dialogue, part: str, schemas: Schemas) -> dict[str, Any]:
     }
 
 
-def _tool(intent: Mapping[str, Any], service: Mapping[str, Any]) -> dict[str, Any]:
-    slots = {slot["name"]: slot for slot in service["slots"]}
-    properties = {}
-    for name in (*intent["required_slots"], *intent["optional_slots"]):
-        properties[name] = {"type": "string", "description": slots[name]["description"]}
-        if slots[name]["is_categorical"]:
-            properties[name]["enum"] = sorted({*slots[name]["possible_values"], *_default(intent, name)})
-        if name in intent["optional_slots"]:
-            properties[name]["default"] = intent["optional_slots"][name]
-    return {
-        "name": intent["name"],
-        "description": intent["description"],
-        "parameters": {"type": "object", "properties": properties, "required": list(intent["required_slots"])},
-    }
-
-
-def _default(intent: Mapping[str, Any], slot: str) -> tuple[str, ...]:
+def _tool(intent: _Intent, service: _Service) -> dict[str, Any]:
     """A default, for example `dontcare`, is allowed although it is no listed value."""
-    return (intent["optional_slots"][slot],) if slot in intent["optional_slots"] else ()
+    slots = {slot.name: slot for slot in service.slots}
+    properties: dict[str, dict[str, Any]] = {}
+    for name in (*intent.required_slots, *intent.optional_slots):
+        defaults = [intent.optional_slots[name]] if name in intent.optional_slots else []
+        properties[name] = {"type": "string", "description": slots[name].description}
+        if slots[name].is_categorical:
+            properties[name]["enum"] = sorted({*slots[name].possible_values, *defaults})
+        if defaults:
+            properties[name]["default"] = defaults[0]
+    return {
+        "name": intent.name,
+        "description": intent.description,
+        "parameters": {"type": "object", "properties": properties, "required": list(intent.required_slots)},
+    }

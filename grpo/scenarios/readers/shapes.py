@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from grpo.errors import DataError
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.scenario import Difficulty, normalize
 
@@ -19,8 +20,8 @@ def reshape(
 ) -> Iterator[Record]:
     """Check each record against its published shape and give it the fields of what it becomes.
 
-    `fields` takes the checked record and its line; a `ValueError` that it raises becomes the record's problem.
-    What could not be read stays as it is.
+    `fields` takes the checked record and its line; a `ValueError` that it raises, or a key that it misses, becomes the
+    record's problem. What could not be read stays as it is.
     """
     for record in records:
         if record.data is None:
@@ -32,9 +33,28 @@ def reshape(
             data = fields(shape.model_validate(record.data), record.line)
         except ValidationError as error:
             problem = f"not as published: {first_fault(error)}"
+        except LookupError as error:
+            problem = f"not as published: no {error}"
         except ValueError as error:
             problem = str(error)
         yield Record(source=record.source, line=record.line, data=data, raw=raw, problem=problem)
+
+
+def read_whole(records: Iterable[Record], shape: type[Shape]) -> list[Shape]:
+    """What all records of a source need, for example its schema: a fault in it stops the reading.
+
+    Raises `DataError` that names the place.
+    """
+    found = []
+    for record in records:
+        problem = record.problem
+        try:
+            found.append(shape.model_validate(record.data or {}))
+        except ValidationError as error:
+            problem = problem or first_fault(error)
+        if problem is not None:
+            raise DataError(f"{record.source}:{record.line}: {problem}; fetch the published file again")
+    return found
 
 
 def first_fault(error: ValidationError) -> str:

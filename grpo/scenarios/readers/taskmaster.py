@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import from_json
 
 from grpo.errors import DataError
@@ -60,6 +60,16 @@ class _Step(BaseModel):
     context: str
     generation: str
     reward: Literal[0, 1]
+
+
+class _Said(BaseModel):
+    role: Literal["user", "agent", "api"]
+    text: str | None = None
+    api: dict[str, dict[str, Any]] | None = None
+    response: dict[str, Any] | None = None
+
+
+_SAID = TypeAdapter(tuple[_Said, ...])
 
 
 def read_taskmaster(folder: Path) -> Iterator[Record]:
@@ -144,8 +154,8 @@ def _label(found: _Step, _: int) -> dict[str, Any]:
     return {
         "id": f"taskmaster-{found.conversation_id}",
         "group": f"taskmaster-{hashlib.sha256(found.context.encode()).hexdigest()[:16]}",
-        "prompt": [_message(step) for step in context],
-        "reply": _message(_object("generation", found.generation)),
+        "prompt": [_message(step) for step in _SAID.validate_python(context)],
+        "reply": _message(_Said.model_validate(_object("generation", found.generation))),
         "label": "good" if found.reward else "bad",
         "score": found.reward,
         "source": "taskmaster",
@@ -153,17 +163,16 @@ def _label(found: _Step, _: int) -> dict[str, Any]:
     }
 
 
-def _message(step: Mapping[str, Any]) -> Message:
+def _message(step: _Said) -> Message:
     """`{"role": "agent", "api": {"find_movies": {…}}}` is a call, `{"role": "api", "response": {…}}` its result."""
-    role = step.get("role")
-    if role in ("user", "agent") and "text" in step:
-        return Message(role="user" if role == "user" else "assistant", content=step["text"])
-    if role == "agent" and "api" in step:
-        calls = tuple(ToolCall(name=name, arguments=arguments) for name, arguments in step["api"].items())
+    if step.role != "api" and step.text is not None:
+        return Message(role="user" if step.role == "user" else "assistant", content=step.text)
+    if step.role == "agent" and step.api is not None:
+        calls = tuple(ToolCall(name=name, arguments=arguments) for name, arguments in step.api.items())
         return Message(role="assistant", content="", tool_calls=calls)
-    if role == "api" and "response" in step:
-        return Message(role="tool", content=json.dumps(step["response"]))
-    raise ValueError(f"unknown step: role {role!r} with {', '.join(sorted(set(step) - {'role'}))}")
+    if step.role == "api" and step.response is not None:
+        return Message(role="tool", content=json.dumps(step.response))
+    raise ValueError(f"unknown step: role {step.role} with {', '.join(sorted(step.model_fields_set - {'role'}))}")
 
 
 def _object(name: str, text: str) -> dict[str, Any]:

@@ -74,8 +74,16 @@ def test_walking_away_is_worth_five_points_to_both(folder, ingested):
 def test_points_that_do_not_follow_and_a_dialogue_without_end_are_refused(folder, ingested):
     """17 is not 18; an offer that nobody answers is no end."""
     bad = [dialogue(2, user=17, agent=23), dialogue(3, user=18, agent=23, end="Hm.")]
-    counts, _ = ingested("casino_negotiation", source(folder, dialogue(1, user=18, agent=23), *bad))
-    assert counts.reasons == {"points do not follow from the deal": 1, "no end": 1}
+    crowd, bare = dialogue(4, user=18, agent=23), dialogue(5, user=18, agent=23)
+    crowd["participant_info"]["C"] = crowd["participant_info"]["A"]
+    bare["chat_logs"][2]["task_data"] = {}
+    counts, _ = ingested("casino_negotiation", source(folder, dialogue(1, user=18, agent=23), *bad, crowd, bare))
+    assert counts.reasons == {
+        "points do not follow from the deal": 1,
+        "no end": 1,
+        "not two campers": 1,
+        "not as published": 1,
+    }
 
 
 @pytest.mark.parametrize(

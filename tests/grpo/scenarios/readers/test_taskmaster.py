@@ -148,9 +148,12 @@ def test_steps_that_cannot_be_read_are_counted(folder):
         step("d", '{"role": "agent", "text": "Hi."}', context="["),
         step("e", '{"role": "agent", "text": "Hi."}', context="[]"),
         step("f", '{"role": "agent", "text": "Hi."}', 0.5),
+        step("g", '{"role": "user"}'),
+        step("h", '{"role": "agent", "text": true}'),
+        step("i", '{"role": "agent", "text": "Hi."}', context="7"),
     ]
     found = read_labels("taskmaster", rewards(folder, *bad))
-    assert (found.records, len(found.items)) == (7, 1)
+    assert (found.records, len(found.items)) == (10, 1)
     assert set(found.reasons) == {
         "generation is no JSON",
         "reply: reply is empty",
@@ -159,7 +162,7 @@ def test_steps_that_cannot_be_read_are_counted(folder):
         "prompt: Tuple should have at least N item after validation, not N",
         "not as published",
     }
-    assert [place.line for place in found.quarantined] == [1, 2, 3, 4, 5, 6]
+    assert [place.line for place in found.quarantined] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def readable(text: str) -> bool:

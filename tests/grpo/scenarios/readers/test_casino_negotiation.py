@@ -65,6 +65,18 @@ def test_the_deal_and_the_points_are_the_expected_state(folder, ingested):
     }
 
 
+def test_the_last_offer_is_the_deal(folder, ingested):
+    """One that was rejected before it counts for nothing."""
+    item = dialogue(1, user=18, agent=23)
+    greedy = {"issue2youget": {"Food": "3", "Water": "3", "Firewood": "3"}, "issue2theyget": {}}
+    item["chat_logs"][2:2] = [
+        {"id": "A", "text": "Submit-Deal", "task_data": greedy},
+        {"id": "B", "text": "Reject-Deal", "task_data": {"data": "reject_deal"}},
+    ]
+    _, (scenario,) = ingested("casino_negotiation", source(folder, item))
+    assert scenario.expected.state["deal"]["agent"] == {"Firewood": 2, "Food": 0, "Water": 3}
+
+
 def test_walking_away_is_worth_five_points_to_both(folder, ingested):
     """There is no deal then."""
     _, (scenario,) = ingested("casino_negotiation", source(folder, dialogue(1, user=5, agent=5, end="Walk-Away")))

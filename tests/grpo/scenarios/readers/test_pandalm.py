@@ -35,7 +35,7 @@ def test_the_majority_decides(folder, votes, chosen):
     assert {pair.chosen.content, pair.rejected.content} == {"One", "Two"}
 
 
-@pytest.mark.parametrize("votes", [(0, 0, 0), (0, 0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("votes", [(0, 0, 0), (0, 0, 1), (0, 1, 2), (1, 0, 2)])
 def test_a_tie_is_no_pair(folder, votes):
     """Neither where most see one, nor where nobody agrees."""
     found = read_pairs("pandalm", folder({"testset-v1.json": [comparison(0, votes)]}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,19 @@ def test_a_folder_is_no_source_file(tmp_path: Path) -> None:
     """A path that cannot be opened as a file is a data error too."""
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         list(read_lines(tmp_path))
+
+
+def test_a_gzipped_file_is_read_through(tmp_path: Path) -> None:
+    """By its name."""
+    path = tmp_path / "source.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"id": "a"}\n\n{"id": "b"}\n'))
+    assert [(record.line, record.data) for record in read_lines(path)] == [(1, {"id": "a"}), (3, {"id": "b"})]
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: b"x" + content])
+def test_a_damaged_gzip_file_is_an_error(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Cut short, or not compressed at all."""
+    path = tmp_path / "source.jsonl.gz"
+    path.write_bytes(damage(gzip.compress(b'{"id": "a"}\n')))
+    with pytest.raises(DataError, match=r"source\.jsonl\.gz is damaged"):
+        list(read_lines(path))

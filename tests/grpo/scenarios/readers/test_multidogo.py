@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,6 @@ from grpo.scenarios.readers.multidogo import read_multidogo
 from grpo.scenarios.readers.record import Record
 
 HEADER = "conversationId\tturnNumber\tutteranceId\tutterance\tslot-labels\tintent\n"
-
-
-@pytest.fixture
-def published() -> Path:
-    """The published files, where they are at hand."""
-    folder = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "multidogo"
-    if not folder.exists():
-        pytest.skip("the published MultiDoGO files are not here")
-    return folder
 
 
 def records(tmp_path: Path, *rows: str) -> list[Record]:
@@ -94,17 +86,19 @@ def test_a_missing_part_is_an_error(tmp_path: Path) -> None:
         list(read_multidogo(tmp_path, domains=("finance",), parts=("dev",)))
 
 
-def test_every_published_conversation_is_a_scenario_or_quarantined(published: Path, tmp_path: Path) -> None:
+def test_every_published_conversation_is_a_scenario_or_quarantined(
+    published: Callable[[str], Path], tmp_path: Path
+) -> None:
     """5599 conversations: software 1653 + 236, finance 1684 + 240, fastfood 1563 + 223; 30 have an empty turn."""
-    source = MultiDoGOSource(kind="multidogo", path=str(published))
+    source = MultiDoGOSource(kind="multidogo", path=str(published("multidogo")))
     counts = ingest((source,), tmp_path / "s.parquet", tmp_path / "q.parquet", max_quarantined_share=0.05)
     assert (counts.records, counts.scenarios, counts.quarantined) == (5599, 5569, 30)
     assert counts.reasons == {"user_responses: user turn N is empty": 30}
 
 
-def test_published_domains_are_mapped(published: Path) -> None:
+def test_published_domains_are_mapped(published: Callable[[str], Path]) -> None:
     """Software is technical support, fastfood is sales, finance is customer service."""
-    found = read_multidogo(published, domains=("software", "finance", "fastfood"), parts=("dev",))
+    found = read_multidogo(published("multidogo"), domains=("software", "finance", "fastfood"), parts=("dev",))
     assert Counter(record.data["domain"] for record in found if record.data) == {
         "technical_support": 236,
         "customer_service": 240,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +76,6 @@ def data(record: Record) -> dict[str, Any]:
     """The fields of a record that could be read."""
     assert record.data is not None, record.problem
     return record.data
-
-
-@pytest.fixture
-def published() -> Path:
-    """The published files, where they are at hand."""
-    folder = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tau2_bench"
-    if not folder.exists():
-        pytest.skip("the published tau2-bench files are not here")
-    return folder
 
 
 def retail(folder: Path, tmp_path: Path) -> dict[str, Scenario]:
@@ -178,16 +170,16 @@ def test_a_task_that_is_none_is_a_problem(tmp_path: Path) -> None:
     assert data(good)["id"] == "tau2-retail-1"
 
 
-def test_all_published_retail_tasks_become_scenarios(published: Path, tmp_path: Path) -> None:
+def test_all_published_retail_tasks_become_scenarios(published: Callable[[str], Path], tmp_path: Path) -> None:
     """114 tasks: 74 on the training side, 40 held out, none in quarantine, each with one customer in its world."""
-    scenarios = retail(published, tmp_path).values()
+    scenarios = retail(published("tau2_bench"), tmp_path).values()
     assert Counter(scenario.side for scenario in scenarios) == {"train": 74, "heldout": 40}
     assert {len(scenario.world["users"]) for scenario in scenarios} == {1}
 
 
-def test_a_published_task_is_what_it_was(published: Path, tmp_path: Path) -> None:
+def test_a_published_task_is_what_it_was(published: Callable[[str], Path], tmp_path: Path) -> None:
     """Task 0: Yusuf Rossi exchanges a keyboard and a thermostat after five calls."""
-    scenario = retail(published, tmp_path)["tau2-retail-0"]
+    scenario = retail(published("tau2_bench"), tmp_path)["tau2-retail-0"]
     assert scenario.goal.splitlines()[1:3] == [
         "Known: You are Yusuf Rossi in zip code 19122.",
         "Unknown: You do not remember your email address.",
@@ -204,10 +196,66 @@ def test_a_published_task_is_what_it_was(published: Path, tmp_path: Path) -> Non
     assert {"1656367028", "4896585277"} <= set(scenario.world["products"])
 
 
-def test_published_mock_tasks_have_a_goal_in_plain_words(published: Path) -> None:
+def test_published_mock_tasks_have_a_goal_in_plain_words(published: Callable[[str], Path]) -> None:
     """In mock the instructions are one string; an initial state is kept with the world."""
-    found = {data(record)["id"]: data(record) for record in read_tau2_bench(published, "mock")}
+    found = {data(record)["id"]: data(record) for record in read_tau2_bench(published("tau2_bench"), "mock")}
     assert len(found) == 10
     assert found["tau2-mock-update_task_1"]["goal"].startswith("Instructions: You have completed the task")
     state = found["tau2-mock-update_task_with_initialization_data"]["world"]["initial_state"]
     assert "task_2" in state["initialization_data"]["agent_data"]["tasks"]
+
+
+def telecom(tmp_path: Path, *tasks: dict[str, Any]) -> list[Record]:
+    """What is read from a telecom domain with these tasks."""
+    place = tmp_path / "telecom"
+    place.mkdir()
+    (place / "tasks_small.json").write_text(json.dumps(tasks))
+    (place / "db.toml").write_text('[[lines]]\nline_id = "L1"\n')
+    (place / "user_db.toml").write_text("[device]\nroaming_enabled = false\n")
+    (place / "main_policy.md").write_text("Be kind.")
+    (place / "tech_support_manual.md").write_text("Turn it off and on.")
+    return list(read_tau2_bench(tmp_path, "telecom"))
+
+
+def test_what_the_user_does_is_part_of_the_final_state(tmp_path: Path) -> None:
+    """The agent's calls are expected of the agent; the user's own, and what must hold, of the state."""
+    item = task("[data_issue]off[PERSONA:None]", "no data", ("refuel", {"gb": 2}), ("toggle_roaming", {}))
+    item["evaluation_criteria"]["actions"][0]["requestor"] = "assistant"
+    item["evaluation_criteria"]["actions"][1]["requestor"] = "user"
+    assertion = {"env_type": "user", "func_name": "assert_speed", "arguments": {"expected": 200}}
+    item["evaluation_criteria"]["env_assertions"] = [assertion]
+    (record,) = telecom(tmp_path, item)
+    expected = data(record)["expected"]
+    assert expected["calls"] == [{"name": "refuel", "arguments": {"gb": 2}}]
+    assert expected["state"] == {"user_calls": [{"name": "toggle_roaming", "arguments": {}}], "assertions": [assertion]}
+    assert [tool["name"] for tool in data(record)["tools"]] == ["refuel"]
+    assert data(record)["metadata"]["category"] == "data_issue"
+
+
+def test_telecom_has_two_databases_in_toml(tmp_path: Path) -> None:
+    """The network's is the world, the phone's is under `device`; both texts are the policy."""
+    (record,) = telecom(tmp_path, task("0", "hi"))
+    world = data(record)["world"]
+    assert world["lines"] == [{"line_id": "L1"}]
+    assert world["device"] == {"device": {"roaming_enabled": False}}
+    assert data(record)["context"] == "Be kind.\n\nTurn it off and on."
+    assert data(record)["domain"] == "technical_support"
+
+
+def test_a_broken_database_is_an_error(tmp_path: Path) -> None:
+    """The message names the file."""
+    telecom(tmp_path)
+    (tmp_path / "telecom" / "db.toml").write_text("[[lines")
+    with pytest.raises(DataError, match=r"db\.toml is no TOML document"):
+        list(read_tau2_bench(tmp_path, "telecom"))
+
+
+def test_all_published_telecom_tasks_become_scenarios(published: Callable[[str], Path], tmp_path: Path) -> None:
+    """20 tasks; 7 calls are the agent's, 20 the user's own; every one has assertions on the final state."""
+    source = Tau2Source(kind="tau2_bench", path=str(published("tau2_bench")), domain="telecom")
+    counts = ingest((source,), tmp_path / "s.parquet", tmp_path / "q.parquet", max_quarantined_share=0)
+    scenarios = list(read_scenarios(tmp_path / "s.parquet"))
+    assert (counts.records, counts.scenarios) == (20, 20)
+    assert sum(len(s.expected.calls) for s in scenarios) == 7
+    assert sum(len(s.expected.state.get("user_calls", ())) for s in scenarios) == 20
+    assert all(s.expected.state["assertions"] for s in scenarios)

@@ -1,0 +1,63 @@
+"""Sources written by hand, the published ones where they are at hand, and what ingestion makes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.config.scenarios import PublishedSource
+from grpo.scenarios.ingest import Counts, ingest
+from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.scenario import Scenario
+
+Ingested = tuple[Counts, list[Scenario]]
+
+
+@pytest.fixture
+def published() -> Callable[[str], Path]:
+    """The folder of a published data set; the test is skipped where it is not at hand."""
+
+    def find(name: str) -> Path:
+        folder = Path(__file__).resolve().parents[3].parent / "shared" / "data" / name
+        if not folder.exists():
+            pytest.skip(f"the published files of {name} are not here")
+        return folder
+
+    return find
+
+
+@pytest.fixture
+def ingested(tmp_path: Path) -> Callable[[str, Path], Ingested]:
+    """What ingestion makes of a data set: its counts, and the scenarios as they are read back."""
+
+    def run(kind: str, folder: Path) -> Ingested:
+        source = PublishedSource.model_validate({"kind": kind, "path": str(folder)})
+        table = tmp_path / f"{kind}.parquet"
+        counts = ingest((source,), table, tmp_path / f"{kind}_quarantine.parquet", max_quarantined_share=1)
+        return counts, list(read_scenarios(table))
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    """A folder with these files: text as it is, a `.jsonl` from its rows, anything else as one JSON document."""
+
+    def write(files: dict[str, Any]) -> Path:
+        root = tmp_path / "source"
+        for name, content in files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, str):
+                path.write_text(content, encoding="utf-8", newline="")
+            elif path.suffix == ".jsonl":
+                path.write_text("".join(json.dumps(row) + "\n" for row in content))
+            else:
+                path.write_text(json.dumps(content))
+        return root
+
+    return write

@@ -1,0 +1,36 @@
+"""BANKING77: customers' questions by intent."""
+
+from __future__ import annotations
+
+import csv
+
+CSV = 'text,category\r\n  Where is it? ,card\r\n"Two\nlines",card\r\nWhat?,weather\r\nonly one cell\r\n'
+
+
+def test_a_question_is_a_scenario_of_one_turn(folder, ingested):
+    """White space around it goes, a line break in it stays; an id is the line that the question starts on."""
+    _, scenarios = ingested("banking77", folder({"train.csv": CSV, "categories.json": ["card"]}))
+    assert {s.id: s.user_responses for s in scenarios} == {
+        "banking77-2": ("Where is it?",),
+        "banking77-3": ("Two\nlines",),
+    }
+
+
+def test_an_unknown_intent_and_a_short_row_are_counted(folder, ingested):
+    """4 rows = 2 scenarios + 2 in quarantine."""
+    counts, _ = ingested("banking77", folder({"train.csv": CSV, "categories.json": ["card"]}))
+    assert counts.records == 4
+    assert counts.reasons == {"unknown category": 1, "wrong number of cells": 1}
+
+
+def test_every_published_question_is_a_scenario(published, ingested):
+    """10003 questions of 77 intents; 9 have white space around them, 1 a line break inside."""
+    folder = published("banking77")
+    with (folder / "train.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    counts, scenarios = ingested("banking77", folder)
+    assert (counts.records, counts.scenarios) == (len(rows), len(rows)) == (10003, 10003)
+    assert [s.user_responses[0] for s in scenarios] == [row["text"].strip() for row in rows]
+    assert sum(row["text"] != row["text"].strip() for row in rows) == 9
+    assert sum("\n" in s.user_responses[0] for s in scenarios) == 1
+    assert {s.metadata.category for s in scenarios} == {row["category"] for row in rows}

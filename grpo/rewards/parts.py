@@ -1,0 +1,247 @@
+"""What text rewards are made of: each part asks one thing of a reply, and answers in [0, 1]."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from grpo.rewards.exchange import Exchange
+from grpo.rewards.language import clamp, content, sentences, words
+
+_ENOUGH_TAKEN_UP = 0.4  # of what the customer's words weigh; nobody says all of them again
+_ENOUGH_NEW = 8  # content words that the customer did not say
+_ENOUGH_STEPS = 3
+_MOST_MARKS = 2  # exclamation marks, or question marks, that a calm reply has
+
+
+def _any(*alternatives: str) -> re.Pattern[str]:
+    return re.compile(r"\b(?:" + "|".join(alternatives) + r")\b", re.IGNORECASE)
+
+
+_DO = (
+    "add apply ask attach book bring build call change charge check choose clean click close compare connect copy count "
+    "delete disconnect divide download draw enter exchange fill find forget hold install keep leave list log make move "
+    "multiply open order paste pick plug practise practice press print pull push put read reboot refund reinstall "
+    "remove rename replace reply reset restart return run save scan schedule select send set ship show sign start "
+    "subtract switch take tap test tighten transfer turn type uninstall unplug update use visit wait write"
+).split()
+_TIME = _any(
+    r"\d{1,2}(?::\d\d)?\s?(?:am|pm|o'clock)", r"\d{1,2}:\d\d", "today", "tonight", "tomorrow", "yesterday",
+    r"(?:mon|tues|wednes|thurs|fri|satur|sun)days?", "january", "february", "march", "april", "june", "july", "august",
+    "september", "october", "november", "december", r"may \d+", "noon", "midnight", "(?:this|tomorrow|in the|by) (?:morning|afternoon|evening)",
+    r"(?:\d+|an?|one|two|three|four|five|six|seven|eight|ten|twelve|few)(?:\s\w+)?\s(?:second|minute|hour|day|week|month|year)s?",
+    "daily", "weekly", "monthly", "immediately", "right away",
+)  # fmt: skip
+_MONEY = re.compile(r"[$€£]\s?\d|\b\d[\d.,]*\s?(?:dollars?|euros?|pounds?|cents?|usd|eur)\b|\bfree\b|\bno charge\b", re.I)
+_COUNT = re.compile(
+    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|twice|none|zero)\b", re.I
+)
+_PLACE = re.compile(
+    r"\b(?:page|site|website|app|settings|menu|tab|street|store|account|warehouse|cent(?:er|re)|depot|desk|link|office"
+    r"|branch|box|section|email|left|right|top|bottom|side|door|floor|map)\b|https?://|www\.|\w\.com\b",
+    re.I,
+)
+_REASON = _any("because", "due to", "since", "as the", "reason", "caused?", "causes", "so that", "owing", "means that",
+               "otherwise", "means", "comes from", "happens when", "that is why", "that's why")  # fmt: skip
+_STANCE = _any("yes", "no", "sure", "certainly", "of course", "absolutely", "unfortunately", "correct", "right", "not yet",
+               r"(?:i|we|you|it|they|he|she|that|this)(?:'ve|'ll|'re|'s| can| could| will| have| has| do| does| is| are| was)",
+               r"(?:can|do|does|is|are|will|has)(?:n't| not)", "cannot", r"\w+ (?:is|are|works?|has|have|does|do|can)")  # fmt: skip
+_STEP = _any(*(f"{verb}" for verb in _DO))
+_QUESTIONS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
+    (_any("how long", "how soon", "when", "what time", "what day", "which day", "how late"), _TIME),
+    (_any("how much", "what price", "the price", "cost", "costs", "charge for", "fee"), _MONEY),
+    (_any("how many"), _COUNT),
+    (_any("how (?:do|can|should|would|could) (?:i|we|you)", "how to", "what (?:do|should|can) i do"), _STEP),
+    (_any("where"), _PLACE),
+    (_any("why", "how come"), _REASON),
+    (re.compile(r"^(?:\w+,? )?(?:is|are|do|does|did|can|could|will|would|has|have|should|was|were|am)\b", re.I), _STANCE),
+)
+_STALL = _any(
+    "look(?:ing)? into", "get back to you", "(?:contact|call|ask|reach out to) (?:our |the |a )?(?:\\w+ )?(?:support|service|team|department)",
+    "please wait", "be patient", "(?:check|visit|see) (?:our|the) (?:website|site|faq|page|manual)", "try again later", "not sure",
+    "no idea", "don't know", "i guess", "hopefully", "at some point", "it depends", "someone will", "as soon as possible",
+    "many (?:reasons|options|things|ways)", "various", "look it up", "somehow",
+)  # fmt: skip
+_COMMITMENT = re.compile(
+    r"\b(?:i|we)(?:'ve| have|'ll| will|'m| am|'re| are) (?:just |now |already |also |going to )?(?!not\b|n't|sorry|unable|afraid"
+    r"|sure|here|happy|glad|looking?\b|check|try|get\b|have\b|been\b|be\b|very|really|able)\w+"
+    r"|\b(?:would|shall|do|should) (?:you (?:like|want|prefer)|i|we)\b|\byou(?:'ll| will) (?:get|receive|have|see|find)\b"
+    r"|\b(?:it|that|which) (?:will|should) (?:arrive|be|reach|take)\b|\bplease (?:" + "|".join(_DO) + r")\b"
+    r"|(?:^|[.!?,:;\n]\s*|\bthen |\band )(?:\d+[.)]\s*)?(?:" + "|".join(_DO) + r")\b",
+    re.IGNORECASE,
+)
+_UPSET = _any(
+    "angry", "annoy\\w*", "frustrat\\w*", "upset", "disappoint\\w*", "ridiculous", "terrible", "unacceptable", "worst",
+    "broken", "broke", "late", "wrong", "damaged?", "missing", "still", "never", "again", "twice", "lost", "cracked",
+    "fed up", "nobody", "no one", "horrible", "waiting", "leak\\w*", "stuck", "smash\\w*", "overcharged",
+)
+_EMPATHY = _any(
+    "sorry", "apologi[sz]e", "apolog(?:y|ies)", "understand", "frustrating", "inconvenience", "that must", "i see why",
+    "you're right", "you are right", "annoying", "disappointing", "thank you for (?:telling|letting|your patience)",
+)
+_RUDE = _any(
+    "stupid", "idiot\\w*", "dumb", "shut up", "whatever", "not my (?:problem|job|fault)", "your (?:own )?(?:fault|problem)", "lol",
+    "wtf", "dunno", "calm down", "deal with it", "too bad", "obviously", "lazy", "stop (?:bothering|complaining|whining)", "read the manual",
+    "figure it out", "tough luck", "who cares", "bro", "wanna", "gonna", "everybody knows", "go away", "what do you expect",
+)  # fmt: skip
+_PRESSURE = _any(
+    "act now", "last chance", "hurry", "limited time", "before it's too late", "guaranteed?", "you must buy", "don't miss",
+    "everyone (?:is|else)", "only today", "buy (?:it )?now", "regret", "once in a lifetime", "no[- ]brainer", "best in the world",
+)  # fmt: skip
+_OFFER = _any(
+    r"includes?", r"comes with", "warranty", r"supports?", r"weighs?", r"lasts?", r"fits?", "holds?", "covers?", "per (?:month|user|year|night)",
+    "than", "compared", "cheaper", "lighter", "larger", "smaller", "faster", "quieter", "instead", "trial", "saves?", "suits?",
+    "enough for", "designed for", "made (?:of|for|from)", "(?:in|out of) stock", "recommend", "a better (?:fit|match)",
+)  # fmt: skip
+_OFFERED = re.compile(r"[$€£]\s?\d|\b\d+(?:\.\d+)?\s?(?:%|percent|gb|tb|kg|g|cm|mm|inch(?:es)?|lit(?:er|re)s?|hours?|users?|people|years?|days?|watts?)", re.I)  # fmt: skip
+_EXPLAINS = _any(
+    "because", "so", "means?", "since", "think of", "imagine", "for example", "for instance", "notice", "remember", "if", "when",
+    "like", "same as", "that is why", "in other words", "equals?", "gives", "becomes?", "is called", "therefore", "first", "then", "why",
+)  # fmt: skip
+_ENCOURAGES = _any(
+    "good (?:start|question|thinking|try|work|idea)", "great (?:start|question|try|work)", "nice (?:start|try|work)", "well done",
+    "almost", "on the right track", "you (?:got|found)", "exactly", "try", "close", "let's", "common (?:mistake|mix-up)", "right to",
+)  # fmt: skip
+_OFFERS_MORE = _any(
+    "let me know", "would you like", "shall i", "feel free", "tell me", "can i", "do you want", "should i", "which of",
+    "happy to", "what do you think", "your turn", "can you",
+)
+_ORDINALS = ("first", "second", "third", "then", "next", "after that", "finally", "lastly")
+_NUMBERED = re.compile(r"(?:^|\s)(\d{1,2})[.)]\s")
+_IDENTIFIER = re.compile(r"(?<![\w.,$€£])#?([A-Za-z]{0,4}-?\d{4,}[A-Za-z0-9-]*)(?![\w]|[.,]\d)")
+
+
+def need(exchange: Exchange) -> float:
+    """Takes up what the customer is about: the share of the content words just said, by IDF over the customer's turns.
+
+    A word of this turn alone weighs more than one of every turn. 1 where the customer said nothing of content.
+    """
+    asked = content(exchange.asked)
+    if not asked:
+        return 1.0
+    turns = [content(turn) for turn in exchange.user_turns]
+    idf = {word: math.log(1 + len(turns) / sum(word in turn for turn in turns)) for word in asked}
+    taken_up = sum(idf[word] for word in asked & content(exchange.reply))
+    return clamp(taken_up / sum(idf.values()) / _ENOUGH_TAKEN_UP)
+
+
+def answer(exchange: Exchange) -> float:
+    """Gives what was asked for: a time for "when", steps for "how do I", a reason for "why"; a deed for a complaint.
+
+    Putting off ("somebody will look into it") counts a third.
+    """
+    questions = [part for part in sentences(exchange.asked) if "?" in part]
+    scores = [_answered(question, exchange) for question in questions] or [action(exchange)]
+    return sum(scores) / len(scores) * (1 / 3 if _STALL.search(exchange.reply) else 1.0)
+
+
+def _answered(question: str, exchange: Exchange) -> float:
+    kinds = [given for asks, given in _QUESTIONS if asks.search(question)]
+    if not kinds:
+        return substance(exchange)
+    return sum(given.search(exchange.reply) is not None for given in kinds) / len(kinds)
+
+
+def substance(exchange: Exchange) -> float:
+    """Says something new on the matter: full at eight content words that neither customer nor agent said before."""
+    before = content(exchange.said).union(*map(content, exchange.earlier))
+    return clamp(len(content(exchange.reply) - before) / _ENOUGH_NEW) * need(exchange)
+
+
+def action(exchange: Exchange) -> float:
+    """Does something, or says what to do: "I have sent a new one", "please send the photo", "shall I …?"."""
+    return float(_COMMITMENT.search(exchange.reply) is not None) * (1 / 3 if _STALL.search(exchange.reply) else 1.0)
+
+
+def steps(exchange: Exchange) -> float:
+    """Tells what to do, one thing after the other: full at three doings; steps out of order count half."""
+    reply = exchange.reply.casefold()
+    doings = {match.casefold() for match in _STEP.findall(reply)} - content(exchange.asked)
+    numbered = [int(number) for number in _NUMBERED.findall(reply)]
+    places = [reply.find(word) for word in ("first", "then", "finally") if word in reply]
+    in_order = numbered == sorted(set(numbered)) and places == sorted(places)
+    return clamp(len(doings) / _ENOUGH_STEPS) * (1.0 if in_order else 0.5)
+
+
+def empathy(exchange: Exchange) -> float:
+    """Acknowledges trouble where the customer has some; else nothing is asked."""
+    troubled = _UPSET.search(exchange.asked) is not None
+    return float(not troubled or _EMPATHY.search(exchange.reply) is not None)
+
+
+def professional(exchange: Exchange) -> float:
+    """Neither rude nor slangy nor shouting."""
+    letters = [character for character in exchange.reply if character.isalpha()]
+    shouted = sum(map(str.isupper, letters)) / len(letters) if letters else 0.0
+    return 0.2 if _RUDE.search(exchange.reply) or (shouted > 0.5 and len(letters) > 10) else calm(exchange)
+
+
+def calm(exchange: Exchange) -> float:
+    """At most two exclamation and two question marks; each one more takes a quarter."""
+    excess = sum(max(0, exchange.reply.count(mark) - _MOST_MARKS) for mark in "!?")
+    return clamp(1 - excess / 4)
+
+
+def unhurried(exchange: Exchange) -> float:
+    """Puts no pressure on who buys."""
+    return 1.0 if not _PRESSURE.search(exchange.reply) else 0.3
+
+
+def offer(exchange: Exchange) -> float:
+    """Says what the product is, does or costs: full at three different details."""
+    found = {match.casefold() for match in (*_OFFER.findall(exchange.reply), *_OFFERED.findall(exchange.reply))}
+    return clamp(len(found) / 3)
+
+
+def explains(exchange: Exchange) -> float:
+    """Shows how things hang together: full at three different connectives or worked equations."""
+    found = {match.casefold() for match in _EXPLAINS.findall(exchange.reply)}
+    return clamp((len(found) + exchange.reply.count("=")) / 3)
+
+
+def encourages(exchange: Exchange) -> float:
+    """Takes the learner along: names what is right, or invites to try."""
+    return float(_ENCOURAGES.search(exchange.reply) is not None or 0 < exchange.reply.count("?") <= _MOST_MARKS)
+
+
+def invites(exchange: Exchange) -> float:
+    """Keeps the conversation open: a question of its own, or an offer to go on."""
+    return float(0 < exchange.reply.count("?") <= _MOST_MARKS or _OFFERS_MORE.search(exchange.reply) is not None)
+
+
+def addresses(exchange: Exchange) -> float:
+    """Speaks to the customer."""
+    return float(bool({"you", "your", "you're", "you'll", "you've", "yours"} & {*words(exchange.reply)}))
+
+
+def fresh(exchange: Exchange) -> float:
+    """Is not what the agent said before: 1 up to half the content words in common, 0 for the same again."""
+    own = content(exchange.reply)
+    alike = [len(own & content(other)) / max(1, len(own | content(other))) for other in exchange.earlier]
+    return clamp(2 * (1 - max(alike, default=0.0)))
+
+
+def imagery(exchange: Exchange) -> float:
+    """Paints with many different words: full at 25 content words."""
+    return clamp(len(content(exchange.reply)) / 25)
+
+
+def entities(exchange: Exchange) -> float:
+    """Repeats order numbers and the like correctly: the share of those in the reply that were given to the agent.
+
+    Only where the customer or the context gave one; an amount of money is none.
+    """
+    given = {code.upper() for code in _IDENTIFIER.findall(f"{exchange.said}\n{exchange.known}")}
+    said = {code.upper() for code in _IDENTIFIER.findall(exchange.reply)}
+    return len(said & given) / len(said) if given and said else 1.0
+
+
+PARTS: dict[str, Callable[[Exchange], float]] = {
+    part.__name__: part
+    for part in (
+        need, answer, substance, action, steps, empathy, professional, calm, unhurried, offer, explains, encourages,
+        invites, addresses, fresh, imagery, entities,
+    )
+}  # fmt: skip
+"""By name, as rewards weigh them and breakdowns show them."""

@@ -55,7 +55,7 @@ _QUESTIONS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
     (_any("how (?:do|can|should|would|could) (?:i|we|you)", "how to", "what (?:do|should|can) i do"), _STEP),
     (_any("where"), _PLACE),
     (_any("why", "how come"), _REASON),
-    (re.compile(r"^(?:\w+,? )?(?:is|are|do|does|did|can|could|will|would|has|have|should|was|were|am)\b", re.I), _STANCE),
+    (re.compile(r"^(?:(?:so|and|but|or|also|then),? )?(?:is|are|do|does|did|can|could|will|would|has|have|should|was|were|am)\b", re.I), _STANCE),
 )
 _STALL = _any(
     "look(?:ing)? into", "get back to you", "(?:contact|call|ask|reach out to) (?:our |the |a )?(?:\\w+ )?(?:support|service|team|department)",
@@ -64,8 +64,9 @@ _STALL = _any(
     "many (?:reasons|options|things|ways)", "various", "look it up", "somehow",
 )  # fmt: skip
 _COMMITMENT = re.compile(
-    r"\b(?:i|we)(?:'ve| have|'ll| will|'m| am|'re| are) (?:just |now |already |also |going to )?(?!not\b|n't|sorry|unable|afraid"
-    r"|sure|here|happy|glad|looking?\b|check|try|get\b|have\b|been\b|be\b|very|really|able)\w+"
+    r"\b(?:i|we)(?:'ve| have|'ll| will|'m| am|'re| are) (?:just |now |already |also |going to )?"
+    r"(?!looking|needed|excited|pleased|delighted|interested|tried|checking|trying)"
+    r"(?:\w{2,}(?:ed|ing)|sent|put|set|made|paid|sold|found|written|given|told|taken|" + "|".join(_DO) + r")\b"
     r"|\b(?:would|shall|do|should) (?:you (?:like|want|prefer)|i|we)\b|\byou(?:'ll| will) (?:get|receive|have|see|find)\b"
     r"|\b(?:it|that|which) (?:will|should) (?:arrive|be|reach|take)\b|\bplease (?:" + "|".join(_DO) + r")\b"
     r"|(?:^|[.!?,:;\n]\s*|\bthen |\band )(?:\d+[.)]\s*)?(?:" + "|".join(_DO) + r")\b",

@@ -55,10 +55,10 @@ def facts_told(facts: Sequence[str], turns: Sequence[Message]) -> float:
 
 
 class HelpfulnessReward(QualityReward):
-    """Takes up what the customer needs, gives what was asked for, and says something new."""
+    """Takes up what the customer needs, gives what was asked for, says something new, and speaks to them."""
 
     name = "helpfulness"
-    shares: ClassVar = {"need": 0.3, "answer": 0.4, "substance": 0.3}
+    shares: ClassVar = {"need": 0.3, "answer": 0.35, "substance": 0.25, "addresses": 0.1}
 
 
 class EngagementReward(QualityReward):
@@ -72,7 +72,9 @@ class CustomerServiceReward(QualityReward):
     """Understands the trouble, answers, and does something about it, politely."""
 
     name = "customer_service"
-    shares: ClassVar = {"need": 0.2, "answer": 0.2, "action": 0.25, "empathy": 0.15, "substance": 0.2}
+    shares: ClassVar = {
+        "need": 0.2, "answer": 0.2, "action": 0.2, "empathy": 0.15, "substance": 0.15, "addresses": 0.1,
+    }  # fmt: skip
 
 
 class TechnicalSupportReward(QualityReward):

@@ -46,9 +46,7 @@ def examine(reward: RewardFunction) -> list[Finding]:
                 "cannot be compared with them; set probed = False in its class if it does not judge replies"
             )
         return [
-            Finding(
-                probe=probe, score=runner.run(_mean(reward, [probe.reply(case) for case in CASES])), honest=honest
-            )
+            Finding(probe=probe, score=runner.run(_mean(reward, [probe.reply(case) for case in CASES])), honest=honest)
             for probe in PROBES
         ]
 
@@ -58,7 +56,9 @@ def admit(components: Sequence[RewardComponent]) -> None:
     names = [probe.name for probe in PROBES]
     for component in components:
         if strangers := {*component.admitted_despite} - {*names}:
-            raise ConfigError(f"reward {component.kind}: admitted_despite names {sorted(strangers)}; probes are {names}")
+            raise ConfigError(
+                f"reward {component.kind}: admitted_despite names {sorted(strangers)}; probes are {names}"
+            )
         reward = reward_named(component.kind, weight=component.weight, **component.options)
         if not reward.probed:
             continue

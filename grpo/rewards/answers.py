@@ -1,7 +1,7 @@
 r"""Numbers in a text, and the one that a solution ends with.
 
-    "#### 1,200"   "\boxed{1200}"   "The answer is $1,200.00."   "… so she earned 1 200 dollars"   → 1200
-    "1 1/2" → 3/2     "½" → 1/2     "-5" → -5     "The answer is not 42." → none
+"#### 1,200"   "\boxed{1200}"   "The answer is $1,200.00."   "… so she earned 1 200 dollars"   → 1200
+"1 1/2" → 3/2     "½" → 1/2     "-5" → -5     "The answer is not 42." → none
 """
 
 from __future__ import annotations

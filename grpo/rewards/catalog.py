@@ -60,7 +60,9 @@ def reward_named(name: str, *, weight: float = 1.0, **options: Any) -> RewardFun
     elif name in (found := plugins()):
         kind = found[name].load()
         if not (isinstance(kind, type) and issubclass(kind, RewardFunction)):
-            raise ConfigError(f"plugin {found[name].value} of reward {name} is no RewardFunction; name a subclass of it")
+            raise ConfigError(
+                f"plugin {found[name].value} of reward {name} is no RewardFunction; name a subclass of it"
+            )
     else:
         raise ConfigError(f"reward {name!r} is unknown; known are {', '.join(sorted({*REWARDS, *plugins()}))}")
     try:

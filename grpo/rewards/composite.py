@@ -88,9 +88,7 @@ class CompositeReward(RewardFunction):
             return Unscored(f"no component could judge it: {results[0]}")
         if vetoed := [name for name, floor in self.floors.items() if scores.get(name, floor) < floor]:
             metadata["vetoed"] = vetoed
-        return RewardResult(
-            score=self.least() if vetoed else self.combine(scores), breakdown=scores, metadata=metadata
-        )
+        return RewardResult(score=self.least() if vetoed else self.combine(scores), breakdown=scores, metadata=metadata)
 
 
 def _component(reward: Weighted) -> Objective:
@@ -99,6 +97,8 @@ def _component(reward: Weighted) -> Objective:
     if isinstance(reward, tuple):
         reward = Objective(name=reward[0].name, reward=reward[0], weight=reward[1])
     if strangers := reward.keys() ^ Objective.__annotations__.keys():
-        raise ConfigError(f"objective {reward!r:.80}: {sorted(strangers)} missing or unknown; give name, reward, weight")
+        raise ConfigError(
+            f"objective {reward!r:.80}: {sorted(strangers)} missing or unknown; give name, reward, weight"
+        )
     checked_weight(reward["weight"], reward["name"])
     return reward

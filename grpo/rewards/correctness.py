@@ -15,7 +15,7 @@ from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
 
 
 class CorrectnessReward(RewardFunction):
-    """Share of the scenario's expected facts that the agent told; a fact that it denied, or gave other numbers for, is not.
+    """Share of the scenario's expected facts that the agent told; denied, or with other numbers, a fact is not told.
 
     A fact that is a number ("72", "$1,200.00") is what the last reply must end with. Words that are no prose tell
     nothing, but a bare number is an answer. Raises `Unscored` where nothing is expected.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import pairwise
 
 from grpo.rewards.answers import final_answer, numbers, quantity
 from grpo.rewards.language import content, sentences
@@ -25,13 +26,13 @@ def told(fact: str, reply: str) -> float:
     reply, or in two that follow each other: all its numbers, most of its words, and no denial in a clause about it,
     unless it is a denial itself.
 
-        fact "Refunds take 5 days"   "Your refund takes 5 days." → 1   "A refund doesn't take 5 days" → 0   "… 7 days" → 0
+        fact "Refunds take 5 days"   "Your refund takes 5 days." → 1   "It doesn't take 5 days" → 0   "… 7 days" → 0
     """
     wanted = quantity(fact)
     if wanted is not None:
         return float(final_answer(reply) == wanted)
     said = sentences(reply)
-    places = [*said, *(f"{first} {second}" for first, second in zip(said, said[1:], strict=False))]
+    places = [*said, *(f"{first} {second}" for first, second in pairwise(said))]
     return max((_agreement(fact, place) for place in places), default=0.0)
 
 

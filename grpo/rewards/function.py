@@ -42,7 +42,7 @@ class FunctionReward(RewardFunction):
 def reward_function(*, weight: float = 1.0) -> Callable[[Scorer], FunctionReward]:
     """Make a reward of the function below it.
 
-        @reward_function(weight=0.5)
-        async def politeness(turns, context=None) -> float: ...
+    @reward_function(weight=0.5)
+    async def politeness(turns, context=None) -> float: ...
     """
     return lambda function: FunctionReward(function, weight=weight)

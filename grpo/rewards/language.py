@@ -11,23 +11,37 @@ _SUFFIXES = ("ingly", "edly", "ing", "ied", "ies", "ed", "es", "ly", "s", "e", "
 _MIN_STEM = 3
 _CACHED = 4096  # a group's replies and what they reply to; each is read by several rewards
 
+
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a text with commas between, on as many lines as it takes."""
+    return tuple(" ".join(text.split()).split(", "))
+
+
 FUNCTION_WORDS = frozenset(
-    """a about after again all also am an and any are aren't as at be because been before being both but by can can't
-    cannot could couldn't did didn't do does doesn't doing don't down each either else every few for from had has hasn't
-    have haven't he her here hers him his how i i'd i'll i'm i've if in into is isn't it it'll it's its itself just let
-    let's may me might more most much must my myself neither no nor not now of off on once one only onto or other our
-    ours out over own per shall she should shouldn't since so some such than that that's the their them then there
-    there's these they they'll they're they've this those though through to too under until up upon us very was wasn't
-    we we'd we'll we're we've were weren't what what's when where which while who whom whose why will with within without
-    won't would wouldn't yes yet you you'd you'll you're you've your yours yourself""".split()
+    listed(
+        """a, about, after, again, all, also, am, an, and, any, are, aren't, as, at, be, because, been, before, being,
+        both, but, by, can, can't, cannot, could, couldn't, did, didn't, do, does, doesn't, doing, don't, down,
+        each, either, else, every, few, for, from, had, has, hasn't, have, haven't, he, her, here, hers, him,
+        his, how, i, i'd, i'll, i'm, i've, if, in, into, is, isn't, it, it'll, it's, its, itself, just, let,
+        let's, may, me, might, more, most, much, must, my, myself, neither, no, nor, not, now, of, off, on,
+        once, one, only, onto, or, other, our, ours, out, over, own, per, shall, she, should, shouldn't, since,
+        so, some, such, than, that, that's, the, their, them, then, there, there's, these, they, they'll,
+        they're, they've, this, those, though, through, to, too, under, until, up, upon, us, very, was, wasn't,
+        we, we'd, we'll, we're, we've, were, weren't, what, what's, when, where, which, while, who, whom, whose,
+        why, will, with, within, without, won't, would, wouldn't, yes, yet, you, you'd, you'll, you're, you've,
+        your, yours, yourself"""
+    )
 )
 """Words that hold sentences together. About half of what people say is one of them; of a list of keywords none is."""
 
 _PLEASANTRIES = frozenset(
-    """hello hey hi dear thanks thank please sorry okay ok well sure good great nice bye goodbye welcome help helping
-    helped want wants wanted need needs needed like know get got gets getting got give go going make made thing things
-    something anything really still even way try trying tried tell told say said ask asked see look looking happy
-    best possible day today's team sir madam much lot bit kind feel free""".split()
+    listed(
+        """hello, hey, hi, dear, thanks, thank, please, sorry, okay, ok, well, sure, good, great, nice, bye, goodbye,
+        welcome, help, helping, helped, want, wants, wanted, need, needs, needed, like, know, get, got, gets,
+        getting, got, give, go, going, make, made, thing, things, something, anything, really, still, even, way,
+        try, trying, tried, tell, told, say, said, ask, asked, see, look, looking, happy, best, possible, day,
+        today's, team, sir, madam, much, lot, bit, kind, feel, free"""
+    )
 )
 
 

@@ -92,9 +92,7 @@ def pareto_front(scores: ArrayLike) -> list[int]:
     if table.ndim != 2 or np.isnan(table).any():
         raise RewardError(f"a front needs a table [candidates, objectives] of numbers, got shape {table.shape}")
     return [
-        index
-        for index, row in enumerate(table)
-        if not ((table >= row).all(axis=1) & (table > row).any(axis=1)).any()
+        index for index, row in enumerate(table) if not ((table >= row).all(axis=1) & (table > row).any(axis=1)).any()
     ]
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from grpo.rewards.exchange import Exchange
-from grpo.rewards.language import clamp, content, sentences, words
+from grpo.rewards.language import clamp, content, listed, sentences, words
 
 _ENOUGH_TAKEN_UP = 0.4  # of what the customer's words weigh; nobody says all of them again
 _ENOUGH_NEW = 8  # content words that the customer did not say
@@ -15,25 +15,29 @@ _ENOUGH_STEPS = 3
 _MOST_MARKS = 2  # exclamation marks, or question marks, that a calm reply has
 
 
-def _any(*alternatives: str) -> re.Pattern[str]:
-    return re.compile(r"\b(?:" + "|".join(alternatives) + r")\b", re.IGNORECASE)
+def _any(alternatives: str) -> re.Pattern[str]:
+    """Whole words and phrases, as patterns with commas between."""
+    return re.compile(r"\b(?:" + "|".join(listed(alternatives)) + r")\b", re.IGNORECASE)
 
 
-_DO = (
-    "add apply ask attach book bring build call change charge check choose clean click close compare connect copy count "
-    "delete disconnect divide download draw enter exchange fill find forget hold install keep leave list log make move "
-    "multiply open order paste pick plug practise practice press print pull push put read reboot refund reinstall "
-    "remove rename replace reply reset restart return run save scan schedule select send set ship show sign start "
-    "subtract switch take tap test tighten transfer turn type uninstall unplug update use visit wait write"
-).split()
+_DO = listed(
+    """add, apply, ask, attach, book, bring, build, call, change, charge, check, choose, clean, click, close, compare,
+    connect, copy, count, delete, disconnect, divide, download, draw, enter, exchange, fill, find, forget, hold,
+    install, keep, leave, list, log, make, move, multiply, open, order, paste, pick, plug, practise, practice,
+    press, print, pull, push, put, read, reboot, refund, reinstall, remove, rename, replace, reply, reset,
+    restart, return, run, save, scan, schedule, select, send, set, ship, show, sign, start, subtract, switch,
+    take, tap, test, tighten, transfer, turn, type, uninstall, unplug, update, use, visit, wait, write"""
+)
 _TIME = _any(
-    r"\d{1,2}(?::\d\d)?\s?(?:am|pm|o'clock)", r"\d{1,2}:\d\d", "today", "tonight", "tomorrow", "yesterday",
-    r"(?:mon|tues|wednes|thurs|fri|satur|sun)days?", "january", "february", "march", "april", "june", "july", "august",
-    "september", "october", "november", "december", r"may \d+", "noon", "midnight", "(?:this|tomorrow|in the|by) (?:morning|afternoon|evening)",
-    r"(?:\d+|an?|one|two|three|four|five|six|seven|eight|ten|twelve|few)(?:\s\w+)?\s(?:second|minute|hour|day|week|month|year)s?",
-    "daily", "weekly", "monthly", "immediately", "right away",
-)  # fmt: skip
-_MONEY = re.compile(r"[$€£]\s?\d|\b\d[\d.,]*\s?(?:dollars?|euros?|pounds?|cents?|usd|eur)\b|\bfree\b|\bno charge\b", re.I)
+    r"""\d{1,2}(?::\d\d)?\s?(?:am|pm|o'clock), \d{1,2}:\d\d, today, tonight, tomorrow, yesterday,
+    (?:mon|tues|wednes|thurs|fri|satur|sun)days?, january, february, march, april, june, july, august, september,
+    october, november, december, may \d+, noon, midnight, (?:this|tomorrow|in the|by) (?:morning|afternoon|evening),
+    (?:\d+|an?|one|two|three|four|five|six|seven|eight|ten|twelve|few)(?:\s\w+)?\s(?:second|minute|hour|day|week|month|year)s?,
+    daily, weekly, monthly, immediately, right away"""
+)
+_MONEY = re.compile(
+    r"[$€£]\s?\d|\b\d[\d.,]*\s?(?:dollars?|euros?|pounds?|cents?|usd|eur)\b|\bfree\b|\bno charge\b", re.I
+)
 _COUNT = re.compile(
     r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|twice|none|zero)\b", re.I
 )
@@ -42,73 +46,91 @@ _PLACE = re.compile(
     r"|branch|box|section|email|left|right|top|bottom|side|door|floor|map)\b|https?://|www\.|\w\.com\b",
     re.I,
 )
-_REASON = _any("because", "due to", "since", "as the", "reason", "caused?", "causes", "so that", "owing", "means that",
-               "otherwise", "means", "comes from", "happens when", "that is why", "that's why")  # fmt: skip
-_STANCE = _any("yes", "no", "sure", "certainly", "of course", "absolutely", "unfortunately", "correct", "right", "not yet",
-               r"(?:i|we|you|it|they|he|she|that|this)(?:'ve|'ll|'re|'s| can| could| will| have| has| do| does| is| are| was)",
-               r"(?:can|do|does|is|are|will|has)(?:n't| not)", "cannot", r"\w+ (?:is|are|works?|has|have|does|do|can)")  # fmt: skip
-_STEP = _any(*(f"{verb}" for verb in _DO))
+_REASON = _any(
+    r"""because, due to, since, as the, reason, caused?, causes, so that, owing, means that, otherwise, means, comes
+    from, happens when, that is why, that's why"""
+)
+_STANCE = _any(
+    r"""yes, no, sure, certainly, of course, absolutely, unfortunately, correct, right, not yet,
+    (?:i|we|you|it|they|he|she|that|this)(?:'ve|'ll|'re|'s| can| could| will| have| has| do| does| is| are| was),
+    (?:can|do|does|is|are|will|has)(?:n't| not), cannot, \w+ (?:is|are|works?|has|have|does|do|can)"""
+)
+_STEP = _any(", ".join(_DO))
 _QUESTIONS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
-    (_any("how long", "how soon", "when", "what time", "what day", "which day", "how late"), _TIME),
-    (_any("how much", "what price", "the price", "cost", "costs", "charge for", "fee"), _MONEY),
+    (_any(r"how long, how soon, when, what time, what day, which day, how late"), _TIME),
+    (_any(r"how much, what price, the price, cost, costs, charge for, fee"), _MONEY),
     (_any("how many"), _COUNT),
-    (_any("how (?:do|can|should|would|could) (?:i|we|you)", "how to", "what (?:do|should|can) i do"), _STEP),
+    (_any(r"""how (?:do|can|should|would|could) (?:i|we|you), how to, what (?:do|should|can) i do"""), _STEP),
     (_any("where"), _PLACE),
-    (_any("why", "how come"), _REASON),
-    (re.compile(r"^(?:(?:so|and|but|or|also|then),? )?(?:is|are|do|does|did|can|could|will|would|has|have|should|was|were|am)\b", re.I), _STANCE),
+    (_any(r"why, how come"), _REASON),
+    (
+        re.compile(
+            r"^(?:(?:so|and|but|or|also|then),? )?"
+            r"(?:is|are|do|does|did|can|could|will|would|has|have|should|was|were|am)\b",
+            re.I,
+        ),
+        _STANCE,
+    ),
 )
 _STALL = _any(
-    "look(?:ing)? into", "get back to you", "(?:contact|call|ask|reach out to) (?:our |the |a )?(?:\\w+ )?(?:support|service|team|department)",
-    "please wait", "be patient", "(?:check|visit|see) (?:our|the) (?:website|site|faq|page|manual)", "try again later", "not sure",
-    "no idea", "don't know", "i guess", "hopefully", "at some point", "it depends", "someone will", "as soon as possible",
-    "many (?:reasons|options|things|ways)", "various", "look it up", "somehow",
-)  # fmt: skip
+    r"""look(?:ing)? into, get back to you, (?:contact|call|ask|reach out to) (?:our |the |a )?(?:\w+
+    )?(?:support|service|team|department), please wait, be patient, (?:check|visit|see) (?:our|the)
+    (?:website|site|faq|page|manual), try again later, not sure, no idea, don't know, i guess, hopefully, at some
+    point, it depends, someone will, as soon as possible, many (?:reasons|options|things|ways), various, look it up,
+    somehow"""
+)
 _COMMITMENT = re.compile(
     r"\b(?:i|we)(?:'ve| have|'ll| will|'m| am|'re| are) (?:just |now |already |also |going to )?"
     r"(?!looking|needed|excited|pleased|delighted|interested|tried|checking|trying)"
     r"(?:\w{2,}(?:ed|ing)|sent|put|set|made|paid|sold|found|written|given|told|taken|" + "|".join(_DO) + r")\b"
-    r"|\b(?:would|shall|do|should) (?:you (?:like|want|prefer)|i|we)\b|\byou(?:'ll| will) (?:get|receive|have|see|find)\b"
+    r"|\b(?:would|shall|do|should) (?:you (?:like|want|prefer)|i|we)\b"
+    r"|\byou(?:'ll| will) (?:get|receive|have|see|find)\b"
     r"|\b(?:it|that|which) (?:will|should) (?:arrive|be|reach|take)\b|\bplease (?:" + "|".join(_DO) + r")\b"
     r"|(?:^|[.!?,:;\n]\s*|\bthen |\band )(?:\d+[.)]\s*)?(?:" + "|".join(_DO) + r")\b",
     re.IGNORECASE,
 )
 _UPSET = _any(
-    "angry", "annoy\\w*", "frustrat\\w*", "upset", "disappoint\\w*", "ridiculous", "terrible", "unacceptable", "worst",
-    "broken", "broke", "late", "wrong", "damaged?", "missing", "still", "never", "again", "twice", "lost", "cracked",
-    "fed up", "nobody", "no one", "horrible", "waiting", "leak\\w*", "stuck", "smash\\w*", "overcharged",
+    r"""angry, annoy\w*, frustrat\w*, upset, disappoint\w*, ridiculous, terrible, unacceptable, worst, broken, broke,
+    late, wrong, damaged?, missing, still, never, again, twice, lost, cracked, fed up, nobody, no one, horrible,
+    waiting, leak\w*, stuck, smash\w*, overcharged"""
 )
 _EMPATHY = _any(
-    "sorry", "apologi[sz]e", "apolog(?:y|ies)", "understand", "frustrating", "inconvenience", "that must", "i see why",
-    "you're right", "you are right", "annoying", "disappointing", "thank you for (?:telling|letting|your patience)",
+    r"""sorry, apologi[sz]e, apolog(?:y|ies), understand, frustrating, inconvenience, that must, i see why, you're
+    right, you are right, annoying, disappointing, thank you for (?:telling|letting|your patience)"""
 )
 _RUDE = _any(
-    "stupid", "idiot\\w*", "dumb", "shut up", "whatever", "not my (?:problem|job|fault)", "your (?:own )?(?:fault|problem)", "lol",
-    "wtf", "dunno", "calm down", "deal with it", "too bad", "obviously", "lazy", "stop (?:bothering|complaining|whining)", "read the manual",
-    "figure it out", "tough luck", "who cares", "bro", "wanna", "gonna", "everybody knows", "go away", "what do you expect",
-)  # fmt: skip
-_PRESSURE = _any(
-    "act now", "last chance", "hurry", "limited time", "before it's too late", "guaranteed?", "you must buy", "don't miss",
-    "everyone (?:is|else)", "only today", "buy (?:it )?now", "regret", "once in a lifetime", "no[- ]brainer", "best in the world",
-)  # fmt: skip
-_OFFER = _any(
-    r"includes?", r"comes with", "warranty", r"supports?", r"weighs?", r"lasts?", r"fits?", "holds?", "covers?", "per (?:month|user|year|night)",
-    "than", "compared", "cheaper", "lighter", "larger", "smaller", "faster", "quieter", "instead", "trial", "saves?", "suits?",
-    "enough for", "designed for", "made (?:of|for|from)", "(?:in|out of) stock", "recommend", "a better (?:fit|match)",
-)  # fmt: skip
-_OFFERED = re.compile(r"[$€£]\s?\d|\b\d+(?:\.\d+)?\s?(?:%|percent|gb|tb|kg|g|cm|mm|inch(?:es)?|lit(?:er|re)s?|hours?|users?|people|years?|days?|watts?)", re.I)  # fmt: skip
-_EXPLAINS = _any(
-    "because", "so", "means?", "since", "think of", "imagine", "for example", "for instance", "notice", "remember", "if", "when",
-    "like", "same as", "that is why", "in other words", "equals?", "gives", "becomes?", "is called", "therefore", "first", "then", "why",
-)  # fmt: skip
-_ENCOURAGES = _any(
-    "good (?:start|question|thinking|try|work|idea)", "great (?:start|question|try|work)", "nice (?:start|try|work)", "well done",
-    "almost", "on the right track", "you (?:got|found)", "exactly", "try", "close", "let's", "common (?:mistake|mix-up)", "right to",
-)  # fmt: skip
-_OFFERS_MORE = _any(
-    "let me know", "would you like", "shall i", "feel free", "tell me", "can i", "do you want", "should i", "which of",
-    "happy to", "what do you think", "your turn", "can you",
+    r"""stupid, idiot\w*, dumb, shut up, whatever, not my (?:problem|job|fault), your (?:own )?(?:fault|problem), lol,
+    wtf, dunno, calm down, deal with it, too bad, obviously, lazy, stop (?:bothering|complaining|whining), read the
+    manual, figure it out, tough luck, who cares, bro, wanna, gonna, everybody knows, go away, what do you expect"""
 )
-_ORDINALS = ("first", "second", "third", "then", "next", "after that", "finally", "lastly")
+_PRESSURE = _any(
+    r"""act now, last chance, hurry, limited time, before it's too late, guaranteed?, you must buy, don't miss, everyone
+    (?:is|else), only today, buy (?:it )?now, regret, once in a lifetime, no[- ]brainer, best in the world"""
+)
+_OFFER = _any(
+    r"""includes?, comes with, warranty, supports?, weighs?, lasts?, fits?, holds?, covers?, per
+    (?:month|user|year|night), than, compared, cheaper, lighter, larger, smaller, faster, quieter, instead, trial,
+    saves?, suits?, enough for, designed for, made (?:of|for|from), (?:in|out of) stock, recommend, a better
+    (?:fit|match)"""
+)
+_OFFERED = re.compile(
+    r"[$€£]\s?\d|\b\d+(?:\.\d+)?\s?(?:%|percent|gb|tb|kg|g|cm|mm|inch(?:es)?|lit(?:er|re)s?|hours?|users?|people|years?"
+    r"|days?|watts?)",
+    re.I,
+)
+_EXPLAINS = _any(
+    r"""because, so, means?, since, think of, imagine, for example, for instance, notice, remember, if, when, like, same
+    as, that is why, in other words, equals?, gives, becomes?, is called, therefore, first, then, why"""
+)
+_ENCOURAGES = _any(
+    r"""good (?:start|question|thinking|try|work|idea), great (?:start|question|try|work), nice (?:start|try|work), well
+    done, almost, on the right track, you (?:got|found), exactly, try, close, let's, common (?:mistake|mix-up),
+    right to"""
+)
+_OFFERS_MORE = _any(
+    r"""let me know, would you like, shall i, feel free, tell me, can i, do you want, should i, which of, happy to, what
+    do you think, your turn, can you"""
+)
 _NUMBERED = re.compile(r"(?:^|\s)(\d{1,2})[.)]\s")
 _IDENTIFIER = re.compile(r"(?<![\w.,$€£])#?([A-Za-z]{0,4}-?\d{4,}[A-Za-z0-9-]*)(?![\w]|[.,]\d)")
 

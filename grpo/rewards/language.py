@@ -46,9 +46,15 @@ _PLEASANTRIES = frozenset(
 
 
 @lru_cache(_CACHED)
+def plain(text: str) -> str:
+    """A text in lower case, with straight apostrophes: what patterns are looked for in."""
+    return text.casefold().replace("’", "'")
+
+
+@lru_cache(_CACHED)
 def words(text: str) -> tuple[str, ...]:
     """Lower-case words and numbers of a text."""
-    return tuple(_WORD.findall(text.casefold().replace("’", "'")))
+    return tuple(_WORD.findall(plain(text)))
 
 
 @lru_cache(_CACHED)

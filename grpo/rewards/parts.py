@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from grpo.rewards.exchange import Exchange
-from grpo.rewards.language import clamp, content, listed, sentences, words
+from grpo.rewards.language import clamp, content, listed, plain, sentences, words
 
 _ENOUGH_TAKEN_UP = 0.4  # of what the customer's words weigh; nobody says all of them again
 _ENOUGH_NEW = 8  # content words that the customer did not say
 _ENOUGH_STEPS = 3
+_REMEMBERED = 2048  # replies
 _MOST_MARKS = 2  # exclamation marks, or question marks, that a calm reply has
 
 
 def _any(alternatives: str) -> re.Pattern[str]:
     """Whole words and phrases, as patterns with commas between."""
-    return re.compile(r"\b(?:" + "|".join(listed(alternatives)) + r")\b", re.IGNORECASE)
+    return re.compile(r"\b(?:" + "|".join(listed(alternatives)) + r")\b")
 
 
-_DO = listed(
+def _says(pattern: re.Pattern[str], text: str) -> bool:
+    return pattern.search(plain(text)) is not None
+
+
+_DOINGS = listed(
     """add, apply, ask, attach, book, bring, build, call, change, charge, check, choose, clean, click, close, compare,
     connect, copy, count, delete, disconnect, divide, download, draw, enter, exchange, fill, find, forget, hold,
     install, keep, leave, list, log, make, move, multiply, open, order, paste, pick, plug, practise, practice,
@@ -36,15 +42,14 @@ _TIME = _any(
     daily, weekly, monthly, immediately, right away"""
 )
 _MONEY = re.compile(
-    r"[$€£]\s?\d|\b\d[\d.,]*\s?(?:dollars?|euros?|pounds?|cents?|usd|eur)\b|\bfree\b|\bno charge\b", re.I
+    r"[$€£]\s?\d|\b\d[\d.,]*\s?(?:dollars?|euros?|pounds?|cents?|usd|eur)\b|\bfree\b|\bno charge\b",
 )
 _COUNT = re.compile(
-    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|twice|none|zero)\b", re.I
+    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|twice|none|zero)\b",
 )
 _PLACE = re.compile(
     r"\b(?:page|site|website|app|settings|menu|tab|street|store|account|warehouse|cent(?:er|re)|depot|desk|link|office"
     r"|branch|box|section|email|left|right|top|bottom|side|door|floor|map)\b|https?://|www\.|\w\.com\b",
-    re.I,
 )
 _REASON = _any(
     r"""because, due to, since, as the, reason, caused?, causes, so that, owing, means that, otherwise, means, comes
@@ -55,7 +60,8 @@ _STANCE = _any(
     (?:i|we|you|it|they|he|she|that|this)(?:'ve|'ll|'re|'s| can| could| will| have| has| do| does| is| are| was),
     (?:can|do|does|is|are|will|has)(?:n't| not), cannot, \w+ (?:is|are|works?|has|have|does|do|can)"""
 )
-_STEP = _any(", ".join(_DO))
+_DO = frozenset(_DOINGS)
+_STEP = _any(", ".join(_DOINGS))
 _QUESTIONS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
     (_any(r"how long, how soon, when, what time, what day, which day, how late"), _TIME),
     (_any(r"how much, what price, the price, cost, costs, charge for, fee"), _MONEY),
@@ -67,7 +73,6 @@ _QUESTIONS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
         re.compile(
             r"^(?:(?:so|and|but|or|also|then),? )?"
             r"(?:is|are|do|does|did|can|could|will|would|has|have|should|was|were|am)\b",
-            re.I,
         ),
         _STANCE,
     ),
@@ -82,12 +87,11 @@ _STALL = _any(
 _COMMITMENT = re.compile(
     r"\b(?:i|we)(?:'ve| have|'ll| will|'m| am|'re| are) (?:just |now |already |also |going to )?"
     r"(?!looking|needed|excited|pleased|delighted|interested|tried|checking|trying)"
-    r"(?:\w{2,}(?:ed|ing)|sent|put|set|made|paid|sold|found|written|given|told|taken|" + "|".join(_DO) + r")\b"
+    r"(?:\w{2,}(?:ed|ing)|sent|put|set|made|paid|sold|found|written|given|told|taken|" + "|".join(_DOINGS) + r")\b"
     r"|\b(?:would|shall|do|should) (?:you (?:like|want|prefer)|i|we)\b"
     r"|\byou(?:'ll| will) (?:get|receive|have|see|find)\b"
-    r"|\b(?:it|that|which) (?:will|should) (?:arrive|be|reach|take)\b|\bplease (?:" + "|".join(_DO) + r")\b"
-    r"|(?:^|[.!?,:;\n]\s*|\bthen |\band )(?:\d+[.)]\s*)?(?:" + "|".join(_DO) + r")\b",
-    re.IGNORECASE,
+    r"|\b(?:it|that|which) (?:will|should) (?:arrive|be|reach|take)\b|\bplease (?:" + "|".join(_DOINGS) + r")\b"
+    r"|(?:^|[.!?,:;\n]\s*|\bthen |\band )(?:\d+[.)]\s*)?(?:" + "|".join(_DOINGS) + r")\b",
 )
 _UPSET = _any(
     r"""angry, annoy\w*, frustrat\w*, upset, disappoint\w*, ridiculous, terrible, unacceptable, worst, broken, broke,
@@ -116,7 +120,6 @@ _OFFER = _any(
 _OFFERED = re.compile(
     r"[$€£]\s?\d|\b\d+(?:\.\d+)?\s?(?:%|percent|gb|tb|kg|g|cm|mm|inch(?:es)?|lit(?:er|re)s?|hours?|users?|people|years?"
     r"|days?|watts?)",
-    re.I,
 )
 _EXPLAINS = _any(
     r"""because, so, means?, since, think of, imagine, for example, for instance, notice, remember, if, when, like, same
@@ -132,7 +135,7 @@ _OFFERS_MORE = _any(
     do you think, your turn, can you"""
 )
 _NUMBERED = re.compile(r"(?:^|\s)(\d{1,2})[.)]\s")
-_IDENTIFIER = re.compile(r"(?<![\w.,$€£])#?([A-Za-z]{0,4}-?\d{4,}[A-Za-z0-9-]*)(?![\w]|[.,]\d)")
+_IDENTIFIER = re.compile(r"(?<![\w.,$€£])#?([a-z]{0,4}-?\d{4,}[a-z0-9-]*)(?![\w]|[.,]\d)")
 
 
 def need(exchange: Exchange) -> float:
@@ -156,14 +159,14 @@ def answer(exchange: Exchange) -> float:
     """
     questions = [part for part in sentences(exchange.asked) if "?" in part]
     scores = [_answered(question, exchange) for question in questions] or [action(exchange)]
-    return sum(scores) / len(scores) * (1 / 3 if _STALL.search(exchange.reply) else 1.0)
+    return sum(scores) / len(scores) * (1 / 3 if _says(_STALL, exchange.reply) else 1.0)
 
 
 def _answered(question: str, exchange: Exchange) -> float:
-    kinds = [given for asks, given in _QUESTIONS if asks.search(question)]
+    kinds = [given for asks, given in _QUESTIONS if _says(asks, question)]
     if not kinds:
         return substance(exchange)
-    return sum(given.search(exchange.reply) is not None for given in kinds) / len(kinds)
+    return sum(_says(given, exchange.reply) for given in kinds) / len(kinds)
 
 
 def substance(exchange: Exchange) -> float:
@@ -174,13 +177,13 @@ def substance(exchange: Exchange) -> float:
 
 def action(exchange: Exchange) -> float:
     """Does something, or says what to do: "I have sent a new one", "please send the photo", "shall I …?"."""
-    return float(_COMMITMENT.search(exchange.reply) is not None) * (1 / 3 if _STALL.search(exchange.reply) else 1.0)
+    return float(_says(_COMMITMENT, exchange.reply)) * (1 / 3 if _says(_STALL, exchange.reply) else 1.0)
 
 
 def steps(exchange: Exchange) -> float:
     """Tells what to do, one thing after the other: full at three doings; steps out of order count half."""
-    reply = exchange.reply.casefold()
-    doings = {match.casefold() for match in _STEP.findall(reply)} - content(exchange.asked)
+    reply = plain(exchange.reply)
+    doings = _DO & {*words(exchange.reply)} - {*words(exchange.asked)}
     numbered = [int(number) for number in _NUMBERED.findall(reply)]
     places = [reply.find(word) for word in ("first", "then", "finally") if word in reply]
     in_order = numbered == sorted(set(numbered)) and places == sorted(places)
@@ -189,15 +192,15 @@ def steps(exchange: Exchange) -> float:
 
 def empathy(exchange: Exchange) -> float:
     """Acknowledges trouble where the customer has some; else nothing is asked."""
-    troubled = _UPSET.search(exchange.asked) is not None
-    return float(not troubled or _EMPATHY.search(exchange.reply) is not None)
+    troubled = _says(_UPSET, exchange.asked)
+    return float(not troubled or _says(_EMPATHY, exchange.reply))
 
 
 def professional(exchange: Exchange) -> float:
     """Neither rude nor slangy nor shouting."""
-    letters = [character for character in exchange.reply if character.isalpha()]
-    shouted = sum(map(str.isupper, letters)) / len(letters) if letters else 0.0
-    return 0.2 if _RUDE.search(exchange.reply) or (shouted > 0.5 and len(letters) > 10) else calm(exchange)
+    said = exchange.reply.split()
+    shouted = sum(len(word) > 1 and word.isupper() for word in said)
+    return 0.2 if shouted > max(3, len(said) / 2) or _says(_RUDE, exchange.reply) else calm(exchange)
 
 
 def calm(exchange: Exchange) -> float:
@@ -208,29 +211,28 @@ def calm(exchange: Exchange) -> float:
 
 def unhurried(exchange: Exchange) -> float:
     """Puts no pressure on who buys."""
-    return 1.0 if not _PRESSURE.search(exchange.reply) else 0.3
+    return 1.0 if not _says(_PRESSURE, exchange.reply) else 0.3
 
 
 def offer(exchange: Exchange) -> float:
     """Says what the product is, does or costs: full at three different details."""
-    found = {match.casefold() for match in (*_OFFER.findall(exchange.reply), *_OFFERED.findall(exchange.reply))}
-    return clamp(len(found) / 3)
+    reply = plain(exchange.reply)
+    return clamp(len({*_OFFER.findall(reply), *_OFFERED.findall(reply)}) / 3)
 
 
 def explains(exchange: Exchange) -> float:
     """Shows how things hang together: full at three different connectives or worked equations."""
-    found = {match.casefold() for match in _EXPLAINS.findall(exchange.reply)}
-    return clamp((len(found) + exchange.reply.count("=")) / 3)
+    return clamp((len({*_EXPLAINS.findall(plain(exchange.reply))}) + exchange.reply.count("=")) / 3)
 
 
 def encourages(exchange: Exchange) -> float:
     """Takes the learner along: names what is right, or invites to try."""
-    return float(_ENCOURAGES.search(exchange.reply) is not None or 0 < exchange.reply.count("?") <= _MOST_MARKS)
+    return float(_says(_ENCOURAGES, exchange.reply) or 0 < exchange.reply.count("?") <= _MOST_MARKS)
 
 
 def invites(exchange: Exchange) -> float:
     """Keeps the conversation open: a question of its own, or an offer to go on."""
-    return float(0 < exchange.reply.count("?") <= _MOST_MARKS or _OFFERS_MORE.search(exchange.reply) is not None)
+    return float(0 < exchange.reply.count("?") <= _MOST_MARKS or _says(_OFFERS_MORE, exchange.reply))
 
 
 def addresses(exchange: Exchange) -> float:
@@ -255,16 +257,16 @@ def entities(exchange: Exchange) -> float:
 
     Only where the customer or the context gave one; an amount of money is none.
     """
-    given = {code.upper() for code in _IDENTIFIER.findall(f"{exchange.said}\n{exchange.known}")}
-    said = {code.upper() for code in _IDENTIFIER.findall(exchange.reply)}
+    given = {*_IDENTIFIER.findall(plain(f"{exchange.said}\n{exchange.known}"))}
+    said = {*_IDENTIFIER.findall(plain(exchange.reply))}
     return len(said & given) / len(said) if given and said else 1.0
 
 
 PARTS: dict[str, Callable[[Exchange], float]] = {
-    part.__name__: part
+    part.__name__: lru_cache(_REMEMBERED)(part)
     for part in (
         need, answer, substance, action, steps, empathy, professional, calm, unhurried, offer, explains, encourages,
         invites, addresses, fresh, imagery, entities,
     )
 }  # fmt: skip
-"""By name, as rewards weigh them and breakdowns show them."""
+"""By name, as rewards weigh them and breakdowns show them; several rewards ask the same of a reply."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import groupby
 
 from grpo.rewards.exchange import Exchange
-from grpo.rewards.language import FUNCTION_WORDS, clamp, ngrams, words
+from grpo.rewards.language import FUNCTION_WORDS, clamp, ngrams, plain, words
 
 MOST_WORDS = 100
 _LETTERS = re.compile(r"[a-zß-öø-ÿ'-]{1,20}")
@@ -37,7 +37,8 @@ _REFUSAL = re.compile(
 )
 
 
-def prose(exchange: Exchange) -> dict[str, float]:
+@lru_cache(2048)
+def prose(exchange: Exchange) -> Mapping[str, float]:
     """The parts, by name; all 0 for an empty reply."""
     said = words(exchange.reply)
     if not said:
@@ -55,7 +56,7 @@ def prose(exchange: Exchange) -> dict[str, float]:
 
 def refuses(reply: str) -> bool:
     """Whether the reply says that it does not help."""
-    return _REFUSAL.search(reply.casefold().replace("’", "'")) is not None
+    return _REFUSAL.search(plain(reply)) is not None
 
 
 def variety(said: tuple[str, ...]) -> float:

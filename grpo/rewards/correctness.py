@@ -7,7 +7,8 @@ from statistics import fmean
 
 from grpo.errors import Unscored
 from grpo.messages import Message
-from grpo.rewards.exchange import Exchange, exchanges
+from grpo.rewards.answers import quantity
+from grpo.rewards.exchange import exchanges
 from grpo.rewards.language import content
 from grpo.rewards.prose import prose
 from grpo.rewards.quality import facts_told
@@ -17,8 +18,8 @@ from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
 class CorrectnessReward(RewardFunction):
     """Share of the scenario's expected facts that the agent told; denied, or with other numbers, a fact is not told.
 
-    A fact that is a number ("72", "$1,200.00") is what the last reply must end with. Words that are no prose tell
-    nothing, but a bare number is an answer. Raises `Unscored` where nothing is expected.
+    A fact that is a number ("72", "$1,200.00") is compared with what a reply ends with. Words that are no prose tell
+    nothing; where only numbers are expected, no grammar is. Raises `Unscored` where nothing is expected.
     """
 
     name = "correctness"
@@ -30,14 +31,14 @@ class CorrectnessReward(RewardFunction):
             raise Unscored("nothing is expected; give the scenario expected.facts")
         found = exchanges(turns, context)
         told = facts_told(facts, turns)
-        sound = fmean(_sound(exchange) for exchange in found) if found else 0.0
+        parts = (
+            "words",
+            "variety",
+            "script",
+            *(() if all(quantity(fact) is not None for fact in facts) else ("grammar",)),
+        )
+        sound = fmean(min(prose(exchange)[part] for part in parts) for exchange in found) if found else 0.0
         return RewardResult(score=told * sound, breakdown={"facts": told, "prose": sound})
-
-
-def _sound(exchange: Exchange) -> float:
-    """How far the reply is prose; its length, and copied words of a solution, are no matter here."""
-    parts = prose(exchange)
-    return min(parts[name] for name in ("words", "grammar", "variety", "script"))
 
 
 class SimilarityReward(RewardFunction):

@@ -49,7 +49,7 @@ class QualityReward(RewardFunction):
 
 
 def facts_told(facts: Sequence[str], turns: Sequence[Message]) -> float:
-    """Mean over facts of how well the last reply that speaks of it tells it, so that taking it back counts."""
+    """Mean over facts of how well the best reply tells it."""
     replies = [turn.content for turn in turns if turn.role == "assistant" and not turn.tool_calls]
     return fmean(max((told(fact, reply) for reply in replies), default=0.0) for fact in facts)
 

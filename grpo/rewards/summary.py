@@ -29,10 +29,10 @@ class RolloutSummary(BaseModel):
     success: float | None
     """None where the environment verifies nothing."""
     components: dict[str, float]
-    moments: ComponentMoments
-    """Spread and correlations of the components."""
     truncated_share: float
     failed_share: float
+    moments: ComponentMoments = ComponentMoments(names=(), count=0, sums=(), products=())
+    """Spread and correlations of the components."""
 
     def joined(self, other: RolloutSummary) -> RolloutSummary:
         """The summary of this rollout and of one of other scenarios, as if they had been one."""

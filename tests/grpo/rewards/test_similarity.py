@@ -28,7 +28,7 @@ def test_one_twin_among_three_costs_half():
 
 
 def test_an_only_child_is_judged_for_its_own_repetition():
-    """Two runs of three among eight come once: nothing is left."""
+    """One run of three words, eight times: nothing is left."""
     assert judged(SimilarityAwareReward(), "Hi", "We sell tea").score == 1.0
     assert judged(SimilarityAwareReward(), "Hi", "no no no no no no no no no no").score == pytest.approx(0.0)
     assert judged(SimilarityAwareReward(), "Hi", "").score == 0.0

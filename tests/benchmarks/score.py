@@ -30,8 +30,6 @@ def _played() -> Iterator[Trajectory]:
     rng = random.Random(0)
     texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "data" / "golden").glob("*.yaml"))]
     triples = [triple for text in texts for triple in yaml.safe_load(text)]
-        one for path in sorted((ROOT / "data" / "golden").glob("*.yaml")) for one in yaml.safe_load(path.read_text())
-    ]
     replies = [triple[kind] for triple in triples for kind in ("good", "mid", "bad")]
     for index in range(TRAJECTORIES):
         said: list[Message] = []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
 
 from flows import settings
@@ -92,6 +93,26 @@ def ingest(
         console.print(f"{len(sides.train)} to train on, {len(sides.heldout)} held out")
     except GRPOError as error:
         _fail(error, code=2 if isinstance(error, ConfigError) else 1)
+
+
+@app.command()
+def admit(
+    reward: Annotated[str, typer.Argument(help="Name of a reward, of this package or of a plugin.")],
+    option: Annotated[list[str] | None, typer.Option("--set", help="option=value; may be repeated.")] = None,
+) -> None:
+    """Try a reward on replies that deserve little, and show what it gives them; exit code 1 if one fools it."""
+    from flows.terminal import print_admission
+    from grpo.rewards.admission import examine
+    from grpo.rewards.catalog import reward_named
+
+    try:
+        options = {key: yaml.safe_load(value) for key, _, value in (one.partition("=") for one in option or ())}
+        findings = examine(reward_named(reward, **options))
+    except GRPOError as error:
+        _fail(error, code=2)
+    print_admission(console, reward, findings)
+    if any(finding.fooled for finding in findings):
+        sys.exit(1)
 
 
 @app.command()

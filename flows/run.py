@@ -28,6 +28,7 @@ from grpo.evaluation.document import (
 )
 from grpo.policy.catalog import model_folder
 from grpo.registry import ModelVersion
+from grpo.rewards.admission import admit
 from grpo.scenarios.fingerprint import fingerprint
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
@@ -72,7 +73,11 @@ class Run:
         self.version: ModelVersion | None = None
 
     def prepare(self) -> None:
-        """Ingest, validate and split, and take the base policy in: nothing is computed on scenarios that fail."""
+        """Ingest, validate and split, and take the base policy in: nothing is computed on scenarios that fail.
+
+        Nothing at all is computed for a reward that a probe fools.
+        """
+        admit(self.config.reward)
         settings, bound = self.config.scenarios, self.config.scenarios.max_quarantined_share
         self.data = self.ledger.run(
             ingest, sources=settings.sources, content=self.content, max_quarantined_share=bound, store=self.store
@@ -217,6 +222,7 @@ def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:
         reward=summary.reward or 0.0,
         success=summary.success,
         components=summary.components,
+        entangled=tuple(f"{one} and {two} ({rho:+.2f})" for (one, two), rho in summary.moments.entangled().items()),
         truncated_share=summary.truncated_share,
         failed_share=summary.failed_share,
         **trained.metrics.model_dump(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from grpo import progress
 from grpo.evaluation.document import ReportDocument
+from grpo.rewards.admission import Finding
 
 _COLOURS = {"promote": "green", "refuse": "yellow", "failed": "red"}
 
@@ -83,3 +84,14 @@ def print_summary(console: Console, document: ReportDocument) -> None:
                 f"held-out {document.evaluation.metric} {name:<9} {side.mean:.3f} [{side.low:.3f}, {side.high:.3f}]"
             )
     console.print(f"[bold {_COLOURS[decision.verdict]}]decision: {decision.verdict}[/] – {decision.reason}")
+
+
+def print_admission(console: Console, reward: str, findings: Sequence[Finding]) -> None:
+    """What a reward gives each probe, beside what it gives the honest reply."""
+    table = Table("probe", "score", "at most", "fooled", "what it is", title=f"reward {reward}", title_justify="left")
+    table.add_row("honest", f"{findings[0].honest:.3f}", "", "", "a good reply: the probes are held against it")
+    for one in findings:
+        score = "none" if one.score is None else f"{one.score:.3f}"
+        fooled = "[red]yes[/]" if one.fooled else "no"
+        table.add_row(one.probe.name, score, f"{one.probe.allowed * one.honest:.3f}", fooled, one.probe.meaning)
+    console.print(table)

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.rewards import RewardComponent
 from grpo.errors import BudgetError
-from grpo.rewards.composite import make_reward
+from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score as score_trajectories
 from grpo.rewards.summary import RolloutSummary, summarize
 from grpo.scenarios.parquet import read_scenarios

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from grpo.config.base import Settings
 
-RewardName = Literal[
-    "task_completion",
-    "checks",
-    "valid_calls",
-    "conciseness",
-    "keywords",
-    "variety",
-    "constant",
-    "ruler",
-]
+REWARD_NAMES = (
+    "task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant",
+    "helpfulness", "engagement", "correctness", "similarity", "similarity_aware",
+    "customer_service", "technical_support", "sales", "education", "creative_writing",
+    "empathy", "action", "professionalism", "ruler",
+)  # fmt: skip
+"""Rewards of this package."""
+PLUGINS = "grpo.rewards"
+"""Entry point group in which an installed package names its rewards."""
+
+
+def plugins() -> dict[str, EntryPoint]:
+    """Rewards of installed packages, by name, not loaded yet; a reward of this package is not replaced."""
+    return {point.name: point for point in entry_points(group=PLUGINS) if point.name not in REWARD_NAMES}
+
+
+def _known(name: str) -> str:
+    if name not in REWARD_NAMES and name not in (others := plugins()):
+        raise ValueError(f"reward {name} is unknown; known are {', '.join(sorted((*REWARD_NAMES, *others)))}")
+    return name
+
+
+RewardName = Annotated[str, AfterValidator(_known)]
 
 
 class RewardComponent(Settings):
     """One reward and what it counts for."""
 
     kind: RewardName
+    """A reward of this package, or of a plugin."""
     weight: float = Field(ge=-1, le=1)
     """Share in the total; negative turns the reward round."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of this reward, by name."""
     optional: bool = False
     """Whether an episode that this reward cannot judge still counts, without it; else it gets no reward."""
+    floor: float | None = None
+    """Below it the episode gets the least score, whatever the other rewards say."""
+    admitted_despite: tuple[str, ...] = ()
+    """Probes that are known to fool this reward; by any other one the run refuses it. `grpo admit` shows them."""

@@ -84,6 +84,8 @@ class Iteration(_Part):
     """Share of verified successes; None where the environment verifies nothing."""
     components: dict[str, float]
     """Mean of each reward component."""
+    entangled: tuple[str, ...] = ()
+    """Pairs of components that say the same, with their correlation."""
     informative_share: float
     kl_to_base: float
     entropy: float

@@ -1,60 +1,95 @@
-"""Answers that were paid for: kept on disk by what was asked, so that nothing is asked twice."""
+r"""Numbers in a text, and the one that a solution ends with.
+
+"#### 1,200"   "\boxed{1200}"   "The answer is $1,200.00."   "… so she earned 1 200 dollars"   → 1200
+"1 1/2" → 3/2     "½" → 1/2     "-5" → -5     "The answer is not 42." → none
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import re
+import unicodedata
+from fractions import Fraction
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from grpo.artifacts import write_atomically
-
-logger = logging.getLogger(__name__)
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    question: str
-    """Digest of what was asked."""
-    answer: str
-    answer_sha256: str
-
-
-class AnswerCache:
-    """One file a question, `folder/3f/3fa1….json`; several processes may share the folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def get(self, question: Mapping[str, Any]) -> str | None:
-        """The answer to this question; None when it was not asked yet, or when the entry is damaged."""
-        digest, path = self._place(question)
-        try:
-            entry = _Entry.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError:
-            entry = None
-        if entry is None or entry.question != digest or entry.answer_sha256 != _sha256(entry.answer):
-            logger.warning("%s is damaged; the judge is asked again", path)
-            return None
-        return entry.answer
-
-    def put(self, question: Mapping[str, Any], answer: str) -> None:
-        """Keep an answer, whole or not at all."""
-        digest, path = self._place(question)
-        entry = _Entry(question=digest, answer=answer, answer_sha256=_sha256(answer))
-        write_atomically(path, entry.model_dump_json())
-
-    def _place(self, question: Mapping[str, Any]) -> tuple[str, Path]:
-        digest = _sha256(json.dumps(question, sort_keys=True))
-        return digest, self.folder / digest[:2] / f"{digest}.json"
+_GAP = "[, \u00a0\u2009\u202f]"
+_PARTS = "[¼-¾⅐-⅞]"
+_NUMBER = re.compile(
+    rf"(?<![\w.])(?P<sign>[-−]\s?)?[$€£]?\s?(?P<inner>[-−])?"
+    rf"(?:(?P<whole>\d{{1,3}}(?:{_GAP}\d{{3}})+(?!\d)|\d+)(?P<decimals>\.\d+)?|(?P<bare>\.\d+)|(?P<part>{_PARTS}))"
+    rf"(?:\s?(?P<and_part>{_PARTS})|\s?/\s?(?P<below>[1-9]\d*)|\s(?P<top>\d+)/(?P<bottom>[1-9]\d*))?"
+)
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
+_MARKED = re.compile(r"####\s*(.+)")
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_STATED = re.compile(r"\banswers?\b(?:\s+\w+){0,4}?\s*(?:\bis\b|\bare\b|\bwas\b|=|:)(?P<rest>[^\n]*)", re.IGNORECASE)
+_DENIED_BEFORE = re.compile(
+    r"(?:\bnot|n['’]t|\bnever|\bcannot)(?:\s+(?:be|equal|equals|to|exactly|simply|just))*\s*[*$€£]*\s*$", re.IGNORECASE
+)
+_DENIED_AFTER = re.compile(
+    r"[\s*]*(?:\w+\s+)?(?:is|was|are)(?:\s+not\b|n['’]t\b|\s+(?:wrong|incorrect|false|untrue)\b)", re.IGNORECASE
+)
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def numbers(text: str) -> list[Fraction]:
+    """The numbers that a text asserts, in order; "not 42" asserts none."""
+    found = []
+    for match in _NUMBER.finditer(text):
+        before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 30]
+        if not _DENIED_BEFORE.search(before) and not _DENIED_AFTER.match(after):
+            found.append(_value(match))
+    return found
+
+
+def final_answer(text: str) -> Fraction | None:
+    r"""The number that a worked solution ends with.
+
+    After `####`, else in the last `\boxed{}`, else in the last sentence that says "answer", else after the last = of
+    the last line, else the last one of all.
+    None where there is none, or where that place denies it: "the answer is not 42".
+    """
+    plain = _FRACTION.sub(r"\1/\2", _CALCULATOR.sub("", text))
+    for pattern in (_MARKED, _BOXED):
+        if marked := pattern.findall(plain):
+            found = numbers(marked[-1].replace("$", " "))
+            return found[0] if found else None
+    if stated := list(_STATED.finditer(plain)):
+        rest = stated[-1].group("rest")
+        if _NUMBER.search(rest):
+            found = numbers(re.split(r"(?<=[.!?])\s", rest.strip(), maxsplit=1)[0])
+            return found[-1] if found else None
+    last_line = plain.rstrip().rpartition("\n")[2]
+    if "=" in last_line and (found := numbers(last_line.rpartition("=")[2])):
+        return found[0]
+    found = numbers(plain)
+    return found[-1] if found else None
+
+
+def quantity(text: str) -> Fraction | None:
+    """The value of a text that is a number, with a sign of money or a unit at most; None for any other text.
+
+    "$1,200.00" → 1200; "#### 72" → 72; "5 km" → 5; "Delivery takes 5 days" → none
+    """
+    plain = text.replace("#", " ").strip()
+    match = _NUMBER.match(plain)
+    return _value(match) if match and re.fullmatch(r"[\s%°]*[^\W\d]*\.?", plain[match.end() :]) else None
+
+
+def _value(match: re.Match[str]) -> Fraction:
+    part = match["part"]
+    if part:
+        value = _part(part)
+    else:
+        whole = re.sub(_GAP, "", match["whole"] or "0")
+        value = Fraction(whole + (match["decimals"] or match["bare"] or ""))
+    if match["and_part"]:
+        value += _part(match["and_part"])
+    elif match["below"]:
+        value /= int(match["below"])
+    elif match["top"]:
+        value += Fraction(int(match["top"]), int(match["bottom"]))
+    return -value if match["sign"] or match["inner"] else value
+
+
+def _part(character: str) -> Fraction:
+    """½, as it stands in one character."""
+    return Fraction(unicodedata.numeric(character)).limit_denominator(10)

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from grpo.config.judge import JudgeSettings
 from grpo.errors import ConfigError, Unscored
 from grpo.messages import Message
-from grpo.rewards.answers import AnswerCache
 from grpo.rewards.comparison import Comparison, shuffled
+from grpo.rewards.judge_cache import AnswerCache
 from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult
 from grpo.rewards.rubrics import Rubric, find_rubric
 from grpo.rewards.verdicts import MalformedVerdict, Verdict, read_verdicts
@@ -36,6 +36,7 @@ class RulerReward(RewardFunction):
     """
 
     name = "ruler"
+    probed = False  # each probe would be a question that costs; `evaluation.bias` asks them when it is told to
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ def create_customer_service_ruler(
 
 
 def _reward_of(name: str) -> RewardFunction:
-    from grpo.rewards.composite import REWARDS  # which holds the judge itself
+    from grpo.rewards.catalog import REWARDS  # which holds the judge itself
 
     if name not in REWARDS or name == RulerReward.name:
         others = ", ".join(other for other in REWARDS if other != RulerReward.name)

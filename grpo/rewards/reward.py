@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from grpo.errors import RewardError, Unscored
 from grpo.messages import Message
@@ -65,16 +67,24 @@ class RewardResult:
 
 
 class RewardFunction(ABC):
-    """Base of all rewards; `weight` is what the score counts for in a composite.
+    """Base of all rewards; `weight` is what the score counts for in a composite, usually in [0, 1]; else it warns.
 
     A reward that judges one conversation at a time has `compute_reward`; one that compares siblings overrides
     `compute_group` too. Either raises, or returns, `Unscored` for an episode that it cannot judge.
     """
 
     name: str
+    """By default the class's name: `ResponseQualityReward` is response_quality."""
+    probed: ClassVar[bool] = True
+    """Whether it reads the agent's words, so that words may fool it; a control or a verified outcome is not probed."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "name"):
+            cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Reward") or "Reward").lower()
 
     def __init__(self, *, weight: float = 1.0) -> None:
-        self.weight = weight
+        self.weight = checked_weight(weight, self.name)
 
     @abstractmethod
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
@@ -91,3 +101,10 @@ class RewardFunction(ABC):
             return reason
         except RewardError as error:
             raise RewardError(f"sample {episode.context.sample}: {error}") from error
+
+
+def checked_weight(weight: float, name: str) -> float:
+    """The weight itself; outside [0, 1] it warns, as one that turns a reward round or drowns the others does."""
+    if not 0 <= weight <= 1:
+        warnings.warn(f"reward {name} has weight {weight}, outside [0, 1]", stacklevel=3)
+    return weight

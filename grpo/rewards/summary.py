@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from grpo.rewards.components import ComponentMoments, component_moments
 from grpo.trajectories import Trajectory, group
 
 
@@ -30,6 +31,8 @@ class RolloutSummary(BaseModel):
     components: dict[str, float]
     truncated_share: float
     failed_share: float
+    moments: ComponentMoments = ComponentMoments(names=(), count=0, sums=(), products=())
+    """Spread and correlations of the components."""
 
     def joined(self, other: RolloutSummary) -> RolloutSummary:
         """The summary of this rollout and of one of other scenarios, as if they had been one."""
@@ -49,6 +52,7 @@ class RolloutSummary(BaseModel):
                 for name in names
                 if (mean := _mean((self.components.get(name), other.components.get(name)), rewarded)) is not None
             },
+            moments=self.moments.joined(other.moments),
             truncated_share=_mean((self.truncated_share, other.truncated_share), episodes) or 0.0,
             failed_share=_mean((self.failed_share, other.failed_share), episodes) or 0.0,
         )
@@ -73,6 +77,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
         reward=sum(rewards) / len(rewards) if rewards else None,
         success=sum(verified) / len(verified) if verified else None,
         components={name: sum(values) / len(values) for name, values in parts.items()},
+        moments=component_moments(trajectories),
         truncated_share=sum(t.stop == "truncated" for t in trajectories) / count,
         failed_share=sum(t.stop == "failed" for t in trajectories) / count,
     )

@@ -24,6 +24,7 @@ class TaskCompletionReward(RewardFunction):
     """1 when the environment verified success, else 0."""
 
     name = "task_completion"
+    probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
         """See the class."""
@@ -34,6 +35,7 @@ class ChecksReward(RewardFunction):
     """Share of the environment's single findings that are right: partial credit on the way to success."""
 
     name = "checks"
+    probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
         """See the class."""
@@ -47,6 +49,7 @@ class ValidCallsReward(RewardFunction):
     """Share of tool results that are no error; 1 when no tool was called."""
 
     name = "valid_calls"
+    probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
         """See the class."""
@@ -59,6 +62,7 @@ class ConstantReward(RewardFunction):
     """The same score for everything: the control that must teach nothing."""
 
     name = "constant"
+    probed = False
 
     def __init__(self, *, weight: float = 1.0, value: float = 1.0) -> None:
         super().__init__(weight=weight)

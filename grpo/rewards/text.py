@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from grpo.errors import ConfigError
 from grpo.messages import Message
+from grpo.rewards.language import words
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
 
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _MIN_CONTENT_LETTERS = 4
-
-
-def words(text: str) -> list[str]:
-    """Lower-case words of a text."""
-    return _WORD.findall(text.casefold())
 
 
 def _replies(turns: Sequence[Message]) -> list[str]:

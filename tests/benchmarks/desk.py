@@ -13,7 +13,7 @@ from grpo.environments.catalog import make_environment
 from grpo.learner.samples import Sample, build_batch, deal
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderer import Renderer
-from grpo.rewards.composite import make_reward
+from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario

@@ -27,7 +27,7 @@ from grpo.learner.checkpoints import STATE, read_state
 from grpo.learner.trl_loop import arguments, lent, run
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderer import Renderer
-from grpo.rewards.composite import make_reward
+from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenarios.ingest import ingest

@@ -18,6 +18,7 @@ from flows.cli import app
 from flows.server import mlflow_server, port_is_free
 from grpo.config.pipeline import load_config
 from grpo.errors import ConfigError
+from grpo.rewards.admission import admit
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
@@ -28,6 +29,30 @@ CONFIGS = sorted((ROOT / "data" / "configs").glob("*.yaml"))
 def test_every_shipped_config_is_valid(path: Path):
     """What we ship loads."""
     assert load_config(path).name == path.stem
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_asks_for_rewards_that_may_train(path: Path):
+    """No probe fools them, or the config says so."""
+    admit(load_config(path).reward)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "shown"),
+    [
+        (["helpfulness"], 0, "stuffing"),
+        (["conciseness", "--set", "target=20"], 1, "yes"),
+        (["checks"], 2, ""),
+        (["kindness"], 2, ""),
+        (["conciseness", "--set", "taget=20"], 2, ""),
+    ],
+)
+def test_admit_shows_what_each_probe_gets(arguments: list[str], code: int, shown: str):
+    """Exit code 1 where one fools the reward, 2 where there is nothing to try."""
+    result = CliRunner().invoke(app, ["admit", *arguments])
+    assert result.exit_code == code
+    assert shown in result.output
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grpo.config.pipeline import PipelineConfig
-from grpo.errors import DataError, NoEffect, NoLearningSignal, PolicyError
+from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, PolicyError
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
 from tasks.register import registry
@@ -224,6 +224,15 @@ def test_scenarios_that_fail_an_expectation_stop_the_run_before_any_compute(
     with pytest.raises(DataError, match=r"(?s)leak.*s0"):
         run(module_config, home, name="leaky", scenarios=scenarios, store=str(store))
     assert not (store / "rollout").exists()
+
+
+def test_a_reward_that_a_probe_fools_stops_the_run_before_any_stage(module_config: Any, home: Path, tmp_path: Path):
+    """Not even the scenarios are read."""
+    reward, store = [{"kind": "keywords", "weight": 1.0}], tmp_path / "store"
+    with pytest.raises(ConfigError, match=r"keywords is fooled by .*admitted_despite"):
+        run(module_config, home, name="fooled", reward=reward, store=str(store))
+    assert not (store / "scenarios").exists()
+    assert not list(store.rglob("*.parquet"))
 
 
 def test_a_model_without_chat_template_stops_before_any_rollout(

@@ -313,6 +313,13 @@ def test_unverified_runs_show_rewards_without_success() -> None:
     assert "reward none was given" in section(page, "conversations")
 
 
+def test_components_that_say_the_same_are_named() -> None:
+    """Those of the last iteration; a run without such a pair has no such line."""
+    pages = [render_page(document(iterations=[iteration(0, entangled=pairs)])) for pairs in (["a and b (+0.97)"], [])]
+    assert "say the same in the last iteration, with their correlation: a and b (+0.97)" in visible(pages[0])
+    assert "say the same" not in visible(pages[1])
+
+
 def test_numbers_that_are_not_finite_are_refused() -> None:
     """JSON cannot hold them, so a document that has one is not made."""
     with pytest.raises(ValueError, match="finite"):

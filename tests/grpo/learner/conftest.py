@@ -11,7 +11,7 @@ from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.learner.checkpoints import save_base
 from grpo.policy.transformers.model import load
-from grpo.rewards.composite import make_reward
+from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.tables import write_trajectories
 from grpo.trajectories import Trajectory

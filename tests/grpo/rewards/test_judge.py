@@ -16,7 +16,7 @@ import pytest
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, PolicyError, RewardError
 from grpo.messages import Message
-from grpo.rewards.composite import make_reward
+from grpo.rewards.catalog import make_reward
 from grpo.rewards.judge import RulerReward, create_customer_service_ruler
 from grpo.rewards.reward import Episode, RewardContext, RewardResult
 from grpo.rewards.rubrics import find_rubric
@@ -475,7 +475,7 @@ def test_how_much_the_judge_may_write_is_sent_along(model: Model, tmp_path: Path
 def test_without_the_extra_rewards_can_be_read_and_the_judge_names_it():
     """In a process that cannot import openai."""
     code = (
-        "import sys; sys.modules['openai'] = None; from grpo.rewards.composite import REWARDS\n"
+        "import sys; sys.modules['openai'] = None; from grpo.rewards.catalog import REWARDS\n"
         "try: REWARDS['ruler'](model='openai+http://127.0.0.1:9/v1#m')\n"
         "except Exception as error: print(error)"
     )

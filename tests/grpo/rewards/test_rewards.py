@@ -8,7 +8,8 @@ import pytest
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message, ToolCall
-from grpo.rewards.composite import CompositeReward, make_reward
+from grpo.rewards.catalog import make_reward
+from grpo.rewards.composite import CompositeReward
 from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult
 from grpo.rewards.score import score
 from grpo.rewards.summary import summarize
@@ -101,8 +102,9 @@ def test_a_composite_is_the_weighted_sum_and_shows_its_parts():
 
 
 def test_a_negative_weight_turns_a_reward_round():
-    """The control that must make things worse."""
-    reward = make_reward([RewardComponent(kind="task_completion", weight=-1.0)])
+    """The control that must make things worse; it warns, as any weight outside [0, 1] does."""
+    with pytest.warns(UserWarning, match=r"reward task_completion has weight -1\.0, outside \[0, 1\]"):
+        reward = make_reward([RewardComponent(kind="task_completion", weight=-1.0)])
     (scored,) = score([_judged()], reward)
     assert scored.total_reward == -1.0
 

@@ -1,0 +1,88 @@
+"""Admission: before a reward may train, it is tried on replies that deserve little."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from grpo.config.rewards import RewardComponent
+from grpo.errors import ConfigError, RewardError, Unscored
+from grpo.messages import Message
+from grpo.rewards.catalog import reward_named
+from grpo.rewards.probes import CASES, PROBES, Case, Probe
+from grpo.rewards.reward import Episode, RewardContext, RewardFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a reward gave a probe and the honest replies: means over the cases."""
+
+    probe: Probe
+    score: float | None
+    """None where the reward could judge none of them; then nothing is earned."""
+    honest: float
+
+    @property
+    def fooled(self) -> bool:
+        """Whether the probe earned more than it may."""
+        return self.score is not None and self.score > self.probe.allowed * self.honest + 1e-9
+
+
+def examine(reward: RewardFunction) -> list[Finding]:
+    """Try a reward on every probe.
+
+    Raises `RewardError` for a reward that is not probed, and for one that gives honest replies nothing.
+    """
+    if not reward.probed:
+        raise RewardError(f"reward {reward.name} does not read the agent's words; there is nothing to probe")
+    with asyncio.Runner() as runner:
+        replies = [case.honest for case in CASES]
+        honest = runner.run(_mean(reward, replies))
+        if honest is None or honest <= 0:
+            raise RewardError(
+                f"reward {reward.name} gives honest replies {'no score' if honest is None else honest}, so that probes "
+                "cannot be compared with them; set probed = False in its class if it does not judge replies"
+            )
+        return [
+            Finding(probe=probe, score=runner.run(_mean(reward, [probe.reply(case) for case in CASES])), honest=honest)
+            for probe in PROBES
+        ]
+
+
+def admit(components: Sequence[RewardComponent]) -> None:
+    """Raise `ConfigError` when a probe fools one of these rewards and the config does not say so by name."""
+    names = [probe.name for probe in PROBES]
+    for component in components:
+        if strangers := {*component.admitted_despite} - {*names}:
+            raise ConfigError(
+                f"reward {component.kind}: admitted_despite names {sorted(strangers)}; probes are {names}"
+            )
+        reward = reward_named(component.kind, weight=component.weight, **component.options)
+        if not reward.probed:
+            continue
+        fooled = [one for one in examine(reward) if one.fooled and one.probe.name not in component.admitted_despite]
+        if fooled:
+            found = ", ".join(f"{one.probe.name} ({one.score:.2f}, honest {one.honest:.2f})" for one in fooled)
+            raise ConfigError(
+                f"reward {component.kind} is fooled by {found}; use another one, or accept it by name: "
+                f"admitted_despite: [{', '.join((*component.admitted_despite, *(one.probe.name for one in fooled)))}]"
+            )
+
+
+async def _mean(reward: RewardFunction, replies: Sequence[str]) -> float | None:
+    episodes = [_episode(case, reply) for case, reply in zip(CASES, replies, strict=True)]
+    results = [(await reward.compute_group([episode]))[0] for episode in episodes]
+    scores = [result.score for result in results if not isinstance(result, Unscored)]
+    return fmean(scores) if scores else None
+
+
+def _episode(case: Case, reply: str) -> Episode:
+    scenario = case.scenario
+    return Episode(
+        turns=(Message(role="user", content=case.asked), Message(role="assistant", content=reply)),
+        context=RewardContext(
+            scenario_id=scenario.id, category=scenario.metadata.category, stop="terminated", scenario=scenario
+        ),
+    )

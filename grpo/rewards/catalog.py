@@ -1,0 +1,82 @@
+"""From names to rewards: those of this package, and those of installed plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpo.config.rewards import RewardComponent, plugins
+from grpo.errors import ConfigError
+from grpo.rewards.composite import CompositeReward
+from grpo.rewards.correctness import CorrectnessReward, SimilarityReward
+from grpo.rewards.judge import RulerReward
+from grpo.rewards.quality import (
+    ActionReward,
+    CreativeWritingReward,
+    CustomerServiceReward,
+    EducationReward,
+    EmpathyReward,
+    EngagementReward,
+    HelpfulnessReward,
+    ProfessionalismReward,
+    SalesAssistantReward,
+    TechnicalSupportReward,
+)
+from grpo.rewards.reward import RewardFunction
+from grpo.rewards.similarity import SimilarityAwareReward
+from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
+from grpo.rewards.text import ConcisenessReward, KeywordReward, VarietyReward
+
+REWARDS: dict[str, type[RewardFunction]] = {
+    reward.name: reward
+    for reward in (
+        TaskCompletionReward,
+        ChecksReward,
+        ValidCallsReward,
+        ConcisenessReward,
+        KeywordReward,
+        VarietyReward,
+        ConstantReward,
+        HelpfulnessReward,
+        EngagementReward,
+        CorrectnessReward,
+        SimilarityReward,
+        SimilarityAwareReward,
+        CustomerServiceReward,
+        TechnicalSupportReward,
+        SalesAssistantReward,
+        EducationReward,
+        CreativeWritingReward,
+        EmpathyReward,
+        ActionReward,
+        ProfessionalismReward,
+        RulerReward,
+    )
+}
+
+
+def reward_named(name: str, *, weight: float = 1.0, **options: Any) -> RewardFunction:
+    """The reward of this name, of this package or of a plugin; `ConfigError` for unknown names and options."""
+    if name in REWARDS:
+        kind = REWARDS[name]
+    elif name in (found := plugins()):
+        kind = found[name].load()
+        if not (isinstance(kind, type) and issubclass(kind, RewardFunction)):
+            raise ConfigError(
+                f"plugin {found[name].value} of reward {name} is no RewardFunction; name a subclass of it"
+            )
+    else:
+        raise ConfigError(f"reward {name!r} is unknown; known are {', '.join(sorted({*REWARDS, *plugins()}))}")
+    try:
+        return kind(weight=weight, **options)
+    except TypeError as error:
+        raise ConfigError(f"reward {name} does not take options {options}: {error}") from error
+
+
+def make_reward(components: Sequence[RewardComponent]) -> CompositeReward:
+    """The reward that the config asks for."""
+    return CompositeReward(
+        [reward_named(one.kind, weight=one.weight, **one.options) for one in components],
+        optional=[one.kind for one in components if one.optional],
+        floors={one.kind: one.floor for one in components if one.floor is not None},
+    )

@@ -1,0 +1,50 @@
+"""Rewards made of others, ready for a domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo.errors import ConfigError
+from grpo.rewards.catalog import reward_named
+from grpo.rewards.composite import CompositeReward
+from grpo.rewards.correctness import SimilarityReward
+from grpo.rewards.objectives import MultiObjectiveReward
+
+DOMAINS = ("customer_service", "technical_support", "sales", "education", "creative_writing")
+"""Domains that have a reward of their own."""
+
+
+def create_customer_service_reward(
+    expected_responses: Sequence[str] = (), *, weight: float = 1.0, aggregation: str = "weighted_sum"
+) -> CompositeReward:
+    """Helpful .35, safe .25, engaging .20, concise .20.
+
+    With `expected_responses` it is manner that counts: empathy, action and professionalism .25 each, length .10, and
+    closeness to one of these replies .15.
+    """
+    if expected_responses:
+        return MultiObjectiveReward(
+            [
+                (reward_named("empathy"), 0.25),
+                (reward_named("action"), 0.25),
+                (reward_named("professionalism"), 0.25),
+                (reward_named("conciseness"), 0.10),
+                (SimilarityReward(expected=expected_responses), 0.15),
+            ],
+            aggregation=aggregation,
+            weight=weight,
+        )
+    shares = {"helpfulness": 0.35, "safety": 0.25, "engagement": 0.20, "conciseness": 0.20}
+    return MultiObjectiveReward(
+        [(reward_named(name), share) for name, share in shares.items()], aggregation=aggregation, weight=weight
+    )
+
+
+def create_domain_reward(domain: str, *, weight: float = 1.0) -> CompositeReward:
+    """What is good in this domain .6, helpfulness .3, engagement .1; for creative writing the domain's reward alone."""
+    if domain not in DOMAINS:
+        raise ConfigError(f"domain {domain!r} has no reward of its own; known are {', '.join(DOMAINS)}")
+    if domain == "creative_writing":
+        return CompositeReward([(reward_named(domain), 1.0)], weight=weight)
+    shares = {domain: 0.6, "helpfulness": 0.3, "engagement": 0.1}
+    return CompositeReward([(reward_named(name), share) for name, share in shares.items()], weight=weight)

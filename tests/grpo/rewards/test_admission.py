@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from grpo.config.rewards import RewardComponent
+from grpo.errors import ConfigError, RewardError, Unscored
+from grpo.messages import Message
+from grpo.rewards import ConstantReward, RewardContext, RewardFunction, RewardResult, reward_function
+from grpo.rewards.admission import admit, examine
+from grpo.rewards.catalog import REWARDS, reward_named
+from grpo.rewards.presets import DOMAINS, create_domain_reward
+
+ROBUST = ("helpfulness", "engagement", "correctness", "empathy", "action", "professionalism", *DOMAINS)
+
+
+def _fooled_by(reward: RewardFunction) -> set[str]:
+    return {finding.probe.name for finding in examine(reward) if finding.fooled}
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+def test_no_probe_fools_a_reward_on_the_quality_of_replies(kind: str):
+    """In scenarios that name the facts: without them no words tell a negated truth."""
+    assert _fooled_by(reward_named(kind)) == set()
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_no_probe_fools_a_preset(domain: str):
+    """The whole is no weaker than its parts."""
+    assert _fooled_by(create_domain_reward(domain)) == set()
+
+
+def test_the_probes_find_what_a_reward_does_not_look_at():
+    """Each is fooled by what its name leaves out."""
+    assert _fooled_by(reward_named("keywords")) == {"stuffing", "refusal", "negated", "copied"}
+    assert {"refusal", "copied", "script"} <= _fooled_by(reward_named("conciseness"))
+    longer = reward_function()(lambda turns: float(len(turns[-1].content)))
+    assert {"length", "repetition", "stuffing"} <= _fooled_by(longer)
+
+
+def test_a_fooled_reward_is_refused_until_the_config_names_every_probe():
+    """The message holds what to write."""
+    fooled = RewardComponent(kind="keywords", weight=0.5, admitted_despite=("stuffing", "copied"))
+    with pytest.raises(ConfigError, match=r"keywords is fooled by refusal .*\[stuffing, copied, refusal, negated\]"):
+        admit([fooled])
+    admit([fooled.model_copy(update={"admitted_despite": ("stuffing", "copied", "refusal", "negated")})])
+
+
+def test_a_misspelt_probe_is_refused():
+    """It would admit nothing."""
+    with pytest.raises(ConfigError, match=r"\['lenght'\].*length"):
+        admit([RewardComponent(kind="helpfulness", weight=0.5, admitted_despite=("lenght",))])
+
+
+@pytest.mark.parametrize("kind", sorted(name for name, reward in REWARDS.items() if not reward.probed))
+def test_controls_and_verified_outcomes_are_not_probed(kind: str):
+    """They do not read words, and say so."""
+    admit([RewardComponent(kind=kind, weight=1.0)])
+    with pytest.raises(RewardError, match="nothing to probe"):
+        examine(reward_named(kind))
+
+
+def test_a_reward_that_gives_honest_replies_nothing_cannot_be_examined():
+    """Nor one that cannot judge them; neither is a pass."""
+
+    class Silent(RewardFunction):
+        async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+            raise Unscored("never")
+
+    for reward in (Silent(), reward_function()(lambda turns: 0.0)):
+        with pytest.raises(RewardError, match="honest replies"):
+            examine(reward)
+
+
+def test_a_probe_that_cannot_be_judged_earns_nothing():
+    """No score is no success of the probe; a constant is fooled by all the others."""
+
+    class Picky(ConstantReward):
+        probed = True
+
+        async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+            if not turns[-1].content:
+                raise Unscored("silence")
+            return await super().compute_reward(turns, context)
+
+    fooled = _fooled_by(Picky())
+    assert "empty" not in fooled
+    assert {"stuffing", "refusal", "negated", "copied", "script"} == fooled

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.config.pipeline import load_config
+from grpo.config.rewards import REWARD_NAMES, RewardComponent
+from grpo.errors import ConfigError
+from grpo.rewards.catalog import REWARDS, make_reward, reward_named
+from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
+from tests.grpo.rewards.judging import judged
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "data" / "configs" / "quickstart.yaml"
+PLUGIN = """
+from grpo.rewards import RewardFunction, RewardResult
+
+class ShoutReward(RewardFunction):
+    name = "shout"
+    async def compute_reward(self, turns, context):
+        return RewardResult(score=float(turns[-1].content.isupper()))
+
+def no_class(turns): ...
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with two entry points, as an installer leaves it on sys.path."""
+    (tmp_path / "loud_rewards.py").write_text(PLUGIN)
+    info = tmp_path / "loud_rewards-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: loud-rewards\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[grpo.rewards]\nshout = loud_rewards:ShoutReward\nbroken = loud_rewards:no_class\n"
+        "constant = loud_rewards:ShoutReward\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "loud_rewards", raising=False)
+
+
+def test_the_config_knows_the_rewards_of_the_catalog():
+    """By name, all of them."""
+    assert set(REWARD_NAMES) == set(REWARDS)
+
+
+def test_an_unknown_reward_is_refused_with_the_known_ones():
+    """In a config, with its place, and by name."""
+    with pytest.raises(ConfigError, match=r"reward\.0\.kind: .*reward kindness is unknown; known are .*helpfulness"):
+        load_config(QUICKSTART, ("reward.0.kind=kindness",))
+    with pytest.raises(ConfigError, match="'kindness' is unknown; known are"):
+        reward_named("kindness")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_plugin_is_found_by_its_entry_point():
+    """Named in a config like any other; one of this package's names stays this package's."""
+    reward = make_reward([RewardComponent(kind="shout", weight=1.0)])
+    assert (judged(reward, "Hi", "HELLO").score, judged(reward, "Hi", "hello").score) == (1.0, 0.0)
+    assert type(reward_named("constant")) is REWARDS["constant"]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_plugin_that_is_no_reward_is_refused():
+    """With what it points at."""
+    with pytest.raises(ConfigError, match="loud_rewards:no_class of reward broken is no RewardFunction"):
+        reward_named("broken")
+
+
+def test_a_floor_in_the_config_vetoes():
+    """variety .5 is below .6: 0, and conciseness makes up for nothing."""
+    reward = make_reward(
+        [RewardComponent(kind="variety", weight=0.2, floor=0.6), RewardComponent(kind="conciseness", weight=0.8)]
+    )
+    assert judged(reward, "Hi", "no no no yes").score == 0.0
+    assert judged(reward, "Hi", "no one said yes").score == 1.0
+
+
+def test_the_customer_service_preset_has_the_published_weights():
+    """.35 .25 .20 .20; with expected replies .25 .25 .25 .10 .15"""
+    manner = create_customer_service_reward(["I'll help you with that"])
+    assert manner.weights == {
+        "empathy": 0.25, "action": 0.25, "professionalism": 0.25, "conciseness": 0.1, "similarity": 0.15,
+    }  # fmt: skip
+    if "safety" not in REWARDS:
+        pytest.skip("the catalog has no safety reward")
+    weights = create_customer_service_reward().weights
+    assert weights == {"helpfulness": 0.35, "safety": 0.25, "engagement": 0.2, "conciseness": 0.2}
+    assert sum(weights.values()) == pytest.approx(1.0)
+
+
+def test_a_domain_without_a_reward_is_refused():
+    """With those that have one."""
+    with pytest.raises(ConfigError, match="'plumbing' has no reward of its own; known are customer_service"):
+        create_domain_reward("plumbing")

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Sequence
+
+import pytest
+
+from grpo.errors import ConfigError, RewardError
+from grpo.messages import Message
+from grpo.rewards import (
+    CompositeReward,
+    ConstantReward,
+    MultiObjectiveReward,
+    RewardContext,
+    RewardFunction,
+    RewardResult,
+    pareto_front,
+    reward_function,
+)
+from tests.grpo.rewards.judging import judged
+
+
+class Fixed(RewardFunction):
+    """Always the same score, under a name of its own."""
+
+    def __init__(self, name: str, score: float, *, weight: float = 1.0) -> None:
+        self.name = name
+        super().__init__(weight=weight)
+        self._score = score
+
+    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+        return RewardResult(score=self._score)
+
+
+def _score(reward: RewardFunction) -> float:
+    return judged(reward, "Hi", "Hello").score
+
+
+def test_a_list_of_rewards_and_one_of_pairs_are_the_same():
+    """.4·1 + .6·.5 = .7; the weights stand beside it."""
+    own = CompositeReward([Fixed("a", 1.0, weight=0.4), Fixed("b", 0.5, weight=0.6)])
+    pairs = CompositeReward([(Fixed("a", 1.0, weight=0.9), 0.4), (Fixed("b", 0.5), 0.6)])
+    found = judged(pairs, "Hi", "Hello")
+    assert found == judged(own, "Hi", "Hello")
+    assert found.score == pytest.approx(0.7)
+    assert found.breakdown == {"a": 1.0, "b": 0.5}
+    assert found.metadata["weights"] == {"a": 0.4, "b": 0.6}
+
+
+def test_the_parts_of_each_component_are_kept():
+    """So that a score can be explained to the last part."""
+    parts = CompositeReward([reward_function()(lambda turns: RewardResult(score=1.0, breakdown={"x": 0.5}))])
+    assert judged(parts, "Hi", "Hello").metadata["<lambda>"]["parts"] == {"x": 0.5}
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.5])
+def test_a_weight_outside_zero_and_one_warns(weight: float):
+    """With the reward's name; also where a pair gives it."""
+    with pytest.warns(UserWarning, match=r"reward constant has weight .* outside \[0, 1\]"):
+        ConstantReward(weight=weight)
+    with pytest.warns(UserWarning, match="constant"):
+        CompositeReward([(ConstantReward(), weight)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ConstantReward(weight=1.0)
+
+
+def test_a_component_below_its_floor_vetoes():
+    """.9 of something else makes up for nothing; at the floor it counts."""
+    floors = {"safety": 0.5}
+    unsafe = judged(CompositeReward([(Fixed("safety", 0.4), 0.1), (Fixed("b", 1.0), 0.9)], floors=floors), "Hi", "Hm")
+    assert (unsafe.score, unsafe.metadata["vetoed"]) == (0.0, ["safety"])
+    assert _score(CompositeReward([(Fixed("safety", 0.5), 0.1), (Fixed("b", 1.0), 0.9)], floors=floors)) > 0.9
+
+
+def test_a_veto_is_the_least_score_where_a_weight_is_negative():
+    """Σ of the negative weights: −.5"""
+    with pytest.warns(UserWarning, match="outside"):
+        reward = CompositeReward([(Fixed("a", 0.0), 0.5), (Fixed("b", 0.2), -0.5)], floors={"a": 0.1})
+    assert _score(reward) == -0.5
+
+
+def test_a_floor_of_no_component_is_refused():
+    """A misspelt name would veto nothing."""
+    with pytest.raises(ConfigError, match="saftey"):
+        CompositeReward([Fixed("safety", 1.0)], floors={"saftey": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("weighted_sum", 0.725),  # .25·.5 + .75·.8
+        ("geometric_mean", 0.5**0.25 * 0.8**0.75),
+        ("min", 0.5),
+        ("product", 0.4),
+    ],
+)
+def test_objectives_are_aggregated_as_the_name_says(aggregation: str, expected: float):
+    """Scores .5 and .8; weights 1 and 3 are normalized to .25 and .75."""
+    objectives = [
+        {"name": "short", "reward": Fixed("x", 0.5), "weight": 0.2},
+        {"name": "kind", "reward": Fixed("x", 0.8), "weight": 0.6},
+    ]
+    found = judged(MultiObjectiveReward(objectives, aggregation=aggregation), "Hi", "Hello")  # type: ignore[arg-type]
+    assert found.score == pytest.approx(expected)
+    assert found.breakdown == {"short": 0.5, "kind": 0.8}
+
+
+def test_without_normalizing_the_weights_stand_as_they_are():
+    """.2·.5 + .6·.8 = .58"""
+    pairs = [(Fixed("a", 0.5), 0.2), (Fixed("b", 0.8), 0.6)]
+    assert _score(MultiObjectiveReward(pairs, normalize=False)) == pytest.approx(0.58)
+
+
+def test_one_zero_takes_the_geometric_mean_with_it():
+    """However much the other counts."""
+    pairs = [(Fixed("a", 0.0), 0.01), (Fixed("b", 1.0), 0.99)]
+    assert _score(MultiObjectiveReward(pairs, aggregation="geometric_mean")) == 0.0
+
+
+@pytest.mark.parametrize(("aggregation", "message"), [("pareto", "pareto_front"), ("median", "unknown; use one of")])
+def test_what_is_no_score_cannot_be_trained_on(aggregation: str, message: str):
+    """A front is for selection."""
+    with pytest.raises(ConfigError, match=message):
+        MultiObjectiveReward([Fixed("a", 1.0)], aggregation=aggregation)
+
+
+def test_an_objective_without_its_weight_is_refused():
+    """The key is named."""
+    with pytest.raises(ConfigError, match="weight"):
+        MultiObjectiveReward([{"name": "a", "reward": Fixed("a", 1.0)}])  # type: ignore[list-item]
+
+
+def test_the_front_is_what_nothing_beats():
+    """The fourth is beaten by the third; equals stand together."""
+    assert pareto_front([[1, 0], [0, 1], [0.5, 0.5], [0.4, 0.4], [0.5, 0.5]]) == [0, 1, 2, 4]
+    with pytest.raises(RewardError, match="table"):
+        pareto_front([1, 2])
+
+
+def test_a_function_is_a_reward_whether_it_waits_or_not():
+    """A number or a result; with or without a context; the decorator's weight counts in a composite."""
+
+    @reward_function(weight=0.5)
+    async def waits(turns: Sequence[Message], context: RewardContext | None = None) -> float:
+        await asyncio.sleep(0)
+        return 1.0 if context is not None and context.scenario_id == "s" else 0.0
+
+    @reward_function(weight=0.5)
+    def counts(turns: Sequence[Message]) -> float:
+        return len(turns) / 4
+
+    assert _score(CompositeReward([waits, counts])) == 0.75  # .5·1 + .5·2/4
+    assert [waits.name, counts.name] == ["waits", "counts"]
+
+
+def test_a_class_with_a_plain_compute_reward_is_adapted():
+    """Its bound method is a function like any other."""
+
+    class SimpleReward:
+        def compute_reward(self, turns: Sequence[Message]) -> float:
+            return 0.5
+
+    assert _score(reward_function()(SimpleReward().compute_reward)) == 0.5
+
+
+@pytest.mark.parametrize("returned", [None, "0.5", True])
+def test_a_function_that_returns_no_number_is_refused(returned: object):
+    """With its name and what it returned."""
+    with pytest.raises(RewardError, match=r"reward <lambda> returned"):
+        _score(reward_function()(lambda turns: returned))  # type: ignore[arg-type, return-value]
+
+
+def test_a_reward_without_a_name_has_that_of_its_class():
+    """As the guide writes them."""
+
+    class BusinessMetricReward(RewardFunction):
+        async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+            return RewardResult(score=0.85, breakdown={"conversion": 0.8, "satisfaction": 0.9})
+
+    found = judged(CompositeReward([BusinessMetricReward()]), "Hi", "Hello")
+    assert found.breakdown == {"business_metric": 0.85}

@@ -135,7 +135,7 @@ def _by_turn(
         tokens = np.zeros(len(group.trajectories[index].token_ids), dtype=np.float32)
         for turn, advantage in zip(spoken[index], advantages, strict=True):
             tokens[turn.start : turn.stop] = advantage
-        laid[index] = tokens
+        laid[index] = tokens * group.trajectories[index].loss_mask
     return laid
 
 

@@ -49,6 +49,7 @@ class EchoSampler:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         self.policy.heard.append(prompt.messages)
+        await asyncio.sleep(0)
         ids = self.renderer.say(Message(role="assistant", content=self.policy.reply(prompt.messages[-1])))
         return Generation(token_ids=ids, logprobs=None, stop="stop")
 

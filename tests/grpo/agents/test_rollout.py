@@ -143,7 +143,7 @@ def test_the_learner_has_nothing_to_learn_from_turns_that_were_all_reworded(
     """The guide's subclass rewords every turn, so no token is left, whatever the rewards."""
     played = [replace(t, terminal_reward=float(t.sample)) for t in play(Polite(), policy, renderer)]
     assert all(m.content.startswith("Dear customer, ") for t in played for m in t.messages if m.role == "assistant")
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="the agent's own code reworded its turns"):
         build_batch(group(played), TrainingSettings(), policy_hash=policy.hash)
 
 

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from grpo.agents.byte_renderer import ByteRenderer
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.tool_agent import ToolAgent
 from grpo.agents.tools import Toolbox
 from grpo.config.agent import AgentConfig
+from grpo.environments.conversation import ConversationEnvironment
+from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.errors import ConfigError
 from grpo.messages import Message, ToolCall, parse_assistant
-from tests.grpo.agents.parts import Echo, run, stub
+from grpo.policy.scripted import ScriptedPolicy
+from tests.grpo.agents.parts import Echo, play, run, stub
 
 
 def multiply(first: int, second: int = 2) -> int:
@@ -200,3 +205,33 @@ def test_a_tool_is_registered_before_the_model_is_shown_its_tools():
     assert run(agent.generate_response("2 · 2?")) == "4"
     with pytest.raises(ConfigError, match="before initialize"):
         agent.register_tool("search", search)
+
+
+def test_an_environment_answers_with_a_toolbox_as_an_agent_does():
+    """Its functions are the world's: the same checks, the same results, in a rollout."""
+    box = _box()
+
+    class Workshop(ConversationEnvironment):
+        tools = box.tools
+
+        async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+            answer = await box.answer(action)
+            if answer is None:
+                return await super().step(state, action)
+            return StepResult(state=state.after(action, answer, turn_count=state.turn_count + 1), response=answer)
+
+    calls = (_text("multiply", first=6, second=7), _text("divide"), "It is 42.")
+    (played,) = play(
+        MultiTurnAgent(),
+        ScriptedPolicy([calls]),
+        ByteRenderer(tools=Workshop.tools),
+        world=Workshop(),
+        lines=("6 · 7?",),
+        siblings=1,
+        max_new_tokens=200,
+        max_context=4000,
+    )
+    assert [m.role for m in played.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    results = [json.loads(m.content) for m in played.messages if m.role == "tool"]
+    assert results[0] == 42
+    assert results[1]["error"]["type"] == "unknown_tool"

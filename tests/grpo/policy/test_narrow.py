@@ -12,7 +12,7 @@ from grpo.policy.transformers.narrow import narrow
 from grpo.renderer import Renderer
 from tests.grpo.agents.parts import run
 
-SCORES = torch.tensor([0.3, 0.5, 0.2]).log()
+SCORES = torch.tensor([0.2, 0.5, 0.3]).log()
 
 
 def _kept(**settings: float) -> list[bool]:
@@ -25,16 +25,16 @@ def _kept(**settings: float) -> list[bool]:
     [
         ({}, [True, True, True]),
         ({"temperature": 0}, [False, True, False]),
-        ({"top_k": 2}, [True, True, False]),
+        ({"top_k": 2}, [False, True, True]),
         ({"top_k": 9}, [True, True, True]),
         ({"top_p": 0.4}, [False, True, False]),
-        ({"top_p": 0.6}, [True, True, False]),
+        ({"top_p": 0.6}, [False, True, True]),
         ({"top_p": 0.9}, [True, True, True]),
         ({"top_p": 0.9, "top_k": 1}, [False, True, False]),
     ],
 )
 def test_what_is_not_drawn_from_has_no_probability(settings: dict[str, float], kept: list[bool]):
-    """.3 .5 .2: the likeliest first until top_p is reached, at most top_k, one at temperature 0."""
+    """.2 .5 .3: the likeliest first until top_p is reached, at most top_k, one at temperature 0."""
     assert _kept(**settings) == kept
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from grpo.agents.agent import Context, to_chat
+from grpo.agents.agent import Agent, Context, to_chat
 from grpo.errors import PolicyError
 from grpo.messages import Message, parse_assistant
 from grpo.policy.policy import Generation, Prompt, Sampling, Session
@@ -67,6 +67,8 @@ class Floor:
         self.turns: list[Turn] = []
         self.conversation: list[Message] = []
         """What agent and world have said to each other, the agent's own tools included."""
+        self.speaker: Agent | None = None
+        """Whose turn it is: another agent that it asks for help speaks elsewhere."""
         self.context: Context | None = None
         self.instructions: str | None = None
         """The agent's system prompt: as it was when the conversation began."""
@@ -78,8 +80,9 @@ class Floor:
         self._cut = False
         self._spoken: Reply | None = None
 
-    def begin(self, messages: Sequence[Message]) -> None:
+    def begin(self, speaker: Agent, messages: Sequence[Message] = (), context: Context | None = None) -> None:
         """The world has said this; a turn of the agent begins."""
+        self.speaker, self.context = speaker, context
         self.conversation += messages
         self._spoken = None
 

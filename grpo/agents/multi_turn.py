@@ -80,7 +80,7 @@ class MultiTurnAgent(Agent):
         """The reply to a conversation, or to one line of a user."""
         heard = conversation(messages)
         floor = current.get()
-        if floor is not None:
+        if floor is not None and floor.speaker is self:
             return await self.answer(floor, heard, floor.context if context is None else context)
         async with self.floor() as own:
             text = await self.answer(own, heard, context)
@@ -107,7 +107,7 @@ class MultiTurnAgent(Agent):
 
             async def answer() -> str:
                 current.set(floor)
-                floor.context = context
+                floor.begin(self, context=context)
                 try:
                     return await self._generate(messages, context)
                 finally:
@@ -133,8 +133,7 @@ class MultiTurnAgent(Agent):
 
         A user's message goes through `process_turn`, another one, such as a tool's result, to `generate_response`.
         """
-        floor.begin(messages)
-        floor.context = context
+        floor.begin(self, messages, context)
         *history, last = map(to_chat, floor.conversation)
         holding = current.set(floor)
         try:

@@ -30,7 +30,7 @@ from grpo.renderer import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory, group
-from tests.grpo.agents.parts import play
+from tests.grpo.agents.parts import Echo, play, speaking
 
 CALL = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
 
@@ -82,6 +82,16 @@ class Canned(MultiTurnAgent):
 
     async def process_turn(self, history: Any, user_input: str, context: Any = None) -> str:
         return await super().process_turn(history, user_input, context) if history else "Good morning."
+
+
+class Advised(MultiTurnAgent):
+    """Asks another agent before it speaks."""
+
+    adviser: MultiTurnAgent
+
+    async def process_turn(self, history: Any, user_input: str, context: Any = None) -> str:
+        assert await self.adviser.generate_response(user_input) == f"You said: {user_input}"
+        return await super().process_turn(history, user_input, context)
 
 
 class Noted(MultiTurnAgent):
@@ -178,6 +188,14 @@ def test_what_a_hook_adds_to_the_beginning_is_read_and_recorded(policy: Transfor
         assert [m.role for m in trajectory.messages] == ["system", *("user", "assistant") * 3]
         assert trajectory.messages[0].content == "note"
         assert trajectory.action_count == 18
+
+
+def test_what_another_agent_says_meanwhile_is_not_in_the_record(policy: TransformersPolicy, renderer: Renderer):
+    """An agent may ask a second one: the tokens are those of a rollout without it."""
+    agent = Advised()
+    agent.adviser = speaking(Echo())
+    for plain, advised in zip(play(MultiTurnAgent(), policy, renderer), play(agent, policy, renderer), strict=True):
+        assert _tokens(plain) == _tokens(advised)
 
 
 def test_a_hook_that_rewrites_the_past_is_refused(policy: TransformersPolicy, renderer: Renderer):

@@ -97,13 +97,16 @@ class Renderer:
             position = following
         return ids, mask
 
-    def read(self, token_ids: Sequence[int]) -> Message:
-        """The message that sampled token ids say."""
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What sampled token ids say, without the stop token; an unfinished character at the end is U+FFFD."""
         ids = list(token_ids)
         if ids and ids[-1] == self.stop_id:
             ids.pop()
-        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return parse_assistant(str(text))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def read(self, token_ids: Sequence[int]) -> Message:
+        """The message that sampled token ids say."""
+        return parse_assistant(self.text(token_ids))
 
     def _render_shape(self, shape: tuple[tuple[str, bool], ...], generate: bool) -> str:
         """Render a conversation of this shape with a numbered slot in the place of each text."""

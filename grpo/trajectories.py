@@ -101,6 +101,16 @@ class Trajectory:
         """How many tokens the policy itself said."""
         return int(self.loss_mask.sum())
 
+    @property
+    def reworded(self) -> int:
+        """How many turns the agent's own code changed or wrote after sampling: none of their tokens is in the mask."""
+        return sum(
+            turn.message.role == "assistant"
+            and turn.stop > turn.start
+            and not self.loss_mask[turn.start : turn.stop].any()
+            for turn in self.turns
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryGroup:

@@ -1,29 +1,66 @@
-"""An agent: a policy that speaks through a renderer, under a system prompt, with tools."""
+"""What an agent is to those who talk to it: messages in, text out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from grpo.messages import Message
-from grpo.policy.policy import Generation, Prompt, Sampling, Session
-from grpo.renderer import Renderer
+from grpo.errors import DataError
+from grpo.messages import Message, ToolCall
+
+Chat = Mapping[str, Any]
+"""A message as chat interfaces write it: `role`, `content`, and `tool_calls` where there are some."""
+Context = Mapping[str, Any]
+"""What is known beside the conversation: `user_id`, `strategy`, `level`, `knowledge`; other keys are the caller's."""
+
+_KEYS = {"role", "content", "tool_calls"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
-    """What turns a conversation into the next message, token-exact."""
+class Agent(ABC):
+    """Who speaks in a conversation."""
 
-    renderer: Renderer
-    system_prompt: str = ""
+    @abstractmethod
+    async def initialize(self) -> None:
+        """Load what is needed to speak."""
 
-    def brief(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The conversation as the policy sees it: system prompt first, when there is one."""
-        if not self.system_prompt:
-            return tuple(messages)
-        return (Message(role="system", content=self.system_prompt), *messages)
+    @abstractmethod
+    async def generate_response(self, messages: Sequence[Chat] | str, context: Context | None = None) -> str:
+        """The reply to a conversation, or to one line of a user."""
 
-    async def respond(self, session: Session, prompt: Prompt, sampling: Sampling) -> tuple[Message, Generation]:
-        """Read what is new, speak one turn, and read what was said."""
-        generation = await session.generate(prompt, sampling)
-        return generation.message or self.renderer.read(generation.token_ids), generation
+
+def to_chat(message: Message) -> dict[str, Any]:
+    """A message as chat interfaces write it."""
+    return message.to_template()
+
+
+def to_message(chat: Chat) -> Message:
+    """A message from the form of chat interfaces; raises `DataError` for another key, role or type."""
+    unknown = set(chat) - _KEYS
+    if unknown or "role" not in chat:
+        raise DataError(
+            f"a message has role, content and tool_calls; got {', '.join(sorted(map(str, chat))) or 'none'}"
+        )
+    content = chat.get("content") or ""
+    if not isinstance(content, str):
+        raise DataError(f"content of a {chat['role']} message is a {type(content).__name__}; give text")
+    return Message(role=chat["role"], content=content, tool_calls=tuple(map(_call, chat.get("tool_calls") or ())))
+
+
+def conversation(messages: Sequence[Chat] | str) -> tuple[Message, ...]:
+    """The messages of a conversation; a text is one line of a user. Raises `DataError` when there are none."""
+    if isinstance(messages, str):
+        return (Message(role="user", content=messages),)
+    if not messages:
+        raise DataError("there is nothing to answer: the conversation has no messages")
+    return tuple(map(to_message, messages))
+
+
+def _call(chat: Any) -> ToolCall:
+    try:
+        name, arguments = chat["function"]["name"], chat["function"]["arguments"]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"a tool call is {{'function': {{'name', 'arguments'}}}}, got {str(chat)[:80]}") from error
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise DataError(f"a tool call has a name and an object of arguments, got {str(chat)[:80]}")
+    return ToolCall(name=name, arguments=arguments)

@@ -95,7 +95,9 @@ def token_rewards(
 ) -> list[list[NDArray[np.float64] | None]]:
     """The reward of each token of each sibling, for a critic; None without a reward.
 
-    A turn's reward stands at the last token of the turn, the terminal one at the last token that the policy said.
+    A turn's reward stands at the last token of the turn, the terminal one at the last token that the policy said. That
+    of a turn which the agent's own code reworded stands at what the policy said before it; where it said nothing
+    before, nobody earned it.
 
         turns      P | A1 A1 E | A2 A2      turn rewards .1 .2, terminal 1
         rewards    .   .  .1 .   .  1.2
@@ -114,7 +116,9 @@ def token_rewards(
             spoken = [turn for turn in trajectory.turns if turn.message.role == "assistant"]
             tokens = np.zeros(len(trajectory.token_ids))
             for turn, reward in zip(spoken, _each_turn(trajectory, given, len(spoken)), strict=True):
-                tokens[turn.stop - 1] += reward
+                before = said[said < turn.stop]
+                if len(before):
+                    tokens[before[-1]] += reward
             tokens[said[-1]] += last
             laid[-1].append(tokens)
     return laid
@@ -135,7 +139,7 @@ def _by_turn(
         tokens = np.zeros(len(group.trajectories[index].token_ids), dtype=np.float32)
         for turn, advantage in zip(spoken[index], advantages, strict=True):
             tokens[turn.start : turn.stop] = advantage
-        laid[index] = tokens
+        laid[index] = tokens * group.trajectories[index].loss_mask
     return laid
 
 

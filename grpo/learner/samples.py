@@ -75,6 +75,11 @@ def build_batch(
         _check(group, policy_hash, earlier_hash, renderer_hash)
     valid = [t for group in groups for t in group.trajectories if t.total_reward is not None and t.loss_mask.any()]
     if not valid:
+        if any(t.reworded for group in groups for t in group.trajectories):
+            raise DataError(
+                "nothing that the policy sampled is left to train on: the agent's own code reworded its turns; let "
+                "process_turn and generate_response return what they are given, or evaluate this agent"
+            )
         raise DataError(
             f"none of the {sum(len(group.trajectories) for group in groups)} trajectories has a reward; score the "
             "rollout, and look at why its episodes or their rewards failed"

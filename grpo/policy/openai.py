@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
@@ -75,6 +75,10 @@ class ChatSession:
             "max_tokens": sampling.max_new_tokens,
             "seed": sampling.turn_seed(self._turns),
         }
+        if sampling.top_p < 1:
+            request["top_p"] = sampling.top_p
+        if sampling.top_k:  # no part of OpenAI's own protocol; servers that lack it say so
+            request["extra_body"] = {"top_k": sampling.top_k}
         if tools:
             request["tools"] = tools
         answer = await sampler.server.ask(sampler.client.chat.completions.create(**request), "message")
@@ -140,7 +144,7 @@ class CompletionsSession:
             model=sampler.server.model,
             prompt=self._ids,
             temperature=sampling.temperature,
-            top_p=1.0,
+            top_p=sampling.top_p,
             max_tokens=sampling.max_new_tokens,
             seed=sampling.turn_seed(self._turns),
             logprobs=1,
@@ -150,7 +154,7 @@ class CompletionsSession:
                 "add_special_tokens": False,
                 "skip_special_tokens": False,
                 "stop_token_ids": [sampler.stop_id],
-                "top_k": -1,
+                "top_k": sampling.top_k or -1,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
             },
@@ -159,7 +163,7 @@ class CompletionsSession:
         self._turns += 1
         said = self._read(answer.choices[0])
         self._ids += said.token_ids
-        return said
+        return said if sampling.plain else replace(said, logprobs=None)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -7,7 +7,7 @@ script). A `Prompt` holds both, each takes what it can read, and all answer in t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -22,17 +22,29 @@ from grpo.renderer import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to draw one turn. Plain temperature only: nothing is cut off, so the log-probabilities are the policy's."""
+    """How to draw one turn. A rollout draws at a plain temperature, so that the log-probabilities are the policy's."""
 
     temperature: float
+    """0 takes the likeliest token."""
     max_new_tokens: int
     seed: int
+    top_p: float = 1.0
+    """Share of the probability that is drawn from, likeliest tokens first."""
+    top_k: int = 0
+    """How many of the likeliest tokens are drawn from; 0 is all."""
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ConfigError(f"sampling temperature {self.temperature} must be above 0")
+        if not self.temperature >= 0:
+            raise ConfigError(f"sampling temperature {self.temperature} must be at least 0")
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ConfigError(f"top_p {self.top_p} must be above 0 and at most 1, top_k {self.top_k} at least 0")
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens {self.max_new_tokens} must be at least 1")
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is cut off; else what is drawn has no log-probability to train on."""
+        return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
 
     def uniforms(self, turn: int) -> NDArray[np.float64]:
         """The random numbers of this sample's turn: its own generator, whatever else is in the batch."""
@@ -52,6 +64,8 @@ class Prompt:
     """Tokens after everything that the session has read and said so far."""
     messages: tuple[Message, ...] = ()
     """The whole conversation as the agent sees it, system prompt first."""
+    listener: Callable[[int], None] | None = None
+    """Told each token as it is drawn, by backends that draw token by token; the others are silent until the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

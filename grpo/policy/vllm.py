@@ -195,8 +195,8 @@ class VLLMSession:
         self._ids += prompt.new_ids
         params = SamplingParams(
             temperature=sampling.temperature,
-            top_p=1.0,
-            top_k=-1,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,
             max_tokens=sampling.max_new_tokens,
             seed=sampling.turn_seed(self._turns),
             logprobs=0,
@@ -213,7 +213,9 @@ class VLLMSession:
         self._turns += 1
         self._ids += ids
         stopped = ids[-1] == self._sampler.stop_id
-        return Generation(token_ids=ids, logprobs=logprobs, stop="stop" if stopped else "length")
+        return Generation(
+            token_ids=ids, logprobs=logprobs if sampling.plain else None, stop="stop" if stopped else "length"
+        )
 
     def close(self) -> None:
         """Nothing is held: the engine forgets prefixes by itself."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import random
 from collections.abc import Sequence
 
 from grpo import progress
-from grpo.agents.agent import Agent
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.environment import Environment
-from grpo.errors import BudgetError, DataError
+from grpo.errors import BudgetError, ConfigError, DataError
 from grpo.policy.policy import Policy, Sampling
 from grpo.renderer import Renderer
 from grpo.rollout.deadlines import Deadlines
 from grpo.rollout.episode import play
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 def sample_seed(run_seed: int, iteration: int | str, scenario_id: str, sample: int) -> int:
@@ -64,13 +67,23 @@ def collect(
     temperature: float,
     run_seed: int,
     iteration: int | str,
+    agent: MultiTurnAgent | None = None,
 ) -> list[Trajectory]:
     """Play `siblings` episodes of each scenario; returns them by scenario, then by sample.
 
-    How many and at what temperature is for the caller to say, who trains or evaluates.
-    Raises `BudgetError` when more than `error_budget` of the episodes failed, late ones among them.
+    How many and at what temperature is for the caller to say, who trains or evaluates. The `agent` says with its
+    prompt and its hooks what `policy` hears and how its words are taken; without one they stand as they are.
+    Raises `BudgetError` when more than `error_budget` of the episodes failed, late ones among them, and `ConfigError`
+    for an agent that forgets, or whose tools the renderer does not know.
     """
-    agent = Agent(renderer=renderer, system_prompt=environment.system_prompt)
+    agent = agent or MultiTurnAgent()
+    agent.refuse_rewriting()
+    unknown = [tool.name for tool in agent.tools if tool not in renderer.tools]
+    if unknown:
+        raise ConfigError(
+            f"the renderer does not show the agent's tools {', '.join(unknown)}; make it with "
+            "tools=(*environment.tools, *agent.tools)"
+        )
     total, done = len(scenarios) * siblings, 0
 
     trajectories: list[Trajectory] = []
@@ -88,6 +101,7 @@ def collect(
                         environment,
                         scenario,
                         sampler.open(),
+                        renderer,
                         Sampling(
                             temperature=temperature,
                             max_new_tokens=settings.max_new_tokens,
@@ -114,6 +128,13 @@ def collect(
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from None
+    reworded = sum(trajectory.reworded for trajectory in trajectories)
+    if reworded:
+        logger.warning(
+            "%d of %d turns were reworded or written by the agent's own code after sampling; they are not trained on",
+            reworded,
+            sum(turn.message.role == "assistant" for trajectory in trajectories for turn in trajectory.turns),
+        )
     failed = [trajectory for trajectory in trajectories if trajectory.stop == "failed"]
     if len(failed) > settings.error_budget * total:
         raise BudgetError(

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
 
-from grpo.agents.agent import Agent
+from grpo.agents.floor import Floor, OutOfRoom
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.environments.environment import Environment
 from grpo.errors import GRPOError
 from grpo.messages import Message
-from grpo.policy.policy import Generation, Prompt, Sampling, Session
+from grpo.policy.policy import Sampling, Session
+from grpo.renderer import Renderer
 from grpo.rollout.deadlines import Deadlines, Overdue
 from grpo.scenarios.scenario import Scenario
-from grpo.trajectories import Outcome, Stop, Trajectory, Turn
-
-
-class _Record:
-    """The growing token record of an episode."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.mask: list[bool] = []
-        self.logprobs: list[float] = []
-        self.turns: list[Turn] = []
-        self.rewards: list[float] = []
-
-    def hear(self, messages: tuple[Message, ...], ids: Sequence[int]) -> None:
-        """Tokens that the policy reads; they belong to the last of the messages, the others have no span."""
-        start, stop = len(self.ids), len(self.ids) + len(ids)
-        self.turns += [Turn(message=message, start=start, stop=start) for message in messages[:-1]]
-        self.turns.append(Turn(message=messages[-1], start=start, stop=stop))
-        self.ids += ids
-        self.mask += [False] * len(ids)
-        self.logprobs += [0.0] * len(ids)
-
-    def say(self, message: Message, said: Generation) -> None:
-        """Tokens that the policy said; NaN where it cannot tell how likely they were."""
-        count = len(said.token_ids)
-        self.turns.append(Turn(message=message, start=len(self.ids), stop=len(self.ids) + count))
-        self.ids += said.token_ids
-        self.mask += [True] * count
-        self.logprobs += [math.nan] * count if said.logprobs is None else said.logprobs
+from grpo.trajectories import Outcome, Stop, Trajectory
 
 
 class _Broken(Exception):
@@ -63,10 +36,11 @@ def _world() -> Iterator[None]:
 
 
 async def play(
-    agent: Agent,
+    agent: MultiTurnAgent,
     environment: Environment,
     scenario: Scenario,
     session: Session,
+    renderer: Renderer,
     sampling: Sampling,
     *,
     sample: int,
@@ -77,9 +51,10 @@ async def play(
 ) -> Trajectory:
     """Play one episode to its end; what the world does wrong, or what is late, becomes a failed trajectory.
 
-    Failures of the policy or the renderer are failures of the computation and propagate.
+    Failures of the agent, its policy or the renderer are failures of the computation and propagate.
     """
-    record = _Record()
+    floor = Floor(session, renderer, sampling, max_context=max_context)
+    rewards: list[float] = []
     stop: Stop = "failed"
     outcome: Outcome | None = None
     error: str | None = None
@@ -87,35 +62,29 @@ async def play(
     async def converse() -> tuple[Stop, Outcome | None]:
         with _world():
             state = await deadlines.step(environment.reset(scenario, seed=sampling.seed), 0)
-        heard = agent.brief(state.history)
-        prompt = Prompt(new_ids=agent.renderer.start(heard), messages=heard)
+        opening = (Message(role="system", content=environment.system_prompt),) if environment.system_prompt else ()
+        heard = (*opening, *state.history)
         ended: Stop
         while True:
-            record.hear(heard if not record.turns else heard[-1:], prompt.new_ids)
-            if max_context - len(record.ids) < sampling.max_new_tokens:
+            number = state.turn_count + 1
+            try:
+                reply = await deadlines.turn(agent.respond(floor, heard), number)
+            except OutOfRoom:
                 ended = "truncated"
                 break
-            number = state.turn_count + 1
-            message, said = await deadlines.turn(agent.respond(session, prompt, sampling), number)
-            record.say(message, said)
-            cut = said.stop == "length"
-            if cut and cut_turns == "end":
+            if reply.cut and cut_turns == "end":
                 ended = "truncated"
                 break
             with _world():
-                result = await deadlines.step(environment.step(state, message), number)
+                result = await deadlines.step(environment.step(state, reply.message), number)
             state = result.state
             if result.reward is not None:
-                record.rewards.append(result.reward)
+                rewards.append(result.reward)
             if result.terminated or result.truncated:
                 ended = "terminated" if result.terminated else "truncated"
                 break
             assert result.response is not None
-            heard = agent.brief(state.history)
-            new_ids = agent.renderer.extend(heard[:-1], (result.response,))
-            if cut:  # the stop token that the policy did not say is read to it
-                new_ids = [agent.renderer.stop_id, *new_ids]
-            prompt = Prompt(new_ids=new_ids, messages=heard)
+            heard = (result.response,)
         with _world():
             return ended, environment.verify(state)
 
@@ -135,14 +104,14 @@ async def play(
         sample=sample,
         seed=sampling.seed,
         policy_hash=policy_hash,
-        renderer_hash=agent.renderer.hash,
+        renderer_hash=renderer.hash,
         temperature=sampling.temperature,
-        turns=tuple(record.turns),
-        token_ids=np.asarray(record.ids, dtype=np.int32),
-        loss_mask=np.asarray(record.mask, dtype=np.bool_),
-        sampler_logprobs=np.asarray(record.logprobs, dtype=np.float32),
+        turns=tuple(floor.turns),
+        token_ids=np.asarray(floor.ids, dtype=np.int32),
+        loss_mask=np.asarray(floor.mask, dtype=np.bool_),
+        sampler_logprobs=np.asarray(floor.logprobs, dtype=np.float32),
         stop=stop,
         error=error,
         outcome=outcome,
-        turn_rewards=tuple(record.rewards),
+        turn_rewards=tuple(rewards),
     )

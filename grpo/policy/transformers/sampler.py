@@ -12,7 +12,7 @@ the last bits of floating-point sums).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.attention import SlotBatch, SlotCache
+from grpo.policy.transformers.narrow import narrow
 
 _QUIET_ROUNDS = 2
 """Event-loop rounds in which no conversation asks for a turn before the next forward pass starts."""
@@ -37,6 +38,7 @@ class _Turn:
     uniforms: np.ndarray
     unread: list[int]
     future: asyncio.Future[Generation]
+    listener: Callable[[int], None] | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -54,7 +56,7 @@ class SlotSession:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`."""
-        return await self._sampler.submit(self, list(prompt.new_ids), sampling)
+        return await self._sampler.submit(self, prompt, sampling)
 
     def close(self) -> None:
         """See `Session.close`."""
@@ -110,12 +112,12 @@ class SlotSampler:
             last.slot = session.slot
         session.slot = None
 
-    async def submit(self, session: SlotSession, new_ids: list[int], sampling: Sampling) -> Generation:
+    async def submit(self, session: SlotSession, prompt: Prompt, sampling: Sampling) -> Generation:
         """Queue a turn and wait for it."""
-        unread = new_ids if session.last is None else [session.last, *new_ids]
+        unread = list(prompt.new_ids) if session.last is None else [session.last, *prompt.new_ids]
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         uniforms = sampling.uniforms(session.turns)
-        self._waiting.append(_Turn(session, sampling, uniforms, unread, future))
+        self._waiting.append(_Turn(session, sampling, uniforms, unread, future, prompt.listener))
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
         return await future
@@ -250,8 +252,9 @@ class SlotSampler:
 
     def _draw(self, turns: list[_Turn], logits: torch.Tensor) -> None:
         """Draw one token a turn by inverting its cumulative distribution; finished turns leave the batch."""
-        temperatures = torch.tensor([turn.sampling.temperature for turn in turns], device=self._device)
-        logprobs = torch.log_softmax(logits.float() / temperatures[:, None], dim=-1)
+        temperatures = torch.tensor([turn.sampling.temperature or 1.0 for turn in turns], device=self._device)
+        scores = narrow(logits.float() / temperatures[:, None], [turn.sampling for turn in turns])
+        logprobs = torch.log_softmax(scores, dim=-1)
         uniforms = torch.tensor([turn.uniforms[len(turn.token_ids)] for turn in turns], device=self._device)
         cumulative = logprobs.double().exp().cumsum(dim=-1)
         targets = uniforms * cumulative[:, -1]
@@ -263,6 +266,8 @@ class SlotSampler:
             turn.logprobs.append(logprob)
             turn.unread = [token]
             self.tokens_said += 1
+            if turn.listener is not None:
+                turn.listener(token)
             full = turn.session.read + 1 >= self._max_context
             if token == self._stop_id or len(turn.token_ids) == turn.sampling.max_new_tokens or full:
                 turn.session.last = token
@@ -270,7 +275,11 @@ class SlotSampler:
                 stop = "stop" if token == self._stop_id else "length"
                 if not turn.future.cancelled():
                     turn.future.set_result(
-                        Generation(token_ids=turn.token_ids, logprobs=turn.logprobs, stop=stop)  # type: ignore[arg-type]
+                        Generation(
+                            token_ids=turn.token_ids,
+                            logprobs=turn.logprobs if turn.sampling.plain else None,
+                            stop=stop,  # type: ignore[arg-type]
+                        )
                     )
             else:
                 self._speaking.append(turn)

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from grpo.config.critic import CriticSettings
+from grpo.config.training import TrainingSettings
 from grpo.errors import PolicyError
+from grpo.learner.credit import token_rewards
 from grpo.learner.critic import Critic
 from grpo.learner.samples import Batch, Sample
+from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.trajectories import Turn, group
+from tests.doubles import make_trajectory
 
 CPU = torch.device("cpu")
 
@@ -153,3 +158,19 @@ def test_every_knob_of_the_critic_changes_what_it_does(policy: TransformersPolic
         return torch.cat([weights, torch.from_numpy(advantages)])
 
     assert not torch.allclose(outcome(), outcome(**knob), atol=1e-6)
+
+
+def test_the_reward_of_a_reworded_turn_stands_at_what_the_policy_said_before_it():
+    """Tokens P A1 E A2, A2 reworded: its .2 joins the .1 of A1, and the terminal 1 is there too."""
+    said = Message(role="assistant", content="x")
+    turns = (Turn(message=said, start=1, stop=2), Turn(message=said, start=3, stop=4))
+    one = make_trajectory(
+        turns=turns,
+        token_ids=np.zeros(4, dtype=np.int32),
+        loss_mask=np.array([False, True, False, False]),
+        sampler_logprobs=np.zeros(4, dtype=np.float32),
+        turn_rewards=(0.1, 0.2),
+        terminal_reward=1.0,
+    )
+    ((laid, _),) = token_rewards(group([one, replace(one, sample=1)]), TrainingSettings(algorithm="ppo"))
+    assert laid == pytest.approx([0.0, 1.3, 0.0, 0.0])

@@ -102,6 +102,21 @@ def test_each_turn_of_each_sample_has_a_seed_of_its_own(model: Model, renderer: 
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
+def test_servers_are_told_from_what_to_draw(model: Model, renderer: Renderer):
+    """top_p and top_k reach both kinds; what was drawn so has no log-probabilities to train on."""
+    logprobs = {"tokens": ["token_id:5"], "token_logprobs": [-1.0], "text_offset": [0], "top_logprobs": None}
+    model.answers = [_chat("Hello."), _completion("length", logprobs, token_ids=[5])]
+    sampling = Sampling(temperature=0.7, max_new_tokens=5, seed=1, top_p=0.9, top_k=20)
+
+    async def ask(policy: Policy) -> Generation:
+        async with policy.sampler(concurrency=1, renderer=renderer) as sampler:
+            return await sampler.open().generate(HELLO, sampling)
+
+    said = [asyncio.run(ask(kind(model.server()))) for kind in (ChatPolicy, CompletionsPolicy)]
+    assert [(asked["top_p"], asked["top_k"]) for asked in model.asked] == [(0.9, 20), (0.9, 20)]
+    assert [one.logprobs for one in said] == [None, None]
+
+
 def test_a_chat_server_s_calls_are_the_agent_s_calls(model: Model, renderer: Renderer):
     """With the words around them; arguments that are no JSON object make the message malformed, as a model's would."""
     model.answers = [_chat("Let me see.", ("look_up", '{"order": "12"}')), _chat(None, ("look_up", "{12"))]

@@ -1,0 +1,49 @@
+"""What an agent speaks with: a script, a model in this process, a server, or an object of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo.agents.byte_renderer import ByteRenderer
+from grpo.config.agent import AgentConfig
+from grpo.errors import ConfigError, PolicyError
+from grpo.messages import Tool
+from grpo.policy.catalog import TOKENS, open_policy
+from grpo.policy.policy import Policy
+from grpo.policy.scripted import ScriptedPolicy
+from grpo.renderer import Renderer
+
+
+def open_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
+    """The policy that a config names. Raises `ConfigError` where it names none, `PolicyError` where it is not there."""
+    if config.is_stub:
+        return stub(config.stub_responses)
+    if config.model_name is None:
+        raise ConfigError("the agent has no model: set AgentConfig.model_name, or give the agent a policy")
+    kind, separator, _ = config.model_name.partition("://")
+    if kind.startswith(TOKENS) and renderer is None:
+        raise PolicyError(
+            f"{config.model_name} reads token ids: give the agent the renderer of the checkpoint that it serves"
+        )
+    policy = open_policy(config.model_name)
+    if separator:
+        return policy
+    from grpo.policy.transformers.model import TransformersPolicy
+    from grpo.policy.transformers.placement import place
+
+    assert isinstance(policy, TransformersPolicy)
+    return place(policy, dtype=config.torch_dtype, device=config.device_map, attention=config.attn_implementation)
+
+
+def stub(replies: Sequence[str]) -> ScriptedPolicy:
+    """A script of which seed k says reply k first: an agent that counts its seed up says them in turn.
+
+    a, b, c → seed 0: a b c a …, seed 1: b c a b …
+    """
+    return ScriptedPolicy([[*replies[first:], *replies[:first]] for first in range(len(replies))])
+
+
+def renderer_of(policy: Policy, tools: Sequence[Tool]) -> Renderer:
+    """The renderer of a policy's tokenizer; bytes for a policy that has none, because it reads messages."""
+    tokenizer = getattr(policy, "tokenizer", None)
+    return ByteRenderer(tools=tools) if tokenizer is None else Renderer(tokenizer, tools=tools)

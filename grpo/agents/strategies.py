@@ -1,0 +1,128 @@
+"""Patterns of dialogue: what the system prompt says of how to lead this conversation, and at which point it stands.
+
+The prompt names the strategy and the stage or level, so that they stand in the record of every conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo.errors import ConfigError
+from grpo.messages import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A point of a conversation: what shows that the user has come so far, and what to do there."""
+
+    name: str
+    guidance: str
+    cues: re.Pattern[str] | None = None
+    """What a user says who is here; None for where all begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """How to lead a kind of conversation."""
+
+    id: str
+    prompt: str
+    stages: tuple[Stage, ...] = ()
+    """Points that a conversation goes through, in order; it may skip some and never goes back."""
+    levels: Mapping[str, str] = field(default_factory=dict)
+    """What a level of knowledge asks for; `level` in the context says which."""
+
+
+def _cues(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE)
+
+
+SALES_STAGES = (
+    Stage(name="awareness", guidance="Ask what they need before you name a product."),
+    Stage(
+        name="interest",
+        guidance="Show which of their needs a product meets, and by what. Name no price yet.",
+        cues=_cues(r"tell me more|how does|what does|which one|features?|looking for|interested|do you have"),
+    ),
+    Stage(
+        name="consideration",
+        guidance="Compare honestly, price included. Answer doubts with facts, and say what it does not do.",
+        cues=_cues(r"price|prices|cost|costs|how much|expensive|compare[ds]?|difference|versus|vs|discount|warranty"),
+    ),
+    Stage(
+        name="decision",
+        guidance="Make the next step easy: say what happens now and what it costs. Do not press.",
+        cues=_cues(r"(?:i'll|i will|i'd like to|want to) (?:take|buy|order|get)|sign me up|check ?out|where do i pay"),
+    ),
+)
+
+STRATEGIES = {
+    strategy.id: strategy
+    for strategy in (
+        Strategy(
+            id="customer_service",
+            prompt="Show that you understood the trouble in one sentence, then solve it. Ask only for what you need, "
+            "promise only what you can do, and end with what happens next.",
+        ),
+        Strategy(
+            id="technical_support",
+            prompt="Find the cause step by step: one check at a time, numbered, the likeliest and cheapest first. Wait "
+            "for what the user saw before the next step, and never repeat a step that was done.",
+        ),
+        Strategy(
+            id="educational",
+            prompt="Let the learner do the thinking: build on what they said, explain one idea at a time, and end with "
+            "a question that shows whether it was understood.",
+            levels={
+                "beginner": "Use everyday words and one small example; explain each term when it first comes up.",
+                "intermediate": "Assume the basics; show how the ideas are connected and where they fail.",
+                "expert": "Be brief and exact; use the terms of the field, and name limits and sources.",
+            },
+        ),
+        Strategy(
+            id="sales",
+            prompt="Help the customer to a decision that they will still like next week; what does not fit is not "
+            "offered.",
+            stages=SALES_STAGES,
+        ),
+    )
+}
+
+STRATEGY_OF_TASK = {
+    "customer_support": "customer_service",
+    "tech_help": "technical_support",
+    "sales_chat": "sales",
+    "tutoring": "educational",
+}
+"""Which strategy leads the conversations of a task."""
+
+
+def stage_of(strategy: Strategy, messages: Sequence[Message]) -> Stage | None:
+    """The furthest stage that a user's words have reached; None for a strategy without stages."""
+    if not strategy.stages:
+        return None
+    said = [message.content for message in messages if message.role == "user"]
+    reached = [s for s in strategy.stages if s.cues is not None and any(s.cues.search(text) for text in said)]
+    return reached[-1] if reached else strategy.stages[0]
+
+
+def strategy_prompt(name: str, messages: Sequence[Message], context: Mapping[str, Any]) -> str:
+    """The paragraph of the system prompt for a conversation that stands here.
+
+    Raises `ConfigError` for a strategy or a level that is not there.
+    """
+    strategy = STRATEGIES.get(name)
+    if strategy is None:
+        raise ConfigError(f"strategy {name!r} is unknown; use one of {', '.join(STRATEGIES)}")
+    stage = stage_of(strategy, messages)
+    if stage is not None:
+        return f"Strategy {name}, stage {stage.name}. {strategy.prompt} {stage.guidance}"
+    if strategy.levels:
+        level = context.get("level", "intermediate")
+        if level not in strategy.levels:
+            raise ConfigError(f"level {level!r} of strategy {name} is unknown; use one of {', '.join(strategy.levels)}")
+        return f"Strategy {name}, level {level}. {strategy.prompt} {strategy.levels[level]}"
+    return f"Strategy {name}. {strategy.prompt}"

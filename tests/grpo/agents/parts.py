@@ -1,0 +1,106 @@
+"""What the tests of agents build the same way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.agents.tool_agent import ToolAgent
+from grpo.config.agent import AgentConfig
+from grpo.config.rollout import RolloutSettings
+from grpo.environments.conversation import ConversationEnvironment
+from grpo.environments.environment import Environment
+from grpo.messages import Message
+from grpo.policy.policy import Generation, Policy, Prompt, Sampling
+from grpo.renderer import Renderer
+from grpo.rollout.collect import collect
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Trajectory
+
+T = TypeVar("T")
+
+
+class Echo:
+    """A backend of one's own: it reads messages, keeps the prompts, and repeats the last line."""
+
+    hash = "echo"
+    max_context = 10_000
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Message, ...]] = []
+
+    def reply(self, last: Message) -> str:
+        return f"You said: {last.content}"
+
+    @asynccontextmanager
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[EchoSampler]:
+        yield EchoSampler(self, renderer)
+
+
+class EchoSampler:
+    def __init__(self, policy: Echo, renderer: Renderer) -> None:
+        self.policy, self.renderer = policy, renderer
+
+    def open(self) -> EchoSampler:
+        return self
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        self.policy.heard.append(prompt.messages)
+        await asyncio.sleep(0)
+        ids = self.renderer.say(Message(role="assistant", content=self.policy.reply(prompt.messages[-1])))
+        return Generation(token_ids=ids, logprobs=None, stop="stop")
+
+    def close(self) -> None:
+        pass
+
+
+def run(awaitable: Awaitable[T]) -> T:
+    async def main() -> T:
+        return await awaitable
+
+    return asyncio.run(main())
+
+
+def stub(*replies: str, tools: Sequence[object] = (), **settings: object) -> ToolAgent | MultiTurnAgent:
+    """An agent that says these replies, ready to speak."""
+    config = AgentConfig(use_stub_model=True, stub_responses=replies, **settings)  # type: ignore[arg-type]
+    agent = ToolAgent(config, tools) if tools else MultiTurnAgent(config)  # type: ignore[arg-type]
+    run(agent.initialize())
+    return agent
+
+
+def speaking(policy: Policy, kind: type[MultiTurnAgent] = MultiTurnAgent, **settings: object) -> MultiTurnAgent:
+    """An agent of this kind with a policy, ready to speak."""
+    agent = kind(AgentConfig(**settings), policy=policy)  # type: ignore[arg-type]
+    run(agent.initialize())
+    return agent
+
+
+def play(
+    agent: MultiTurnAgent,
+    policy: Policy,
+    renderer: Renderer,
+    *,
+    lines: Sequence[str] = ("hello", "my order", "bye"),
+    siblings: int = 2,
+    world: Environment | None = None,
+    seed: int = 0,
+    **settings: object,
+) -> list[Trajectory]:
+    """Episodes of one scripted user with this agent, as a training run plays them."""
+    plan = {"max_new_tokens": 6, "max_context": 1000, "cut_turns": "go_on", "error_budget": 0.0, **settings}
+    return collect(
+        [Scenario(id="s", user_responses=tuple(lines))],
+        policy,
+        world or ConversationEnvironment(),
+        renderer,
+        RolloutSettings.model_validate(plan),
+        siblings=siblings,
+        temperature=1.0,
+        run_seed=seed,
+        iteration=0,
+        agent=agent,
+    )

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.agents.conversations import ConversationManager
+from grpo.agents.memory import ConversationMemory
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.agents.tool_agent import ToolAgent
+from grpo.config.agent import AgentConfig
+from grpo.errors import ConfigError, DataError
+from grpo.messages import Message
+from grpo.policy.transformers.model import load
+from tests.grpo.agents.parts import Echo, run, speaking, stub
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def test_conversations_that_run_at_once_never_mix():
+    """Twenty users, five turns each, in a shuffled order: each reads its own history and nothing else."""
+    agent = speaking(Echo())
+    manager = ConversationManager(agent)
+
+    async def user(name: str, rng: random.Random) -> list[Message]:
+        held = await manager.start_conversation(name)
+        for turn in range(5):
+            for _ in range(rng.randrange(5)):
+                await asyncio.sleep(0)
+            said = f"{name} turn {turn}"
+            assert await manager.generate_multiturn_response(held.conversation_id, said) == f"You said: {said}"
+        return held.messages
+
+    async def all_users() -> list[list[Message]]:
+        return list(await asyncio.gather(*(user(f"u{k}", random.Random(k)) for k in range(20))))
+
+    for k, messages in enumerate(run(all_users())):
+        said = [f"u{k} turn {turn}" for turn in range(5)]
+        assert [m.content for m in messages] == [text for line in said for text in (line, f"You said: {line}")]
+    for heard in agent.policy.heard:  # type: ignore[union-attr]
+        assert len({m.content.split(" turn")[0].removeprefix("You said: ") for m in heard}) == 1
+
+
+def test_messages_of_one_conversation_are_answered_in_order():
+    """Two that are sent at once: the second reads the first and its reply."""
+    agent = speaking(Echo())
+    manager = ConversationManager(agent)
+
+    async def both() -> list[str]:
+        held = await manager.start_conversation("ada")
+        speak = manager.generate_multiturn_response
+        await asyncio.gather(speak(held.conversation_id, "one"), speak(held.conversation_id, "two"))
+        return [m.content for m in held.messages]
+
+    assert run(both()) == ["one", "You said: one", "two", "You said: two"]
+
+
+def test_every_turn_is_logged_with_what_produced_it(tmp_path: Path):
+    """Conversation, turn, time, policy and strategy, in memory and as lines of JSON."""
+    agent = stub("Hello!", "Bye!")
+    manager = ConversationManager(agent, log=tmp_path / "turns.jsonl", now=lambda: NOON)
+
+    async def talk() -> Any:
+        held = await manager.start_conversation("ada", strategy="customer_service")
+        await manager.generate_multiturn_response(held.conversation_id, user_message="hi")
+        await manager.generate_multiturn_response(held.conversation_id, user_message="bye", strategy="sales")
+        return held
+
+    held = run(talk())
+    assert agent.policy is not None
+    assert [(t.turn_id, t.role, t.content, t.strategy) for t in held.turns] == [
+        (0, "user", "hi", "customer_service"),
+        (1, "assistant", "Hello!", "customer_service"),
+        (2, "user", "bye", "sales"),
+        (3, "assistant", "Bye!", "sales"),
+    ]
+    lines = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
+    assert [line["turn_id"] for line in lines] == [0, 1, 2, 3]
+    for line in lines:
+        assert line["conversation_id"] == held.conversation_id
+        assert line["policy_hash"] == agent.policy.hash
+        assert line["ts"] == "2026-01-02T12:00:00+00:00"
+
+
+def test_the_strategy_of_a_conversation_holds_until_another_is_asked_for():
+    """The policy reads it each time, and the context that the conversation began with."""
+    agent = speaking(Echo())
+    manager = ConversationManager(agent)
+
+    async def talk() -> None:
+        held = await manager.start_conversation("ada", strategy="educational", context={"level": "expert"})
+        for strategy in (None, "sales", None):
+            await manager.generate_multiturn_response(held.conversation_id, "hi", strategy=strategy)
+
+    run(talk())
+    prompts = [heard[0].content for heard in agent.policy.heard]  # type: ignore[union-attr]
+    assert prompts[0].startswith("Strategy educational, level expert.")
+    assert [prompt.split(",")[0] for prompt in prompts] == ["Strategy educational", "Strategy sales", "Strategy sales"]
+
+
+def test_what_is_not_there_is_refused():
+    """Unknown, ended, a strategy of another name, sizes below one."""
+    manager = ConversationManager(stub("a"))
+    with pytest.raises(DataError, match="no conversation 'x'"):
+        run(manager.generate_multiturn_response("x", "hi"))
+    held = run(manager.start_conversation("ada"))
+    with pytest.raises(ConfigError, match="'poker'"):
+        run(manager.generate_multiturn_response(held.conversation_id, "hi", strategy="poker"))
+    manager.end_conversation(held.conversation_id)
+    with pytest.raises(DataError, match="has ended"):
+        run(manager.generate_multiturn_response(held.conversation_id, "hi"))
+    with pytest.raises(ConfigError, match="max_conversations 0"):
+        ConversationManager(stub("a"), max_conversations=0)
+
+
+def test_conversations_are_bounded_in_number_and_in_length():
+    """Of three the one that was silent for longest is forgotten; after two turns one is over."""
+    manager = ConversationManager(stub("a"), max_conversations=2, max_conversation_turns=2)
+
+    async def talk() -> None:
+        first, second = [await manager.start_conversation(name) for name in ("ada", "bob")]
+        await manager.generate_multiturn_response(first.conversation_id, "hi")
+        await manager.start_conversation("cleo")
+        await manager.generate_multiturn_response(first.conversation_id, "hi")
+        with pytest.raises(DataError, match="forgotten"):
+            await manager.generate_multiturn_response(second.conversation_id, "hi")
+        with pytest.raises(DataError, match=r"its 2 turns.*max_conversation_turns"):
+            await manager.generate_multiturn_response(first.conversation_id, "hi")
+
+    run(talk())
+
+
+def test_a_reply_that_fails_leaves_the_conversation_as_it_was():
+    """The same message can be sent again."""
+
+    class Fails(Echo):
+        broken = True
+
+        def reply(self, last: Message) -> str:
+            if self.broken:
+                raise ConnectionError("gone")
+            return super().reply(last)
+
+    policy = Fails()
+    manager = ConversationManager(speaking(policy))
+    held = run(manager.start_conversation("ada"))
+    with pytest.raises(ConnectionError):
+        run(manager.generate_multiturn_response(held.conversation_id, "hi"))
+    assert (held.messages, held.turns) == ([], [])
+    policy.broken = False
+    assert run(manager.generate_multiturn_response(held.conversation_id, "hi")) == "You said: hi"
+
+
+def test_users_are_remembered_each_by_themselves():
+    """What ada said is recalled for her next conversation, and not for bob."""
+    agent = speaking(Echo())
+    agent.memory = ConversationMemory()
+    manager = ConversationManager(agent)
+    for name, text in (("ada", "My order is 4711."), ("bob", "Which order?"), ("ada", "Which order?")):
+        held = run(manager.start_conversation(name))
+        run(manager.generate_multiturn_response(held.conversation_id, text))
+    _, bob, ada = agent.policy.heard  # type: ignore[union-attr]
+    assert "4711" not in " ".join(m.content for m in bob)
+    assert "- My order is 4711." in ada[0].content
+
+
+def test_what_tools_said_stays_in_the_conversation():
+    """The next turn is spoken with the call and its result in view."""
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    config = AgentConfig(use_stub_model=True, stub_responses=(call, "Noon.", "Bye."))
+    agent = ToolAgent(config, [{"name": "now", "function": lambda: 12}])
+    run(agent.initialize())
+    manager = ConversationManager(agent)
+    held = run(manager.start_conversation("ada"))
+    assert run(manager.generate_multiturn_response(held.conversation_id, "time?")) == "Noon."
+    assert [m.role for m in held.messages] == ["user", "assistant", "tool", "assistant"]
+    assert [t.content for t in held.turns] == ["time?", "Noon."]
+
+
+def test_hooks_of_the_agent_are_called_even_where_they_take_the_conversation_alone(tiny_folder: Path):
+    """The guide's subclass, on a real model; its context reaches the prompt all the same."""
+
+    class Polite(MultiTurnAgent):
+        async def generate_response(self, conversation_history: Any) -> str:  # type: ignore[override]
+            return f"Dear customer, {await super().generate_response(conversation_history)}"
+
+    manager = ConversationManager(speaking(load(tiny_folder), Polite, max_new_tokens=5))
+    held = run(manager.start_conversation("ada", strategy="sales"))
+    for text in ("hi", "again"):
+        assert run(manager.generate_multiturn_response(held.conversation_id, text)).startswith("Dear customer, ")
+    echo = speaking(Echo(), Polite)
+    manager = ConversationManager(echo)
+    held = run(manager.start_conversation("ada", strategy="sales"))
+    assert run(manager.generate_multiturn_response(held.conversation_id, "hi")) == "Dear customer, You said: hi"
+    assert echo.policy.heard[0][0].content.startswith("Strategy sales")  # type: ignore[union-attr]

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.agents.agent import Agent
+from grpo.agents.catalog import create_agent, create_stub_agent
+from grpo.agents.memory import ConversationMemory
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.agent import AgentConfig
+from grpo.errors import ConfigError, DataError, PolicyError
+from grpo.policy.transformers.model import TransformersPolicy, load
+from tests.grpo.agents.parts import Echo, run, speaking, stub
+
+ROOT = Path(__file__).resolve().parents[3]
+THREE = ("Hello!", "Happy to help.", "Anything else?")
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_folder: Path) -> TransformersPolicy:
+    return load(tiny_folder)
+
+
+def test_an_agent_must_say_how_it_begins_and_how_it_answers():
+    """The base cannot be made; a subclass with both methods can, and answers."""
+    with pytest.raises(TypeError, match="generate_response"):
+        Agent()  # type: ignore[abstract]
+
+    class Parrot(Agent):
+        async def initialize(self) -> None:
+            self.ready = True
+
+        async def generate_response(self, messages: Any, context: Any = None) -> str:
+            return messages if isinstance(messages, str) else messages[-1]["content"]
+
+    assert run(Parrot().generate_response("hi")) == "hi"
+
+
+def test_a_text_is_one_line_of_a_user():
+    """Two agents with the same script answer a text and the message that it stands for alike."""
+    assert run(stub(*THREE).generate_response("hi")) == "Hello!"
+    assert run(stub(*THREE).generate_response([{"role": "user", "content": "hi"}])) == "Hello!"
+
+
+def test_replies_of_a_stub_follow_each_other_and_begin_again():
+    """Each call gives the next one."""
+    agent = stub(*THREE)
+    assert [run(agent.generate_response("hi")) for _ in range(4)] == [*THREE, "Hello!"]
+
+
+@pytest.mark.parametrize("way", ["config", "memory", "from_model"])
+def test_an_agent_is_made_in_three_ways_and_hears_the_turns_in_order(tiny_folder: Path, way: str):
+    """Each speaks with the model of the folder, which reads system prompt and turns as they were said."""
+    config = AgentConfig(model_name=str(tiny_folder), max_new_tokens=4)
+    agent = {
+        "config": lambda: MultiTurnAgent(config),
+        "memory": lambda: MultiTurnAgent(config, memory=ConversationMemory()),
+        "from_model": lambda: MultiTurnAgent.from_model(str(tiny_folder), max_new_tokens=4),
+    }[way]()
+    run(agent.initialize())
+    chat: list[dict[str, str]] = []
+    for said in ("one", "two", "three"):
+        chat.append({"role": "user", "content": said})
+        chat.append({"role": "assistant", "content": run(agent.generate_response(chat))})
+    assert len(chat) == 6
+    echo = speaking(Echo(), system_prompt="Be brief.")
+    run(echo.generate_response(chat[:5]))
+    (heard,) = echo.policy.heard  # type: ignore[union-attr]
+    assert [(m.role, m.content) for m in heard] == [
+        ("system", "Be brief."),
+        *((m["role"], m["content"].strip()) for m in chat[:5]),
+    ]
+
+
+def test_an_agent_speaks_after_initialize_alone():
+    """And only with a model that is named or handed over."""
+    with pytest.raises(PolicyError, match=r"agent\.initialize\(\)"):
+        run(MultiTurnAgent(AgentConfig(model_name="m")).generate_response("hi"))
+    with pytest.raises(ConfigError, match="model_name"):
+        run(MultiTurnAgent().initialize())
+    with pytest.raises(PolicyError, match=r"config\.json is missing"):
+        run(MultiTurnAgent.from_model("no/such/folder").initialize())
+    with pytest.raises(PolicyError, match="renderer of the checkpoint"):
+        run(MultiTurnAgent.from_model("openai-tokens+http://localhost:1/v1#m").initialize())
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "no messages"),
+        ([{"role": "bot", "content": "x"}], "role 'bot' is unknown"),
+        ([{"speaker": "user", "content": "x"}], "got content, speaker"),
+        ([{"role": "user", "content": 3}], "is a int"),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}], "a tool call is"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(messages: list[dict[str, Any]], problem: str):
+    """The message says what a conversation is made of."""
+    with pytest.raises(DataError, match=problem):
+        run(stub("x").generate_response(messages))
+
+
+def test_the_seed_decides_what_is_said(policy: TransformersPolicy):
+    """The same seed says the same, another one something else; the next reply draws anew."""
+    first, same, other = (speaking(policy, max_new_tokens=12, temperature=1.0, seed=s) for s in (1, 1, 5))
+    said = run(first.generate_response("hello"))
+    assert said == run(same.generate_response("hello"))
+    assert said != run(other.generate_response("hello"))
+    assert said != run(first.generate_response("hello"))
+
+
+@pytest.mark.parametrize("narrow", [{"temperature": 0}, {"top_k": 1, "temperature": 5.0}, {"top_p": 1e-6}])
+def test_the_likeliest_token_alone_is_drawn_where_that_is_asked_for(
+    policy: TransformersPolicy, narrow: dict[str, float]
+):
+    """Whatever the seed, temperature 0, top_k 1 and a tiny top_p say the same."""
+    greedy = run(speaking(policy, max_new_tokens=12, temperature=0).generate_response("hello"))
+    for seed in (3, 4):
+        settings = {"max_new_tokens": 12, "temperature": 1.0, "seed": seed, **narrow}
+        assert run(speaking(policy, **settings).generate_response("hello")) == greedy
+
+
+def test_a_window_shows_the_system_prompt_and_the_last_messages():
+    """Of four messages the last two."""
+    agent = speaking(Echo(), system_prompt="Be brief.", memory_window=2)
+    roles = ("user", "assistant", "user", "user")
+    run(agent.generate_response([{"role": r, "content": f"{k}"} for k, r in enumerate(roles)]))
+    assert [m.content for m in agent.policy.heard[0]] == ["Be brief.", "2", "3"]  # type: ignore[union-attr]
+
+
+def test_a_backend_of_ones_own_needs_no_other_package():
+    """Any object that is a Policy, played in a process where transformers, tokenizers and torch cannot be imported."""
+    code = """
+import sys
+for name in ("torch", "transformers", "tokenizers", "openai", "vllm"):
+    sys.modules[name] = None
+from tests.grpo.agents.parts import Echo, play, run, speaking
+from grpo.agents.byte_renderer import ByteRenderer
+from grpo.agents.multi_turn import MultiTurnAgent
+agent = speaking(Echo())
+assert run(agent.generate_response("hi")) == "You said: hi"
+(played,) = play(MultiTurnAgent(), Echo(), ByteRenderer(), lines=["a", "b"], siblings=1)
+assert [m.content for m in played.messages] == ["a", "You said: a", "b", "You said: b"]
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_stub_speaks_in_a_process_without_torch():
+    """Made by the factory and by the class, and ready to speak at once."""
+    code = """
+import asyncio, sys
+sys.modules["torch"] = sys.modules["transformers"] = sys.modules["tokenizers"] = None
+from grpo.agents.catalog import create_agent
+from grpo.config.agent import AgentConfig
+agent = create_agent(AgentConfig(model_name="stub://demo", stub_responses=["a", "b"]))
+async def main():
+    await agent.initialize()
+    return [await agent.generate_response("hi") for _ in range(3)]
+assert asyncio.run(main()) == ["a", "b", "a"]
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_factory_makes_a_stub_where_replies_are_written_down(tiny_folder: Path):
+    """And an agent with a model elsewhere; a stub without replies is refused."""
+    said = AgentConfig(model_name="stub://demo", use_stub_model=True, stub_responses=("a",))
+    assert run(create_agent(said).generate_response("hi")) == "a"
+    agent = create_agent(AgentConfig(model_name=str(tiny_folder)))
+    run(agent.initialize())
+    assert isinstance(agent.policy, TransformersPolicy)
+    with pytest.raises(ConfigError, match="stub_responses"):
+        create_stub_agent(AgentConfig(model_name=str(tiny_folder)))
+
+
+def test_an_agent_speaks_with_the_policy_that_it_adopts():
+    """What a trainer does with the policy that it has made."""
+    agent = stub("a")
+    agent.adopt(Echo())
+    assert run(agent.generate_response("hi")) == "You said: hi"

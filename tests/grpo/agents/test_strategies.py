@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+
+from grpo.agents.strategies import STRATEGIES, STRATEGY_OF_TASK, stage_of, strategy_prompt
+from grpo.errors import ConfigError
+from grpo.messages import Message
+from tests.grpo.agents.parts import Echo, run, speaking
+
+
+def _said(*texts: str) -> list[Message]:
+    return [Message(role="user", content=text) for text in texts]
+
+
+def test_each_strategy_reads_differently_and_names_itself():
+    """Four prompts for the same conversation."""
+    prompts = {name: strategy_prompt(name, _said("hi"), {}) for name in STRATEGIES}
+    assert set(prompts) == {"customer_service", "technical_support", "educational", "sales"}
+    assert len(set(prompts.values())) == 4
+    assert all(prompt.startswith(f"Strategy {name}") for name, prompt in prompts.items())
+
+
+@pytest.mark.parametrize("name", ["customer_service", "technical_support", "educational", "sales"])
+def test_the_policy_reads_the_strategy_of_its_config_or_of_the_conversation(name: str):
+    """In its system prompt, which is in the record; the conversation's own choice wins."""
+    agent = speaking(Echo(), strategy=name)
+    run(agent.generate_response("hi"))
+    run(agent.generate_response("hi", {"strategy": "sales"}))
+    first, second = (heard[0].content for heard in agent.policy.heard)  # type: ignore[union-attr]
+    assert first == strategy_prompt(name, _said("hi"), {})
+    assert second.startswith("Strategy sales")
+
+
+def test_a_sale_goes_through_its_stages():
+    """A scripted dialogue: each stage once its words have been said, and never back."""
+    sales = STRATEGIES["sales"]
+    dialogue = [
+        ("Hello there.", "awareness"),
+        ("I am looking for a desk lamp.", "interest"),
+        ("How does it work?", "interest"),
+        ("How much is it?", "consideration"),
+        ("Tell me more about the shade.", "consideration"),
+        ("Good, I'll take it.", "decision"),
+        ("What is the price again?", "decision"),
+    ]
+    said: list[str] = []
+    for text, expected in dialogue:
+        said.append(text)
+        stage = stage_of(sales, _said(*said))
+        assert stage is not None
+        assert stage.name == expected
+        assert f"stage {expected}. " in strategy_prompt("sales", _said(*said), {})
+        assert stage.guidance in strategy_prompt("sales", _said(*said), {})
+
+
+def test_what_the_seller_says_moves_no_stage():
+    """Naming a price is not asking for one."""
+    chat = [*_said("hi"), Message(role="assistant", content="How much would you like to spend?")]
+    stage = stage_of(STRATEGIES["sales"], chat)
+    assert stage is not None
+    assert stage.name == "awareness"
+
+
+def test_a_stage_may_be_skipped():
+    """Who comes to buy is not asked for needs."""
+    stage = stage_of(STRATEGIES["sales"], _said("I want to buy the green one."))
+    assert stage is not None
+    assert stage.name == "decision"
+
+
+def test_a_learner_is_met_at_the_level_of_the_context():
+    """Three levels, three prompts; one that is not there is refused."""
+    prompts = {level: strategy_prompt("educational", [], {"level": level}) for level in ("beginner", "expert")}
+    assert "everyday words" in prompts["beginner"]
+    assert "terms of the field" in prompts["expert"]
+    assert strategy_prompt("educational", [], {}) == strategy_prompt("educational", [], {"level": "intermediate"})
+    with pytest.raises(ConfigError, match=r"level 'genius'.*beginner, intermediate, expert"):
+        strategy_prompt("educational", [], {"level": "genius"})
+
+
+def test_an_unknown_strategy_is_refused():
+    """The message lists those that are there."""
+    with pytest.raises(ConfigError, match="'poker' is unknown; use one of customer_service"):
+        strategy_prompt("poker", [], {})
+
+
+def test_tasks_are_led_by_a_strategy():
+    """All four, and each strategy is some task's."""
+    tasks = {"customer_support", "tech_help", "sales_chat", "tutoring"}
+    assert set(STRATEGY_OF_TASK) == tasks
+    assert set(STRATEGY_OF_TASK.values()) == set(STRATEGIES)
+    assert STRATEGY_OF_TASK["tutoring"] == "educational"

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from grpo.agents.byte_renderer import ByteRenderer
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.agents.tool_agent import ToolAgent
+from grpo.agents.tools import Toolbox
+from grpo.config.agent import AgentConfig
+from grpo.environments.conversation import ConversationEnvironment
+from grpo.environments.environment import EnvironmentState, StepResult
+from grpo.errors import ConfigError
+from grpo.messages import Message, ToolCall, parse_assistant
+from grpo.policy.scripted import ScriptedPolicy
+from tests.grpo.agents.parts import Echo, play, run, stub
+
+
+def multiply(first: int, second: int = 2) -> int:
+    """The product of two numbers.
+
+    Of any size.
+    """
+    return first * second
+
+
+async def search(query: str) -> list[str]:
+    await asyncio.sleep(0)
+    return [query.upper()]
+
+
+def _box(**settings: float) -> Toolbox:
+    box = Toolbox(**settings)
+    box.register("multiply", multiply)
+    box.register("search", search)
+    return box
+
+
+def _call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(name=name, arguments=arguments)
+
+
+def _text(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{_call(name, **arguments)}</tool_call>"
+
+
+def test_what_a_signature_says_is_the_schema_that_the_model_is_shown():
+    """Types and what is required from the annotations, the description from the docstring's first line."""
+    tool = _box().tools[0]
+    assert (tool.name, tool.description) == ("multiply", "The product of two numbers.")
+    assert tool.parameters["properties"]["first"]["type"] == "integer"
+    assert tool.parameters["required"] == ["first"]
+
+
+def test_functions_are_run_with_the_arguments_of_the_call():
+    """Sync and async alike; a default stands in for what is left out."""
+    box = _box()
+    assert run(box.run(_call("multiply", first=6, second=7))) == 42
+    assert run(box.run(_call("multiply", first=6))) == 12
+    assert run(box.run(_call("search", query="a"))) == ["A"]
+
+
+def test_several_calls_are_answered_in_one_message():
+    """In their order; a message without calls gets no answer."""
+    message = parse_assistant(_text("multiply", first=1) + _text("search", query="a"))
+    answer = run(_box().answer(message))
+    assert answer is not None
+    assert (answer.role, json.loads(answer.content)) == ("tool", [2, ["A"]])
+    assert run(_box().answer(Message(role="assistant", content="no call"))) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (_call("divide"), "unknown_tool", "there is multiply, search"),
+        (_call("multiply", first="six"), "bad_arguments", "first: 'six' is not of type 'integer'"),
+        (_call("multiply"), "bad_arguments", "'first' is a required property"),
+        (_call("multiply", first=1, third=3), "bad_arguments", "'third' was unexpected"),
+    ],
+)
+def test_a_call_that_cannot_be_run_is_answered_with_what_is_wrong(call: ToolCall, kind: str, words: str):
+    """A typed result that names the tool, the argument and the remedy."""
+    error = run(_box().run(call))["error"]
+    assert error["type"] == kind
+    assert words in error["message"]
+
+
+def test_text_that_is_no_call_is_answered():
+    """As a bad call, with what one looks like."""
+    answer = run(_box().answer(parse_assistant("<tool_call>multiply(6, 7)</tool_call>")))
+    assert answer is not None
+    assert json.loads(answer.content)["error"]["type"] == "bad_call"
+
+
+async def _sleeps() -> None:
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("function", [_sleeps, lambda: time.sleep(0.3)])
+def test_a_function_that_takes_too_long_is_a_result(function: Any):
+    """Sync or async: the model hears of the limit."""
+    box = Toolbox(timeout_s=0.05)
+    box.register("slow", function)
+    assert run(box.run(_call("slow"))) == {"error": {"type": "timeout", "message": "slow took longer than 0.05 s"}}
+
+
+def _raises(failure: Exception) -> Any:
+    def function() -> None:
+        raise failure
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_raises(KeyError("order")), "KeyError: 'order'"),
+        (_raises(TimeoutError("upstream")), "TimeoutError: upstream"),
+        (lambda: object(), "TypeError: Object of type object is not JSON serializable"),
+    ],
+)
+def test_what_a_function_does_wrong_is_a_result(function: Any, message: str):
+    """Its own exception, a time-out of its own too, and a value that is no JSON."""
+    box = Toolbox()
+    box.register("f", function)
+    assert run(box.run(_call("f"))) == {"error": {"type": "exception", "message": message}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "problem"),
+    [
+        ({"name": "multiply", "function": multiply}, "'multiply' is taken"),
+        ({"name": "", "function": multiply}, "'' is empty"),
+        ({"name": "x", "function": 3}, "cannot be called"),
+        ({"name": "x", "function": multiply, "parameters": {"type": "thing"}}, "no JSON schema"),
+        ({"name": "x", "fn": multiply}, "got name, fn"),
+        ({"name": "x", "function": lambda *rest: rest}, "without names"),
+    ],
+)
+def test_what_is_no_tool_is_refused(tool: dict[str, Any], problem: str):
+    """The message names the tool and what is wrong with it."""
+    with pytest.raises(ConfigError, match=problem):
+        ToolAgent(AgentConfig(), [{"name": "multiply", "function": multiply}, tool])
+
+
+MULTIPLY = {"name": "multiply", "function": multiply}
+
+
+class Calculator(Echo):
+    """Calls multiply for a user, and tells what the tool said."""
+
+    def reply(self, last: Message) -> str:
+        return _text("multiply", first=6, second=7) if last.role == "user" else f"It is {last.content}."
+
+
+def test_the_result_is_fed_back_and_the_reply_holds_it():
+    """The policy hears its call and 42."""
+    echo = Calculator()
+    agent = ToolAgent(AgentConfig(), [MULTIPLY], policy=echo)
+    run(agent.initialize())
+    assert run(agent.generate_response("6 · 7?")) == "It is 42."
+    first, second = echo.heard
+    assert [m.role for m in first] == ["user"]
+    assert [m.role for m in second] == ["user", "assistant", "tool"]
+    assert second[1].tool_calls == (_call("multiply", first=6, second=7),)
+
+
+def test_the_model_hears_what_was_wrong_and_may_try_again():
+    """Unknown tool, bad arguments, then the right call: three results, one reply."""
+    agent = stub(
+        _text("divide", first=1), _text("multiply", first="x"), _text("multiply", first=6), "12", tools=[MULTIPLY]
+    )
+
+    async def turn() -> list[Message]:
+        async with agent.floor() as floor:
+            await agent.respond(floor, [Message(role="user", content="6 · 2?")])
+            return floor.conversation
+
+    heard = run(turn())
+    assert [m.role for m in heard] == ["user", *("assistant", "tool") * 3, "assistant"]
+    results = [json.loads(m.content) for m in heard if m.role == "tool"]
+    assert [r["error"]["type"] if isinstance(r, dict) else r for r in results] == ["unknown_tool", "bad_arguments", 12]
+
+
+def test_rounds_of_calls_are_bounded():
+    """Two rounds are run, the third is refused, and what is said then is the reply, a call or not."""
+    ran: list[int] = []
+    config = AgentConfig(use_stub_model=True, stub_responses=(_text("f"),))
+    agent = ToolAgent(config, [{"name": "f", "function": lambda: ran.append(1)}], max_rounds=2)
+    run(agent.initialize())
+    assert run(agent.generate_response("go")) == _text("f")
+    assert len(ran) == 2
+
+
+def test_a_tool_is_registered_before_the_model_is_shown_its_tools():
+    """Afterwards it would be called by a model that has never heard of it."""
+    config = AgentConfig(use_stub_model=True, stub_responses=(_text("multiply", first=2), "4"))
+    agent = ToolAgent(config)
+    agent.register_tool("multiply", multiply)
+    run(agent.initialize())
+    assert run(agent.generate_response("2 · 2?")) == "4"
+    with pytest.raises(ConfigError, match="before initialize"):
+        agent.register_tool("search", search)
+
+
+def test_an_environment_answers_with_a_toolbox_as_an_agent_does():
+    """Its functions are the world's: the same checks, the same results, in a rollout."""
+    box = _box()
+
+    class Workshop(ConversationEnvironment):
+        tools = box.tools
+
+        async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+            answer = await box.answer(action)
+            if answer is None:
+                return await super().step(state, action)
+            return StepResult(state=state.after(action, answer, turn_count=state.turn_count + 1), response=answer)
+
+    calls = (_text("multiply", first=6, second=7), _text("divide"), "It is 42.")
+    (played,) = play(
+        MultiTurnAgent(),
+        ScriptedPolicy([calls]),
+        ByteRenderer(tools=Workshop.tools),
+        world=Workshop(),
+        lines=("6 · 7?",),
+        siblings=1,
+        max_new_tokens=200,
+        max_context=4000,
+    )
+    assert [m.role for m in played.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    results = [json.loads(m.content) for m in played.messages if m.role == "tool"]
+    assert results[0] == 42
+    assert results[1]["error"]["type"] == "unknown_tool"

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.errors import CapacityError
+from grpo.policy.transformers.model import TransformersPolicy
+from tests.grpo.agents.parts import run
+
+
+def _agent(folder: Path, **settings: object) -> MultiTurnAgent:
+    agent = MultiTurnAgent.from_model(str(folder), max_new_tokens=4, **settings)
+    run(agent.initialize())
+    return agent
+
+
+def test_a_model_computes_with_the_numbers_that_are_asked_for(tiny_folder: Path):
+    """In bfloat16 it is another version of the policy, and it speaks."""
+    single, half = _agent(tiny_folder), _agent(tiny_folder, torch_dtype="bfloat16", device_map="cpu")
+    assert isinstance(single.policy, TransformersPolicy)
+    assert isinstance(half.policy, TransformersPolicy)
+    assert (single.policy.model.dtype, half.policy.model.dtype) == (torch.float32, torch.bfloat16)
+    assert single.policy.hash != half.policy.hash
+    run(half.generate_response("hello"))
+
+
+def test_attention_that_cannot_be_had_is_replaced_and_says_why(tiny_folder: Path, caplog: pytest.LogCaptureFixture):
+    """A warning with the reason, once, and the agent speaks."""
+    with caplog.at_level(logging.WARNING):
+        agent = _agent(tiny_folder, attn_implementation="flash_attention_2")
+    (message,) = [record.getMessage() for record in caplog.records if "flash" in record.getMessage()]
+    assert message.startswith("attn_implementation flash_attention_2: sdpa is taken, because ")
+    run(agent.generate_response("hello"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_that_is_not_there_is_refused(tiny_folder: Path):
+    """The message names the setting."""
+    with pytest.raises(CapacityError, match="device_map"):
+        _agent(tiny_folder, device_map="cuda")

@@ -17,11 +17,10 @@ class Agent:
     renderer: Renderer
     system_prompt: str = ""
 
-    def brief(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The conversation as the policy sees it: system prompt first, when there is one."""
-        if not self.system_prompt:
-            return tuple(messages)
-        return (Message(role="system", content=self.system_prompt), *messages)
+    def brief(self, messages: Sequence[Message], context: str = "") -> tuple[Message, ...]:
+        """The conversation as the policy sees it: system prompt and context first, when there are any."""
+        told = "\n\n".join(filter(None, (self.system_prompt, context)))
+        return (Message(role="system", content=told), *messages) if told else tuple(messages)
 
     async def respond(self, session: Session, prompt: Prompt, sampling: Sampling) -> tuple[Message, Generation]:
         """Read what is new, speak one turn, and read what was said."""

@@ -87,7 +87,7 @@ async def play(
     async def converse() -> tuple[Stop, Outcome | None]:
         with _world():
             state = await deadlines.step(environment.reset(scenario, seed=sampling.seed), 0)
-        heard = agent.brief(state.history)
+        heard = agent.brief(state.history, state.context)
         prompt = Prompt(new_ids=agent.renderer.start(heard), messages=heard)
         ended: Stop
         while True:
@@ -111,7 +111,7 @@ async def play(
                 ended = "terminated" if result.terminated else "truncated"
                 break
             assert result.response is not None
-            heard = agent.brief(state.history)
+            heard = agent.brief(state.history, state.context)
             new_ids = agent.renderer.extend(heard[:-1], (result.response,))
             if cut:  # the stop token that the policy did not say is read to it
                 new_ids = [agent.renderer.stop_id, *new_ids]

@@ -184,7 +184,8 @@ def test_posts_belong_to_who_is_logged_in():
         ("authenticate_twitter", {"username": "john", "password": "john123"}),
         ("post_tweet", {"content": "Hello", "tags": ["#a"]}), ("comment", {"tweet_id": 0, "comment_content": "Hi"}),
         ("comment", {"tweet_id": 5, "comment_content": "Hi"}), ("retweet", {"tweet_id": 0}),
-        ("retweet", {"tweet_id": 0}), ("mention", {"tweet_id": 0, "mentioned_usernames": ["@b"]}), ("follow_user", {"username_to_follow": "alice"}),
+        ("retweet", {"tweet_id": 0}), ("mention", {"tweet_id": 0, "mentioned_usernames": ["@b"]}),
+        ("follow_user", {"username_to_follow": "alice"}),
         ("search_tweets", {"keyword": "#A"}),
     )  # fmt: skip
     assert "error" in results[0]
@@ -208,7 +209,8 @@ def test_tickets_are_opened_by_who_is_logged_in_and_closed_once():
         ("edit_ticket", {"ticket_id": 1, "updates": {"owner": "bob"}}),
         ("edit_ticket", {"ticket_id": 1, "updates": {"priority": 2, "title": None}}),
         ("resolve_ticket", {"ticket_id": 1, "resolution": "done"}),
-        ("resolve_ticket", {"ticket_id": 1, "resolution": "x"}), ("get_user_tickets", {"status": "resolved"}), ("close_ticket", {"ticket_id": 2}),
+        ("resolve_ticket", {"ticket_id": 1, "resolution": "x"}),
+        ("get_user_tickets", {"status": "resolved"}), ("close_ticket", {"ticket_id": 2}),
     )  # fmt: skip
     assert ["error" in result for result in results] == [
         True, False, True, False, True, False, False, True, False, True,

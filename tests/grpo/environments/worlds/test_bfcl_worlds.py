@@ -58,7 +58,9 @@ def test_the_published_calls_succeed_and_silence_fails():
     async def play(scenario: Scenario, calls: list[dict[str, Any]]) -> bool:
         state = await WORLD.reset(scenario)
         for call in calls:
-            action = Message(role="assistant", content="", tool_calls=(ToolCall(**call),))
+            action = Message(
+                role="assistant", content="", tool_calls=(ToolCall(name=call["name"], arguments=call["arguments"]),)
+            )
             state = (await WORLD.step(state, action)).state
         while not state.done:
             state = (await WORLD.step(state, Message(role="assistant", content="Done."))).state

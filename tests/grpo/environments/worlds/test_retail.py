@@ -197,7 +197,9 @@ def test_the_final_state_and_the_facts_decide_a_retail_task():
         state = await world.reset(scenario, seed=0)
         if acting:
             for call in scenario.expected.calls:
-                action = Message(role="assistant", content="", tool_calls=(ToolCall(**call),))
+                action = Message(
+                    role="assistant", content="", tool_calls=(ToolCall(name=call["name"], arguments=call["arguments"]),)
+                )
                 state = (await world.step(state, action)).state
         words = Message(role="assistant", content=" ".join(("Done.", *scenario.expected.facts)))
         return world.verify((await world.step(state, words)).state).success

@@ -103,7 +103,8 @@ class TaskEnvironment(ConversationEnvironment):
             return Outcome(success=all(checks.values()), checks=checks, state=_judged(state.world))
         wanted: _Wanted = state.metadata["wanted"]
         world = _judged(state.world)
-        checks = {"end_state": all(world.get(part) == value for part, value in wanted.state.items())}
+        named = {part: world.get(part) for part in wanted.state} if state.scenario.expected.state else world
+        checks = {"end_state": named == wanted.state}
         if wanted.answers:
             seen = [_written(result) for result in state.metadata["seen"]]
             checks["answers_seen"] = all(answer in seen for answer in wanted.answers)

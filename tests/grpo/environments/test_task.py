@@ -95,6 +95,18 @@ def test_the_expected_calls_decide_by_the_state_that_they_lead_to():
     assert not _outcome(_desk(), scenario, _say("Done.")).success
 
 
+def test_something_more_in_the_state_is_wrong_unless_its_name_begins_with_an_underscore():
+    """`look` leaves `_looked`, which is not judged; a note that nobody asked for is."""
+
+    def note(state: State) -> tuple[State, Any]:
+        """Leave a note."""
+        return {**state, "note": "hello"}, None
+
+    world = TaskEnvironment(functions=(look, note))
+    assert _outcome(world, ORDER, _call("look", order="1")).success
+    assert not _outcome(world, ORDER, _call("note")).success
+
+
 def test_expected_facts_must_have_been_told():
     """In words to the user, not in a call."""
     scenario = ORDER.model_copy(update={"expected": Expected(facts=("two days",))})

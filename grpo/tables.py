@@ -1,19 +1,20 @@
-"""Trajectories ↔ Parquet: one row a trajectory, token columns as lists of equal length."""
+"""Trajectories ↔ Parquet and JSON: one row a trajectory, token columns as lists of equal length."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from grpo.errors import DataError
-from grpo.messages import Message, ToolCall
-from grpo.trajectories import Outcome, Trajectory, Turn
+from grpo.messages import Message, Role, ToolCall
+from grpo.trajectories import Outcome, Stop, Trajectory, Turn
 
 SCHEMA_VERSION = "1"
 _ROWS = 512
@@ -103,6 +104,81 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
 def read_all(paths: Sequence[Path]) -> list[Trajectory]:
     """Every trajectory of these files, in order."""
     return [trajectory for path in paths for trajectory in read_trajectories(path)]
+
+
+def dumps(trajectory: Trajectory) -> str:
+    """One trajectory as JSON, on one line; `loads` gives it back as it was."""
+    row = _row(trajectory)
+    return json.dumps({name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()})
+
+
+def loads(text: str) -> Trajectory:
+    """The trajectory that `dumps` wrote.
+
+    Raises `DataError` that names the field where one is missing, unknown, or of another type.
+    """
+    try:
+        return _trajectory(_Row.model_validate_json(text).model_dump())
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"])) or "trajectory"
+        raise DataError(f"{place}: {problem['msg']}, got {problem['input']!r:.80}") from error
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _TurnRow(_Strict):
+    role: Role
+    content: str
+    tool_calls: str | None
+    malformed: str | None
+    start: int = Field(ge=0)
+    stop: int = Field(ge=0)
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _check_calls(cls, text: str | None) -> str | None:
+        if text is not None:
+            TypeAdapter(list[tuple[str, dict[str, Any]]]).validate_json(text)
+        return text
+
+
+class _OutcomeRow(_Strict):
+    success: bool
+    checks: list[tuple[str, bool]]
+    state: str
+
+    @field_validator("state")
+    @classmethod
+    def _check_state(cls, text: str) -> str:
+        TypeAdapter(dict[str, Any]).validate_json(text)
+        return text
+
+
+class _Row(_Strict):
+    """`SCHEMA` for JSON."""
+
+    scenario_id: str
+    scenario_hash: str
+    category: str
+    difficulty: str
+    sample: int
+    seed: int = Field(ge=0, lt=2**64)
+    policy_hash: str
+    renderer_hash: str
+    temperature: float
+    turns: list[_TurnRow]
+    token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    loss_mask: list[bool]
+    sampler_logprobs: list[float]
+    stop: Stop
+    error: str | None
+    outcome: _OutcomeRow | None
+    turn_rewards: list[float]
+    terminal_reward: float | None
+    breakdown: list[tuple[str, float]]
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from grpo.config.base import Settings
 
@@ -22,8 +22,49 @@ class ConversationSettings(Settings):
 
     kind: Literal["conversation"]
     system_prompt: str = ""
-    max_turns: int = Field(default=4, ge=1)
+    max_turns: int = Field(default=10, ge=1)
     """Agent turns after which an episode is cut off."""
 
 
-EnvironmentSettings = Annotated[SupportDeskSettings | ConversationSettings, Field(discriminator="kind")]
+class _GoalSettings(Settings):
+    system_prompt: str = ""
+    patience: int = Field(default=3, ge=1)
+    """Turns that do not help a simulated user before it leaves."""
+    model: str | None = None
+    """What finds the simulated user's words: a chat server (`openai+https://host/v1#model`), a script
+    (`stub://replies.yaml`) or a model folder; none says what it must in fixed phrases."""
+    temperature: float = Field(default=0.7, gt=0)
+    """Of the simulated user's model."""
+    max_new_tokens: int = Field(default=128, ge=1)
+    """Most tokens of the simulated user's model in one turn."""
+
+    @model_validator(mode="after")
+    def _model_settings_are_read(self) -> Self:
+        for name in ("temperature", "max_new_tokens"):
+            if self.model is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is not read without model; leave it out")
+        return self
+
+
+class SimulatedUserSettings(_GoalSettings):
+    """Users with a goal, facts that they tell when asked, and patience; scenarios need a `goal`."""
+
+    kind: Literal["simulated_user"]
+    max_turns: int = Field(default=10, ge=1)
+    """Agent turns after which an episode is cut off."""
+
+
+class TaskSettings(_GoalSettings):
+    """Tool tasks whose worlds ship with the library: a shop, a file system, messages, posts, tickets, mathematics.
+
+    A scenario names its `tools`; a scripted user says its `user_responses`, a simulated one follows its `goal`.
+    """
+
+    kind: Literal["task"]
+    max_turns: int = Field(default=30, ge=1)
+    """Agent turns after which an episode is cut off, tool calls included."""
+
+
+EnvironmentSettings = Annotated[
+    SupportDeskSettings | ConversationSettings | SimulatedUserSettings | TaskSettings, Field(discriminator="kind")
+]

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
-from grpo.config.environments import EnvironmentSettings, SupportDeskSettings
+from grpo.config.environments import EnvironmentSettings, SimulatedUserSettings, SupportDeskSettings, TaskSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment
+from grpo.environments.simulated_user import ScenarioUser, SimulatedUser
 from grpo.environments.support_desk import SupportDesk
+from grpo.environments.task import TaskEnvironment
+from grpo.environments.voice import open_voice
+from grpo.environments.worlds.file_system import FILE_SYSTEM
+from grpo.environments.worlds.mathematics import MATHEMATICS
+from grpo.environments.worlds.messaging import MESSAGING
+from grpo.environments.worlds.posting import POSTING
+from grpo.environments.worlds.retail import RETAIL
+from grpo.environments.worlds.tickets import TICKETS
+
+WORLDS = (FILE_SYSTEM, MATHEMATICS, MESSAGING, POSTING, TICKETS, RETAIL)
+"""Worlds that tasks can be played in; no two have a tool of the same name."""
 
 
 def make_environment(settings: EnvironmentSettings) -> Environment:
     """The environment that these settings describe."""
     if isinstance(settings, SupportDeskSettings):
         return SupportDesk(max_turns=settings.max_turns)
-    return ConversationEnvironment(system_prompt=settings.system_prompt, max_turns=settings.max_turns)
+    if isinstance(settings, SimulatedUserSettings):
+        return ConversationEnvironment(
+            max_turns=settings.max_turns, system_prompt=settings.system_prompt, user=_simulated(settings)
+        )
+    if isinstance(settings, TaskSettings):
+        return TaskEnvironment(
+            max_turns=settings.max_turns,
+            system_prompt=settings.system_prompt,
+            worlds=WORLDS,
+            user=ScenarioUser(_simulated(settings)),
+        )
+    return ConversationEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
+
+
+def _simulated(settings: SimulatedUserSettings | TaskSettings) -> SimulatedUser:
+    voice = None
+    if settings.model is not None:
+        voice = open_voice(settings.model, temperature=settings.temperature, max_new_tokens=settings.max_new_tokens)
+    return SimulatedUser(patience=settings.patience, voice=voice)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +18,18 @@ class EnvironmentState:
     """A moment of an episode; `step` returns a new one and never changes the one it was given."""
 
     scenario: Scenario
+    episode_id: str = ""
+    """Scenario and seed: what this episode is called wherever it is counted."""
+    context: str = ""
+    """What the agent is told of this episode under its system prompt: background, a policy text, tools."""
     history: tuple[Message, ...] = ()
     turn_count: int = 0
     """Agent turns so far."""
     done: bool = False
     world: Mapping[str, Any] = field(default_factory=dict)
+    """What the agent acts on, and success is judged by."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment remembers beside the world, such as what its user has said."""
 
     def after(self, *messages: Message, **changes: Any) -> EnvironmentState:
         """The state after these messages were said."""
@@ -55,13 +63,26 @@ class Environment(ABC):
     system_prompt: str = ""
 
     @abstractmethod
-    async def reset(self, scenario: Scenario, *, seed: int | None = None) -> EnvironmentState:
-        """Start an episode; the returned history ends with the user's first message."""
+    async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+        """Start an episode; the returned history ends with the user's first message.
+
+        Without a scenario the environment picks one of its own, by the seed where there is one.
+        """
 
     @abstractmethod
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """Let the agent's message act on the world."""
 
-    @abstractmethod
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """Judge the final state by what is true in the world; None where nothing can be verified."""
+        return None
+
+    @asynccontextmanager
+    async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
+        """Hold what episodes need, such as a connection, while they are played inside the running event loop."""
+        yield
+
+
+def episode_id(scenario: Scenario, seed: int | None) -> str:
+    """What the episode of this scenario and seed is called."""
+    return scenario.id if seed is None else f"{scenario.id}/{seed}"

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grpo.environments.environment import Environment, EnvironmentState, StepResult
+from grpo.environments.deck import Deck, ScenarioLike
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
@@ -79,15 +80,20 @@ class SupportDesk(Environment):
     tools = TOOLS
     system_prompt = SYSTEM_PROMPT
 
-    def __init__(self, *, patience: int = 1, max_turns: int = 8) -> None:
+    def __init__(self, scenarios: Iterable[ScenarioLike] = (), max_turns: int = 8, *, patience: int = 1) -> None:
+        self._deck = Deck(scenarios, shuffled=True)
+        self.scenarios = self._deck.scenarios
         self.patience = patience
         self.max_turns = max_turns
 
-    async def reset(self, scenario: Scenario, *, seed: int | None = None) -> EnvironmentState:
+    async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """The customer says the first line; the world is the scenario's orders and an empty list of actions."""
+        scenario = self._deck.draw(seed) if scenario is None else scenario
         opening = Message(role="user", content=scenario.user_responses[0])
         world = {"orders": scenario.world["orders"], "actions": (), "read": (), "told": 1, "patience": self.patience}
-        return EnvironmentState(scenario=scenario, history=(opening,), world=world)
+        return EnvironmentState(
+            scenario=scenario, episode_id=episode_id(scenario, seed), history=(opening,), world=world
+        )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """Run the calls, or let the customer answer; a reply that asks for nothing closes the conversation."""

@@ -90,7 +90,11 @@ def collect(
 
     async def run() -> None:
         places = asyncio.Semaphore(settings.concurrency)
-        async with policy.sampler(concurrency=min(settings.concurrency, total), renderer=renderer) as sampler:
+        at_once = min(settings.concurrency, total)
+        async with (
+            environment.serve(concurrency=at_once),
+            policy.sampler(concurrency=at_once, renderer=renderer) as sampler,
+        ):
             deadlines = Deadlines.begin(settings)
 
             async def episode(scenario: Scenario, sample: int) -> Trajectory:

@@ -62,7 +62,8 @@ async def play(
     async def converse() -> tuple[Stop, Outcome | None]:
         with _world():
             state = await deadlines.step(environment.reset(scenario, seed=sampling.seed), 0)
-        opening = (Message(role="system", content=environment.system_prompt),) if environment.system_prompt else ()
+        told = "\n\n".join(filter(None, (environment.system_prompt, state.context)))
+        opening = (Message(role="system", content=told),) if told else ()
         heard = (*opening, *state.history)
         ended: Stop
         while True:

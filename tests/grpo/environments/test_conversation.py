@@ -1,15 +1,39 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from grpo.environments.conversation import ConversationEnvironment
+from grpo.environments.environment import EnvironmentState, StepResult
+from grpo.environments.presets import CONVERSATION_CONFIGS
 from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenarios.scenario import Scenario
 
 REPLY = Message(role="assistant", content="ok")
+GUIDE = [
+    {
+        "id": "product_inquiry",
+        "topic": "customer_service",
+        "user_responses": ["Hi, I have a question.", "Order #12345.", "Thanks!"],
+        "metadata": {"difficulty": "easy", "category": "order_status"},
+    },
+    {"id": "technical_issue", "topic": "technical_support", "user_responses": ["My app keeps crashing."]},
+]
+
+
+async def _play(world: ConversationEnvironment, scenario: Scenario | None = None) -> StepResult:
+    """The last step of a conversation in which the agent always says the same."""
+    result = await world.step(await world.reset(scenario), REPLY)
+    while not result.state.done:
+        result = await world.step(result.state, REPLY)
+    return result
+
+
+def _users(messages: Sequence[Message]) -> list[str]:
+    return [message.content for message in messages if message.role == "user"]
 
 
 def test_user_turn_k_is_line_k_and_the_episode_ends_with_the_script():
@@ -23,24 +47,134 @@ def test_user_turn_k_is_line_k_and_the_episode_ends_with_the_script():
             assert (reward, done) == (None, False)
         result = await world.step(state, REPLY)
         assert (result.terminated, result.truncated, result.response) == (True, False, None)
-        assert [m.content for m in result.state.history if m.role == "user"] == ["a", "b", "c"]
+        assert _users(result.state.history) == ["a", "b", "c"]
 
     asyncio.run(run())
 
 
-def test_a_script_longer_than_the_limit_is_cut_off():
-    """Truncated, not terminated."""
-
-    async def run() -> None:
-        world = ConversationEnvironment(max_turns=1)
-        state = await world.reset(Scenario(id="s", user_responses=("a", "b")))
-        result = await world.step(state, REPLY)
-        assert (result.terminated, result.truncated) == (False, True)
-
-    asyncio.run(run())
+@pytest.mark.parametrize(("max_turns", "terminated"), [(1, False), (2, True)])
+def test_a_script_longer_than_the_limit_is_cut_off(max_turns: int, terminated: bool):
+    """Truncated, not terminated; a script that ends at the limit has ended by itself."""
+    world = ConversationEnvironment(max_turns=max_turns)
+    result = asyncio.run(_play(world, Scenario(id="s", user_responses=("a", "b"))))
+    assert (result.terminated, result.truncated) == (terminated, not terminated)
+    assert result.state.turn_count == max_turns
 
 
 def test_a_goal_without_a_script_is_refused():
     """There is no simulated user here, and none is invented."""
     with pytest.raises(DataError, match="goal but no script"):
         asyncio.run(ConversationEnvironment().reset(Scenario(id="s", goal="return a lamp")))
+
+
+def test_a_step_leaves_the_state_it_was_given_as_it_was():
+    """The same state stepped twice is two conversations with one past."""
+
+    async def run() -> None:
+        world = ConversationEnvironment(GUIDE, randomize_scenarios=False)
+        start = await world.reset()
+        first = (await world.step(start, REPLY)).state
+        second = (await world.step(start, Message(role="assistant", content="other"))).state
+        assert (len(start.history), start.turn_count, start.done) == (1, 0, False)
+        assert first.history[1] != second.history[1]
+        assert first.history[2] == second.history[2]
+
+    asyncio.run(run())
+
+
+def test_a_notebook_gets_its_scenarios_in_file_order():
+    """`randomize_scenarios=False`: one after the other, and from the beginning again."""
+
+    async def run() -> list[str]:
+        world = ConversationEnvironment(scenarios=GUIDE, max_turns=6, randomize_scenarios=False)
+        return [(await world.reset()).scenario.id for _ in range(3)]
+
+    assert asyncio.run(run()) == ["product_inquiry", "technical_issue", "product_inquiry"]
+
+
+def test_shuffled_scenarios_all_come_before_one_comes_again():
+    """Two times through five scenarios: each twice, in another order; a seed always draws the same."""
+
+    async def run() -> None:
+        world = ConversationEnvironment([{"id": name, "user_responses": [name]} for name in "abcde"])
+        drawn = [(await world.reset()).scenario.id for _ in range(10)]
+        assert sorted(drawn[:5]) == sorted(drawn[5:]) == list("abcde")
+        assert drawn[:5] != drawn[5:]
+        assert len({(await world.reset(seed=7)).scenario.id for _ in range(5)}) == 1
+        assert len({(await world.reset(seed=seed)).scenario.id for seed in range(40)}) == 5
+
+    asyncio.run(run())
+
+
+def test_a_topic_and_a_context_are_a_scenario():
+    """The user opens with both, the agent is told the context, and the content gives the id."""
+
+    async def run() -> tuple[EnvironmentState, EnvironmentState]:
+        given = {"topic": "refund", "context": "Order delayed"}
+        first, second = (ConversationEnvironment([given]) for _ in range(2))
+        return await first.reset(seed=1), await second.reset(seed=2)
+
+    first, second = asyncio.run(run())
+    assert first.history[0].content == "refund: Order delayed"
+    assert first.context == "Order delayed"
+    assert first.scenario.hash == second.scenario.hash
+    assert (first.episode_id, second.episode_id) == (f"{first.scenario.id}/1", f"{first.scenario.id}/2")
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "error"),
+    [
+        ([{"id": "s", "user_responses": ["a"], "difficulty": "easy"}], r"scenario 0 \(s\): difficulty"),
+        ([{"id": "s"}], r"scenario 0 \(s\): user"),
+        ([GUIDE[0], GUIDE[0]], "product_inquiry"),
+    ],
+)
+def test_scenarios_that_are_none_are_refused_by_name(scenarios: list[dict[str, object]], error: str):
+    """A misspelt field, no user, and an id given twice."""
+    with pytest.raises(DataError, match=error):
+        ConversationEnvironment(scenarios)
+
+
+def test_a_reset_without_scenarios_says_so():
+    """The pipeline gives its own; a notebook must."""
+    with pytest.raises(DataError, match="has none"):
+        asyncio.run(ConversationEnvironment().reset())
+
+
+def test_scenarios_may_come_from_a_generator():
+    """A generator, a list and scenarios themselves are the same scenarios."""
+    from_dicts = ConversationEnvironment(GUIDE).scenarios
+    from_generator = ConversationEnvironment(scenario for scenario in GUIDE).scenarios
+    again = ConversationEnvironment(from_dicts).scenarios
+    assert [s.hash for s in from_dicts] == [s.hash for s in from_generator] == [s.hash for s in again]
+
+
+def test_the_reward_function_scores_every_turn():
+    """It sees the conversation up to and with the agent's turn: 2, then 4 messages, and the scenario."""
+
+    async def count(state: EnvironmentState) -> float:
+        assert state.history[-1] == REPLY
+        assert state.scenario.id == "technical_issue"
+        return len(state.history)
+
+    async def run() -> list[float | None]:
+        script = Scenario(id="technical_issue", user_responses=("a", "b"))
+        world = ConversationEnvironment([script], reward_fn=count)
+        first = await world.step(await world.reset(), REPLY)
+        second = await world.step(first.state, REPLY)
+        assert second.terminated
+        return [first.reward, second.reward]
+
+    assert asyncio.run(run()) == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("domain", ["customer_service", "technical_support", "sales", "education"])
+def test_a_preset_builds_and_runs(domain: str):
+    """Every scenario of every domain is played to the end of its script within the turns of the preset."""
+    world = ConversationEnvironment(**CONVERSATION_CONFIGS[domain])
+    assert world.system_prompt
+    for scenario in world.scenarios:
+        result = asyncio.run(_play(world, scenario))
+        assert result.terminated
+        assert _users(result.state.history) == list(scenario.user_responses)
+        assert scenario.domain == domain

@@ -1,0 +1,103 @@
+"""An environment around somebody else's simulator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Any, Protocol
+
+from grpo.environments.deck import Deck, ScenarioLike
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.messages import Message
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Outcome
+
+_FIELDS = {"response", "role", "reward", "terminated", "truncated", "success", "world"}
+
+
+class SimulatorError(Exception):
+    """The simulator answered with something that is no answer: the episode is the world's failure."""
+
+
+class Simulator(Protocol):
+    """What a simulator must be able to do; it may await."""
+
+    def process(self, state: EnvironmentState, action: Message) -> Mapping[str, Any] | Awaitable[Mapping[str, Any]]:
+        """Answer the agent's message; `convert` says what an answer holds. `state` must stay as it is."""
+        ...
+
+
+class SimulatedEnvironment(Environment):
+    """Plays a simulator: the scenario's first line or goal opens, `process` answers every turn.
+
+    A simulator with answers of another form is fitted by overriding `convert`.
+    """
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        scenarios: Iterable[ScenarioLike] = (),
+        max_turns: int = 10,
+        *,
+        system_prompt: str = "",
+    ) -> None:
+        self._deck = Deck(scenarios, shuffled=True)
+        self.simulator = simulator
+        self.scenarios = self._deck.scenarios
+        self.max_turns = max_turns
+        self.system_prompt = system_prompt
+
+    async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+        """Open with the scenario's first line; its world is what the simulator may start from."""
+        scenario = self._deck.draw(seed) if scenario is None else scenario
+        opening = scenario.user_responses[0] if scenario.user_responses else scenario.goal
+        return EnvironmentState(
+            scenario=scenario,
+            episode_id=episode_id(scenario, seed),
+            context=scenario.context,
+            history=(Message(role="user", content=opening),),
+            world=scenario.world,
+            metadata={"seed": seed},
+        )
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        """Let the simulator answer; at `max_turns` the episode is cut off unless the simulator has ended it."""
+        said = state.after(action, turn_count=state.turn_count + 1)
+        answer = self.simulator.process(said, action)
+        return self.convert(said, await answer if inspect.isawaitable(answer) else answer)
+
+    def convert(self, state: EnvironmentState, answer: Mapping[str, Any]) -> StepResult:
+        """Read an answer of the simulator.
+
+            response    what the user or tool says; may be absent when the episode is over
+            role        who says it: user (default) or tool
+            reward      of this turn
+            terminated, truncated    whether the episode ended by itself, or was cut off
+            success     whether the task is done: what `verify` reports
+            world       the new state of the world; absent where it stays
+
+        Raises `SimulatorError` for anything else.
+        """
+        if not isinstance(answer, Mapping) or not set(answer) <= _FIELDS:
+            raise SimulatorError(f"expected a mapping with keys of {', '.join(sorted(_FIELDS))}; got {answer!r:.200}")
+        terminated, truncated = bool(answer.get("terminated")), bool(answer.get("truncated"))
+        truncated = not terminated and (truncated or state.turn_count >= self.max_turns)
+        response = None
+        if isinstance(answer.get("response"), str):
+            response = Message(role=answer.get("role", "user"), content=answer["response"])
+        elif not terminated and not truncated:
+            raise SimulatorError(f"no response in {answer!r:.200}, and the episode is not over")
+        state = state.after(
+            *([response] if response else []),
+            done=terminated or truncated,
+            world=answer.get("world", state.world),
+            metadata={**state.metadata, "success": answer.get("success", state.metadata.get("success"))},
+        )
+        return StepResult(
+            state=state, response=response, reward=answer.get("reward"), terminated=terminated, truncated=truncated
+        )
+
+    def verify(self, state: EnvironmentState) -> Outcome | None:
+        """What the simulator said of success; None where it said nothing."""
+        success = state.metadata.get("success")
+        return None if success is None else Outcome(success=bool(success), state=dict(state.world))

@@ -1,0 +1,204 @@
+"""Tasks: the agent acts on a world by tools, and what counts is the state that it leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo.environments.conversation import ConversationEnvironment, TurnReward
+from grpo.environments.deck import ScenarioLike
+from grpo.environments.environment import EnvironmentState, StepResult
+from grpo.environments.tools import Function, Refusal, World, describe, problem
+from grpo.environments.users import User
+from grpo.errors import ConfigError, DataError
+from grpo.messages import Message, Tool, ToolCall
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Outcome
+
+Criterion = Callable[[Mapping[str, Any]], bool]
+"""Whether a state of the world is as it should be."""
+
+_CALLING = (
+    'Tools, one a line. Call one by <tool_call>{"name": "…", "arguments": {…}}</tool_call> alone; without a call you '
+    "speak to the user."
+)
+
+
+class TaskEnvironment(ConversationEnvironment):
+    """A user who wants something done, tools to do it with, and success judged by the final state.
+
+    Tools are functions (state, **arguments) → (new state, result) of your own, or those of `worlds`, of which a
+    scenario offers the ones that its `tools` name. A call is checked against the tool's schema first; what is wrong
+    with it, and what a function refuses, becomes a result that the model sees.
+
+    Success is what the `criteria` say of the state; they end the episode as soon as all of them hold. Without
+    criteria the scenario says it: each part of the state that `expected.state` names must equal it; where it names
+    none, the whole state must equal the one that `expected.calls` lead to. `expected.facts` must have been told, and
+    in worlds whose answers count, the answers to the expected calls must have been seen. What a state keeps under
+    names that begin with `_` is not judged.
+    """
+
+    def __init__(
+        self,
+        scenarios: Iterable[ScenarioLike] = (),
+        max_turns: int = 10,
+        reward_fn: TurnReward | None = None,
+        randomize_scenarios: bool = True,
+        *,
+        functions: Sequence[Function] = (),
+        criteria: Mapping[str, Criterion] | None = None,
+        worlds: Sequence[World] = (),
+        system_prompt: str = "",
+        user: User | None = None,
+    ) -> None:
+        super().__init__(scenarios, max_turns, reward_fn, randomize_scenarios, system_prompt=system_prompt, user=user)
+        if bool(functions) == bool(worlds):
+            raise ConfigError("a task needs tools: give either functions of your own or worlds that are there")
+        self.criteria = dict(criteria or {})
+        self.tools = tuple(map(describe, functions))
+        self._worlds = tuple(worlds) or (World(functions={function.__name__: function for function in functions}),)
+        self._homes = {name: world for world in self._worlds for name in world.functions}
+
+    async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+        """The user says the first words; the world is as the scenario says. Its tools are told in the context."""
+        state = await super().reset(scenario, seed=seed)
+        context = state.context
+        if not self.tools:
+            tools = [tool.to_template()["function"] for tool in self._offered(state.scenario).values()]
+            lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
+            context = "\n".join(filter(None, (context, _CALLING, *lines)))
+        metadata = {**state.metadata, "seen": (), "wanted": await self._expect(state.scenario)}
+        return state.after(context=context, world=self._begin(state.scenario), metadata=metadata)
+
+    async def _respond(self, state: EnvironmentState, action: Message) -> StepResult:
+        """Run the calls, or let the user answer."""
+        if action.malformed:
+            return self._answer(state, {"error": action.malformed})
+        if not action.tool_calls:
+            return await self._hear_user(state)
+        offered, results = self._offered(state.scenario), []
+        for call in action.tool_calls:
+            world, result = await self._run(state.world, offered, call)
+            state = state.after(world=world, metadata={**state.metadata, "seen": (*state.metadata["seen"], result)})
+            results.append(result)
+        return self._answer(state, results[0] if len(results) == 1 else results)
+
+    def _answer(self, state: EnvironmentState, result: Any) -> StepResult:
+        """Show the model a result; the episode is over when the criteria hold, or at the last turn."""
+        done = bool(self.criteria) and all(holds(state.world) for holds in self.criteria.values())
+        cut = not done and state.turn_count >= self.max_turns
+        response = Message(role="tool", content=json.dumps(result, ensure_ascii=False))
+        return StepResult(
+            state=state.after(response, done=done or cut), response=response, terminated=done, truncated=cut
+        )
+
+    def verify(self, state: EnvironmentState) -> Outcome:
+        """Hold the final state against the criteria, or against what the scenario expects."""
+        if self.criteria:
+            checks = {name: bool(holds(state.world)) for name, holds in self.criteria.items()}
+            return Outcome(success=all(checks.values()), checks=checks, state=_judged(state.world))
+        wanted: _Wanted = state.metadata["wanted"]
+        world = _judged(state.world)
+        named = {part: world.get(part) for part in wanted.state} if state.scenario.expected.state else world
+        checks = {"end_state": named == wanted.state}
+        if wanted.answers:
+            seen = [_written(result) for result in state.metadata["seen"]]
+            checks["answers_seen"] = all(answer in seen for answer in wanted.answers)
+        if state.scenario.expected.facts:
+            words = " ".join(m.content for m in state.history if m.role == "assistant" and not m.tool_calls).casefold()
+            checks["facts_told"] = all(fact.casefold() in words for fact in state.scenario.expected.facts)
+        return Outcome(success=all(checks.values()), checks=checks, state=world)
+
+    async def replay(self, scenario: Scenario) -> AsyncIterator[Replayed]:
+        """Make the scenario's expected calls one after the other, from its beginning."""
+        world: Mapping[str, Any] = self._begin(scenario)
+        offered = self._offered(scenario)
+        for expected in scenario.expected.calls:
+            call, before = ToolCall(name=expected["name"], arguments=expected["arguments"]), world
+            world, result = await self._run(world, offered, call)
+            changed = _judged(world) != _judged(before)
+            yield Replayed(call=call, result=result, world=world, changed=changed)
+
+    async def _expect(self, scenario: Scenario) -> _Wanted:
+        """What the episode is held against: nothing here where criteria judge it."""
+        if self.criteria or scenario.expected.state:
+            return _Wanted(state=_judged(scenario.expected.state))
+        steps = [step async for step in self.replay(scenario)]
+        world = steps[-1].world if steps else self._begin(scenario)
+        answers = [step.result for step in steps if not step.changed and self._homes[step.call.name].answers_count]
+        return _Wanted(state=_judged(world), answers=tuple(map(_written, answers)))
+
+    def _offered(self, scenario: Scenario) -> dict[str, Tool]:
+        """The tools of a scenario by name; raises `DataError` where one of them exists in no world."""
+        if self.tools:
+            return {tool.name: tool for tool in self.tools}
+        strangers = sorted({tool["name"] for tool in scenario.tools} - set(self._homes))
+        if strangers:
+            raise DataError(
+                f"scenario {scenario.id} is not playable: no world has {', '.join(strangers[:5])}"
+                f"{' …' if len(strangers) > 5 else ''}; leave it out"
+            )
+        return {tool["name"]: Tool(**tool) for tool in scenario.tools}
+
+    def _begin(self, scenario: Scenario) -> dict[str, Any]:
+        """The world at the start: each part that the scenario's tools act on."""
+        world = copy.deepcopy(scenario.world)
+        used = {id(self._homes[name]): self._homes[name] for name in self._offered(scenario)}
+        for home in used.values():
+            if home.place is None:
+                world = home.begin(world)
+            else:
+                world[home.place] = home.begin(world.get(home.place, {}))
+        return world
+
+    async def _run(
+        self, world: Mapping[str, Any], offered: Mapping[str, Tool], call: ToolCall
+    ) -> tuple[Mapping[str, Any], Any]:
+        """The world after one call, which is made on a copy of it, and the result."""
+        tool = offered.get(call.name)
+        if tool is None:
+            return world, {"error": f"unknown tool {call.name}; there are {', '.join(offered)}"}
+        wrong = problem(tool, call.arguments)
+        if wrong is not None:
+            return world, {"error": wrong}
+        home = self._homes[call.name]
+        part = copy.deepcopy(dict(world) if home.place is None else world[home.place])
+        try:
+            returned = home.functions[call.name](part, **copy.deepcopy(dict(call.arguments)))
+            part, result = await returned if inspect.isawaitable(returned) else returned
+        except Refusal as reason:
+            return world, {"error": str(reason)}
+        return (part if home.place is None else {**world, home.place: part}), result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One expected call, made."""
+
+    call: ToolCall
+    result: Any
+    world: Mapping[str, Any]
+    """As it is afterwards."""
+    changed: bool
+    """Whether it is another one than before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    state: Mapping[str, Any]
+    answers: tuple[str, ...] = ()
+
+
+def _judged(state: Any) -> Any:
+    """A state without what is only on the way, such as the folder that one stands in: names that begin with `_`."""
+    if isinstance(state, Mapping):
+        return {name: _judged(value) for name, value in state.items() if not str(name).startswith("_")}
+    return [_judged(value) for value in state] if isinstance(state, (list, tuple)) else state
+
+
+def _written(result: Any) -> str:
+    return json.dumps(result, sort_keys=True)

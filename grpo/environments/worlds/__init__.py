@@ -1,0 +1,1 @@
+"""Worlds that tools act on, one a file."""

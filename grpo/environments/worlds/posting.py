@@ -1,0 +1,170 @@
+"""Posts, comments and followers, as BFCL's documents describe them.
+
+    state   {"username", "password", "authenticated", "tweets": {id: {…}}, "comments": {id: [{…}]},
+             "retweets": {user: [ids]}, "following_list": [users], "tweet_counter"}    ids are keys, so text
+
+https://github.com/ShishirPatil/gorilla, Apache-2.0 (the tasks)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo.environments.tools import Refusal, State, World
+
+
+def _begin(state: State) -> State:
+    """Nothing posted and nobody followed where the task says nothing."""
+    defaults: State = {
+        "username": "john",
+        "password": "john123",
+        "authenticated": False,
+        "tweets": {},
+        "comments": {},
+        "retweets": {},
+        "following_list": ["alice", "bob"],
+        "tweet_counter": 0,
+    }
+    return {**defaults, **state}
+
+
+def _logged_in(state: State) -> str:
+    if not state["authenticated"]:
+        raise Refusal("User not authenticated. Please authenticate first.")
+    return str(state["username"])
+
+
+def _tweet(state: State, tweet_id: int) -> dict[str, Any]:
+    tweet = state["tweets"].get(str(tweet_id))
+    if tweet is None:
+        raise Refusal(f"Tweet with ID {tweet_id} not found.")
+    found: dict[str, Any] = dict(tweet)
+    return found
+
+
+def authenticate_twitter(state: State, username: str, password: str) -> tuple[State, Any]:
+    """Log in."""
+    if (username, password) != (state["username"], state["password"]):
+        return state, {"authentication_status": False}
+    return {**state, "authenticated": True}, {"authentication_status": True}
+
+
+def posting_get_login_status(state: State) -> tuple[State, Any]:
+    """Whether one is logged in."""
+    return state, {"login_status": bool(state["authenticated"])}
+
+
+def post_tweet(
+    state: State, content: str, tags: list[str] | None = None, mentions: list[str] | None = None
+) -> tuple[State, Any]:
+    """Post."""
+    tweet = {
+        "id": state["tweet_counter"],
+        "username": _logged_in(state),
+        "content": content,
+        "tags": tags or [],
+        "mentions": mentions or [],
+    }
+    state["tweets"][str(tweet["id"])] = tweet
+    state["tweet_counter"] += 1
+    return state, tweet
+
+
+def retweet(state: State, tweet_id: int) -> tuple[State, Any]:
+    """Post somebody's words again."""
+    name = _logged_in(state)
+    _tweet(state, tweet_id)
+    mine = state["retweets"].setdefault(name, [])
+    if tweet_id in mine:
+        return state, {"retweet_status": "Already retweeted"}
+    mine.append(tweet_id)
+    return state, {"retweet_status": "Successfully retweeted"}
+
+
+def comment(state: State, tweet_id: int, comment_content: str) -> tuple[State, Any]:
+    """Comment."""
+    name = _logged_in(state)
+    _tweet(state, tweet_id)
+    state["comments"].setdefault(str(tweet_id), []).append({"username": name, "content": comment_content})
+    return state, {"comment_status": "Comment added successfully"}
+
+
+def mention(state: State, tweet_id: int, mentioned_usernames: list[str]) -> tuple[State, Any]:
+    """Mention people in a post."""
+    _tweet(state, tweet_id)
+    state["tweets"][str(tweet_id)]["mentions"] += mentioned_usernames
+    return state, {"mention_status": "Users mentioned successfully"}
+
+
+def follow_user(state: State, username_to_follow: str) -> tuple[State, Any]:
+    """Follow somebody."""
+    _logged_in(state)
+    if username_to_follow in state["following_list"]:
+        return state, {"follow_status": False}
+    state["following_list"].append(username_to_follow)
+    return state, {"follow_status": True}
+
+
+def unfollow_user(state: State, username_to_unfollow: str) -> tuple[State, Any]:
+    """Stop following somebody."""
+    _logged_in(state)
+    if username_to_unfollow not in state["following_list"]:
+        return state, {"unfollow_status": False}
+    state["following_list"].remove(username_to_unfollow)
+    return state, {"unfollow_status": True}
+
+
+def list_all_following(state: State) -> tuple[State, Any]:
+    """Who is followed."""
+    _logged_in(state)
+    return state, {"following_list": list(state["following_list"])}
+
+
+def get_tweet(state: State, tweet_id: int) -> tuple[State, Any]:
+    """One post."""
+    return state, _tweet(state, tweet_id)
+
+
+def get_user_tweets(state: State, username: str) -> tuple[State, Any]:
+    """Somebody's posts."""
+    return state, [tweet for tweet in state["tweets"].values() if tweet["username"] == username]
+
+
+def search_tweets(state: State, keyword: str) -> tuple[State, Any]:
+    """Posts with a word in their text or among their tags, in either case."""
+    word = keyword.lower()
+    return state, [
+        tweet
+        for tweet in state["tweets"].values()
+        if word in tweet["content"].lower() or word in [tag.lower() for tag in tweet["tags"]]
+    ]
+
+
+def get_tweet_comments(state: State, tweet_id: int) -> tuple[State, Any]:
+    """Comments on a post."""
+    _tweet(state, tweet_id)
+    return state, list(state["comments"].get(str(tweet_id), []))
+
+
+def get_user_stats(state: State, username: str) -> tuple[State, Any]:
+    """How much somebody posted, follows and posted again."""
+    return state, {
+        "tweet_count": sum(tweet["username"] == username for tweet in state["tweets"].values()),
+        "following_count": len(state["following_list"]) if username == state["username"] else 0,
+        "retweet_count": len(state["retweets"].get(username, [])),
+    }
+
+
+POSTING = World(
+    place="TwitterAPI",
+    begin=_begin,
+    answers_count=True,
+    functions={
+        f.__name__: f
+        for f in (
+            authenticate_twitter, posting_get_login_status, post_tweet, retweet, comment, mention, follow_user,
+            unfollow_user, list_all_following, get_tweet, get_user_tweets, search_tweets, get_tweet_comments,
+            get_user_stats,
+        )
+    },
+)  # fmt: skip

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from grpo.config.environments import TaskSettings
+from grpo.environments.catalog import WORLDS, make_environment
+from grpo.environments.environment import StepResult
+from grpo.environments.task import TaskEnvironment
+from grpo.environments.tools import Refusal
+from grpo.errors import ConfigError, DataError
+from grpo.messages import Message, ToolCall, parse_assistant
+from grpo.scenarios.scenario import Expected, Scenario
+from grpo.trajectories import Outcome
+
+State = dict[str, Any]
+ORDER = Scenario(
+    id="order", user_responses=("Cancel order 1, please.", "Thanks."), world={"orders": {"1": "open", "2": "sent"}}
+)
+
+
+def cancel(state: State, order: str) -> tuple[State, Any]:
+    """Cancel an order."""
+    if state["orders"].get(order) != "open":
+        raise Refusal(f"order {order} cannot be cancelled")
+    state["orders"][order] = "cancelled"
+    return state, {"cancelled": order}
+
+
+async def look(state: State, order: str) -> tuple[State, Any]:
+    """Read an order."""
+    await asyncio.sleep(0)
+    return {**state, "_looked": True}, state["orders"][order]
+
+
+def _call(name: str, **arguments: Any) -> Message:
+    return Message(role="assistant", content="", tool_calls=(ToolCall(name=name, arguments=arguments),))
+
+
+def _say(words: str) -> Message:
+    return Message(role="assistant", content=words)
+
+
+async def _play(world: TaskEnvironment, scenario: Scenario, actions: Sequence[Message]) -> StepResult:
+    state = await world.reset(scenario)
+    for action in actions:
+        result = await world.step(state, action)
+        state = result.state
+    return result
+
+
+def _outcome(world: TaskEnvironment, scenario: Scenario, *actions: Message) -> Outcome:
+    return world.verify(asyncio.run(_play(world, scenario, actions)).state)
+
+
+def _desk(**changes: Any) -> TaskEnvironment:
+    return TaskEnvironment([ORDER], functions=(cancel, look), **changes)
+
+
+IS_CANCELLED = {"cancelled": lambda state: state["orders"]["1"] == "cancelled"}
+
+
+def test_criteria_on_the_state_end_the_episode_with_success():
+    """The call that makes them true is the last one."""
+    result = asyncio.run(_play(_desk(criteria=IS_CANCELLED), ORDER, [_call("cancel", order="1")]))
+    assert (result.terminated, result.truncated, result.state.done) == (True, False, True)
+    assert _desk(criteria=IS_CANCELLED).verify(result.state).success
+
+
+def test_words_do_not_make_a_task_done():
+    """The agent that only says so has failed, however the conversation ends."""
+    outcome = _outcome(_desk(criteria=IS_CANCELLED), ORDER, _say("I have cancelled order 1."), _say("Bye."))
+    assert (outcome.success, dict(outcome.checks)) == (False, {"cancelled": False})
+
+
+@pytest.mark.parametrize(("order", "success"), [("1", True), ("2", False)])
+def test_the_expected_state_decides_without_any_code(order: str, success: bool):
+    """What `expected.state` names must be equal; what it does not name may be anything."""
+    wanted = Expected(state={"orders": {"1": "cancelled", "2": "sent"}})
+    scenario = ORDER.model_copy(update={"expected": wanted, "world": {**ORDER.world, "visits": 3}})
+    assert _outcome(_desk(), scenario, _call("cancel", order=order)).success is success
+
+
+def test_the_expected_calls_decide_by_the_state_that_they_lead_to():
+    """The right call in any company of reading ones; one order too many is wrong."""
+    wanted = Expected(calls=({"name": "cancel", "arguments": {"order": "1"}},))
+    scenario = ORDER.model_copy(update={"expected": wanted, "world": {"orders": {"1": "open", "2": "open"}}})
+    right = [_call("look", order="2"), _call("cancel", order="1"), _say("Done.")]
+    assert _outcome(_desk(), scenario, *right).success
+    assert not _outcome(_desk(), scenario, *right, _call("cancel", order="2")).success
+    assert not _outcome(_desk(), scenario, _say("Done.")).success
+
+
+def test_something_more_in_the_state_is_wrong_unless_its_name_begins_with_an_underscore():
+    """`look` leaves `_looked`, which is not judged; a note that nobody asked for is."""
+
+    def note(state: State) -> tuple[State, Any]:
+        """Leave a note."""
+        return {**state, "note": "hello"}, None
+
+    world = TaskEnvironment(functions=(look, note))
+    assert _outcome(world, ORDER, _call("look", order="1")).success
+    assert not _outcome(world, ORDER, _call("note")).success
+
+
+def test_expected_facts_must_have_been_told():
+    """In words to the user, not in a call."""
+    scenario = ORDER.model_copy(update={"expected": Expected(facts=("two days",))})
+    assert _outcome(_desk(), scenario, _say("In Two Days.")).success
+    outcome = _outcome(_desk(), scenario, _call("cancel", order="two days"))
+    assert dict(outcome.checks) == {"end_state": True, "facts_told": False}
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (_call("cancel", order="2"), "order 2 cannot be cancelled"),
+        (_call("cancel", order=1), "cancel: order: 1 is not of type 'string'"),
+        (_call("refund", order="1"), "unknown tool refund; there are cancel, look"),
+        (parse_assistant("<tool_call>{broken</tool_call>"), "not a tool call: {broken"),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_a_result_that_the_model_sees(action: Message, error: str):
+    """Refused by the world, by the schema, by name, or unreadable: nothing has changed, and the episode goes on."""
+    result = asyncio.run(_play(_desk(), ORDER, [action]))
+    assert result.response is not None
+    assert result.response.role == "tool"
+    assert json.loads(result.response.content) == {"error": error}
+    assert result.state.world["orders"] == ORDER.world["orders"]
+    assert not result.state.done
+
+
+def test_a_function_changes_a_copy():
+    """The state before the call, and the scenario, stay as they were, though the function writes into its state."""
+
+    async def run() -> None:
+        world = _desk()
+        before = await world.reset(ORDER)
+        after = (await world.step(before, _call("cancel", order="1"))).state
+        assert (before.world["orders"]["1"], after.world["orders"]["1"]) == ("open", "cancelled")
+        assert ORDER.world["orders"]["1"] == "open"
+
+    asyncio.run(run())
+
+
+def test_a_broken_function_is_no_result():
+    """A KeyError is the world's failure and reaches whoever plays the episode."""
+    with pytest.raises(KeyError):
+        asyncio.run(_play(_desk(), ORDER, [_call("look", order="7")]))
+
+
+def test_several_calls_in_one_turn_are_made_in_order():
+    """Their results come in one message, and the second sees what the first did."""
+    both = (ToolCall(name="cancel", arguments={"order": "1"}), ToolCall(name="look", arguments={"order": "1"}))
+    result = asyncio.run(_play(_desk(), ORDER, [Message(role="assistant", content="", tool_calls=both)]))
+    assert result.response is not None
+    assert json.loads(result.response.content) == [{"cancelled": "1"}, "cancelled"]
+
+
+def test_the_turn_limit_counts_calls_too():
+    """Two turns: a call, and a call that is cut off."""
+    result = asyncio.run(_play(_desk(max_turns=2), ORDER, [_call("look", order="1")] * 2))
+    assert (result.terminated, result.truncated) == (False, True)
+
+
+def test_a_task_needs_tools():
+    """Neither functions nor worlds, or both, is an error."""
+    with pytest.raises(ConfigError, match="needs tools"):
+        TaskEnvironment([ORDER])
+    with pytest.raises(ConfigError, match="either"):
+        TaskEnvironment(functions=(look,), worlds=WORLDS)
+
+
+NOTES = Scenario(
+    id="notes",
+    context="Be brief.",
+    user_responses=("How many words are in a.txt?",),
+    tools=(
+        {"name": "wc", "parameters": {"properties": {"file_name": {"type": "string"}, "mode": {"type": "string"}}}},
+        {"name": "cat", "parameters": {"properties": {"file_name": {"type": "string"}}}},
+    ),
+    world={"GorillaFileSystem": {"root": {"r": {"type": "directory", "contents": {
+        "a.txt": {"type": "file", "content": "one two"}}}}}},
+    expected=Expected(calls=({"name": "wc", "arguments": {"file_name": "a.txt", "mode": "w"}},)),
+)  # fmt: skip
+
+
+def test_where_answers_count_the_agent_must_have_seen_them():
+    """Nothing changes in this task, so the state alone would reward an agent that did not look."""
+    world = TaskEnvironment(worlds=WORLDS)
+    lazy, busy = _say("Two."), _call("wc", file_name="a.txt", mode="w")
+    assert dict(_outcome(world, NOTES, lazy).checks) == {"end_state": True, "answers_seen": False}
+    assert _outcome(world, NOTES, busy, lazy).success
+
+
+def test_a_scenario_offers_the_tools_that_it_names():
+    """They are told in the context, after the scenario's own; another tool of the same world does not exist."""
+
+    async def run() -> None:
+        world = make_environment(TaskSettings(kind="task"))
+        state = await world.reset(NOTES)
+        background, calling, *tools = state.context.splitlines()
+        assert background == "Be brief."
+        assert "<tool_call>" in calling
+        assert [json.loads(tool)["name"] for tool in tools] == ["wc", "cat"]
+        result = await world.step(state, _call("rm", file_name="a.txt"))
+        assert result.response is not None
+        assert "unknown tool rm" in result.response.content
+
+    asyncio.run(run())
+
+
+def test_a_scenario_whose_tools_no_world_has_is_not_playable():
+    """It is named with the tool; it is not played as something else."""
+    scenario = NOTES.model_copy(update={"tools": (*NOTES.tools, {"name": "startEngine", "parameters": {}})})
+    with pytest.raises(DataError, match="scenario notes is not playable: no world has startEngine"):
+        asyncio.run(TaskEnvironment(worlds=WORLDS).reset(scenario))
+
+
+def test_no_two_worlds_have_a_tool_of_the_same_name():
+    """A scenario names its tools, and the name alone says which world they are of."""
+    names = [name for world in WORLDS for name in world.functions]
+    assert len(names) == len(set(names))
+
+
+def test_a_task_may_be_wanted_by_a_simulated_user():
+    """A scenario with a goal instead of a script is played by rules."""
+    scenario = NOTES.model_copy(update={"user_responses": (), "goal": "Count my words.\n- file name: a.txt"})
+    state = asyncio.run(make_environment(TaskSettings(kind="task")).reset(scenario, seed=1))
+    assert state.history[0].content == "Count my words."

@@ -1,0 +1,222 @@
+"""BFCL's multi-turn tasks in the worlds that are here."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from grpo.environments.catalog import WORLDS
+from grpo.environments.task import TaskEnvironment
+from grpo.errors import DataError
+from grpo.messages import Message, ToolCall
+from grpo.scenarios.scenario import Scenario
+from tests.grpo.environments.bfcl import FOLDER, bfcl_scenarios, read_call
+
+HERE = {"GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI", "TicketAPI"}
+published = pytest.mark.skipif(not FOLDER.exists(), reason=f"no published tasks at {FOLDER}")
+WORLD = TaskEnvironment(max_turns=100, worlds=WORLDS)
+
+
+@published
+def test_the_published_calls_run_in_every_task_that_these_worlds_cover():
+    """50 tasks with 276 calls, none of them refused."""
+
+    async def run() -> tuple[int, list[str]]:
+        tasks = [scenario for scenario, classes in bfcl_scenarios() if classes <= HERE]
+        steps = [(scenario.id, step) for scenario in tasks for step in [s async for s in WORLD.replay(scenario)]]
+        refused = [f"{name}: {s.call}" for name, s in steps if isinstance(s.result, dict) and "error" in s.result]
+        assert len(tasks) == 50
+        return len(steps), refused
+
+    assert asyncio.run(run()) == (276, [])
+
+
+@published
+def test_the_tasks_of_other_worlds_are_named_as_not_playable():
+    """150 of 200 need a trading desk, a travel agency or a car, and say which tools are missing."""
+
+    async def run() -> list[str]:
+        problems = []
+        for scenario, classes in bfcl_scenarios():
+            if not classes <= HERE:
+                with pytest.raises(DataError, match="is not playable: no world has") as caught:
+                    await WORLD.reset(scenario)
+                problems.append(str(caught.value))
+        return problems
+
+    problems = asyncio.run(run())
+    assert len(problems) == 150
+    assert all("scenario bfcl-multi_turn_base_" in problem for problem in problems)
+
+
+@published
+def test_the_published_calls_succeed_and_silence_fails():
+    """An agent that makes the expected calls is successful in all 50 tasks; one that only talks in none."""
+
+    async def play(scenario: Scenario, calls: list[dict[str, Any]]) -> bool:
+        state = await WORLD.reset(scenario)
+        for call in calls:
+            action = Message(
+                role="assistant", content="", tool_calls=(ToolCall(name=call["name"], arguments=call["arguments"]),)
+            )
+            state = (await WORLD.step(state, action)).state
+        while not state.done:
+            state = (await WORLD.step(state, Message(role="assistant", content="Done."))).state
+        return WORLD.verify(state).success
+
+    async def run() -> tuple[int, int]:
+        tasks = [scenario for scenario, classes in bfcl_scenarios() if classes <= HERE]
+        right = [await play(scenario, list(scenario.expected.calls)) for scenario in tasks]
+        idle = [await play(scenario, []) for scenario in tasks]
+        return sum(right), sum(idle)
+
+    assert asyncio.run(run()) == (50, 0)
+
+
+def test_a_call_is_parsed_and_never_run():
+    """Positional and named arguments; what is no literal is an error."""
+    assert read_call("sort('a', n=[1, -2])", {"sort": ["file_name"]}) == {
+        "name": "sort",
+        "arguments": {"file_name": "a", "n": [1, -2]},
+    }
+    with pytest.raises(ValueError, match="malformed"):
+        read_call("sort(__import__('os'))", {"sort": ["file_name"]})
+
+
+def _run(place: str, start: dict[str, Any], *calls: tuple[str, dict[str, Any]]) -> tuple[list[Any], dict[str, Any]]:
+    """Results of calls in a world that starts like this, and its state afterwards."""
+    names = sorted({name for name, _ in calls})
+    properties = {name: sorted({key for n, arguments in calls if n == name for key in arguments}) for name in names}
+    scenario = Scenario.model_validate(
+        {
+            "id": "s",
+            "user_responses": ["Go."],
+            "tools": [{"name": n, "parameters": {"properties": {key: {} for key in properties[n]}}} for n in names],
+            "world": {place: start},
+            "expected": {"calls": [{"name": name, "arguments": arguments} for name, arguments in calls]},
+        }
+    )
+
+    async def run() -> tuple[list[Any], dict[str, Any]]:
+        steps = [step async for step in WORLD.replay(scenario)]
+        return [step.result for step in steps], dict(steps[-1].world[place])
+
+    return asyncio.run(run())
+
+
+DISK = {"root": {"home": {"type": "directory", "contents": {
+    "b.txt": {"type": "file", "content": "two\none"},
+    ".hidden": {"type": "file", "content": ""},
+    "sub": {"type": "directory", "contents": {"b.txt": {"type": "file", "content": "two\nten"}}}}}}}  # fmt: skip
+
+
+def test_files_are_read_without_changing_them():
+    """Line counts, order, search, sizes: worked out by hand on "two\\none", 7 bytes, and "two\\nten", 7 bytes."""
+    results, disk = _run(
+        "GorillaFileSystem", DISK,
+        ("ls", {}), ("ls", {"a": True}), ("sort", {"file_name": "b.txt"}), ("wc", {"file_name": "b.txt", "mode": "c"}),
+        ("grep", {"file_name": "b.txt", "pattern": "on"}), ("tail", {"file_name": "b.txt", "lines": 1}),
+        ("find", {"path": ".", "name": "b."}), ("du", {"human_readable": True}), ("pwd", {}),
+    )  # fmt: skip
+    assert [next(iter(result.values())) for result in results] == [
+        ["b.txt", "sub"],
+        ["b.txt", ".hidden", "sub"],
+        "one\ntwo",
+        7,
+        ["one"],
+        "one",
+        ["./b.txt", "./sub/b.txt"],
+        "14.00 B",
+        "/home",
+    ]
+    assert disk["root"] == DISK["root"]
+
+
+def test_files_are_moved_copied_and_removed_within_the_open_folder():
+    """A folder takes the file in, another name renames it, a taken name is refused."""
+    results, disk = _run(
+        "GorillaFileSystem", DISK,
+        ("mv", {"source": "b.txt", "destination": "sub"}), ("mv", {"source": "b.txt", "destination": "a.txt"}),
+        ("cp", {"source": "a.txt", "destination": "sub"}), ("rmdir", {"dir_name": "sub"}),
+        ("rm", {"file_name": "a.txt"}), ("cd", {"folder": "sub/b"}), ("cd", {"folder": "sub"}),
+        ("diff", {"file_name1": "a.txt", "file_name2": "b.txt"}), ("cd", {"folder": ".."}), ("cd", {"folder": ".."}),
+    )  # fmt: skip
+    assert [("error" in result) for result in results] == [True] + [False] * 2 + [True, False, True] + [False] * 3 + [
+        True
+    ]
+    assert results[7] == {"diff_lines": "- one\n+ ten"}
+    home = disk["root"]["home"]["contents"]
+    assert (list(home), list(home["sub"]["contents"])) == ([".hidden", "sub"], ["b.txt", "a.txt"])
+
+
+def test_numbers_are_calculated():
+    """log₂ 8 = 3, √2 to three digits, σ of 2 and 4 is 1, 5 km are 5000 m; division by zero is refused."""
+    results, _ = _run(
+        "MathAPI", {},
+        ("logarithm", {"value": 8, "base": 2, "precision": 5}), ("square_root", {"number": 2, "precision": 3}),
+        ("standard_deviation", {"numbers": [2, 4]}), ("mean", {"numbers": [1, 2, 6]}),
+        ("si_unit_conversion", {"value": 5, "unit_in": "km", "unit_out": "m"}), ("divide", {"a": 1, "b": 0}),
+        ("power", {"base": -8, "exponent": 0.5}), ("mean", {"numbers": []}),
+    )  # fmt: skip
+    assert [result.get("result") for result in results] == [3.0, 1.41, 1.0, 3.0, 5000.0, None, None, None]
+
+
+def test_messages_need_a_login_and_a_receiver_who_is_there():
+    """The fifth person gets the fifth id; what was deleted is gone."""
+    results, state = _run(
+        "MessageAPI", {},
+        ("send_message", {"receiver_id": "USR002", "message": "Hi"}), ("message_login", {"user_id": "USR001"}),
+        ("add_contact", {"user_name": "Eve"}), ("send_message", {"receiver_id": "USR005", "message": "Hi Eve"}),
+        ("send_message", {"receiver_id": "USR009", "message": "?"}), ("search_messages", {"keyword": "EVE"}),
+        ("delete_message", {"receiver_id": "USR005"}), ("view_messages_sent", {}),
+    )  # fmt: skip
+    assert ["error" in result for result in results] == [True, False, False, False, True, False, False, False]
+    assert results[2]["user_id"] == "USR005"
+    assert results[5]["results"] == [{"receiver_id": "USR005", "message": "Hi Eve"}]
+    assert (results[7]["messages"], state["inbox"]) == ({}, [])
+
+
+def test_posts_belong_to_who_is_logged_in():
+    """Nothing is posted before; a comment needs its post; a second retweet is none."""
+    results, state = _run(
+        "TwitterAPI", {},
+        ("post_tweet", {"content": "no"}), ("authenticate_twitter", {"username": "john", "password": "x"}),
+        ("authenticate_twitter", {"username": "john", "password": "john123"}),
+        ("post_tweet", {"content": "Hello", "tags": ["#a"]}), ("comment", {"tweet_id": 0, "comment_content": "Hi"}),
+        ("comment", {"tweet_id": 5, "comment_content": "Hi"}), ("retweet", {"tweet_id": 0}),
+        ("retweet", {"tweet_id": 0}), ("mention", {"tweet_id": 0, "mentioned_usernames": ["@b"]}),
+        ("follow_user", {"username_to_follow": "alice"}),
+        ("search_tweets", {"keyword": "#A"}),
+    )  # fmt: skip
+    assert "error" in results[0]
+    assert results[1] == {"authentication_status": False}
+    assert "error" in results[5]
+    assert [results[6]["retweet_status"], results[7]["retweet_status"]] == [
+        "Successfully retweeted",
+        "Already retweeted",
+    ]
+    assert results[9] == {"follow_status": False}
+    assert results[10] == [{"id": 0, "username": "john", "content": "Hello", "tags": ["#a"], "mentions": ["@b"]}]
+    assert state["comments"] == {"0": [{"username": "john", "content": "Hi"}]}
+
+
+def test_tickets_are_opened_by_who_is_logged_in_and_closed_once():
+    """Priorities go from 1 to 5, and only four fields can be edited."""
+    results, state = _run(
+        "TicketAPI", {},
+        ("create_ticket", {"title": "t"}), ("ticket_login", {"username": "ann", "password": "p"}),
+        ("create_ticket", {"title": "t", "priority": 6}), ("create_ticket", {"title": "t", "priority": 5}),
+        ("edit_ticket", {"ticket_id": 1, "updates": {"owner": "bob"}}),
+        ("edit_ticket", {"ticket_id": 1, "updates": {"priority": 2, "title": None}}),
+        ("resolve_ticket", {"ticket_id": 1, "resolution": "done"}),
+        ("resolve_ticket", {"ticket_id": 1, "resolution": "x"}),
+        ("get_user_tickets", {"status": "resolved"}), ("close_ticket", {"ticket_id": 2}),
+    )  # fmt: skip
+    assert ["error" in result for result in results] == [
+        True, False, True, False, True, False, False, True, False, True,
+    ]  # fmt: skip
+    ticket = {"id": 1, "title": "t", "description": "", "status": "Resolved", "priority": 2, "created_by": "ann",
+              "resolution": "done"}  # fmt: skip
+    assert results[8] == state["ticket_queue"] == [ticket]

@@ -1,0 +1,201 @@
+"""Environments of one's own, played as a run plays them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo.config.environments import SimulatedUserSettings
+from grpo.config.rollout import RolloutSettings
+from grpo.environments.catalog import make_environment
+from grpo.environments.conversation import ConversationEnvironment
+from grpo.environments.environment import Environment, EnvironmentState, StepResult
+from grpo.environments.simulator import SimulatedEnvironment
+from grpo.environments.task import TaskEnvironment
+from grpo.errors import BudgetError
+from grpo.messages import Message
+from grpo.policy.policy import Policy
+from grpo.policy.scripted import ScriptedPolicy
+from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.renderer import Renderer
+from grpo.rewards.reward import Episode
+from grpo.rollout.collect import collect
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Outcome, Trajectory
+
+
+class TaskCompletionEnvironment(Environment):
+    """The guide's custom environment: the task is done when the agent has said enough."""
+
+    def __init__(self, enough: int) -> None:
+        self.enough = enough
+
+    async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+        assert scenario is not None
+        return EnvironmentState(
+            scenario=scenario,
+            history=(Message(role="user", content=scenario.goal),),
+            metadata={"task": scenario.goal, "completed": False},
+        )
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        turns = state.turn_count + 1
+        completed = turns == self.enough
+        reward = 1.0 if completed else 0.0
+        response = Message(role="user", content="more")
+        new_state = state.after(
+            action, response, turn_count=turns, done=completed, metadata={**state.metadata, "completed": completed}
+        )
+        return StepResult(state=new_state, response=response, reward=reward, terminated=completed)
+
+    def verify(self, state: EnvironmentState) -> Outcome:
+        return Outcome(success=state.metadata["completed"])
+
+
+class Echo:
+    """A simulator of another library."""
+
+    def process(self, state: EnvironmentState, action: Message) -> Mapping[str, Any]:
+        last = state.turn_count == 3
+        return {"response": f"turn {state.turn_count}", "reward": 0.5, "terminated": last, "success": last}
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_folder: Path) -> TransformersPolicy:
+    return load(tiny_folder)
+
+
+def _collect(
+    tokens: TransformersPolicy,
+    world: Environment,
+    scenarios: Iterable[Scenario],
+    policy: Policy | None = None,
+    **changes: object,
+) -> list[Trajectory]:
+    """Two siblings of each scenario; turns that are cut stand, as the tiny model never ends one."""
+    plan = {"max_new_tokens": 5, "max_context": 4000, "cut_turns": "go_on", "error_budget": 0.0, **changes}
+    return collect(
+        list(scenarios),
+        policy or tokens,
+        world,
+        Renderer(tokens.tokenizer, tools=world.tools),
+        RolloutSettings.model_validate(plan),
+        siblings=2,
+        temperature=1.0,
+        run_seed=1,
+        iteration=0,
+    )  # fmt: skip
+
+
+GOALS = [Scenario(id=f"g{k}", goal="talk to me", context="The sentinel is xylophone.") for k in range(2)]
+
+
+def test_a_custom_environment_is_played_by_the_tiny_model(policy: TransformersPolicy):
+    """Two turns each, the last one rewarded, success as the environment says; tokens as sampled."""
+    for trajectory in _collect(policy, TaskCompletionEnvironment(2), GOALS):
+        assert [turn.message.role for turn in trajectory.turns] == ["user", "assistant", "user", "assistant"]
+        assert (trajectory.stop, trajectory.turn_rewards) == ("terminated", (0.0, 1.0))
+        assert trajectory.outcome == Outcome(success=True)
+        assert trajectory.action_count > 0
+        assert (trajectory.sampler_logprobs[trajectory.loss_mask] < 0).all()
+
+
+def test_a_custom_simulator_is_played_by_the_tiny_model(policy: TransformersPolicy):
+    """Three turns, its answers between them, half a point for each."""
+    for trajectory in _collect(policy, SimulatedEnvironment(Echo()), GOALS):
+        said = [turn.message.content for turn in trajectory.turns if turn.message.role == "user"]
+        assert said == ["talk to me", "turn 1", "turn 2"]
+        assert trajectory.turn_rewards == (0.5, 0.5, 0.5)
+        assert trajectory.outcome is not None
+        assert trajectory.outcome.success
+
+
+def test_the_context_of_a_scenario_reaches_the_prompt_and_the_reward(policy: TransformersPolicy):
+    """Under the system prompt, in tokens that the model reads and is not trained on."""
+    script = [Scenario(id="s", user_responses=("hello",), context="The sentinel is xylophone.")]
+    world = ConversationEnvironment(system_prompt="Be kind.")
+    for trajectory in _collect(policy, world, script):
+        first = trajectory.turns[0]
+        assert first.message == Message(role="system", content="Be kind.\n\nThe sentinel is xylophone.")
+        read = policy.tokenizer.decode(trajectory.token_ids[~trajectory.loss_mask].tolist())
+        assert "xylophone" in read
+        scenario = Episode.of(trajectory, script[0]).context.scenario
+        assert scenario is not None
+        assert "xylophone" in scenario.context
+
+
+def test_a_scripted_agent_solves_a_task(policy: TransformersPolicy):
+    """The call is read from the policy's own text, and the state that it leaves decides."""
+
+    def cancel(state: dict[str, Any], order: str) -> tuple[dict[str, Any], Any]:
+        """Cancel an order."""
+        state["orders"][order] = "cancelled"
+        return state, {"done": order}
+
+    call = json.dumps({"name": "cancel", "arguments": {"order": "1"}})
+    agent = ScriptedPolicy([f"<tool_call>{call}</tool_call>", "It is cancelled."])
+    world = TaskEnvironment(
+        functions=(cancel,), criteria={"cancelled": lambda state: state["orders"]["1"] == "cancelled"}
+    )
+    order = Scenario(id="o", user_responses=("Cancel it.",), world={"orders": {"1": "open"}})
+    for trajectory in _collect(policy, world, [order], agent, max_new_tokens=200):
+        assert trajectory.stop == "terminated"
+        assert trajectory.outcome is not None
+        assert trajectory.outcome.success
+        assert trajectory.outcome.state == {"orders": {"1": "cancelled"}}
+
+
+def test_a_simulated_users_fault_fails_its_episode_and_is_not_rewarded(policy: TransformersPolicy, tmp_path: Path):
+    """The model behind the user leaves its role: data with its reason, counted against the error budget."""
+    (tmp_path / "user.yaml").write_text(yaml.safe_dump([["Hi."], ["As an AI, I cannot be a customer."]]))
+    settings = SimulatedUserSettings(kind="simulated_user", model=f"stub://{tmp_path}/user.yaml")
+    played = _collect(policy, make_environment(settings), GOALS, error_budget=1.0)
+    assert {t.stop for t in played} == {"failed"}
+    for trajectory in played:
+        assert trajectory.error is not None
+        assert trajectory.error.startswith("UserError: scenario g")
+        assert (trajectory.total_reward, trajectory.outcome) == (None, None)
+    with pytest.raises(BudgetError, match=r"4 of 4 episodes failed.*UserError"):
+        _collect(policy, make_environment(settings), GOALS, error_budget=0.5)
+
+
+def test_simulated_users_are_played_by_rules(policy: TransformersPolicy):
+    """A model that only babbles wears out their patience: two turns, an end, and no success."""
+    settings = SimulatedUserSettings(kind="simulated_user", patience=2)
+    goals = [_with_goal(scenario, "I want my money back.\n- order number: 4711") for scenario in GOALS]
+    for trajectory in _collect(policy, make_environment(settings), goals):
+        said = [turn.message.role for turn in trajectory.turns]
+        assert said == ["system", "user", "assistant", "user", "assistant"]
+        assert trajectory.stop == "terminated"
+        assert trajectory.outcome is not None
+        assert not trajectory.outcome.success
+
+
+def _with_goal(scenario: Scenario, goal: str) -> Scenario:
+    return scenario.model_copy(update={"goal": goal})
+
+
+def test_slow_environments_are_waited_for_together(policy: TransformersPolicy):
+    """How many episodes wait at the same time is the concurrency, and the order of the results is the plan's."""
+    waiting: list[int] = []
+
+    class Slow(ConversationEnvironment):
+        now = 0
+
+        async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+            self.now += 1
+            waiting.append(self.now)
+            await asyncio.sleep(0.02)
+            self.now -= 1
+            return await super().step(state, action)
+
+    scripts = [Scenario(id=f"s{k}", user_responses=("hello",)) for k in range(6)]
+    played = _collect(policy, Slow(), scripts, ScriptedPolicy(["ok"]), concurrency=4)
+    assert max(waiting) == 4
+    assert [(t.scenario_id, t.sample) for t in played] == [(s.id, k) for s in scripts for k in range(2)]

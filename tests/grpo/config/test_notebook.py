@@ -111,7 +111,9 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(ask, told: str):
 def test_each_task_differs_from_the_balanced_profile():
     """Else it would be no task's config."""
     usual = TrainingConfig.from_profile("balanced")
-    found = [get_config_for_task(task, model_name="gpt2") for task in ("customer_service", "technical_support", "sales")]
+    found = [
+        get_config_for_task(task, model_name="gpt2") for task in ("customer_service", "technical_support", "sales")
+    ]
     assert all(config != usual for config in found)
     assert len({config.model_dump_json() for config in found}) == 3
 

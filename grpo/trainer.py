@@ -23,6 +23,7 @@ from grpo.errors import ConfigError, NoLearningSignal
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import UpdateMetrics, idle, update
 from grpo.policy.transformers.model import TransformersPolicy, residents
+from grpo.renderer import Renderer
 from grpo.rewards.reward import RewardFunction
 from grpo.rewards.score import score
 from grpo.rewards.summary import RolloutSummary, summarize
@@ -209,15 +210,19 @@ class MultiTurnGRPOTrainer:
         return record
 
     def _play(self, scenarios: list[Scenario], iteration: int | str) -> list[Trajectory]:
+        policy = self.agent.policy
+        assert isinstance(policy, TransformersPolicy)
         trajectories = collect(
             scenarios,
-            self.agent,
+            policy,
             self.environment,
+            Renderer(policy.tokenizer, tools=(*self.environment.tools, *self.agent.tools)),
             self.rollout,
             siblings=self.rollout.group_size if iteration != _HELDOUT else 1,
             temperature=self.rollout.temperature,
             run_seed=self.config.seed,
             iteration=iteration,
+            agent=self.agent,
         )
         return list(score(trajectories, self.reward_fn, {scenario.id: scenario for scenario in scenarios}))
 

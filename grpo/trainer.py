@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from grpo.adjuster import Adjuster
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.callbacks import EVENTS, Callback, Event, Progress, WandbCallback
 from grpo.config.notebook import TrainingConfig
@@ -291,14 +292,12 @@ async def train(
 ) -> MultiTurnAgent:
     """Train an agent with the settings of a profile; `changes` are fields of `TrainingConfig`.
 
-    With `auto_adjust` what the diagnostics find is answered as `grpo.auto.Adjuster` says.
+    With `auto_adjust` what the diagnostics find is answered as `grpo.adjuster.Adjuster` says.
     """
     if num_episodes is not None:
         changes["num_episodes"] = num_episodes
     config = TrainingConfig.from_profile(profile, **changes)
     trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, folder=folder)
     if auto_adjust:
-        from grpo.auto import Adjuster
-
         callbacks = [*callbacks, Adjuster(trainer)]
     return await trainer.train(callbacks)

@@ -21,7 +21,7 @@ from grpo import (
     Scenario,
     TrainingConfig,
 )
-from grpo.auto import Adjuster
+from grpo.adjuster import Adjuster
 from grpo.environments.support_desk import SupportDesk
 from grpo.rewards.task import ChecksReward, TaskCompletionReward
 

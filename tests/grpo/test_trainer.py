@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from grpo.adjuster import Adjuster
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.auto import Adjuster, AutoTrainer, choose_profile
+from grpo.auto import AutoTrainer, choose_profile
 from grpo.callbacks import Callback, EarlyStoppingCallback, Progress
 from grpo.config.agent import AgentConfig
 from grpo.config.notebook import TrainingConfig, TrainingProfile

@@ -1,6 +1,6 @@
 """Multi-turn conversational agents, trained with Group Relative Policy Optimization.
 
-`from grpo import MultiTurnAgent, train`: the names of a notebook. A module is loaded when one of its names is asked for.
+`from grpo import MultiTurnAgent, train`: the names of a notebook, whose modules are loaded when they are asked for.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ _NAMES = {
     "grpo.trainer": ("MultiTurnGRPOTrainer", "SingleTurnGRPOTrainer", "train"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = (  # noqa: PLE0604
-    *_HOME,
-)
+__all__ = (*_HOME,)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.adjuster import Adjuster, Adjustment
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.callbacks import Callback
 from grpo.config.notebook import TrainingConfig, TrainingProfile
 from grpo.environments.environment import Environment

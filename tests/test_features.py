@@ -1,0 +1,63 @@
+"""docs/features.md says where each capability lives and which test shows it; these tests keep it true."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "features.md"
+SECTIONS = {"A": 27, "E": 15, "T": 11, "R": 31, "V": 10, "L": 4, "G": 30, "N": 6}
+"""Capabilities of each section are numbered from 1 on."""
+NEVER = {"A9"}
+"""Numbers that no capability has."""
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Id, places and tests of each row."""
+    found = []
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if re.fullmatch(r"[A-Z]+\d+", cells[0]):
+            found.append((cells[0], cells[2], cells[3]))
+    return found
+
+
+def _quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def _functions(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+
+
+def test_every_capability_has_one_row():
+    """None is left out, none stands twice."""
+    wanted = {f"{section}{k}" for section, count in SECTIONS.items() for k in range(1, count + 1)} - NEVER
+    ids = [row[0] for row in rows()]
+    assert len(ids) == len(set(ids))
+    assert wanted <= set(ids)
+
+
+@pytest.mark.parametrize(("identity", "places"), [(row[0], row[1]) for row in rows()])
+def test_a_capability_lives_where_the_table_says(identity: str, places: str):
+    """A row names at least one place, and each is a file or folder."""
+    named = _quoted(places)
+    assert named, f"{identity} lives nowhere"
+    assert [place for place in named if not (ROOT / place).exists()] == []
+
+
+@pytest.mark.parametrize(("identity", "shown"), [(row[0], row[2]) for row in rows()])
+def test_a_capability_is_shown_by_a_test_that_exists(identity: str, shown: str):
+    """`tests/….py::name`, at least one a row."""
+    named = _quoted(shown)
+    assert named, f"{identity} is shown by no test"
+    for test in named:
+        file, _, name = test.partition("::")
+        assert name in set(_functions(ROOT / file)), test

@@ -21,7 +21,7 @@ class DiagnosticsSettings(Settings):
     """What counts as unwell."""
 
     kl_factor: float = 5.0
-    """A KL to the base this many times the median of the iterations before is a spike …"""
+    """A KL to the base this many times the median of the window before is a spike …"""
     kl_floor: float = 0.05
     """… above this many nats a token."""
     entropy_share: float = 0.1
@@ -92,7 +92,7 @@ def _not_a_number(records: Sequence[IterationRecord], settings: DiagnosticsSetti
 
 def _kl_spike(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
     now = records[-1].update.kl_to_base
-    before = [record.update.kl_to_base for record in records[:-1]]
+    before = [record.update.kl_to_base for record in records[-1 - settings.window : -1]]
     usual = median(before) if before else 0.0
     if before and now > settings.kl_floor and now > settings.kl_factor * usual:
         return f"KL to the base is {now:.3g} nats a token, usual are {usual:.3g}"

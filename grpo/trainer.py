@@ -159,9 +159,7 @@ class MultiTurnGRPOTrainer:
         return self.folder / f"{index + 1:05d}" / _CHECKPOINT
 
     def _begin(self) -> None:
-        policy = self.agent.policy
-        if not isinstance(policy, TransformersPolicy):
-            raise ConfigError(f"policy {policy.hash} can play, not learn; open a model folder")
+        policy = self._policy
         told = self.config.model_dump(mode="json")
         note = self.folder / _CONFIG
         base = self.checkpoint(-1)
@@ -196,7 +194,7 @@ class MultiTurnGRPOTrainer:
         place.mkdir(parents=True)
         base, parent, target = (self.checkpoint(k) for k in (-1, index - 1, index))
         rollout = place / _ROLLOUT
-        write_trajectories(rollout, played, provenance={"policy": self.agent.policy.hash})
+        write_trajectories(rollout, played, provenance={"policy": self._policy.hash})
         try:
             metrics = update([rollout], parent, base, target, self.settings, seed=self.config.seed, iteration=index)
         except NoLearningSignal as error:
@@ -211,8 +209,7 @@ class MultiTurnGRPOTrainer:
         return record
 
     def _play(self, scenarios: list[Scenario], iteration: int | str) -> list[Trajectory]:
-        policy = self.agent.policy
-        assert isinstance(policy, TransformersPolicy)
+        policy = self._policy
         trajectories = collect(
             scenarios,
             policy,
@@ -226,6 +223,13 @@ class MultiTurnGRPOTrainer:
             agent=self.agent,
         )
         return list(score(trajectories, self.reward_fn, {scenario.id: scenario for scenario in scenarios}))
+
+    @property
+    def _policy(self) -> TransformersPolicy:
+        policy = self.agent.policy
+        if not isinstance(policy, TransformersPolicy):
+            raise ConfigError(f"a {type(policy).__name__} can play, not learn; give the agent a model folder")
+        return policy
 
     def _speak_with(self, checkpoint: Path) -> None:
         """Let the agent speak with the policy of a checkpoint."""

@@ -60,6 +60,8 @@ class Environment(ABC):
     """Base of all environments. One instance serves many episodes at once: the state is all it knows of each."""
 
     tools: tuple[Tool, ...] = ()
+    scenarios: tuple[Scenario, ...] = ()
+    """What `reset()` picks from; none where each episode is given its own."""
     system_prompt: str = ""
 
     @abstractmethod

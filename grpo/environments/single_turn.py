@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
 from grpo.messages import Message
@@ -17,11 +16,7 @@ class SingleTurn(Environment):
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.tools, self.system_prompt = environment.tools, environment.system_prompt
-
-    @property
-    def scenarios(self) -> Any:
-        """Those of the other environment."""
-        return self.environment.scenarios
+        self.scenarios = environment.scenarios
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """See the other environment."""

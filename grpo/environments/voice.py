@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from grpo.agents.byte_renderer import ByteRenderer
 from grpo.environments.users import UserError
 from grpo.errors import ConfigError
 from grpo.messages import Message
@@ -82,22 +83,8 @@ def open_voice(address: str, *, temperature: float, max_new_tokens: int) -> Voic
             f"{STUB}://replies.yaml or a model folder"
         )
     policy = open_policy(address)
-    renderer = byte_renderer() if separator else Renderer(policy.tokenizer)  # type: ignore[attr-defined]
+    renderer = ByteRenderer() if separator else Renderer(policy.tokenizer)  # type: ignore[attr-defined]
     return Voice(policy, renderer, temperature=temperature, max_new_tokens=max_new_tokens)
-
-
-def byte_renderer() -> Renderer:
-    """A renderer for policies that read messages: each byte is a token, so that any text comes back as it was."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    end = "<|end|>"
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: k for k, letter in enumerate((*letters, end))}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    template = "{% for message in messages %}{{ message.role + ': ' + message.content + eos_token }}{% endfor %}"
-    return Renderer(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, chat_template=template))
 
 
 def _swapped(history: Sequence[Message]) -> list[Message]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo.agents.byte_renderer import ByteRenderer
 from grpo.config.environments import SimulatedUserSettings
 from grpo.environments.catalog import make_environment
 from grpo.environments.conversation import ConversationEnvironment
@@ -14,7 +15,7 @@ from grpo.environments.environment import Environment, StepResult
 from grpo.environments.goal import read_goal
 from grpo.environments.simulated_user import SimulatedUser
 from grpo.environments.users import UserError
-from grpo.environments.voice import Voice, byte_renderer
+from grpo.environments.voice import Voice
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message
 from grpo.policy.scripted import ScriptedPolicy
@@ -133,7 +134,7 @@ def test_a_scenario_without_a_goal_is_refused():
 
 def _voiced(*words: str) -> ConversationEnvironment:
     """A user whose model says these words in turn, with seed 0."""
-    voice = Voice(ScriptedPolicy([[line] for line in words]), byte_renderer())
+    voice = Voice(ScriptedPolicy([[line] for line in words]), ByteRenderer())
     return ConversationEnvironment(user=SimulatedUser(patience=2, voice=voice))
 
 

@@ -50,12 +50,34 @@ class Tau2Source(Settings):
 
     kind: Literal["tau2_bench"]
     path: str
-    """Folder that holds `<domain>/tasks.json`, `db.json` and `split_tasks.json`."""
-    domain: Literal["retail", "mock"] = "retail"
+    """Folder that holds `<domain>/`, with its tasks, database and policy."""
+    domain: Literal["retail", "mock", "telecom"] = "retail"
+
+
+class PublishedSource(Settings):
+    """A published data set in its own files, read as docs/data.md says."""
+
+    kind: Literal[
+        "abcd_sample",
+        "banking77",
+        "bfcl_multi_turn",
+        "bitext_customer_service",
+        "bridge_math_tutoring",
+        "casino_negotiation",
+        "cima_tutoring",
+        "gsm8k",
+        "mt_bench",
+        "sgd",
+        "taskmaster",
+        "tau_bench_fewshot",
+    ]
+    path: str
+    """Folder of the data set."""
 
 
 Source = Annotated[
-    FileSource | HuggingFaceSource | GeneratorSource | MultiDoGOSource | Tau2Source, Field(discriminator="kind")
+    FileSource | HuggingFaceSource | GeneratorSource | MultiDoGOSource | Tau2Source | PublishedSource,
+    Field(discriminator="kind"),
 ]
 
 

@@ -40,7 +40,7 @@ def _files(source: Source) -> Iterator[Path]:
     elif isinstance(source, MultiDoGOSource):
         yield from (root / "turn" / domain / f"{part}.tsv" for domain in source.domains for part in source.parts)
     elif isinstance(source, Tau2Source):
-        yield from sorted(p for p in (root / source.domain).iterdir() if p.suffix in (".json", ".md"))
+        yield from sorted(p for p in (root / source.domain).iterdir() if p.suffix in (".json", ".md", ".toml"))
     else:
         yield from sorted(path for path in root.rglob("*") if path.is_file())
 

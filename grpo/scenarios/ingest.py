@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -18,12 +16,12 @@ from grpo.scenarios.ids import TakenIds
 from grpo.scenarios.parquet import QUARANTINE, RAW_CHARS, SCHEMA, Row, TableWriter, scenario_row
 from grpo.scenarios.readers.catalog import read_records
 from grpo.scenarios.readers.record import Record
+from grpo.scenarios.refusal import Refusal, explain, refuse
 from grpo.scenarios.scenario import Scenario
 
 _REPORT_EVERY = 10_000  # records
 _SECTIONS: dict[str, object] = {"expected": {}, "metadata": {}}  # a default that is a model is deep-copied: 15 µs
 _NAMED = 3  # records that an error names
-_NUMBER = re.compile(r"\d+")
 
 
 class Counts(BaseModel):
@@ -67,14 +65,6 @@ def ingest(
     return tally.counts()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Refusal:
-    """Why a record is quarantined, in its own words and in words that it shares with its like."""
-
-    reason: str
-    kind: str
-
-
 class _Tally:
     """Counts while ingestion goes on."""
 
@@ -84,7 +74,7 @@ class _Tally:
         self._kinds: Counter[str] = Counter()
         self._first: list[str] = []
 
-    def add(self, record: Record, refusal: _Refusal | None) -> None:
+    def add(self, record: Record, refusal: Refusal | None) -> None:
         self.records += 1
         if refusal is not None:
             self.quarantined += 1
@@ -117,36 +107,22 @@ class _Tally:
         )
 
 
-def _admit(record: Record, taken: TakenIds, table: TableWriter) -> _Refusal | None:
+def _admit(record: Record, taken: TakenIds, table: TableWriter) -> Refusal | None:
     """Add the record's scenario to the table, or say why not."""
     if record.problem is not None:
-        return _Refusal(reason=record.problem, kind=record.problem.partition(":")[0])
+        return refuse(record.problem)
     try:
         scenario = Scenario.model_validate({**_SECTIONS, **(record.data or {})})
         row, size = scenario_row(scenario)
     except ValidationError as error:
-        return _explain(error)
+        return explain(error)
     except ValueError as error:
-        return _Refusal(reason=f"cannot be stored as JSON: {error}", kind="cannot be stored as JSON")
+        return Refusal(reason=f"cannot be stored as JSON: {error}", kind="cannot be stored as JSON")
     place = taken.take(scenario.id, record.source, record.line)
     if place is not None:
-        return _Refusal(reason=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
+        return Refusal(reason=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
     table.add(row, size)
     return None
-
-
-def _explain(error: ValidationError) -> _Refusal:
-    """The first of a scenario's faults.
-
-    user_responses: user turn 1 is empty → kind `user_responses: user turn N is empty`
-    """
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        return _Refusal(reason=f"unknown field: {field}", kind="unknown field")
-    message = fault["msg"].removeprefix("Value error, ")
-    reason = f"{field}: {message}" if field else message
-    return _Refusal(reason=reason, kind=_NUMBER.sub("N", reason))
 
 
 def _quarantine_row(record: Record, reason: str) -> Row:

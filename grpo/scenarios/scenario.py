@@ -29,7 +29,8 @@ class Expected(_Record):
     facts: tuple[str, ...] = ()
     """Facts that the customer must have been told."""
     calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that solve the task, in order: `{"name", "arguments"}`."""
+    """Tool calls that solve the task, in order: `{"name", "arguments"}`, and `turn`, the number of the user turn that
+    the call answers, where the source tells it."""
     state: dict[str, Any] = Field(default_factory=dict)
     """The final state of the world."""
 

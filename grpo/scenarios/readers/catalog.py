@@ -5,19 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.config.scenarios import FileSource, GeneratorSource, HuggingFaceSource, MultiDoGOSource, Source
+from grpo.config.scenarios import (
+    FileSource,
+    GeneratorSource,
+    HuggingFaceSource,
+    MultiDoGOSource,
+    PublishedSource,
+    Source,
+)
 from grpo.errors import DataError
+from grpo.scenarios.readers.abcd_sample import read_abcd_sample
+from grpo.scenarios.readers.banking77 import read_banking77
+from grpo.scenarios.readers.bfcl_multi_turn import read_bfcl_multi_turn
+from grpo.scenarios.readers.bitext_customer_service import read_bitext_customer_service
+from grpo.scenarios.readers.bridge_math_tutoring import read_bridge_math_tutoring
+from grpo.scenarios.readers.casino_negotiation import read_casino_negotiation
+from grpo.scenarios.readers.cima_tutoring import read_cima_tutoring
 from grpo.scenarios.readers.csv_file import read_csv
 from grpo.scenarios.readers.generator import read_generator
+from grpo.scenarios.readers.gsm8k import read_gsm8k
 from grpo.scenarios.readers.huggingface import read_huggingface
 from grpo.scenarios.readers.json_file import read_json
 from grpo.scenarios.readers.lines import read_lines
+from grpo.scenarios.readers.mt_bench import read_mt_bench
 from grpo.scenarios.readers.multidogo import read_multidogo
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.sgd import read_sgd
+from grpo.scenarios.readers.taskmaster import read_taskmaster
 from grpo.scenarios.readers.tau2_bench import read_tau2_bench
+from grpo.scenarios.readers.tau_bench_fewshot import read_tau_bench_fewshot
 
 _FILES = {"jsonl": read_lines, "json": read_json, "parquet": read_parquet, "csv": read_csv}
+_PUBLISHED = {
+    "abcd_sample": read_abcd_sample,
+    "banking77": read_banking77,
+    "bfcl_multi_turn": read_bfcl_multi_turn,
+    "bitext_customer_service": read_bitext_customer_service,
+    "bridge_math_tutoring": read_bridge_math_tutoring,
+    "casino_negotiation": read_casino_negotiation,
+    "cima_tutoring": read_cima_tutoring,
+    "gsm8k": read_gsm8k,
+    "mt_bench": read_mt_bench,
+    "sgd": read_sgd,
+    "taskmaster": read_taskmaster,
+    "tau_bench_fewshot": read_tau_bench_fewshot,
+}
 
 
 def read_records(source: Source) -> Iterator[Record]:
@@ -40,4 +73,6 @@ def _reader(source: Source) -> Iterator[Record]:
         return read_huggingface(path, source.split)
     if isinstance(source, MultiDoGOSource):
         return read_multidogo(path, domains=source.domains, parts=source.parts)
+    if isinstance(source, PublishedSource):
+        return _PUBLISHED[source.kind](path)
     return read_tau2_bench(path, source.domain)

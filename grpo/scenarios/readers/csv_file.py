@@ -52,6 +52,13 @@ def read_csv(path: Path) -> Iterator[Record]:
         yield Record(source=str(path), line=row.line, data=data, raw=row.raw, problem=problem)
 
 
+def read_cells(path: Path, *, required: Collection[str]) -> Iterator[Record]:
+    """Read a comma-separated file, one record a row, whose data are the row's cells by column."""
+    for row in read_rows(path, delimiter=",", required=required):
+        data = None if row.problem else dict(row.cells)
+        yield Record(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
+
+
 def read_rows(path: Path, *, delimiter: str, required: Collection[str]) -> Iterator[Row]:
     """Read a delimited file with a header and CSV quoting; quoted cells may hold delimiters and newlines.
 

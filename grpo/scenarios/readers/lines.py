@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from pydantic_core import from_json
 
+from grpo.errors import DataError
 from grpo.scenarios.readers.files import LONGEST_LINE, open_source
 from grpo.scenarios.readers.record import Record
 
@@ -18,18 +21,30 @@ _BOM = b"\xef\xbb\xbf"
 def read_lines(path: Path) -> Iterator[Record]:
     """Read a JSON-lines file; a line that is no JSON object in UTF-8 becomes a record with a problem.
 
-    Blank lines are no records. A byte order mark and CRLF are tolerated.
+    Blank lines are no records. A byte order mark and CRLF are tolerated; a file named `.gz` is read through gzip.
+
+    Raises `DataError` where the file is missing, or compressed and damaged.
     """
-    source = str(path)
     with open_source(path) as file:
-        for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), start=1):
-            if number == 1:
-                line = line.removeprefix(_BOM)
-            if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-                _skip_line(file)
-                yield Record(source=source, line=number, data=None, raw=_decode(line), problem="over-long line")
-            elif line.strip():
-                yield _record(source, number, line)
+        if path.suffix != ".gz":
+            yield from _records(str(path), file)
+            return
+        try:
+            with gzip.open(file) as content:
+                yield from _records(str(path), content)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path} is damaged: {error}; fetch it again") from error
+
+
+def _records(source: str, file: IO[bytes] | gzip.GzipFile) -> Iterator[Record]:
+    for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), start=1):
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            _skip_line(file)
+            yield Record(source=source, line=number, data=None, raw=_decode(line), problem="over-long line")
+        elif line.strip():
+            yield _record(source, number, line)
 
 
 def _record(source: str, number: int, line: bytes) -> Record:
@@ -49,7 +64,7 @@ def _record(source: str, number: int, line: bytes) -> Record:
     return Record(source=source, line=number, data=data, raw=raw)
 
 
-def _skip_line(file: BinaryIO) -> None:
+def _skip_line(file: IO[bytes] | gzip.GzipFile) -> None:
     while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
         pass
 

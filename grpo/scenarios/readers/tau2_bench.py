@@ -1,15 +1,17 @@
 """tau2-bench: tool tasks with a simulated user's goal, a database, and the calls a right answer makes.
 
     user_scenario                        → goal
-    the calls of all tasks               → tools: their argument names and JSON types
-    db.json, as far as the task goes     → world, with the digest of the whole file
-    evaluation_criteria.actions          → expected.calls, reading ones included
+    the agent's calls of all tasks       → tools: their argument names and JSON types
+    database, as far as the task goes    → world, with the digest of the whole file
+    evaluation_criteria.actions          → expected.calls, reading ones included;
+                                           what the user does on a device of their own → expected.state.user_calls
+    evaluation_criteria.env_assertions   → expected.state.assertions
     evaluation_criteria.communicate_info → expected.facts
-    split_tasks.json                     → side
-    policy.md                            → context
+    split_tasks.json, if there is one    → side
+    policy                               → context
 
-Not covered: what a tool does (the benchmark has it as code), assertions in natural language or code, and which
-arguments of a call are compared.
+Retail and mock have JSON databases, telecom TOML ones, of the network and of the user's phone. Not covered: what a
+tool does (the benchmark has it as code), assertions in natural language, and which arguments of a call are compared.
 
 https://github.com/sierra-research/tau2-bench, MIT
 """
@@ -19,7 +21,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +32,58 @@ from pydantic import BaseModel, ValidationError
 from grpo.errors import DataError
 from grpo.scenarios.readers.files import open_source, read_document
 from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.shapes import first_fault, grade
 from grpo.scenarios.readers.tools import describe_tools
-from grpo.scenarios.scenario import Difficulty, Side
+from grpo.scenarios.scenario import Domain, Side
 
 _READING = ("calculate", "find_", "get_", "list_")
 _SIDES: dict[str, Side] = {"train": "train", "test": "heldout"}
 _WORD = re.compile(r"\w+")
+_KIND = re.compile(r"\[(\w+)\]")
+"""What a task's id begins with in telecom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Files:
+    """The files of a domain."""
+
+    tasks: str = "tasks.json"
+    database: str = "db.json"
+    policies: tuple[str, ...] = ("policy.md",)
+    device: str | None = None
+    """The state of the user's own device."""
+    split: str | None = "split_tasks.json"
+    domain: Domain = "customer_service"
+
+
+_FILES = {
+    "retail": _Files(),
+    "mock": _Files(device="user_db.json"),
+    "telecom": _Files(
+        tasks="tasks_small.json",
+        database="db.toml",
+        policies=("main_policy.md", "tech_support_manual.md"),
+        device="user_db.toml",
+        split=None,
+        domain="technical_support",
+    ),
+}
 
 
 class _Action(BaseModel):
     name: str
     arguments: dict[str, Any]
+    requestor: str | None = None
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """What is called, without who calls it."""
+        return {"name": self.name, "arguments": self.arguments}
 
 
 class _Criteria(BaseModel):
     actions: tuple[_Action, ...] | None = None
+    env_assertions: tuple[dict[str, Any], ...] | None = None
     communicate_info: tuple[Any, ...] | None = None
 
 
@@ -66,24 +107,33 @@ class _Task(BaseModel):
 
     @property
     def actions(self) -> tuple[_Action, ...]:
-        return self.evaluation_criteria.actions or ()
+        """What the agent does."""
+        return tuple(a for a in self.evaluation_criteria.actions or () if a.requestor != "user")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the user does, and what must hold in the end."""
+        by_user = [a.call for a in self.evaluation_criteria.actions or () if a.requestor == "user"]
+        found = {"user_calls": by_user, "assertions": list(self.evaluation_criteria.env_assertions or ())}
+        return {name: value for name, value in found.items() if value}
 
 
 def read_tau2_bench(folder: Path, domain: str) -> Iterator[Record]:
     """Read the tasks of `<domain>/`, one record a task, `line` being its number.
 
-    Raises `DataError` where `tasks.json`, `db.json` or `split_tasks.json` is missing or broken.
+    Raises `DataError` where the tasks, the database or the split are missing or broken.
     """
-    place = folder / domain
-    items = read_document(place / "tasks.json")
-    database = read_document(place / "db.json")
-    sides = _read_sides(place / "split_tasks.json")
-    if not isinstance(items, list) or not isinstance(database, dict):
-        raise DataError(f"{place}: tasks.json must hold a list and db.json an object; fetch the published files again")
-    with open_source(place / "db.json") as file:
+    place, files = folder / domain, _FILES[domain]
+    items = read_document(place / files.tasks)
+    database = _read_database(place / files.database)
+    sides = _read_sides(place / files.split) if files.split else {}
+    device = {"device": _read_database(place / files.device)} if files.device else {}
+    if not isinstance(items, list):
+        raise DataError(f"{place / files.tasks} must hold a list; fetch the published files again")
+    with open_source(place / files.database) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    policy = place / "policy.md"
-    context = policy.read_text(encoding="utf-8") if policy.exists() else ""
+    policies = [place / name for name in files.policies]
+    context = "\n\n".join(path.read_text(encoding="utf-8") for path in policies if path.exists())
     tasks = [_parse(item) for item in items]
     tools = describe_tools(
         (action.name, action.arguments) for task in tasks if isinstance(task, _Task) for action in task.actions
@@ -93,24 +143,25 @@ def read_tau2_bench(folder: Path, domain: str) -> Iterator[Record]:
         if isinstance(task, str):
             yield Record(source=str(place), line=number, data=None, raw=raw, problem=task)
             continue
-        world = {**_touched(database, raw), "database_sha256": digest}
+        world = {**_touched(database, raw), **device, "database_sha256": digest}
         if task.initial_state:
             world["initial_state"] = task.initial_state
         data = {
             "id": f"tau2-{domain}-{task.id}",
             "topic": domain,
-            "domain": "customer_service",
+            "domain": files.domain,
             "goal": _goal(task.user_scenario),
             "context": context,
             "tools": tools,
             "world": world,
             "expected": {
-                "calls": [action.model_dump() for action in task.actions],
+                "calls": [action.call for action in task.actions],
                 "facts": [str(fact) for fact in task.evaluation_criteria.communicate_info or ()],
+                "state": task.state,
             },
             "metadata": {
                 "category": _category(task),
-                "difficulty": _difficulty(len(task.actions)),
+                "difficulty": grade(len(task.evaluation_criteria.actions or ()), easy=2, medium=5),
                 "source": "tau2-bench",
                 "licence": "MIT",
             },
@@ -124,8 +175,20 @@ def _parse(item: Any) -> _Task | str:
     try:
         return _Task.model_validate(item)
     except ValidationError as error:
-        problem = error.errors()[0]
-        return f"not a task: {'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        return f"not a task: {first_fault(error)}"
+
+
+def _read_database(path: Path) -> dict[str, Any]:
+    if path.suffix == ".toml":
+        with open_source(path) as file:
+            try:
+                return tomllib.load(file)
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                raise DataError(f"{path} is no TOML document: {error}; fetch the published files again") from error
+    document = read_document(path)
+    if not isinstance(document, dict):
+        raise DataError(f"{path} must hold an object; fetch the published files again")
+    return document
 
 
 def _read_sides(path: Path) -> dict[str, Side]:
@@ -154,14 +217,12 @@ def _goal(user: _User) -> str:
 
 
 def _category(task: _Task) -> str:
-    """The last call that does more than read; `information` where none does."""
+    """What the id says; else the last call that does more than read, or `information` where none does."""
+    named = _KIND.match(task.id)
+    if named:
+        return named[1]
     names = [action.name for action in task.actions if not action.name.startswith(_READING)]
     return names[-1] if names else "information"
-
-
-def _difficulty(calls: int) -> Difficulty:
-    """By the number of expected calls; thirds of retail."""
-    return "easy" if calls <= 2 else "medium" if calls <= 5 else "hard"
 
 
 def _touched(database: dict[str, Any], task: str) -> dict[str, Any]:

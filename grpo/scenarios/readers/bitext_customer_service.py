@@ -1,0 +1,63 @@
+"""Bitext: utterances to a shop's customer service, by intent; tags say in which register.
+
+    tags    Z errors and typos                                → hard
+            Q colloquial, E abbreviated, K keywords, W rude   → medium
+            none of them                                      → easy
+
+The files begin with a byte order mark. Entities are left out: the offsets point into the utterance as it was before
+it changed its case.
+
+https://github.com/bitext/customer-support-intent-detection-training-dataset, CDLA-Sharing-1.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from grpo.scenarios.readers.csv_file import read_cells
+from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.shapes import declare_sides, reshape
+from grpo.scenarios.scenario import Difficulty
+
+
+class _Utterance(BaseModel):
+    utterance: str
+    intent: str
+    category: str
+    tags: str
+
+
+def read_bitext_customer_service(folder: Path) -> Iterator[Record]:
+    """Read `train.csv`, the training side, and `dev.csv`, which is held out; one record an utterance.
+
+    Raises `DataError` where a file is missing or lacks a column.
+    """
+    yield from declare_sides(_read(folder, "train"), _read(folder, "dev"))
+
+
+def _read(folder: Path, part: str) -> Iterator[Record]:
+    def fields(found: _Utterance, line: int) -> dict[str, Any]:
+        return {
+            "id": f"bitext-{part}-{line}",
+            "topic": found.category,
+            "domain": "customer_service",
+            "user_responses": [found.utterance],
+            "metadata": {
+                "category": found.intent,
+                "difficulty": _difficulty(found.tags),
+                "source": "bitext",
+                "licence": "CDLA-Sharing-1.0",
+            },
+        }
+
+    return reshape(read_cells(folder / f"{part}.csv", required=tuple(_Utterance.model_fields)), _Utterance, fields)
+
+
+def _difficulty(tags: str) -> Difficulty:
+    if "Z" in tags:
+        return "hard"
+    return "easy" if set("QEKW").isdisjoint(tags) else "medium"

@@ -1,0 +1,114 @@
+"""Bridge: moments of real maths tutoring in which a student erred, what a novice said, and what an expert would say.
+
+    the student's turns in c_h          → user_responses
+    lesson, the tutor before them       → context
+    c_r_, the expert's reply            → expected.responses;  chosen
+    c_r, what the novice said           → rejected
+    e, the kind of error                → category; an annotator's own words are `other`
+
+Several experts revised some moments: each is a record. A student's turn without words cannot be played.
+
+https://github.com/rosewang2008/bridge, MIT
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from grpo.messages import Message, Role
+from grpo.scenarios.readers.dialogue import from_user_on, join_turns
+from grpo.scenarios.readers.files import read_document
+from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.shapes import declare_sides, reshape
+
+_ERRORS = frozenset({"guess", "right-idea", "diagnose", "careless", "misinterpret", "imprecise"})
+_ROLES: dict[str, Role] = {"student": "user", "tutor": "assistant"}
+
+
+class _Line(BaseModel):
+    user: Literal["student", "tutor"]
+    text: str
+
+
+class _Moment(BaseModel):
+    c_id: str
+    lesson_topic: str
+    c_h: tuple[_Line, ...]
+    c_r: tuple[_Line, ...]
+    c_r_: tuple[_Line, ...]
+    e: str
+
+
+def read_bridge_math_tutoring(folder: Path) -> Iterator[Record]:
+    """Read `train.json`, the training side, and `validation.json`, which is held out; one scenario a moment.
+
+    Raises `DataError` where a file is missing or broken.
+    """
+    yield from declare_sides(_read_scenarios(folder, "train"), _read_scenarios(folder, "validation"))
+
+
+def read_bridge_pairs(folder: Path) -> Iterator[Record]:
+    """Read the same moments as pairs, the expert's reply over the novice's; a chat of both files is on one side."""
+    trained = {item.get("c_id") for item in read_document(folder / "train.json") if isinstance(item, dict)}
+    for part in ("train", "validation"):
+        for record in reshape(read_json(folder / f"{part}.json"), _Moment, partial(_pair, part)):
+            if record.data is not None:
+                record.data["side"] = "train" if record.data["group"] in trained else "heldout"
+            yield record
+
+
+def _read_scenarios(folder: Path, part: str) -> Iterator[Record]:
+    return reshape(read_json(folder / f"{part}.json"), _Moment, partial(_scenario, part))
+
+
+def _scenario(part: str, found: _Moment, line: int) -> dict[str, Any]:
+    said = _said(found.c_h)
+    student, _ = from_user_on(said, "student")
+    who, opening = join_turns(said)[0]
+    context = f"Lesson: {found.lesson_topic}"
+    return {
+        "id": _id(found, part, line),
+        "topic": found.lesson_topic,
+        "domain": "education",
+        "user_responses": student,
+        "context": f"{context}\nTutor: {opening}" if who == "tutor" else context,
+        "expected": {"responses": [_words(found.c_r_)]},
+        "metadata": {"category": _category(found.e), "source": "bridge", "licence": "MIT"},
+    }
+
+
+def _pair(part: str, found: _Moment, line: int) -> dict[str, Any]:
+    lesson = Message(role="system", content=f"Lesson: {found.lesson_topic}")
+    chat = [Message(role=_ROLES[who], content=text) for who, text in join_turns(_said(found.c_h))]
+    return {
+        "id": _id(found, part, line),
+        "group": found.c_id,
+        "prompt": (lesson, *chat),
+        "chosen": Message(role="assistant", content=_words(found.c_r_)),
+        "rejected": Message(role="assistant", content=_words(found.c_r)),
+        "category": _category(found.e),
+        "source": "bridge",
+        "licence": "MIT",
+    }
+
+
+def _id(found: _Moment, part: str, line: int) -> str:
+    return f"bridge-{part}-{line}-{found.c_id}"
+
+
+def _said(lines: tuple[_Line, ...]) -> list[tuple[str, str]]:
+    return [(line.user, line.text) for line in lines]
+
+
+def _words(lines: tuple[_Line, ...]) -> str:
+    return "\n".join(line.text for line in lines if line.text.strip())
+
+
+def _category(error: str) -> str:
+    return error if error in _ERRORS else "other"

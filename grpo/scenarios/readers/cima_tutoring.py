@@ -1,0 +1,138 @@
+"""CIMA: a student puts an English phrase into Italian, a tutor helps; several tutors replied at the end.
+
+    past_convo: tutor, student, tutor, …   the student's turns → user_responses; the tutor's opening → context
+    tutorResponses                         → expected.responses;  labelled replies
+    tutorActions                           → a reply's label, for example `hint+question`
+    studentActions                         → category: what the student did last
+    words and grammar rules                → context
+
+One object holds the exercises by id. Its `grammarRules` are JSON in a string, in a third of the exercises with the
+rest of another document behind them; student actions are the strings "True" and "False", tutor actions booleans.
+
+https://github.com/kstats/CIMA, CC-BY-2.5
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from grpo.errors import DataError
+from grpo.messages import Message
+from grpo.scenarios.readers.files import read_document
+from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.shapes import reshape
+
+_TUTOR = ("question", "hint", "correction", "confirmation", "other")
+_STUDENT = ("guess", "question", "affirmation", "other")
+
+
+class _Exercise(BaseModel):
+    id: str
+    past_convo: tuple[str, ...]
+    prep: str
+    engPrep: str
+    obj: str
+    engObj: str
+    color: str
+    engColor: str
+    grammarRules: str
+    studentActions: tuple[Literal["True", "False"], ...]
+    tutorResponses: tuple[str, ...]
+    tutorActions: tuple[tuple[bool, ...], ...]
+
+
+def read_cima_tutoring(folder: Path) -> Iterator[Record]:
+    """Read the exercises of `dataset.json`, one record each, `line` being its number.
+
+    Raises `DataError` where the file is missing or holds no exercises.
+    """
+    return reshape(_exercises(folder / "dataset.json"), _Exercise, _scenario)
+
+
+def read_cima_labels(folder: Path) -> Iterator[Record]:
+    """Read the tutors' replies, one record each; an exercise that cannot be read is one record."""
+    for record in reshape(_exercises(folder / "dataset.json"), _Exercise, _replies):
+        if record.data is None:
+            yield record
+            continue
+        for reply in record.data["replies"]:
+            yield Record(source=record.source, line=record.line, data=reply, raw=record.raw)
+
+
+def _exercises(path: Path) -> Iterator[Record]:
+    document = read_document(path)
+    if not isinstance(document, dict) or not any(isinstance(part, dict) and part for part in document.values()):
+        raise DataError(f"{path} holds no exercises by id; fetch the published file again")
+    number = 0
+    for part in document.values():
+        for key, item in part.items():
+            number += 1
+            if isinstance(item, dict):
+                yield Record(source=str(path), line=number, data={"id": key, **item})
+            else:
+                problem = f"not an object: {type(item).__name__}"
+                yield Record(source=str(path), line=number, data=None, raw=str(item), problem=problem)
+
+
+def _scenario(found: _Exercise, _: int) -> dict[str, Any]:
+    words = (
+        (found.engObj, found.obj),
+        (found.engPrep, found.prep),
+        (found.engColor, found.color),
+    )
+    lines = [f"{english}: {italian}" for english, italian in words]
+    return {
+        "id": f"cima-{found.id}",
+        "topic": "Italian prepositional phrases",
+        "domain": "education",
+        "user_responses": list(found.past_convo[1::2]),
+        "context": "\n".join((*lines, *_rules(found.grammarRules), f"Tutor: {found.past_convo[0].strip()}")),
+        "expected": {"responses": list(found.tutorResponses)},
+        "metadata": {
+            "category": _actions(_STUDENT, [flag == "True" for flag in found.studentActions]).partition("+")[0],
+            "source": "cima",
+            "licence": "CC-BY-2.5",
+        },
+    }
+
+
+def _replies(found: _Exercise, _: int) -> dict[str, Any]:
+    prompt = [
+        Message(role="assistant" if index % 2 == 0 else "user", content=text)
+        for index, text in enumerate(found.past_convo)
+    ]
+    return {
+        "replies": [
+            {
+                "id": f"cima-{found.id}-{number}",
+                "group": f"cima-{found.id}",
+                "prompt": prompt,
+                "reply": Message(role="assistant", content=text),
+                "label": _actions(_TUTOR, actions),
+                "category": "tutor_action",
+                "source": "cima",
+                "licence": "CC-BY-2.5",
+            }
+            for number, (text, actions) in enumerate(zip(found.tutorResponses, found.tutorActions, strict=True))
+        ]
+    }
+
+
+def _actions(names: tuple[str, ...], flags: tuple[bool, ...] | list[bool]) -> str:
+    """The names whose flag is set, joined; `ValueError` where there are not as many flags as names."""
+    chosen = [name for name, flag in zip(names, flags, strict=True) if flag]
+    return "+".join(chosen) or "other"
+
+
+def _rules(text: str) -> list[str]:
+    """The rules without their explanations; what stands behind the list is not ours."""
+    try:
+        rules, _ = json.JSONDecoder().raw_decode(text)
+    except ValueError as error:
+        raise ValueError(f"grammar rules are no JSON: {text:.80}") from error
+    return [str(rule) for rule, *_ in rules]

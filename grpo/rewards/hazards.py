@@ -38,7 +38,7 @@ _PERSON = (
 _MAKE = r"mak(?:e|ing)|build(?:ing)?|cook(?:ing)?|synthesi[sz](?:e|ing)|assembl(?:e|ing)|produc(?:e|ing)|creat(?:e|ing)|brew(?:ing)?|construct(?:ing)?|3d print|manufactur(?:e|ing)"
 _GET = r"buy(?:ing)?|get(?:ting)?|sell(?:ing)?|order(?:ing)?|smuggl(?:e|ing)|deal(?:ing)?"
 _WEAPON = (
-    r"bombs?|explosives?|(?:hand ?)?grenades?|molotov(?: cocktails?)?|napalm|nerve gas|mustard gas|sarin|ricin|anthrax|chlorine gas|"
+    r"(?<!bath )bombs?|explosives?|(?:hand ?)?grenades?|molotov(?: cocktails?)?|napalm|nerve gas|mustard gas|sarin|ricin|anthrax|chlorine gas|"
     r"ghost guns?|silencers?|suppressor|thermite|land ?mines?|dirty bomb|bioweapons?|poison gas|toxic gas"
 )
 _DRUG = r"meth(?:amphetamine)?|crystal meth|heroin|cocaine|crack|fentanyl|lsd|ecstasy|mdma|ghb|roofies"

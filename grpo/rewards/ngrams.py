@@ -1,10 +1,10 @@
 """What a small network sees of a reply: hashed words, pairs of words, where each word was heard, what was done before.
 
-    user   how do I reset it?         last message     l:user:reset  …
-    agent  reset it in the menu       reply            r:reset  r:reset it  …
-                                      heard where      h:last:reset  h:nowhere:menu  …
+    user   how do I reset it?         last message     l:user:reset  l:user:reset it  l:user~rese  …
+    agent  reset it in the menu       reply            r:reset  r:reset it  r~rese  …
                                       both             x:reset:menu  …
-                                      acts             s:user>say  …
+                                      heard where      h:last:reset  h:nowhere:menu  c:last:how  …
+                                      acts             s:user>say  did:user>say  …
 
 Words are hashed into buckets (Weinberger et al. 2009, arXiv 0902.2206), so there is no vocabulary to keep. Order beyond
 two words is lost, and so is what a word means: "never do it" differs from "do it" by its pairs only.
@@ -119,14 +119,15 @@ def _families(exchange: Exchange) -> Iterator[list[str]]:
     found = [places.get(word, "nowhere") for word in said]
     yield sorted({f"h:{place}:{word}" for place, word in zip(found, said, strict=True)})
     act = _act(reply)
-    counts = {place: found.count(place) / len(found) for place in set(found)}
-    yield [f"share:{place}:{round(8 * share)}" for place, share in sorted(counts.items())]
-    yield [f"share:{act}:{place}:{round(4 * share)}" for place, share in sorted(counts.items())]
+    shares = {place: found.count(place) / len(found) for place in sorted(set(found))}
+    yield [f"share:{place}:{round(8 * share)}" for place, share in shares.items()]
+    yield [f"share:{act}:{place}:{round(4 * share)}" for place, share in shares.items()]
     yield _acts(context, reply, places)
     done = sorted({_act(message) for message in context})
     yield [f"did:{one}" for one in done] + [f"did:{one}>{act}" for one in done]
     yield _arguments(context, reply, places)
-    yield [f"length:{len(said).bit_length()}", f"turns:{min(24, len(context)) // 2}", f"long:{act}:{len(said).bit_length()}"]
+    length = len(said).bit_length()
+    yield [f"length:{length}", f"length:{act}:{length}", f"turns:{min(24, len(context)) // 2}"]
 
 
 def _parts(word: str) -> Iterator[str]:

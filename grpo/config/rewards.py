@@ -8,7 +8,7 @@ from pydantic import Field
 
 from grpo.config.base import Settings
 
-RewardName = Literal["task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant"]
+RewardName = Literal["task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant", "safety", "neural"]
 
 
 class RewardComponent(Settings):

@@ -8,7 +8,9 @@ from collections.abc import Collection, Sequence
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, Unscored
 from grpo.messages import Message
+from grpo.rewards.neural import NeuralReward
 from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult
+from grpo.rewards.safety import SafetyReward
 from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
 from grpo.rewards.text import ConcisenessReward, KeywordReward, VarietyReward
 
@@ -22,6 +24,8 @@ REWARDS: dict[str, type[RewardFunction]] = {
         KeywordReward,
         VarietyReward,
         ConstantReward,
+        SafetyReward,
+        NeuralReward,
     )
 }
 

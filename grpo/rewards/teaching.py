@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,22 @@ from grpo.rewards.network import Adam, Network
 from grpo.rewards.ngrams import Bags, Exchange, bags
 from grpo.scenarios.judged import LabelledReply, PreferencePair
 
-BUCKETS, EMBEDDING, HIDDEN = 1 << 16, 4, 8
-LEARNING_RATE, WEIGHT_DECAY, BATCH, EPOCHS = 5e-3, 0.01, 64, 3
-"""Chosen on folds of the training sides, one setting for all data sets; a fourth epoch gains nothing."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """Sizes of a network, and how long and how fast it is taught."""
+
+    buckets: int = 1 << 16
+    embedding_dim: int
+    hidden_dim: int
+    learning_rate: float
+    epochs: int
+    batch: int = 64
+    weight_decay: float = 0.01
+
+
+LABELS = Lesson(embedding_dim=4, hidden_dim=8, learning_rate=5e-3, epochs=3)
+PAIRS = Lesson(embedding_dim=16, hidden_dim=16, learning_rate=1e-3, epochs=2)
+"""Some 1,300 pairs are learned by heart in the third pass."""
 
 
 def learn_labels(
@@ -30,12 +44,12 @@ def learn_labels(
     sources: Sequence[Source] = (),
     split: str,
     seed: int = 0,
+    lesson: Lesson = LABELS,
 ) -> Card:
     """Teach a network good from bad, write it to `folder`, and measure its AUC on `heldout`."""
-    network = _new(seed)
-    optimizer = Adam(network, learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    fit_labels(network, _bags(trained), _good(trained), optimizer=optimizer, epochs=EPOCHS, batch=BATCH, seed=seed)
-    measure = auc(network.scores(_bags(heldout)), _good(heldout))
+    network, optimizer = _new(lesson, seed)
+    fit_labels(network, _bags(trained, lesson.buckets), _good(trained), optimizer=optimizer, epochs=lesson.epochs, batch=lesson.batch, seed=seed)
+    measure = auc(network.scores(_bags(heldout, lesson.buckets)), _good(heldout))
     return write_network(folder, network, _card("labels", trained, measure, sources, split, seed))
 
 
@@ -47,12 +61,12 @@ def learn_pairs(
     sources: Sequence[Source] = (),
     split: str,
     seed: int = 0,
+    lesson: Lesson = PAIRS,
 ) -> Card:
     """Teach a network better from worse, write it to `folder`, and measure its pair accuracy on `heldout`."""
-    network = _new(seed)
-    optimizer = Adam(network, learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    fit_pairs(network, *_sides(trained), optimizer=optimizer, epochs=EPOCHS, batch=BATCH, seed=seed)
-    better, worse = _sides(heldout)
+    network, optimizer = _new(lesson, seed)
+    fit_pairs(network, *_sides(trained, lesson.buckets), optimizer=optimizer, epochs=lesson.epochs, batch=lesson.batch, seed=seed)
+    better, worse = _sides(heldout, lesson.buckets)
     measure = pair_accuracy(network.scores(better), network.scores(worse))
     return write_network(folder, network, _card("pairs", trained, measure, sources, split, seed))
 
@@ -70,12 +84,15 @@ def apart(groups: Sequence[str], *, parts: int = 5, part: int = 0) -> NDArray[np
     return heldout
 
 
-def _new(seed: int) -> Network:
-    return Network.new(buckets=BUCKETS, embedding_dim=EMBEDDING, hidden_dim=HIDDEN, seed=seed)
+def _new(lesson: Lesson, seed: int) -> tuple[Network, Adam]:
+    network = Network.new(
+        buckets=lesson.buckets, embedding_dim=lesson.embedding_dim, hidden_dim=lesson.hidden_dim, seed=seed
+    )
+    return network, Adam(network, learning_rate=lesson.learning_rate, weight_decay=lesson.weight_decay)
 
 
-def _bags(replies: Sequence[LabelledReply]) -> Bags:
-    return bags([Exchange(context=item.prompt, reply=item.reply) for item in replies], buckets=BUCKETS)
+def _bags(replies: Sequence[LabelledReply], buckets: int) -> Bags:
+    return bags([Exchange(context=item.prompt, reply=item.reply) for item in replies], buckets=buckets)
 
 
 def _good(replies: Sequence[LabelledReply]) -> NDArray[np.bool_]:
@@ -86,10 +103,10 @@ def _good(replies: Sequence[LabelledReply]) -> NDArray[np.bool_]:
     return np.array(scores) > 0.5
 
 
-def _sides(pairs: Sequence[PreferencePair]) -> tuple[Bags, Bags]:
+def _sides(pairs: Sequence[PreferencePair], buckets: int) -> tuple[Bags, Bags]:
     chosen = [Exchange(context=pair.prompt, reply=pair.chosen) for pair in pairs]
     rejected = [Exchange(context=pair.prompt, reply=pair.rejected) for pair in pairs]
-    return bags(chosen, buckets=BUCKETS), bags(rejected, buckets=BUCKETS)
+    return bags(chosen, buckets=buckets), bags(rejected, buckets=buckets)
 
 
 def _card(

@@ -37,6 +37,7 @@ _PERSON = (
 )
 _MAKE = r"mak(?:e|ing)|build(?:ing)?|cook(?:ing)?|synthesi[sz](?:e|ing)|assembl(?:e|ing)|produc(?:e|ing)|creat(?:e|ing)|brew(?:ing)?|construct(?:ing)?|3d print|manufactur(?:e|ing)"
 _GET = r"buy(?:ing)?|get(?:ting)?|sell(?:ing)?|order(?:ing)?|smuggl(?:e|ing)|deal(?:ing)?"
+_MIX = r"mix(?:ing)?|combin(?:e|ing)|pour(?:ing)?|add(?:ing)?|blend(?:ing)?|stir(?:ring)?"
 _WEAPON = (
     r"(?<!bath )bombs?|explosives?|(?:hand ?)?grenades?|molotov(?: cocktails?)?|napalm|nerve gas|mustard gas|sarin|ricin|anthrax|chlorine gas|"
     r"ghost guns?|silencers?|suppressor|thermite|land ?mines?|dirty bomb|bioweapons?|poison gas|toxic gas"
@@ -55,12 +56,12 @@ _HAZARDS = (
     Hazard(name="drugs", acts=rf"{_MAKE}|{_GET}|smuggl(?:e|ing)", targets=_DRUG),
     Hazard(
         name="toxic mixtures",
-        acts=r"(?:mix(?:ing)?|combin(?:e|ing)|pour(?:ing)?|add(?:ing)?|blend(?:ing)?|stir(?:ring)?|use)?[\w\s,]{0,20}\b(?:bleach|drain cleaner)",
+        acts=rf"(?:{_MIX})\s+(?:[\w'-]+\s+){{0,4}}?(?:bleach|drain cleaner)|bleach",
         targets=r"ammonia|vinegar|acid|rubbing alcohol|acetone|toilet bowl cleaner|hydrogen peroxide",
     ),
     Hazard(
         name="toxic mixtures",
-        acts=r"(?:mix(?:ing)?|combin(?:e|ing)|pour(?:ing)?|add(?:ing)?|blend(?:ing)?|stir(?:ring)?)?[\w\s,]{0,20}\b(?:ammonia|vinegar|acid)",
+        acts=rf"(?:{_MIX})\s+(?:[\w'-]+\s+){{0,4}}?(?:ammonia|vinegar|acid|acetone)|ammonia",
         targets=r"bleach",
     ),
     Hazard(
@@ -94,12 +95,24 @@ _HAZARDS = (
 )
 _PATTERNS = tuple((hazard.name, hazard.pattern) for hazard in _HAZARDS)
 
+_DEFUSED = re.compile(
+    r"\b(?:kill(?:s|ed|ing)?|shoot(?:s|ing)?|shot|execut(?:e|es|ed|ing)|attack(?:s|ed|ing)?|hack(?:s|ed|ing)?|murder(?:ed|ing)?|"
+    r"destroy(?:s|ed|ing)?|blow(?:ing)? up|hang(?:s|ing)?|strangl(?:e|ing)|chok(?:e|ing)|burn(?:s|ed|ing)?|bomb(?:ed|ing)?|cut(?:ting)?|beat(?:ing)?)"
+    r"(?=\s+(?:[\w'’.-]+\s+){0,4}?(?:process(?:es)?|threads?|tasks?|jobs?|programs?|scripts?|servers?|services?|containers?|"
+    r"sessions?|daemons?|ports?|queries|query|commands?|code|functions?|apps?|tabs?|windows?|instances?|pods?|connections?|"
+    r"photos?|portraits?|pictures?|videos?|films?|balloons?|pixels?|problems?|puzzles?|levels?|boss fight|weeds?|mold|mould|"
+    r"bacteria|germs|ants|wasps|aphids|lights|engine|battery|time|calories|fat|cds?|dvds?|wood|onions?|vegetables|paper|"
+    r"hair|eggs|exam|test|interview|curtains?|shelf|shelves|record|traffic|costs?)\b)|\bp?kill(?:all)?(?=\s+-)|\bkill(?= switch)",
+    re.IGNORECASE,
+)
+
 _REFUSAL = re.compile(
     r"\b(?:i|we)(?:'m| am|'re| are)? (?:really |very |so |truly )*(?:sorry|afraid)\b[^.!?]{0,40}\b(?:can(?:no|')t|cannot|won't|not able|unable|not going)|"
     r"\b(?:i|we) (?:can(?:no|')t|can not|cannot|won't|will not|must not|refuse to|do not want to|don't want to|decline to|am not going to|"
     r"am not able to|am unable to|could never|couldn't|would never|wouldn't)\b[^.!?]{0,60}\b(?:help|assist|provide|explain|tell|give|share|"
     r"support|discuss|show|teach|do|describe|recommend|advise|encourage|answer|guide|walk|offer|be part|participate|condone)|"
     r"\bi(?:'m| am) (?:not (?:able|going|willing|comfortable)|unable)\b|\bi (?:have to|must|need to) (?:decline|refuse)\b|"
+    r"\b(?:crisis (?:line|hotline|text)|suicide (?:hotline|prevention)|not alone|emergency services|a therapist|988)\b|"
     r"\b(?:that|this|it)(?:'s| is| would be| sounds)? (?:illegal|against the law|a crime|wrong|unethical|not something i)\b|"
     r"\b(?:please )?(?:don't|do not|never) (?:do (?:that|this|it)|hurt|harm|try (?:that|this|it))\b|\bno[.,!] (?:i|that|this|it|please)\b",
     re.IGNORECASE,
@@ -123,6 +136,11 @@ def hazards(text: str, *, unless_negated: bool = False) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def defused(text: str) -> str:
+    """The text with acts that only sound harmful said plainly: "kill a Python process" → "stop a Python process"."""
+    return _DEFUSED.sub("stop", text.replace("’", "'"))
+
+
 def refuses(text: str) -> bool:
-    """Whether a reply says that it will not help."""
+    """Whether a reply says that it will not help, or sends a person in danger to those who can."""
     return _REFUSAL.search(text.replace("’", "'")) is not None

@@ -26,6 +26,7 @@ from grpo.rewards.ngrams import Exchange
 from grpo.rewards.safety import SHIPPED, SafetyReward, safety
 from grpo.rewards.teaching import apart, learn_labels, learn_pairs
 from grpo.scenarios.judged import LabelledReply, read_labels, read_pairs
+from tests.benchmarks.harmless import harmless_sounding
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "rewards.md"
@@ -55,6 +56,7 @@ def measure_safety(data: Path) -> list[Row]:
     sources = (
         _source("DiaSafety", "Apache-2.0", [folder / "train.json"]),
         _source("PandaLM", "Apache-2.0", [data / "pandalm" / "testset-v1.json"]),
+        _source("questions that only sound harmful", "Apache-2.0", [Path(__file__).with_name("harmless.py")]),
         _source("Taskmaster-3 and 4", "CC-BY-4.0", sorted((data / "taskmaster").glob("tm*/reward_*.json"))),
     )
     card = learn_labels(
@@ -90,7 +92,7 @@ def harmless(data: Path) -> list[LabelledReply]:
     ]  # fmt: skip
     steps = [item for item in read_labels("taskmaster", data / "taskmaster").items if item.reply.content]
     found += [item.model_copy(update={"label": "Safe", "score": 1.0}) for item in steps[::3]]
-    return found
+    return [*found, *harmless_sounding(600, seed=0)]
 
 
 def measure_harmlessness(data: Path) -> list[Row]:

@@ -8,7 +8,9 @@ from pydantic import Field
 
 from grpo.config.base import Settings
 
-RewardName = Literal["task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant", "safety", "neural"]
+RewardName = Literal[
+    "task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant", "safety", "neural"
+]
 
 
 class RewardComponent(Settings):

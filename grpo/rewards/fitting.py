@@ -96,4 +96,4 @@ def _epochs(
 
 def sigmoid(scores: Floats) -> Floats:
     """1 / (1 + e^−s), without overflow."""
-    return np.exp(-np.logaddexp(0, -scores)).astype(np.float32)
+    return np.asarray(np.exp(-np.logaddexp(0, -scores)))

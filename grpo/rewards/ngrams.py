@@ -176,7 +176,9 @@ def _arguments(context: Sequence[Message], reply: Message, places: dict[str, str
             found = {places.get(word, "nowhere") for word in _WORD.findall(text.lower())}
             names += [f"a:{call.name}.{key}:{place}" for place in sorted(found)]
             whole = {message.role for message in context if text in message.content}
-            names += [f"whole:{call.name}.{key}:{role}" for role in sorted(whole)] or [f"whole:{call.name}.{key}:nobody"]
+            names += [f"whole:{call.name}.{key}:{role}" for role in sorted(whole)] or [
+                f"whole:{call.name}.{key}:nobody"
+            ]
             names += [f"v:{key}={text[:40]}"]
     return names
 

@@ -18,6 +18,7 @@ from grpo.rewards.network import Adam, Network
 from grpo.rewards.ngrams import Bags, Exchange, bags
 from grpo.scenarios.judged import LabelledReply, PreferencePair
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
     """Sizes of a network, and how long and how fast it is taught."""
@@ -48,7 +49,15 @@ def learn_labels(
 ) -> Card:
     """Teach a network good from bad, write it to `folder`, and measure its AUC on `heldout`."""
     network, optimizer = _new(lesson, seed)
-    fit_labels(network, _bags(trained, lesson.buckets), _good(trained), optimizer=optimizer, epochs=lesson.epochs, batch=lesson.batch, seed=seed)
+    fit_labels(
+        network,
+        _bags(trained, lesson.buckets),
+        _good(trained),
+        optimizer=optimizer,
+        epochs=lesson.epochs,
+        batch=lesson.batch,
+        seed=seed,
+    )
     measure = auc(network.scores(_bags(heldout, lesson.buckets)), _good(heldout))
     return write_network(folder, network, _card("labels", trained, measure, sources, split, seed))
 
@@ -65,7 +74,14 @@ def learn_pairs(
 ) -> Card:
     """Teach a network better from worse, write it to `folder`, and measure its pair accuracy on `heldout`."""
     network, optimizer = _new(lesson, seed)
-    fit_pairs(network, *_sides(trained, lesson.buckets), optimizer=optimizer, epochs=lesson.epochs, batch=lesson.batch, seed=seed)
+    fit_pairs(
+        network,
+        *_sides(trained, lesson.buckets),
+        optimizer=optimizer,
+        epochs=lesson.epochs,
+        batch=lesson.batch,
+        seed=seed,
+    )
     better, worse = _sides(heldout, lesson.buckets)
     measure = pair_accuracy(network.scores(better), network.scores(worse))
     return write_network(folder, network, _card("pairs", trained, measure, sources, split, seed))
@@ -99,7 +115,9 @@ def _good(replies: Sequence[LabelledReply]) -> NDArray[np.bool_]:
     """Which replies score above 1/2. Raises `DataError` for labels without order."""
     scores = [item.score for item in replies]
     if None in scores:
-        raise DataError(f"reply {replies[scores.index(None)].id} has a label without a score; a reward learns from scores")
+        raise DataError(
+            f"reply {replies[scores.index(None)].id} has a label without a score; a reward learns from scores"
+        )
     return np.array(scores) > 0.5
 
 

@@ -9,7 +9,14 @@ from grpo.rewards.hazards import defused
 from grpo.scenarios.judged import LabelledReply
 
 _THINGS = {
-    "kill": ("a stuck job", "a zombie process on Linux", "the dev server", "all idle database sessions", "crabgrass", "mould"),
+    "kill": (
+        "a stuck job",
+        "a zombie process on Linux",
+        "the dev server",
+        "all idle database sessions",
+        "crabgrass",
+        "mould",
+    ),
     "shoot": ("a video of a concert", "photos of the stars", "pictures with a phone"),
     "execute": ("a query", "a stored procedure", "a notebook cell", "a program as another user"),
     "terminate": ("a thread in Java", "an instance", "a pod in Kubernetes", "the ssh session"),

@@ -73,7 +73,13 @@ def measure_safety(data: Path) -> list[Row]:
     return [
         _row("safety", "DiaSafety", part, card.trained, auc(scores, labels), 0.77, seconds),
         _row(
-            "safety", "DiaSafety", f"{part}, new contexts only", card.trained, auc(scores[new], labels[new]), None, seconds
+            "safety",
+            "DiaSafety",
+            f"{part}, new contexts only",
+            card.trained,
+            auc(scores[new], labels[new]),
+            None,
+            seconds,
         ),
         _row("list of dangers alone", "DiaSafety", part, 0, auc(words, labels), None, seconds),
     ]
@@ -152,9 +158,7 @@ def _folds(
     share = counts / counts.sum()
     value = float(share @ [m.value for m in measures])
     half = float(np.sqrt(share**2 @ [((m.high - m.low) / 2) ** 2 for m in measures]))
-    pooled = Measure(
-        name=measures[0].name, value=value, low=value - half, high=value + half, count=int(counts.sum())
-    )
+    pooled = Measure(name=measures[0].name, value=value, low=value - half, high=value + half, count=int(counts.sum()))
     trained = round(float(np.mean([card.trained for card in cards])))
     return [_row(reward, data, f"{split}, each fifth once", trained, pooled, goal, seconds)]
 
@@ -165,7 +169,9 @@ def _apart(items: Iterable[object], held: np.ndarray) -> tuple[list, list]:  # t
 
 
 def _source(name: str, licence: str, files: list[Path]) -> Source:
-    return Source(name=name, licence=licence, sha256={f"{path.parent.name}/{path.name}": digest(path) for path in files})
+    return Source(
+        name=name, licence=licence, sha256={f"{path.parent.name}/{path.name}": digest(path) for path in files}
+    )
 
 
 MEASURES: dict[str, Callable[[Path], list[Row]]] = {
@@ -176,9 +182,7 @@ MEASURES: dict[str, Callable[[Path], list[Row]]] = {
 }
 
 
-def _row(
-    reward: str, data: str, split: str, trained: int, measure: Measure, goal: float | None, seconds: float
-) -> Row:
+def _row(reward: str, data: str, split: str, trained: int, measure: Measure, goal: float | None, seconds: float) -> Row:
     return Row(
         reward=reward, data=data, split=split, trained=trained, measure=measure, goal=goal, seconds=seconds, command=""
     )
@@ -218,7 +222,9 @@ def main() -> None:
         rows = [row.model_copy(update={"command": name}) for row in MEASURES[name](asked.data)]
         kept[name] = [row.model_dump() for row in rows]
         for row in rows:
-            print(name, row.split, f"{row.measure.value:.3f} [{row.measure.low:.3f}, {row.measure.high:.3f}]", flush=True)
+            print(
+                name, row.split, f"{row.measure.value:.3f} [{row.measure.low:.3f}, {row.measure.high:.3f}]", flush=True
+            )
     RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     write_page([Row.model_validate(row) for rows in kept.values() for row in rows], PAGE)
 

@@ -2,14 +2,13 @@
 
     score = wide · x + out · tanh(hidden · (embedding · x) + bias) + shift        x: the bag of a reply, see `ngrams`
 
-Wide & deep (Cheng et al. 2016, arXiv 1606.07792), in NumPy: 30,000 replies a minute on one core, the same numbers on every run.
+Wide & deep (Cheng et al. 2016, arXiv 1606.07792), in NumPy: the same numbers on every run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,7 +91,7 @@ class Network:
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015) with decoupled weight decay (Loshchilov & Hutter 2019) on a network's weights, in place."""
+    """Adam (Kingma & Ba 2015) with decoupled weight decay (Loshchilov & Hutter 2019), in place."""
 
     def __init__(self, network: Network, *, learning_rate: float, weight_decay: float = 0.0) -> None:
         self.network = network

@@ -168,7 +168,7 @@ def _acts(context: Sequence[Message], reply: Message, places: dict[str, str]) ->
 
 
 def _arguments(context: Sequence[Message], reply: Message, places: dict[str, str]) -> list[str]:
-    """Of the arguments of calls: where their words were heard, who said them as they stand, and short values themselves."""
+    """Of the arguments of calls: where their words were heard, who said them as they stand, and their values."""
     names = []
     for call in reply.tool_calls:
         for key, value in call.arguments.items():

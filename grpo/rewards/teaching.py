@@ -129,7 +129,7 @@ def _sides(pairs: Sequence[PreferencePair], buckets: int) -> tuple[Bags, Bags]:
 
 def _card(
     learned: str,
-    trained: Sequence[Labelled | PreferencePair],
+    trained: Sequence[LabelledReply | PreferencePair],
     measure: Measure,
     sources: Sequence[Source],
     split: str,

@@ -32,15 +32,22 @@ _THINGS = {
 }
 _ASKED = (
     "How do I {0} {1}?", "how can i {0} {1}", "What is the best way to {0} {1}?", "Any tips to {0} {1}?",
-    "I need to {0} {1}, what should I do?", "how to {0} {1}",
+    "I need to {0} {1}, what should I do?",
+    "how to {0} {1}",
 )  # fmt: skip
 _ANSWERED = (
-    "Look up its number first and then stop it with the usual command.", "Run the command from a terminal and check its output.",
-    "Use the {0} option in the menu, then confirm.", "Start slowly, and follow the instructions that come with it.",
-    "Open the settings, choose what you want, and press start.", "First make a copy, then try it on a small example.",
-    "Use `{0}` with its name or pid; add -f if it does not respond.", "You can do that in three steps: prepare, measure, and finish.",
-    "Try the task manager, or ps and top if you prefer a shell.", "A good tool and some patience are all that you need.",
-    "Find the pid with pgrep or ps aux, then send it a signal.", "Use it followed by the id, for example with -15 or -9.",
+    "Look up its number first and then stop it with the usual command.",
+    "Run the command from a terminal and check its output.",
+    "Use the {0} option in the menu, then confirm.",
+    "Start slowly, and follow the instructions that come with it.",
+    "Open the settings, choose what you want, and press start.",
+    "First make a copy, then try it on a small example.",
+    "Use `{0}` with its name or pid; add -f if it does not respond.",
+    "You can do that in three steps: prepare, measure, and finish.",
+    "Try the task manager, or ps and top if you prefer a shell.",
+    "A good tool and some patience are all that you need.",
+    "Find the pid with pgrep or ps aux, then send it a signal.",
+    "Use it followed by the id, for example with -15 or -9.",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Learned rewards on real data, each on what it did not see: `python -m tests.benchmarks.rewards` writes docs/rewards.md.
+"""Learned rewards on real data, each on what it did not see; writes docs/rewards.md.
 
     python -m tests.benchmarks.rewards --data ../shared/data                 measure all, from scratch
     python -m tests.benchmarks.rewards --data ../shared/data --only safety   one of them; the other rows stay

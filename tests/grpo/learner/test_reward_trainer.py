@@ -20,7 +20,7 @@ PROMPT = (Message(role="user", content="my order is broken"),)
 
 def agent(word: str, seed: int) -> Message:
     random = np.random.default_rng(seed)
-    words = [*random.choice("the order look up hello number there".split(), 4), word]
+    words = [*random.choice(["the", "order", "look", "up", "hello", "number", "there"], 4), word]
     return Message(role="assistant", content=" ".join(random.permutation(words)))
 
 

@@ -13,7 +13,7 @@ REWARD_NAMES = (
     "task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant",
     "helpfulness", "engagement", "correctness", "similarity", "similarity_aware",
     "customer_service", "technical_support", "sales", "education", "creative_writing",
-    "empathy", "action", "professionalism", "ruler",
+    "empathy", "action", "professionalism", "ruler", "safety", "neural",
 )  # fmt: skip
 """Rewards of this package."""
 PLUGINS = "grpo.rewards"

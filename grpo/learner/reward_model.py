@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import NormalDist
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -21,6 +19,7 @@ from grpo.errors import DataError, PolicyError
 from grpo.learner.preferences import Preference
 from grpo.learner.trl_loop import Silent, arguments, rows_per_pass, run
 from grpo.policy.transformers.model import load_tokenizer
+from grpo.rewards.measures import wilson_interval
 
 
 class RewardModelReport(BaseModel):
@@ -104,18 +103,6 @@ def reward(model: PreTrainedModel, token_ids: NDArray[np.int32]) -> float:
     """What a reward model gives a conversation [tokens]."""
     ids = torch.from_numpy(token_ids.astype(np.int64))[None].to(model.device)
     return float(model(input_ids=ids, use_cache=False).logits[0, 0])
-
-
-def wilson_interval(right: int, count: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Bounds of a share that was seen `right` times in `count` (Wilson 1927); never below 0 or above 1.
-
-    8 of 10 → .4902 to .9433.
-    """
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    share, doubt = right / count, z * z / count
-    centre = (share + doubt / 2) / (1 + doubt)
-    spread = z * math.sqrt(share * (1 - share) / count + doubt / (4 * count)) / (1 + doubt)
-    return max(0.0, centre - spread), min(1.0, centre + spread)
 
 
 def _hold_out(pairs: Sequence[Preference], *, share: float, seed: int) -> tuple[list[Preference], list[Preference]]:

@@ -10,6 +10,7 @@ from grpo.errors import ConfigError
 from grpo.rewards.composite import CompositeReward
 from grpo.rewards.correctness import CorrectnessReward, SimilarityReward
 from grpo.rewards.judge import RulerReward
+from grpo.rewards.neural import NeuralReward
 from grpo.rewards.quality import (
     ActionReward,
     CreativeWritingReward,
@@ -23,6 +24,7 @@ from grpo.rewards.quality import (
     TechnicalSupportReward,
 )
 from grpo.rewards.reward import RewardFunction
+from grpo.rewards.safety import SafetyReward
 from grpo.rewards.similarity import SimilarityAwareReward
 from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
 from grpo.rewards.text import ConcisenessReward, KeywordReward, VarietyReward
@@ -51,6 +53,8 @@ REWARDS: dict[str, type[RewardFunction]] = {
         ActionReward,
         ProfessionalismReward,
         RulerReward,
+        SafetyReward,
+        NeuralReward,
     )
 }
 

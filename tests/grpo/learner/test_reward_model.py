@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from grpo.errors import DataError, PolicyError
 from grpo.learner.preferences import Preference
-from grpo.learner.reward_model import RewardModelReport, reward, train_reward_model, wilson_interval
+from grpo.learner.reward_model import RewardModelReport, reward, train_reward_model
 
 GOOD, BAD = 40, 41  # tokens that only the better and only the worse sides have
 
@@ -99,10 +99,3 @@ def test_a_folder_without_safetensors_is_refused(tiny_folder: Path, tmp_path: Pa
         (tmp_path / path.name).write_bytes(path.read_bytes())
     with pytest.raises(PolicyError, match=r"no \*\.safetensors"):
         train_reward_model(labelled(10), tmp_path, tmp_path / "reward")
-
-
-def test_the_interval_is_wilsons():
-    """8 of 10: z = 1.96, centre (.8 + .192)/1.384 = .7167, spread .2266; 0 of 5 begins at 0, 5 of 5 ends at 1."""
-    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-    assert wilson_interval(0, 5)[0] == pytest.approx(0, abs=1e-12)
-    assert wilson_interval(5, 5)[1] == pytest.approx(1, abs=1e-12)

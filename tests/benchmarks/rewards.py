@@ -1,0 +1,233 @@
+"""Learned rewards on real data, each on what it did not see; writes docs/rewards.md.
+
+    python -m tests.benchmarks.rewards --data ../shared/data                 measure all, from scratch
+    python -m tests.benchmarks.rewards --data ../shared/data --only safety   one of them; the other rows stay
+
+The safety reward that ships in data/models/safety is written by `--only safety`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from pydantic import BaseModel
+
+from grpo.messages import Message
+from grpo.rewards.card import Card, Source, digest
+from grpo.rewards.hazards import hazards
+from grpo.rewards.measures import Measure, auc
+from grpo.rewards.ngrams import Exchange
+from grpo.rewards.safety import SHIPPED, SafetyReward, safety
+from grpo.rewards.teaching import apart, learn_labels, learn_pairs
+from grpo.scenarios.judged import LabelledReply, read_labels, read_pairs
+from tests.benchmarks.harmless import harmless_sounding
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "rewards.md"
+RECORD = PAGE.with_suffix(".json")
+
+
+class Row(BaseModel):
+    """One line of the table."""
+
+    reward: str
+    data: str
+    split: str
+    trained: int
+    measure: Measure
+    goal: float | None
+    seconds: float
+    command: str
+
+
+def measure_safety(data: Path) -> list[Row]:
+    """Train on DiaSafety's train part and on harmless replies of other sets, measure on its validation part."""
+    began = time.perf_counter()
+    folder = data / "diasafety"
+    replies = read_labels("diasafety", folder).items
+    trained = [item for item in replies if item.side == "train"]
+    heldout = [item for item in replies if item.side == "heldout"]
+    sources = (
+        _source("DiaSafety", "Apache-2.0", [folder / "train.json"]),
+        _source("PandaLM", "Apache-2.0", [data / "pandalm" / "testset-v1.json"]),
+        _source("questions that only sound harmful", "Apache-2.0", [Path(__file__).with_name("harmless.py")]),
+        _source("Taskmaster-3 and 4", "CC-BY-4.0", sorted((data / "taskmaster").glob("tm*/reward_*.json"))),
+    )
+    card = learn_labels(
+        [*trained, *harmless(data)], heldout, SHIPPED, sources=sources, split="DiaSafety's validation part"
+    )
+    reward = SafetyReward()
+    scores = np.array([safety(reward.network, Exchange(context=i.prompt, reply=i.reply)).score for i in heldout])
+    labels = np.array([bool(item.score) for item in heldout])
+    known = {item.group for item in trained}
+    new = np.array([item.group not in known for item in heldout])
+    words = np.array([-len(hazards(item.reply.content)) for item in heldout], dtype=np.float64)
+    seconds = time.perf_counter() - began
+    part = "published validation part"
+    return [
+        _row("safety", "DiaSafety", part, card.trained, auc(scores, labels), 0.77, seconds),
+        _row(
+            "safety",
+            "DiaSafety",
+            f"{part}, new contexts only",
+            card.trained,
+            auc(scores[new], labels[new]),
+            None,
+            seconds,
+        ),
+        _row("list of dangers alone", "DiaSafety", part, 0, auc(words, labels), None, seconds),
+    ]
+
+
+def harmless(data: Path) -> list[LabelledReply]:
+    """Replies to instructions and in shops, which are taken for safe: without them helpful words are strange words."""
+    pairs = read_pairs("pandalm", data / "pandalm").items
+    found = [
+        LabelledReply(
+            id=f"{pair.id}-{side}", group=pair.group, prompt=pair.prompt, reply=reply, label="Safe", score=1.0,
+            category="harmless", source=pair.source, licence=pair.licence,
+        )
+        for pair in pairs
+        for side, reply in (("chosen", pair.chosen), ("rejected", pair.rejected))
+    ]  # fmt: skip
+    steps = [item for item in read_labels("taskmaster", data / "taskmaster").items if item.reply.content]
+    found += [item.model_copy(update={"label": "Safe", "score": 1.0}) for item in steps[::3]]
+    return [*found, *harmless_sounding(600, seed=0)]
+
+
+def measure_harmlessness(data: Path) -> list[Row]:
+    """Pairs of HH-RLHF; those that open with the same words are held out together."""
+    folder = data / "hh_rlhf_harmless"
+    pairs = read_pairs("hh_rlhf_harmless", folder).items
+    groups = [opening(pair.prompt) for pair in pairs]
+    sources = (_source("hh-rlhf harmless", "MIT", sorted(folder.glob("*.jsonl.gz"))),)
+    split = "a fifth by opening message"
+
+    def learn(out: Path, held: np.ndarray, part: str) -> Card:
+        return learn_pairs(*_apart(pairs, held), out, sources=sources, split=part)
+
+    return _folds("neural, pairs", "hh_rlhf_harmless", split, groups, learn, goal=0.60)
+
+
+def measure_steps(data: Path, name: str, goal: float) -> list[Row]:
+    """Judged steps of Taskmaster; by dialogue, and by record as the files' own ids would have it."""
+    steps = [item for item in read_labels("taskmaster", data / "taskmaster").items if item.category == name]
+    sources = (_source(f"Taskmaster {name}", "CC-BY-4.0", sorted((data / "taskmaster" / name).glob("reward_*.json"))),)
+
+    def learn(out: Path, held: np.ndarray, part: str) -> Card:
+        return learn_labels(*_apart(steps, held), out, sources=sources, split=part)
+
+    dialogues = [opening(item.prompt) for item in steps]
+    ids = [item.id for item in steps]
+    return [
+        *_folds("neural, labels", f"Taskmaster {name}", "a fifth by dialogue", dialogues, learn, goal=goal),
+        *_folds("neural, labels", f"Taskmaster {name}", "a fifth by conversation_id", ids, learn, goal=goal),
+    ]
+
+
+def opening(prompt: tuple[Message, ...]) -> str:
+    """How a dialogue begins: all up to the user's first message. Dialogues that begin alike are held out together."""
+    first = next((place for place, message in enumerate(prompt) if message.role == "user"), len(prompt) - 1)
+    return "\n".join(message.content.lower().strip() for message in prompt[: first + 1])
+
+
+def _folds(
+    reward: str,
+    data: str,
+    split: str,
+    groups: list[str],
+    learn: Callable[[Path, np.ndarray, str], Card],
+    *,
+    goal: float,
+) -> list[Row]:
+    """Hold out each fifth once; the measure is the mean over the fifths, its interval that of all examples together."""
+    began = time.perf_counter()
+    cards = []
+    for part in range(5):
+        with TemporaryDirectory() as folder:
+            cards.append(learn(Path(folder), apart(groups, part=part), f"{split}, part {part}"))
+    seconds = (time.perf_counter() - began) / 5
+    measures = [card.heldout for card in cards if card.heldout is not None]
+    counts = np.array([m.count for m in measures])
+    share = counts / counts.sum()
+    value = float(share @ [m.value for m in measures])
+    half = float(np.sqrt(share**2 @ [((m.high - m.low) / 2) ** 2 for m in measures]))
+    pooled = Measure(name=measures[0].name, value=value, low=value - half, high=value + half, count=int(counts.sum()))
+    trained = round(float(np.mean([card.trained for card in cards])))
+    return [_row(reward, data, f"{split}, each fifth once", trained, pooled, goal, seconds)]
+
+
+def _apart(items: Iterable[object], held: np.ndarray) -> tuple[list, list]:  # type: ignore[type-arg]
+    pairs = list(zip(items, held, strict=True))
+    return [item for item, out in pairs if not out], [item for item, out in pairs if out]
+
+
+def _source(name: str, licence: str, files: list[Path]) -> Source:
+    return Source(
+        name=name, licence=licence, sha256={f"{path.parent.name}/{path.name}": digest(path) for path in files}
+    )
+
+
+MEASURES: dict[str, Callable[[Path], list[Row]]] = {
+    "safety": measure_safety,
+    "harmlessness": measure_harmlessness,
+    "tm3": lambda data: measure_steps(data, "tm3", 0.75),
+    "tm4": lambda data: measure_steps(data, "tm4", 0.62),
+}
+
+
+def _row(reward: str, data: str, split: str, trained: int, measure: Measure, goal: float | None, seconds: float) -> Row:
+    return Row(
+        reward=reward, data=data, split=split, trained=trained, measure=measure, goal=goal, seconds=seconds, command=""
+    )
+
+
+def write_page(rows: list[Row], page: Path) -> None:
+    """The table, and what it does not say."""
+    lines = [
+        "# Rewards on real data",
+        "",
+        "Written by `python -m tests.benchmarks.rewards --data ../shared/data`; `--only NAME` measures one part anew. "
+        "Guessing is .5. Everything is trained from scratch on one core; seconds are those of one training with its "
+        "measurement. Where each fifth is held out once, the value is the mean over the fifths.",
+        "",
+        "| reward | data | held out | trained on | n | measure | 95 % interval | goal | s | `--only` |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        m = row.measure
+        goal = "" if row.goal is None else f"{row.goal:.2f}" + (": missed" if m.value < row.goal else "")
+        lines.append(
+            f"| {row.reward} | {row.data} | {row.split} | {row.trained:,} | {m.count:,} | {m.name} {m.value:.3f} | "
+            f"{m.low:.3f} to {m.high:.3f} | {goal} | {row.seconds:.0f} | {row.command} |"
+        )
+    lines += ["", (Path(__file__).parent / "rewards_notes.md").read_text(encoding="utf-8").strip()]
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Measure, keep the rows, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--only", choices=sorted(MEASURES))
+    asked = parser.parse_args()
+    kept = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+    for name in [asked.only] if asked.only else MEASURES:
+        rows = [row.model_copy(update={"command": name}) for row in MEASURES[name](asked.data)]
+        kept[name] = [row.model_dump() for row in rows]
+        for row in rows:
+            print(
+                name, row.split, f"{row.measure.value:.3f} [{row.measure.low:.3f}, {row.measure.high:.3f}]", flush=True
+            )
+    RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    write_page([Row.model_validate(row) for rows in kept.values() for row in rows], PAGE)
+
+
+if __name__ == "__main__":
+    main()

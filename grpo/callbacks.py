@@ -129,7 +129,7 @@ class WandbCallback(Callback):
 
 def numbers(record: IterationRecord) -> dict[str, float]:
     """The numbers of an iteration under flat names; what was not measured is absent."""
-    rollout = record.rollout.model_dump(exclude={"components"})
+    rollout = {name: value for name, value in record.rollout if isinstance(value, int | float)}
     update = record.update.model_dump()
     named = {
         **{f"rollout/{name}": value for name, value in rollout.items()},

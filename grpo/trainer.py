@@ -6,9 +6,10 @@ import asyncio
 import json
 import logging
 import shutil
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 from grpo.adjuster import Adjuster
@@ -73,8 +74,9 @@ class MultiTurnGRPOTrainer:
         """What the next update obeys."""
         self.rollout: RolloutSettings = self.config.rollout()
         """What the next rollout obeys."""
-        self._temporary = TemporaryDirectory(prefix="grpo-") if folder is None else None
-        self.folder = Path(self._temporary.name if self._temporary is not None else folder)  # type: ignore[arg-type]
+        self.folder = Path(mkdtemp(prefix="grpo-") if folder is None else folder)
+        if folder is None:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._begun = False
         self._hooks: dict[Event, list[Callable[..., None]]] = {event: [] for event in EVENTS}
 

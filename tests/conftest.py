@@ -42,6 +42,9 @@ def server(home: Path) -> Iterator[str]:
     from flows.server import prefect_server
 
     with prefect_server(home) as url:
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()  # another test may have imported Prefect before there was an address
         yield url
 
 

@@ -1,37 +1,32 @@
 """TRL takes the steps: the same rollouts and rewards, TRL's GRPOTrainer for the update.
 
-python docs/examples/train_with_trl.py [MODEL_FOLDER]
+python docs/examples/train_with_trl.py [EPISODES]
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from pathlib import Path
 
-from grpo import (
-    AgentConfig,
-    ConversationEnvironment,
-    HelpfulnessReward,
-    MultiTurnAgent,
-    MultiTurnGRPOTrainer,
-    TrainingConfig,
-)
+from grpo import AgentConfig, MultiTurnAgent, MultiTurnGRPOTrainer, Scenario, TrainingConfig
+from grpo.environments.support_desk import SupportDesk
+from grpo.rewards.task import ChecksReward
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
-async def main(model: str = "data/models/desk_clerk", episodes: int = 32) -> MultiTurnGRPOTrainer:
-    """Two updates by TRL; returns the trainer."""
-    environment = ConversationEnvironment(
-        [
-            {"id": "order", "topic": "order", "user_responses": ["Where is my order 12345?"]},
-            {"id": "refund", "topic": "refund", "user_responses": ["The lamp is broken."]},
-        ],
-        max_turns=1,
+async def main(episodes: int = 128) -> MultiTurnGRPOTrainer:
+    """Updates of the order desk's clerk by TRL; returns the trainer."""
+    lines = (ROOT / "data" / "scenarios" / "support_desk.jsonl").read_text(encoding="utf-8").splitlines()
+    trainer = MultiTurnGRPOTrainer(
+        MultiTurnAgent(AgentConfig(model_name=str(ROOT / "data" / "models" / "desk_clerk"))),
+        SupportDesk(),
+        ChecksReward(),
+        TrainingConfig(engine="trl", num_episodes=episodes, gradient_accumulation_steps=8, max_new_tokens=32),
+        scenarios=[Scenario.model_validate(json.loads(line)) for line in lines[:32]],
     )
-    config = TrainingConfig(
-        engine="trl", num_episodes=episodes, gradient_accumulation_steps=2, learning_rate=1e-4, max_new_tokens=32
-    )
-    agent = MultiTurnAgent(AgentConfig(model_name=model))
-    trainer = MultiTurnGRPOTrainer(agent, environment, HelpfulnessReward(), config)
     await trainer.train()
     for record in trainer.monitor.records:
         print(f"iteration {record.index + 1}: reward {record.rollout.reward:.3f}, loss {record.update.loss:.4f}")
@@ -39,4 +34,4 @@ async def main(model: str = "data/models/desk_clerk", episodes: int = 32) -> Mul
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:2]))
+    asyncio.run(main(*map(int, sys.argv[1:2])))

@@ -36,7 +36,9 @@ def examine(reward: RewardFunction) -> list[Finding]:
     Raises `RewardError` for a reward that is not probed, and for one that gives honest replies nothing.
     """
     if not reward.probed:
-        raise RewardError(f"reward {reward.name} does not read the agent's words; there is nothing to probe")
+        raise RewardError(
+            f"reward {reward.name} is a control, a verified outcome, or a judge that costs; there is nothing to probe"
+        )
     with asyncio.Runner() as runner:
         replies = [case.honest for case in CASES]
         honest = runner.run(_mean(reward, replies))

@@ -76,7 +76,7 @@ class RewardFunction(ABC):
     name: str
     """By default the class's name: `ResponseQualityReward` is response_quality."""
     probed: ClassVar[bool] = True
-    """Whether it reads the agent's words, so that words may fool it; a control or a verified outcome is not probed."""
+    """Whether words may fool it; a control, a verified outcome, or a judge that costs by the question is not probed."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

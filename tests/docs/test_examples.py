@@ -41,7 +41,7 @@ RUNS: dict[str, tuple[Callable[[Path], tuple[object, ...]], Callable[[Any], str]
     "sales_assistant": (lambda folder: (str(MODEL), 32), _of_agent),
     "custom_domain_agent": (lambda folder: (str(MODEL), 32), _of_trainer),
     "complete_grpo_training": (lambda folder: (str(folder / "training"), 256), _of_trainer),
-    "train_with_trl": (lambda folder: (str(MODEL), 32), _of_trainer),
+    "train_with_trl": (lambda folder: (64,), _of_trainer),
 }
 
 

@@ -55,10 +55,11 @@ def test_a_misspelt_probe_is_refused():
 
 @pytest.mark.parametrize("kind", sorted(name for name, reward in REWARDS.items() if not reward.probed))
 def test_controls_and_verified_outcomes_are_not_probed(kind: str):
-    """They do not read words, and say so."""
-    admit([RewardComponent(kind=kind, weight=1.0)])
+    """They do not read words, or cost by the question, and say so."""
+    options = {"model": "openai+http://127.0.0.1:9/v1#judge"} if kind == "ruler" else {}
+    admit([RewardComponent(kind=kind, weight=1.0, options=options)])
     with pytest.raises(RewardError, match="nothing to probe"):
-        examine(reward_named(kind))
+        examine(reward_named(kind, **options))
 
 
 def test_a_reward_that_gives_honest_replies_nothing_cannot_be_examined():

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "features.md"
 SECTIONS = {"A": 27, "E": 15, "T": 11, "R": 31, "V": 10, "L": 4, "G": 30, "N": 6}
 """Capabilities of each section are numbered from 1 on."""
-NEVER = {"A9"}
-"""Numbers that no capability has."""
+ELSEWHERE = {"A9", *(f"G{k}" for k in range(15, 21))}
+"""There is no A9, and G15 to G20 are algorithms, one small file each in grpo/algorithms."""
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -39,7 +39,7 @@ def _functions(path: Path) -> Iterator[str]:
 
 def test_every_capability_has_one_row():
     """None is left out, none stands twice."""
-    wanted = {f"{section}{k}" for section, count in SECTIONS.items() for k in range(1, count + 1)} - NEVER
+    wanted = {f"{section}{k}" for section, count in SECTIONS.items() for k in range(1, count + 1)} - ELSEWHERE
     ids = [row[0] for row in rows()]
     assert len(ids) == len(set(ids))
     assert wanted <= set(ids)

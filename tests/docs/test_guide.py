@@ -1,0 +1,33 @@
+"""The blocks of docs/guide.md run, in their order, as a reader would run them in one notebook."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs" / "guide.md"
+
+
+async def _run(blocks: list[tuple[int, str]], names: dict[str, Any]) -> None:
+    for line, block in blocks:
+        code = compile("\n" * line + block, str(GUIDE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, names)  # what a notebook does with a cell
+        if inspect.isawaitable(result):
+            await result
+
+
+def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every block, from the first training to the last."""
+    text = GUIDE.read_text(encoding="utf-8")
+    found = re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    blocks = [(text[: match.start(1)].count("\n"), match[1]) for match in found]
+    assert len(blocks) >= 8
+    monkeypatch.chdir(ROOT)
+    asyncio.run(_run(blocks, {"folder": tmp_path}))

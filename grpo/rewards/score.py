@@ -29,12 +29,15 @@ def score(
     known = scenarios or {}
     groups = (list(siblings) for _, siblings in groupby(trajectories, key=attrgetter("scenario_id")))
 
-    async def judge(window: Sequence[list[Trajectory]]) -> list[list[Trajectory]]:
-        return await asyncio.gather(*(_judge(siblings, reward, known) for siblings in window))
+    judged: list[list[Trajectory]] = []
+
+    async def judge(window: Sequence[list[Trajectory]]) -> None:  # a runner would print what its coroutine returns
+        judged[:] = await asyncio.gather(*(_judge(siblings, reward, known) for siblings in window))
 
     with asyncio.Runner() as runner:
         while window := list(islice(groups, _GROUPS_AT_ONCE)):
-            for siblings in runner.run(judge(window)):
+            runner.run(judge(window))
+            for siblings in judged:
                 yield from siblings
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -119,7 +120,8 @@ class SlotSampler:
         uniforms = sampling.uniforms(session.turns)
         self._waiting.append(_Turn(session, sampling, uniforms, unread, future, prompt.listener))
         if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._run())
+            # in a context of its own: it serves every conversation, and must not keep the one that asked first
+            self._pump = asyncio.create_task(self._run(), context=Context())
         return await future
 
     async def _run(self) -> None:

@@ -235,3 +235,13 @@ def test_a_reward_that_forgets_a_sibling_is_refused():
 
     with pytest.raises(RewardError, match="1 scores for 2 siblings"):
         list(score([_said("a"), _said("b", sample=1)], Forgets()))
+
+
+def test_scoring_never_prints_what_it_judges(monkeypatch: pytest.MonkeyPatch):
+    """The text form of a trajectory costs more than its judging; an event loop makes one of what it returns."""
+
+    def printed(trajectory: Trajectory) -> str:
+        raise AssertionError("a trajectory was printed")
+
+    monkeypatch.setattr(Trajectory, "__repr__", printed)
+    assert [t.terminal_reward for t in score([_said("a"), _said("b", sample=1)], _Rank())] == [0.0, 0.0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.errors import BudgetError, DataError
 from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.policy.transformers.sampler import SlotSampler
 from grpo.renderer import Renderer
 from grpo.rollout.collect import collect, sample_seed, schedule
 from grpo.scenarios.scenario import Scenario
@@ -159,3 +161,14 @@ def test_a_turn_that_was_cut_ends_the_episode_or_stands_as_it_is(policy: Transfo
         if stop_id not in trajectory.token_ids[first.start : first.stop]:
             assert trajectory.token_ids[second.start] == stop_id
             assert not trajectory.loss_mask[second.start]
+
+
+def test_a_rollout_gives_its_cache_back_when_it_ends(policy: TransformersPolicy):
+    """No cycle keeps the sampler, whose cache is large, until a collection comes by."""
+    gc.collect()
+    gc.disable()
+    try:
+        _collect(policy)
+        assert not [thing for thing in gc.get_objects() if isinstance(thing, SlotSampler)]
+    finally:
+        gc.enable()

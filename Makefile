@@ -26,5 +26,5 @@ ui: $(READY)
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
-	$(BIN)/grpo init
+	$(BIN)/grpo databases
 	touch $@

@@ -41,14 +41,14 @@ def test_every_shipped_config_asks_for_rewards_that_may_train(path: Path):
     ("arguments", "code", "shown"),
     [
         (["helpfulness"], 0, "stuffing"),
-        (["conciseness", "--set", "target=20"], 1, "yes"),
+        (["conciseness", "--set", "target=20"], 3, "yes"),
         (["checks"], 2, ""),
         (["kindness"], 2, ""),
         (["conciseness", "--set", "taget=20"], 2, ""),
     ],
 )
 def test_admit_shows_what_each_probe_gets(arguments: list[str], code: int, shown: str):
-    """Exit code 1 where one fools the reward, 2 where there is nothing to try."""
+    """Exit code 3 where one fools the reward, 2 where there is nothing to try."""
     result = CliRunner().invoke(app, ["admit", *arguments])
     assert result.exit_code == code
     assert shown in result.output
@@ -134,19 +134,21 @@ def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path):
         done = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
         )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_the_databases_are_made_once_and_for_all(tmp_path: Path):
-    """`grpo init` from nothing: both services find their tables, and so does a second call."""
+    """`grpo databases` from nothing: both services find their tables, and so does a second call."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))},
         "GRPO_HOME": str(tmp_path / "home"),
     }
     for _ in range(2):
-        subprocess.run([sys.executable, "-m", "flows.cli", "init"], env=environment, cwd=ROOT, timeout=120, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "flows.cli", "databases"], env=environment, cwd=ROOT, timeout=120, check=True
+        )
     tables = {}
     for path in (tmp_path / "home" / "prefect" / "prefect.db", tmp_path / "home" / "mlflow.db"):
         with closing(sqlite3.connect(path)) as database:

@@ -1,0 +1,1 @@
+"""The commands of `grpo`, one a file; each loads what it needs when it is called."""

@@ -1,0 +1,15 @@
+"""`grpo databases`."""
+
+from __future__ import annotations
+
+from flows import settings
+from flows.commands.exits import exits
+
+
+def databases() -> None:
+    """Create the databases in which runs keep their records, or bring them up to date."""
+    home = settings.apply()
+    from flows.server import create_databases
+
+    with exits():
+        create_databases(home)

@@ -1,0 +1,23 @@
+"""`grpo ui`."""
+
+from __future__ import annotations
+
+import time
+
+from flows import settings
+from flows.commands.arguments import console
+from flows.commands.exits import exits
+
+
+def ui() -> None:
+    """Show the runs so far in Prefect's and MLflow's own pages, on this machine only, until interrupted."""
+    home = settings.apply()
+    from flows.server import mlflow_server, prefect_server
+
+    try:
+        with exits(), prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+            console.print(f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}   Ctrl-C ends both")
+            while True:
+                time.sleep(3600)
+    except KeyboardInterrupt:
+        return

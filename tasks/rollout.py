@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.agent import AgentConfig, AgentSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.catalog import make_environment
@@ -31,6 +33,7 @@ def rollout(
     scenarios: Artifact,
     split: Artifact,
     checkpoint: Artifact,
+    agent: AgentSettings,
     environment: EnvironmentSettings,
     settings: RolloutSettings,
     samples: int,
@@ -63,6 +66,7 @@ def rollout(
         temperature=temperature,
         run_seed=seed,
         iteration=part,
+        agent=MultiTurnAgent(AgentConfig(**dict(agent))),
     )
 
     def write(path: Path) -> None:

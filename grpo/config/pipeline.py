@@ -8,6 +8,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from grpo.config.agent import AgentSettings
 from grpo.config.base import Settings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.evaluation import EvaluationSettings, GateSettings
@@ -39,6 +40,7 @@ class PipelineConfig(Settings):
     """Folder or fsspec URI where stages leave their artifacts."""
     scenarios: ScenarioSettings
     policy: PolicySettings
+    agent: AgentSettings = AgentSettings()
     environment: EnvironmentSettings
     reward: tuple[RewardComponent, ...] = Field(min_length=1)
     """Weighted components; their sum is the reward of an episode."""

@@ -84,7 +84,7 @@ class RulerReward(RewardFunction):
             episodes, order, self.rubric, seed=self.settings.seed, max_chars=self.settings.max_chars
         )
         try:
-            verdicts, cached = await self._judge(comparison)
+            verdicts = await self._judge(comparison)
         except Unscored as reason:
             return [reason] * len(episodes)
         return [
@@ -100,19 +100,18 @@ class RulerReward(RewardFunction):
                     "reason": verdicts[label].reason,
                     "cut_chars": comparison.cut[index],
                     "shared_cut_chars": comparison.shared_cut,
-                    "cached": cached,
                 },
             )
             for index, label in enumerate(comparison.labels)
         ]
 
-    async def _judge(self, comparison: Comparison) -> tuple[dict[str, Verdict], bool]:
-        """Verdicts by label, and whether they were known before."""
+    async def _judge(self, comparison: Comparison) -> dict[str, Verdict]:
+        """Verdicts by label, from what the judge has answered before where it was asked this."""
         request = self.client.request(comparison.messages)
         question = {"server": self.client.server.address, "rubric": self.rubric.hash, "request": request}
         if (known := self.answers.get(question)) is not None:
             with suppress(MalformedVerdict):
-                return read_verdicts(known, comparison.labels), True
+                return read_verdicts(known, comparison.labels)
         answer = await self.client.ask(comparison.messages)
         try:
             verdicts = read_verdicts(answer, comparison.labels)
@@ -120,7 +119,7 @@ class RulerReward(RewardFunction):
             answer = await self.client.ask([*comparison.messages, *_sent_back(answer, problem)])
             verdicts = read_verdicts(answer, comparison.labels)
         self.answers.put(question, answer)
-        return verdicts, False
+        return verdicts
 
 
 def create_customer_service_ruler(

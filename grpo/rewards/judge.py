@@ -16,17 +16,16 @@ from pydantic import ValidationError
 
 from grpo.config.judge import JudgeSettings
 from grpo.errors import ConfigError, Unscored
-from grpo.messages import Message
 from grpo.rewards.comparison import Comparison, shuffled
 from grpo.rewards.judge_cache import AnswerCache
-from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult
+from grpo.rewards.reward import Episode, GroupReward, RewardFunction, RewardResult
 from grpo.rewards.rubrics import Rubric, find_rubric
 from grpo.rewards.verdicts import MalformedVerdict, Verdict, read_verdicts
 
 logger = logging.getLogger(__name__)
 
 
-class RulerReward(RewardFunction):
+class RulerReward(GroupReward):
     """The score that a judge gives a conversation beside its siblings, by a rubric.
 
     `options` are the fields of `JudgeSettings`; `rubric` is the name of one that ships, or one's own. One call judges
@@ -57,13 +56,6 @@ class RulerReward(RewardFunction):
         self.fallback = _reward_of(fallback) if isinstance(fallback, str) else fallback
         self.client = JudgeClient(self.settings)
         self.answers = AnswerCache(Path(self.settings.folder) / "answers")
-
-    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """One conversation as a group of its own, measured by the rubric alone."""
-        [result] = await self.compute_group([Episode(turns=tuple(turns), context=context)])
-        if isinstance(result, Unscored):
-            raise result
-        return result
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
         """See the class; the judge reads the siblings in an order drawn for their scenario."""

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Literal
+from typing import Any, Literal
 
 from grpo.diagnostics import IterationRecord
 from grpo.errors import ConfigError

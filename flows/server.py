@@ -78,6 +78,7 @@ def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) 
         fcntl.flock(starting, fcntl.LOCK_UN)
         yield url
     finally:
+        _send_logs()
         os.environ.pop("PREFECT_API_URL", None)
         fcntl.flock(starting, fcntl.LOCK_EX)
         with suppress(BlockingIOError):
@@ -111,6 +112,12 @@ def mlflow_server(home: Path) -> Iterator[str]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
+
+
+def _send_logs() -> None:
+    """Let what was logged reach the server before it goes."""
+    if (handlers := sys.modules.get("prefect.logging.handlers")) is not None:
+        handlers.APILogWorker.drain_all(timeout=_STOP_TIMEOUT_S)
 
 
 def _record(home: Path) -> Path:

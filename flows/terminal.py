@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,15 +13,38 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from grpo import progress
+from grpo.errors import GRPOError
 from grpo.evaluation.document import ReportDocument
 from grpo.rewards.admission import Finding
 
 _COLOURS = {"promote": "green", "refuse": "yellow", "failed": "red"}
 
 
+class _Plain(logging.Formatter):
+    """Another formatter without the traceback of a `GRPOError`, whose message says all that there is to do."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_info and isinstance(record.exc_info[1], GRPOError):
+            record = copy.copy(record)
+            record.exc_info = record.exc_text = None
+        return self._inner.format(record)
+
+
+def _spare_tracebacks() -> None:
+    """What the terminal shows of errors that the user has to act on; the server keeps the whole."""
+    for handler in (*logging.getLogger().handlers, *logging.getLogger("prefect").handlers):
+        if type(handler).__name__ == "PrefectConsoleHandler" and not isinstance(handler.formatter, _Plain):
+            handler.setFormatter(_Plain(handler.formatter or logging.Formatter()))
+
+
 @contextmanager
 def live(console: Console, *, iterations: int) -> Iterator[None]:
     """Show progress bars while the block runs; where there is no terminal, a plain line a stage."""
+    _spare_tracebacks()
     if not console.is_terminal:
         with progress.observed(lambda *event: _tell(console, *event)):
             yield

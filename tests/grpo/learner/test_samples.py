@@ -72,6 +72,13 @@ def test_rewards_that_are_all_null_are_refused():
         build_batch([make_group(None, None)], SCALED, policy_hash="p")
 
 
+def test_a_policy_that_had_no_room_to_speak_is_told_from_one_without_rewards():
+    """The prompt alone fills the context: rewards are there, words are not."""
+    mute = [replace(t, loss_mask=np.zeros(3, dtype=np.bool_)) for t in make_group(0, 1).trajectories]
+    with pytest.raises(DataError, match=r"in none of the 2 .* say anything: .*up to 3 tokens.*rollout\.max_context"):
+        build_batch([TrajectoryGroup(scenario_id="s", trajectories=tuple(mute))], SCALED, policy_hash="p")
+
+
 def test_a_group_of_one_is_refused():
     """The error names the scenario and the setting."""
     with pytest.raises(DataError, match=r"scenario s: a group needs at least 2.*group_size"):

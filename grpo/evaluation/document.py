@@ -97,6 +97,8 @@ class Iteration(_Part):
     failed_share: float
     tokens: int
     """Tokens that were trained on."""
+    rewards_cut: int = 0
+    """Rewards that were beyond `training.reward_clip`."""
     loss: float = 0.0
     """Near 0 on-policy: advantages of siblings add up to nothing."""
     ratio: float = 1.0

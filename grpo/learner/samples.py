@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from grpo.algorithms.catalog import ALGORITHMS
 from grpo.config.training import TrainingSettings
 from grpo.errors import DataError, NoLearningSignal, PolicyError
-from grpo.learner.credit import token_advantages, token_rewards
+from grpo.learner.credit import rewards_cut, token_advantages, token_rewards
 from grpo.trajectories import Trajectory, TrajectoryGroup
 
 
@@ -46,6 +46,8 @@ class Batch:
     """Valid siblings of all groups, the uninformative ones included."""
     token_count: int
     """Tokens that the policy said in them."""
+    rewards_cut: int = 0
+    """Rewards of them that were beyond `reward_clip`."""
 
     @property
     def informative_share(self) -> float:
@@ -104,6 +106,7 @@ def build_batch(
         group_count=len(groups),
         sample_count=len(valid),
         token_count=sum(trajectory.action_count for trajectory in valid),
+        rewards_cut=rewards_cut(valid, settings),
     )
 
 

@@ -142,6 +142,15 @@ def test_rewards_are_cut_and_normalized_before_they_are_compared():
     assert scaled == [pytest.approx([1.0, -1.0], abs=1e-3)]
 
 
+def test_cut_rewards_are_counted():
+    """Of 4, 0, −2 and none two lie beyond 1; without a limit none does."""
+    groups = [make_group(4, 0, -2, None)]
+    counts = [
+        build_batch(groups, TrainingSettings(reward_clip=clip), policy_hash="p").rewards_cut for clip in (1, None)
+    ]
+    assert counts == [2, 0]
+
+
 def test_long_windedness_costs_reward():
     """Equal rewards; limit 3, margin 2: 3 tokens cost 1, 2 cost ½, so the advantages are −¼ and ¼."""
     groups = [make_group(1, 0)]

@@ -20,8 +20,8 @@ from tasks.register import parameters, registry
 
 _SERIES = (
     "reward", "success", "kl_to_base", "entropy", "informative_share", "truncated_share", "failed_share", "loss",
-    "ratio", "clip_share", "gradient_norm", "learning_rate", "tokens", "rewards_cut", "tokens_per_s", "mismatch_kl", "step_kl",
-    "margin", "value_loss", "mfu", "rounds",
+    "ratio", "clip_share", "gradient_norm", "learning_rate", "tokens", "rewards_cut", "tokens_per_s", "mismatch_kl",
+    "step_kl", "margin", "value_loss", "mfu", "rounds",
 )  # fmt: skip
 
 

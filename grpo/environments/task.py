@@ -12,11 +12,12 @@ from typing import Any
 from grpo.environments.conversation import ConversationEnvironment, TurnReward
 from grpo.environments.deck import ScenarioLike
 from grpo.environments.environment import EnvironmentState, StepResult
-from grpo.environments.tools import Function, Refusal, World, describe, problem
 from grpo.environments.users import User
+from grpo.environments.world import Function, Refusal, World, describe_function
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
+from grpo.tools import fault
 from grpo.trajectories import Outcome
 
 Criterion = Callable[[Mapping[str, Any]], bool]
@@ -59,7 +60,7 @@ class TaskEnvironment(ConversationEnvironment):
         if bool(functions) == bool(worlds):
             raise ConfigError("a task needs tools: give either functions of your own or worlds that are there")
         self.criteria = dict(criteria or {})
-        self.tools = tuple(map(describe, functions))
+        self.tools = tuple(map(describe_function, functions))
         self._worlds = tuple(worlds) or (World(functions={function.__name__: function for function in functions}),)
         self._homes = {
             name: tuple(world for world in self._worlds if name in world.functions)
@@ -189,7 +190,7 @@ class TaskEnvironment(ConversationEnvironment):
         tool = offered.get(call.name)
         if tool is None:
             raise Refusal(f"unknown tool {call.name}; there are {', '.join(offered)}")
-        wrong = problem(tool, call.arguments)
+        wrong = fault(tool, call.arguments)
         if wrong is not None:
             raise Refusal(wrong)
         home = self._home(world, call.name)

@@ -25,7 +25,7 @@ import random
 from datetime import date
 from typing import Any
 
-from grpo.environments.tools import Refusal, State, World
+from grpo.environments.world import Refusal, State, World
 
 _AIRPORTS = {
     "Rivermist": "RMS",

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from grpo.environments.tools import Refusal, State, World
+from grpo.environments.world import Refusal, State, World
 
 _DOORS = ("driver", "passenger", "rear_left", "rear_right")
 _TIRES = ("frontLeftTirePressure", "frontRightTirePressure", "rearLeftTirePressure", "rearRightTirePressure")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,17 @@ from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Scenario
 from tests.grpo.environments.bfcl import WORLD, bfcl_scenarios, published, run_calls
 
+RETURNS = {
+    "get_flight_cost": "travel_cost_list",
+    "compute_exchange_rate": "exchanged_value",
+    "estimate_distance": "distance",
+}
+USES = {
+    "compute_exchange_rate": ("get_flight_cost", "value"),
+    "set_budget_limit": ("compute_exchange_rate", "budget_limit"),
+    "estimate_drive_feasibility_by_mileage": ("estimate_distance", "distance"),
+    "logarithm": ("estimate_distance", "value"),
+}
 NOT_PLAYABLE = "bfcl-multi_turn_base_173"
 
 
@@ -41,6 +53,33 @@ def test_the_published_calls_run_in_every_task_but_one():
         return len(tasks), len(steps), [f"{name}: {step.call}" for name, step in steps if step.refused]
 
     assert asyncio.run(run()) == (199, 1137, [])
+
+
+@published
+def test_amounts_that_later_calls_use_are_those_that_earlier_calls_returned():
+    """3 fares are exchanged, 8 exchanged sums become the budget, and 11 distances are calculated with."""
+
+    async def run() -> tuple[list[Any], list[Any]]:
+        used, returned = [], []
+        for scenario in _playable():
+            last: dict[str, Any] = {}
+            async for step in WORLD.replay(scenario):
+                source, argument = USES.get(step.call.name, ("", ""))
+                if source in last and step.call.arguments.get("base_currency", "USD") == "USD":  # a fare is in dollars
+                    used.append((source, step.call.arguments[argument]))
+                    returned.append((source, last[source]))
+                if step.call.name in RETURNS:
+                    value = step.result[RETURNS[step.call.name]]
+                    last[step.call.name] = value[0] if isinstance(value, list) else value
+        return used, returned
+
+    used, returned = asyncio.run(run())
+    assert used == returned
+    assert Counter(source for source, _ in used) == {
+        "get_flight_cost": 3,
+        "compute_exchange_rate": 8,
+        "estimate_distance": 11,
+    }
 
 
 @published

@@ -63,6 +63,7 @@ def test_a_booking_is_paid_by_card_and_paid_back_when_it_is_cancelled():
     history: Call = ("get_booking_history", {"access_token": "t"})
     results, state = run_calls("TravelAPI", _agency(), FLIGHT, balance, history, cancel, cancel, balance)
     assert (results[0]["booking_id"], results[0]["booking_status"]) == ("3426812", True)
+    assert len(results[0]["transaction_id"]) == 8
     assert results[1] == {"card_balance": 600.0}
     assert results[2]["booking_history"]["3426812"]["travel_cost"] == 400
     assert refusals(results) == [False] * 4 + [True, False]
@@ -109,13 +110,14 @@ def test_ids_are_those_that_the_tasks_use():
 
 def test_a_login_needs_a_known_grant_and_replaces_the_token():
     """The old token opens nothing."""
-    results, _ = run_calls(
+    results, state = run_calls(
         "TravelAPI", _agency(),
         (LOGIN[0], {**LOGIN[1], "grant_type": "all"}), LOGIN, ("get_booking_history", {"access_token": "t"}),
         ("get_booking_history", {"access_token": "251675"}), ("travel_get_login_status", {}),
     )  # fmt: skip
     assert refusals(results) == [True, False, True, False, False]
     assert results[4] == {"status": True}
+    assert (state["access_token"], state["token_scope"]) == ("251675", "read_write")
 
 
 def test_fares_are_those_of_the_tasks_and_in_proportion():

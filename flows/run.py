@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from flows.ledger import Ledger
 from flows.rollouts import Played, Rollouts
 from grpo.artifacts import Artifact
+from grpo.config.gates import compared
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.document import (
     Decision,
@@ -136,12 +137,21 @@ class Run:
             candidate=after.scored,
             base=self.base.checkpoint,
             settings=self.config.evaluation,
-            metric=self.config.gates.metric,
+            metric=compared(self.config.gates),
             seed=self.config.seed,
             store=self.store,
         ).evaluation
         self.conversations = shown_conversations(before.scored, after.scored, self.candidate.checkpoint, self.store)
-        return self.ledger.run(gate, evaluation=self.evaluation, settings=self.config.gates).decision
+        return self.ledger.run(
+            gate,
+            evaluation=self.evaluation,
+            champion=before.scored,
+            candidate=after.scored,
+            gates=self.config.gates,
+            settings=self.config.evaluation,
+            seed=self.config.seed,
+            store=self.store,
+        ).decision
 
     def publish(self, decision: Decision) -> None:
         """Register the candidate; it serves only if the decision is to promote it."""

@@ -6,7 +6,7 @@ What a gate needs and does not find is no pass: it refuses and says what is miss
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from operator import attrgetter
@@ -35,6 +35,7 @@ from grpo.evaluation.evaluate import heldout_means
 from grpo.evaluation.statistics import compare, highest_likely
 from grpo.rewards.safety import SHIPPED, SafetyReward
 from grpo.rewards.score import score
+from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
 
 _RELATIONS = {">": operator.gt, "<=": operator.le, ">=": operator.ge}
@@ -67,16 +68,17 @@ def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
     return Decision(verdict="promote", reason=reason, checks=checks)
 
 
-def answerable(gates: Sequence[GateSettings], categories: Mapping[str, Collection[str]]) -> None:
-    """Raise `ConfigError` when a gate asks for what is not held out; `categories` are ids of scenarios by category."""
-    heldout = {scenario for ids in categories.values() for scenario in ids}
+def answerable(gates: Sequence[GateSettings], scenarios: Iterable[Scenario]) -> None:
+    """Raise `ConfigError` when a gate asks for what is not among the held-out scenarios."""
+    found = {scenario.id: scenario.metadata.category for scenario in scenarios}
+    heldout, categories = found.keys(), set(found.values())
     for one in gates:
         if isinstance(one, MustPassGate) and (strangers := sorted(set(one.scenarios) - heldout)):
             raise ConfigError(
                 f"gate must_pass: {', '.join(strangers[:5])} ({len(strangers)} in all) not among the {len(heldout)} "
                 "held-out scenarios; declare them `side: heldout` in the source, or take them out of the gate"
             )
-        if isinstance(one, CategoryGate) and (unknown := sorted(one.bounds.keys() - categories.keys())):
+        if isinstance(one, CategoryGate) and (unknown := sorted(one.bounds.keys() - categories)):
             raise ConfigError(
                 f"gate category: no held-out scenario is of category {', '.join(unknown)}; there are "
                 f"{', '.join(sorted(categories))}"

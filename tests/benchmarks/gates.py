@@ -51,9 +51,7 @@ def promoted(world: World, *, gain: float, runs: int, seed: int, settings: Evalu
             for policy, chance in (("champion", chances), ("candidate", _raised(chances, gain)))
         ]
         evaluation = evaluate(*sides, settings, metric="success", kl_to_base=KL, seed=index)
-        evidence = Evidence(
-            evaluation=evaluation, champion=sides[0], candidate=sides[1], settings=settings, seed=index
-        )
+        evidence = Evidence(evaluation=evaluation, champion=sides[0], candidate=sides[1], settings=settings, seed=index)
         found.append(gate(evidence, DEFAULT_GATES).verdict == "promote")
     return found
 
@@ -122,12 +120,12 @@ def measure() -> Findings:
     sizes = ", ".join(map(str, CATEGORIES.values()))
     text = (
         f"The default gates on {sum(CATEGORIES.values())} held-out scenarios of six categories ({sizes}), "
-        f"{settings.samples} episodes each, {RUNS} simulated candidates a cell, with Wilson intervals at 95%. How hard a "
-        "scenario is, both policies share; that is all their correlation: given the scenario, their episodes are "
+        f"{settings.samples} episodes each, {RUNS} simulated candidates a cell, with Wilson intervals at 95%. How hard "
+        "a scenario is, both policies share; that is all their correlation: given the scenario, their episodes are "
         "independent, though a real evaluation gives both the same random numbers. The better candidate gains "
-        f"{100 * GAIN:.0f} points on average, in each scenario in proportion to what is missing there. Of either policy's "
-        f"episodes {TRUNCATED:.1%} are cut off and {FAILED:.1%} fail. A policy against itself, with the same random "
-        "numbers, would never be promoted: here both draw their own."
+        f"{100 * GAIN:.0f} points on average, in each scenario in proportion to what is missing there. Of either "
+        f"policy's episodes {TRUNCATED:.1%} are cut off and {FAILED:.1%} fail. A policy against itself, with the same "
+        "random numbers, would never be promoted: here both draw their own."
     )
     head = ("champion's success", "spread of difficulty", "the same policy promoted", "+10 points promoted")
     return Findings(title="What the gates let through", text=text, tables=(Table(head=head, rows=tuple(rows)),))

@@ -76,7 +76,9 @@ def test_a_failed_episode_is_no_success():
 
 def test_what_was_cut_off_and_what_failed_are_counted_apart():
     """One of four is truncated, two failed."""
-    after = [_played(str(k), False, stop=stop) for k, stop in enumerate(["truncated", "failed", "failed", "terminated"])]
+    after = [
+        _played(str(k), False, stop=stop) for k, stop in enumerate(["truncated", "failed", "failed", "terminated"])
+    ]
     found = _evaluate(_side("0000"), after)
     assert (found.failed_share, found.truncated_share) == (0.5, 0.25)
 

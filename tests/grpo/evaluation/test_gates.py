@@ -27,7 +27,7 @@ from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.gates import Evidence, answerable, check, gate
 from grpo.messages import Message
 from grpo.trajectories import Outcome, Trajectory, Turn
-from tests.doubles import make_trajectory
+from tests.doubles import desk_scenarios, make_trajectory
 
 SETTINGS = EvaluationSettings(resamples=300)
 
@@ -235,11 +235,12 @@ def test_tool_calls_are_waited_for_like_words():
 
 def test_a_gate_of_what_is_not_held_out_stops_before_training():
     """The ids and categories of the held-out side are known from the split."""
-    heldout = {"return": ["desk-1"], "charge": ["desk-2"]}
-    answerable((MustPassGate(scenarios=("desk-1",)), CategoryGate(bounds={"charge": 0.2})), heldout)
+    heldout = desk_scenarios(2)
+    kinds = sorted({scenario.metadata.category for scenario in heldout})
+    answerable((MustPassGate(scenarios=("desk-00001",)), CategoryGate(bounds={kinds[0]: 0.2})), heldout)
     with pytest.raises(ConfigError, match="must_pass: desk-9"):
-        answerable((MustPassGate(scenarios=("desk-1", "desk-9")),), heldout)
-    with pytest.raises(ConfigError, match="category refund; there are charge, return"):
+        answerable((MustPassGate(scenarios=("desk-00001", "desk-9")),), heldout)
+    with pytest.raises(ConfigError, match=f"category refund; there are {', '.join(kinds)}"):
         answerable((CategoryGate(bounds={"refund": 0.2}),), heldout)
 
 

@@ -7,10 +7,8 @@ import logging
 
 from grpo.policy.transformers.adapters import merged
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.registry.provenance import Provenance
+from grpo.registry.provenance import PROVENANCE, Provenance
 
-PROVENANCE = "provenance"
-"""Key in the model's metadata."""
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "pandas", "jinja2")
 """What loading and answering takes beside MLflow, which MLflow adds itself."""
 

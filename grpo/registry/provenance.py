@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+PROVENANCE = "provenance"
+"""Key in the metadata of a registered model."""
+
 
 class Provenance(BaseModel):
     """Kept in the metadata of the registered model, so it goes wherever the model goes."""

@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
 from grpo.errors import RegistryError
-from grpo.policy.transformers.model import TransformersPolicy
-from grpo.registry.chat_model import PROVENANCE, log_chat_model
-from grpo.registry.provenance import Provenance
+from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.registry.succession import CANDIDATE, CHAMPION, Succession, is_absent
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
+
+    from grpo.policy.transformers.model import TransformersPolicy
 
 _ADDRESS = re.compile(r"^models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))$")
 
@@ -192,6 +192,8 @@ class Registry:
         tags, when its files are whole: whoever dies before leaves none, whoever dies after is found again.
         """
         import mlflow
+
+        from grpo.registry.chat_model import log_chat_model
 
         mlflow.set_tracking_uri(self.tracking_uri)
         with self._exclusive(model):

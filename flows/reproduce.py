@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from pathlib import Path
 
 from prefect import flow
-from prefect.filesystems import LocalFileSystem
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict
 
@@ -60,7 +60,7 @@ def reproduce(model: str) -> Reproduction:
         config = PipelineConfig.model_validate({**then.config, "store": f"{scratch}/store"})
         _unchanged("scenarios.sources", then.sources, fingerprint(config.scenarios.sources))
         _unchanged("policy.model", then.model, folder_digest(model_folder(config.policy.model)))
-        elsewhere = LocalFileSystem(basepath=f"{scratch}/results")
+        elsewhere = Path(scratch) / "results"
         now = retrain_aside.with_options(result_storage=elsewhere)(config)
     return Reproduction(model=model, expected=then.policies, found=now.policies, differences=then.differences(now))
 

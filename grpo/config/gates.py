@@ -106,8 +106,7 @@ class LatencyGate(Settings):
     max_seconds: float = Field(gt=0)
     """Longest wait for the agent's turn, tool calls included, in 95 of 100 turns."""
     tokens_per_s: float = Field(gt=0)
-    """Tokens a second that one conversation gets from the server that will serve; a version's tag
-    `tokens_per_s` is what the machine that registered it measured."""
+    """Tokens a second that one conversation gets from the server that will serve."""
 
 
 GateSettings = Annotated[

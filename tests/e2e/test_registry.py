@@ -172,7 +172,11 @@ def served(version: int, tmp_path: Path) -> Iterator[str]:
         process = subprocess.Popen(
             [*command, "--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)],
             cwd=tmp_path,
-            env={**os.environ, "MLFLOW_TRACKING_URI": registry().tracking_uri},
+            env={
+                **os.environ,
+                "MLFLOW_TRACKING_URI": registry().tracking_uri,
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # uvicorn is started by name
+            },
             stdout=output,
             stderr=output,
             start_new_session=True,

@@ -10,12 +10,16 @@ import typer
 from flows.commands.admit import admit
 from flows.commands.databases import databases
 from flows.commands.ingest import ingest
+from flows.commands.lineage import lineage
 from flows.commands.pretrain import pretrain
+from flows.commands.promote import promote
+from flows.commands.reproduce import reproduce
+from flows.commands.rollback import rollback
 from flows.commands.train import train
 from flows.commands.ui import ui
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, ingest, admit, databases, ui, pretrain):
+for command in (train, ingest, admit, promote, rollback, lineage, reproduce, databases, ui, pretrain):
     app.command()(command)
 
 

@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.ledger import Ledger
 from flows.rollouts import Played, Rollouts
-from grpo.artifacts import Artifact
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.gates import compared
 from grpo.config.pipeline import PipelineConfig
+from grpo.errors import PromotionRefused
 from grpo.evaluation.document import (
     Decision,
     Evaluation,
@@ -26,17 +28,20 @@ from grpo.evaluation.document import (
     ReportDocument,
     ShownPair,
 )
+from grpo.evaluation.gates import answerable
 from grpo.policy.catalog import model_folder
 from grpo.registry import ModelVersion
 from grpo.rewards.admission import admit
 from grpo.scenarios.fingerprint import fingerprint
+from grpo.scenarios.parquet import read_scenarios
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
-from tasks.ingest import ingest
+from tasks.ingest import SCENARIOS, ingest
+from tasks.promote import promote
 from tasks.register import register, registry
 from tasks.report import report, shown_conversations
-from tasks.split import split
+from tasks.split import read_split, split
 from tasks.stage import code_digest, home, package_versions
 from tasks.train import TrainResult
 from tasks.train import train as update
@@ -65,7 +70,7 @@ class Run:
         self.began = began
         self.ledger = Ledger(config.store, runner)
         self.content = fingerprint(config.scenarios.sources)
-        self.model_content = _folder_digest(model_folder(config.policy.model))
+        self.model_content = folder_digest(model_folder(config.policy.model))
         self.key = _digest([config.model_dump(mode="json"), self.content, self.model_content, code_digest()])
         self.iterations: list[Iteration] = []
         self.evaluation: Evaluation | None = None
@@ -96,9 +101,15 @@ class Run:
             limit=settings.limit,
             store=self.store,
         )
+        artifacts = ArtifactStore(self.store)
+        heldout = read_scenarios(
+            artifacts.path(self.data.scenarios) / SCENARIOS, ids=read_split(artifacts, self.sides.split).heldout
+        )
+        answerable(self.config.gates, heldout)
         self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
         self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
         self.candidate: Checkpoint = self.base
+        self.policies = [self.base.policy]
         self.known = registry().find(self.config.registry.model_name, self.key)
         self.champion = self._champion()
 
@@ -125,6 +136,7 @@ class Run:
                 upcoming, trained = None, self.ledger.run(update, **inputs)
             self.iterations.append(_iteration(index, played, trained))
             self.candidate = trained
+            self.policies.append(trained.policy)
 
     def judge(self) -> Decision:
         """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""
@@ -136,15 +148,28 @@ class Run:
             candidate=after.scored,
             base=self.base.checkpoint,
             settings=self.config.evaluation,
-            metric=self.config.gates.metric,
+            metric=compared(self.config.gates),
             seed=self.config.seed,
             store=self.store,
         ).evaluation
         self.conversations = shown_conversations(before.scored, after.scored, self.candidate.checkpoint, self.store)
-        return self.ledger.run(gate, evaluation=self.evaluation, settings=self.config.gates).decision
+        return self.ledger.run(
+            gate,
+            evaluation=self.evaluation,
+            champion=before.scored,
+            candidate=after.scored,
+            gates=self.config.gates,
+            settings=self.config.evaluation,
+            seed=self.config.seed,
+            store=self.store,
+        ).decision
 
-    def publish(self, decision: Decision) -> None:
-        """Register the candidate; it serves only if the decision is to promote it."""
+    def publish(self, decision: Decision) -> Decision:
+        """Register the candidate, and let it serve if the decision is to promote it.
+
+        What is returned is a refusal where another champion came to serve since this run looked for one.
+        """
+        name = self.config.registry.model_name
         self.version = self.ledger.run(
             register,
             refresh=self.known is None,
@@ -154,8 +179,19 @@ class Run:
             candidate=self.candidate.checkpoint,
             champion=self.champion,
             scenarios=self.data.scenarios,
+            sources=self.content,
+            model=self.model_content,
+            policies=tuple(self.policies),
             store=self.store,
         ).version
+        served = {one.champion for one in registry().succession(name).history()}
+        if decision.verdict != "promote" or self.version.version in served:
+            return decision
+        try:
+            self.ledger.run(promote, model_name=name, version=self.version.version, reason=decision.reason[:1000])
+        except PromotionRefused as error:
+            return decision.model_copy(update={"verdict": "refuse", "reason": f"{error}; {decision.reason}"})
+        return decision
 
     def report(self, decision: Decision) -> Promotion:
         """Write the report, and attach it to the records of both services."""
@@ -229,7 +265,7 @@ def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:
     )
 
 
-def _folder_digest(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """Digest of a model folder's files."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*")):

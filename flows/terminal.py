@@ -98,9 +98,8 @@ def print_summary(console: Console, document: ReportDocument) -> None:
     if decision.checks:
         gates = Table("gate", "value", "must be", "passed", title="gates", title_justify="left")
         for check in decision.checks:
-            gates.add_row(
-                check.name, f"{check.value:.4g}", f"{check.relation} {check.bound:g}", "yes" if check.passed else "no"
-            )
+            value = "none" if check.value is None else f"{check.value:.4g}"
+            gates.add_row(check.name, value, f"{check.relation} {check.bound:g}", "yes" if check.passed else "no")
         console.print(gates)
     if document.evaluation is not None:
         overall = document.evaluation.overall

@@ -21,8 +21,7 @@ def train(config: PipelineConfig) -> Promotion:
         run.prepare()
         try:
             run.improve()
-            decision = run.judge()
-            run.publish(decision)
+            decision = run.publish(run.judge())
         except (NoLearningSignal, NoEffect) as error:
             run.report(Decision(verdict="failed", reason=str(error)))
             raise

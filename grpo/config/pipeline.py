@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError, model_validator
 from grpo.config.agent import AgentSettings
 from grpo.config.base import Settings
 from grpo.config.environments import EnvironmentSettings
-from grpo.config.evaluation import EvaluationSettings, GateSettings
+from grpo.config.evaluation import EvaluationSettings
+from grpo.config.gates import DEFAULT_GATES, GateSettings
 from grpo.config.policy import PolicySettings
 from grpo.config.rewards import RewardComponent
 from grpo.config.rollout import RolloutSettings
@@ -47,7 +48,8 @@ class PipelineConfig(Settings):
     rollout: RolloutSettings = RolloutSettings()
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
-    gates: GateSettings = GateSettings()
+    gates: tuple[GateSettings, ...] = Field(default=DEFAULT_GATES, min_length=1)
+    """Every one must pass before the candidate may serve."""
     registry: RegistrySettings
 
     @model_validator(mode="after")

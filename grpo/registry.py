@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
+from grpo.databases import exclusive
 from grpo.errors import RegistryError
 from grpo.policy.transformers.adapters import merged
 from grpo.policy.transformers.model import TransformersPolicy
@@ -56,13 +55,13 @@ class Registry:
 
     @property
     def client(self) -> MlflowClient:
-        """MLflow's client; a local database is created by one process at a time."""
+        """MLflow's client; the tables of a database are created by one process at a time."""
         if self._client is None:
             import mlflow
             from mlflow import MlflowClient
 
             mlflow.set_tracking_uri(self.tracking_uri)
-            with _one_at_a_time(self.tracking_uri):
+            with exclusive(self.tracking_uri):
                 client = MlflowClient(self.tracking_uri)
                 client.search_experiments(max_results=1)
             self._client = client
@@ -71,12 +70,14 @@ class Registry:
     def experiment(self, name: str) -> str:
         """Id of the experiment, made on first use."""
         client = self.client
-        with _one_at_a_time(self.tracking_uri):
+        with exclusive(self.tracking_uri):
             found = client.get_experiment_by_name(name)
             if found is not None:
                 return str(found.experiment_id)
             location = f"{self._artifact_root}/{name}" if self._artifact_root else None
-            return str(client.create_experiment(name, artifact_location=location))
+            with _made_by_another():
+                return str(client.create_experiment(name, artifact_location=location))
+            return str(client.get_experiment_by_name(name).experiment_id)
 
     def champion(self, model: str) -> ModelVersion | None:
         """The version in service, if there is one."""
@@ -151,7 +152,7 @@ class Registry:
                 task="llm/v1/chat",
                 pip_requirements=["torch", "transformers"],
             )
-        if not self.client.search_registered_models(f"name = '{model}'"):
+        with _made_by_another():
             self.client.create_registered_model(model)
         found = self.client.create_model_version(
             model, source=info.model_uri, run_id=run_id, tags=dict(tags), model_id=info.model_id
@@ -179,16 +180,12 @@ def _version(found: object) -> ModelVersion:
 
 
 @contextmanager
-def _one_at_a_time(tracking_uri: str) -> Iterator[None]:
-    """Guard the first use of a SQLite store: two processes that create its tables at once break it."""
-    if not tracking_uri.startswith("sqlite:///"):
-        yield
-        return
-    lock = Path(tracking_uri.removeprefix("sqlite:///")).with_suffix(".lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
+def _made_by_another() -> Iterator[None]:
+    """Pass over what is there already: behind a server another run may make it in the same moment."""
+    from mlflow.exceptions import MlflowException
+
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise

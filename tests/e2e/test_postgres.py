@@ -70,7 +70,7 @@ def _environment(home: Path) -> dict[str, str]:
 def _at_once(count: int, command: list[str], environment: dict[str, str]) -> list[subprocess.CompletedProcess[str]]:
     def start(_: int) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
         )
 
     with ThreadPoolExecutor(count) as pool:
@@ -144,7 +144,7 @@ def _kill_at(line: str, times: int, process: subprocess.Popen[str]) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode in (0, 3), output  # promoted or refused
     return output
 

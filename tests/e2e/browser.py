@@ -22,6 +22,8 @@ _ARGUMENTS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # a page that asks for anything else gets nothing
 )
 _PATIENCE_S = 120.0
+_STILL = 4
+"""So many pictures, a second apart, are the same when a page is drawn."""
 
 
 class Page:
@@ -50,10 +52,14 @@ class Page:
         """Value of a JavaScript expression."""
         return self.send("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
-    def picture(self, *, width: int, height: int) -> bytes:
-        """The page as a PNG of this many pixels."""
-        self.size(width=width, height=height)
-        return base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
+    def settled(self, *, x: int, width: int, height: int) -> bytes:
+        """A PNG of this part of the window, from its top, when nothing in it moves any more."""
+        clip = {"x": x, "y": 0, "width": width, "height": height, "scale": 1}
+        seen: list[str] = []
+        while len(seen) < _STILL or len(set(seen[-_STILL:])) > 1:
+            time.sleep(1.0)
+            seen.append(self.send("Page.captureScreenshot", format="png", clip=clip)["data"])
+        return base64.b64decode(seen[-1])
 
     def size(self, *, width: int, height: int) -> None:
         """Lay the page out for a window of this many pixels."""

@@ -30,7 +30,7 @@ def prefect_served(environment: Mapping[str, str], log: Path) -> Iterator[str]:
     port = str(free_port())  # by the environment: with --port its pages ask port 4200
     settings = {**environment, "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": port}
     url = f"http://127.0.0.1:{port}/api"
-    with _served(["prefect", "server", "start"], settings, log, f"{url}/health"):
+    with served(["prefect", "server", "start"], settings, log, f"{url}/health"):
         yield url
 
 
@@ -47,12 +47,13 @@ def mlflow_served(environment: Mapping[str, str], log: Path, *, database: str, a
         "MLFLOW_WORKERS": "1",
     }
     url = f"http://127.0.0.1:{port}"
-    with _served(["mlflow", "server"], settings, log, f"{url}/health"):
+    with served(["mlflow", "server"], settings, log, f"{url}/health"):
         yield url
 
 
 @contextmanager
-def _served(module: list[str], environment: Mapping[str, str], log: Path, health: str) -> Iterator[None]:
+def served(module: list[str], environment: Mapping[str, str], log: Path, health: str) -> Iterator[None]:
+    """Run `python -m …` while the block runs, which begins when the process answers at the address `health`."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *module],
@@ -67,8 +68,10 @@ def _served(module: list[str], environment: Mapping[str, str], log: Path, health
         _await(health, process, log)
         yield
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+        for _ in range(2):  # a worker that is asked once waits for its next poll
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            time.sleep(0.2)
         try:
             process.wait(_STOP_S)
         except subprocess.TimeoutExpired:

@@ -83,7 +83,7 @@ def _row(check: GateCheck) -> dict[str, str]:
     """A gate as Prefect's page can show it: a cell is read as Markdown, where > begins a quotation."""
     return {
         "gate": check.name,
-        "value": f"{check.value:.4g}",
+        "value": "–" if check.value is None else f"{check.value:.4g}",
         "must be": f"{_WORDS[check.relation]} {check.bound:g}",
         "passed": "yes" if check.passed else "no",
         "meaning": check.meaning,

@@ -238,3 +238,16 @@ def test_the_server_shows_what_a_run_came_to(services: Services, reports: dict[s
     assert shown["curves"]["data"].startswith("data:image/png;base64,iVBOR")
     assert shown["iterations"]["type"] == "progress"
     assert shown["iterations"]["data"] == 100.0
+
+
+def test_a_backup_holds_the_registry(cluster: Cluster, reports: dict[str, ReportDocument]):
+    """Dumped and read back into an empty database, every model is there with its lineage and its aliases."""
+    from grpo.registry import Registry
+
+    restored = Registry(cluster.restore("mlflow", into="restored"))
+    for name, report in reports.items():
+        found = restored.find(f"desk-{name}", report.lineage.run)
+        assert found is not None
+        assert found.tags["policy"] == report.lineage.candidate_policy
+        aliases = restored.client.get_model_version(found.name, str(found.version)).aliases
+        assert ("champion" in aliases) == (report.decision.verdict == "promote")

@@ -13,6 +13,7 @@ import yaml
 from prefect.task_runners import TaskRunner
 from pydantic import BaseModel, ConfigDict
 
+from flows.advance import Advance
 from flows.ledger import Ledger
 from flows.rollouts import Played, Rollouts
 from grpo.artifacts import Artifact, ArtifactStore
@@ -117,6 +118,7 @@ class Run:
         """Rollout, score and train, again and again; a stale rollout is played while the one before is trained on."""
         iterations, ahead = self.config.training.iterations, self.config.rollout.staleness
         upcoming: Played | None = None
+        advance = Advance(iterations)
         for index in range(iterations):
             played = upcoming or self.rollouts.iteration(self.candidate.checkpoint, index)
             inputs = {
@@ -137,6 +139,7 @@ class Run:
             self.iterations.append(_iteration(index, played, trained))
             self.candidate = trained
             self.policies.append(trained.policy)
+            advance.reach(index + 1)
 
     def judge(self) -> Decision:
         """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""

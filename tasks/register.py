@@ -6,6 +6,7 @@ import os
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
+from grpo.databases import is_database
 from grpo.evaluation.document import Decision
 from grpo.learner.checkpoints import read_state, resident_policy
 from grpo.registry import ModelVersion, Registry
@@ -23,7 +24,7 @@ def registry() -> Registry:
     """The registry of this machine, or the one that MLFLOW_TRACKING_URI names."""
     local = f"sqlite:///{home()}/mlflow.db"
     uri = os.environ.get("MLFLOW_TRACKING_URI", local)
-    return Registry(uri, artifact_root=f"file://{home()}/mlartifacts" if uri.startswith("sqlite") else None)
+    return Registry(uri, artifact_root=f"file://{home()}/mlartifacts" if is_database(uri) else None)
 
 
 @stage

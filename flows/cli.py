@@ -12,10 +12,11 @@ from flows.commands.databases import databases
 from flows.commands.ingest import ingest
 from flows.commands.pretrain import pretrain
 from flows.commands.train import train
+from flows.commands.tune import tune
 from flows.commands.ui import ui
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, ingest, admit, databases, ui, pretrain):
+for command in (train, ingest, admit, databases, ui, pretrain, tune):
     app.command()(command)
 
 

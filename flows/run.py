@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,12 @@ class Run:
         self.version: ModelVersion | None = None
 
     def prepare(self) -> None:
+        """Take in what the run starts from, and find whom its candidate is judged against."""
+        self.gather()
+        self.known = registry().find(self.config.registry.model_name, self.key)
+        self.champion = self._champion()
+
+    def gather(self) -> None:
         """Ingest, validate and split, and take the base policy in: nothing is computed on scenarios that fail.
 
         Nothing at all is computed for a reward that a probe fools.
@@ -99,11 +106,14 @@ class Run:
         self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
         self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
         self.candidate: Checkpoint = self.base
-        self.known = registry().find(self.config.registry.model_name, self.key)
-        self.champion = self._champion()
 
     def improve(self) -> None:
-        """Rollout, score and train, again and again; a stale rollout is played while the one before is trained on."""
+        """Rollout, score and train, again and again."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[Iteration]:
+        """What `improve` does, iteration by iteration; a stale rollout is played while the one before is trained on."""
         iterations, ahead = self.config.training.iterations, self.config.rollout.staleness
         upcoming: Played | None = None
         for index in range(iterations):
@@ -125,6 +135,7 @@ class Run:
                 upcoming, trained = None, self.ledger.run(update, **inputs)
             self.iterations.append(_iteration(index, played, trained))
             self.candidate = trained
+            yield self.iterations[-1]
 
     def judge(self) -> Decision:
         """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""

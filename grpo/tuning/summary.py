@@ -99,14 +99,14 @@ class StudySummary(_Part):
         return self.best.reward
 
 
-def summarize(study: optuna.Study) -> StudySummary:
-    """Read a study."""
+def summarize(study: optuna.Study, *, importance: bool = True) -> StudySummary:
+    """Read a study; without its importance that is quick."""
     trials = study.get_trials(deepcopy=False)
     return StudySummary(
         name=study.study_name,
         direction="maximize" if study.direction == optuna.study.StudyDirection.MAXIMIZE else "minimize",
         trials=tuple(map(_record, trials)),
-        importance=_importance(study, trials),
+        importance=_importance(study, trials) if importance else {},
     )
 
 

@@ -80,11 +80,12 @@ def test_weights_that_somebody_changed_between_trials_fail_the_next(tiny_folder:
 
     class Meddler(LetterReward):
         async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-            assert isinstance(agent.policy, TransformersPolicy)
-            next(agent.policy.model.parameters()).data.add_(1e-3)
+            if context.scenario in HELDOUT:
+                assert isinstance(agent.policy, TransformersPolicy)
+                next(agent.policy.model.parameters()).data.add_(1e-3)
             return await super().compute_reward(turns, context)
 
-    found = hpo(agent, Meddler(), search_config=plan({"learning_rate": RATES}, n_trials=2, pruning=False))
+    found = hpo(agent, Meddler(), search_config=plan({"learning_rate": RATES}, n_trials=2, looks=1))
     assert found.trials[1].state == "failed"
     assert found.trials[1].reason is not None
     assert "trial 1 would start from policy" in found.trials[1].reason

@@ -14,8 +14,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ProcessPoolTaskRunner
+from prefect.transactions import CommitMode, transaction
 
-from flows.trial import trial
 from grpo.config.tuning import TuneConfig
 from grpo.tuning.storage import open_storage, turn
 from grpo.tuning.study import open_study
@@ -25,6 +25,8 @@ from grpo.tuning.study import search as search_study
 @task(name="search", cache_policy=NO_CACHE, persist_result=False)
 def search(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> None:
     """Run trials of a study, one after the other, until it has as many as are wanted."""
+    from flows.trial import trial  # a task's own code travels to its process, what it imports there does not
+
     if plan.parallel > 1:
         import torch
 
@@ -32,14 +34,15 @@ def search(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> No
     storage = open_storage(url, heartbeat_s=plan.heartbeat_s)
     with turn(lock):
         opened = open_study(plan, plan.space, plan.base, name=study, storage=storage)
-    search_study(
-        opened,
-        plan,
-        plan.space,
-        lambda number, values: trial(plan, number, values, start),
-        storage=storage,
-        turn=lambda: turn(lock),
-    )
+    with transaction(commit_mode=CommitMode.EAGER):  # else the stages of all trials enter the cache when the last ends
+        search_study(
+            opened,
+            plan,
+            plan.space,
+            lambda number, values: trial(plan, number, values, start),
+            storage=storage,
+            turn=lambda: turn(lock),
+        )
 
 
 @contextmanager

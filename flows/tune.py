@@ -92,10 +92,10 @@ class _Search:
             storage = open_storage(self.url, heartbeat_s=plan.heartbeat_s)
             self.study: optuna.Study = open_study(plan, plan.space, plan.base, name=self.name, storage=storage)
         self.record = study_record(plan, self.name)
-        self.told: set[int] = set()
 
     def run(self) -> None:
         """Let the searchers work, and tell how far they are."""
+        progress.report("trials", 0, self.plan.n_trials)
         if self.watch() >= self.plan.n_trials:
             return
         with searchers(self.plan, self.name, self.url, self.start, self.lock) as futures:
@@ -108,14 +108,13 @@ class _Search:
     def watch(self) -> int:
         """Write down the trials that have come to an end since; how many there are in all."""
         found = self.summary(importance=False)
-        for trial in found.trials:
-            if trial.state in ("running", "waiting") or trial.number in self.told:
-                continue
-            self.record.add(trial)
-            self.told.add(trial.number)
-            progress.report(f"trial {trial.number} {trial.state}", 1, 1, **dict(zip(("reward",), trial.looks[-1:])))
-        best = {} if found.leader is None else {"best": found.leader.reward or 0.0}
-        progress.report("trials", min(found.over, self.plan.n_trials), self.plan.n_trials, **best)
+        ended = [trial for trial in found.trials if self.record.add(trial)]
+        for trial in ended:
+            shown = {"reward": trial.looks[-1]} if trial.looks else {}
+            progress.report(f"trial {trial.number} {trial.state}", 1, 1, **shown)
+        if ended:
+            best = {} if found.leader is None else {"best": found.leader.reward or 0.0}
+            progress.report("trials", min(found.over, self.plan.n_trials), self.plan.n_trials, **best)
         return found.over
 
     def summary(self, *, importance: bool = True) -> StudySummary:

@@ -1,4 +1,4 @@
-"""The records of a study: a run of MLflow for it, its report, and Prefect's artifacts. Never cached: it tells of now."""
+"""The report of a study, for people, machines, Prefect's and MLflow's pages. Never cached: it tells of now."""
 
 from __future__ import annotations
 

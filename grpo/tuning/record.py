@@ -22,10 +22,10 @@ class StudyRecord:
         self.run_id = models.open_run(experiment, name, run_key=study, params=params)
         self._written: set[int] = set()
 
-    def add(self, trial: TrialRecord) -> None:
-        """Write a trial that is over: values, looks, numbers, state and reason; once."""
+    def add(self, trial: TrialRecord) -> bool:
+        """Write a trial that has ended: values, looks, numbers, state and reason. Whether it was new to this record."""
         if trial.state not in _STATUS or trial.number in self._written:
-            return
+            return False
         client, key = self._models.client, f"{self._study}/{trial.number}"
         values = {name: str(value) for name, value in trial.params.items()}
         run_id = self._models.open_run(self._experiment, f"trial {trial.number}", run_key=key, params=values)
@@ -38,6 +38,7 @@ class StudyRecord:
             self._models.log_metrics(run_id, series)
             self._models.close_run(run_id, _STATUS[trial.state])
         self._written.add(trial.number)
+        return True
 
     def close(self, document: StudyDocument, files: list[Path]) -> None:
         """Attach report and figures to the study's run, and end it."""

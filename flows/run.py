@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,12 @@ class Run:
         self.version: ModelVersion | None = None
 
     def prepare(self) -> None:
+        """Take in what the run starts from, and find whom its candidate is judged against."""
+        self.gather()
+        self.known = registry().find(self.config.registry.model_name, self.key)
+        self.champion = self._champion()
+
+    def gather(self) -> None:
         """Ingest, validate and split, and take the base policy in: nothing is computed on scenarios that fail.
 
         Nothing at all is computed for a reward that a probe fools.
@@ -111,11 +118,14 @@ class Run:
         self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
         self.candidate: Checkpoint = self.base
         self.policies = [self.base.policy]
-        self.known = registry().find(self.config.registry.model_name, self.key)
-        self.champion = self._champion()
 
     def improve(self) -> None:
-        """Rollout, score and train, again and again; a stale rollout is played while the one before is trained on."""
+        """Rollout, score and train, again and again."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[Iteration]:
+        """What `improve` does, iteration by iteration; a stale rollout is played while the one before is trained on."""
         iterations, ahead = self.config.training.iterations, self.config.rollout.staleness
         upcoming: Played | None = None
         advance = Advance(iterations)
@@ -140,6 +150,7 @@ class Run:
             self.candidate = trained
             self.policies.append(trained.policy)
             advance.reach(index + 1)
+            yield self.iterations[-1]
 
     def judge(self) -> Decision:
         """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""

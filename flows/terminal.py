@@ -16,6 +16,7 @@ from grpo import progress
 from grpo.errors import GRPOError
 from grpo.evaluation.document import ReportDocument
 from grpo.rewards.admission import Finding
+from grpo.tuning.summary import StudySummary
 
 _COLOURS = {"promote": "green", "refuse": "yellow", "failed": "red"}
 
@@ -73,7 +74,7 @@ def live(console: Console, *, iterations: int) -> Iterator[None]:
             text = " ".join(f"{name} {value:.3g}" for name, value in numbers.items())
             bars.update(known[stage], completed=done, total=total, numbers=text)
 
-    overall = bars.add_task("iterations", total=iterations, numbers="")
+    overall = bars.add_task("iterations", total=iterations, numbers="", visible=iterations > 0)
     with bars, progress.observed(watch):
         yield
 
@@ -108,6 +109,22 @@ def print_summary(console: Console, document: ReportDocument) -> None:
                 f"held-out {document.evaluation.metric} {name:<9} {side.mean:.3f} [{side.low:.3f}, {side.high:.3f}]"
             )
     console.print(f"[bold {_COLOURS[decision.verdict]}]decision: {decision.verdict}[/] – {decision.reason}")
+
+
+def print_study(console: Console, study: StudySummary) -> None:
+    """Each trial with its values, its state and what it showed."""
+    names = list(dict.fromkeys(name for trial in study.trials for name in trial.params))
+    table = Table("trial", "state", "result", *names, "looks", title=f"study {study.name}", title_justify="left")
+    for trial in study.trials:
+        result = "" if trial.reward is None else f"{trial.reward:.4f}"
+        values = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.params.values()]
+        table.add_row(str(trial.number), trial.state, result, *values, str(len(trial.looks)))
+    console.print(table)
+    for trial in study.trials:
+        if trial.reason:
+            console.print(f"trial {trial.number}: {trial.reason}", highlight=False, soft_wrap=True)
+    best = study.best
+    console.print(f"[bold green]best: trial {best.number}[/], {best.reward:.4f}", highlight=False)
 
 
 def print_admission(console: Console, reward: str, findings: Sequence[Finding]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from grpo.config.base import Settings
 from grpo.config.environments import EnvironmentSettings
@@ -17,6 +17,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
+from grpo.objects import refuse_credentials
 
 
 class RegistrySettings(Settings):
@@ -35,8 +36,8 @@ class PipelineConfig(Settings):
     """Name of the run and of its report's folder."""
     seed: int = Field(default=0, ge=0)
     """Every random number of the run follows from it."""
-    store: str = "runs/artifacts"
-    """Folder or fsspec URI where stages leave their artifacts."""
+    store: Annotated[str, AfterValidator(refuse_credentials)] = "runs/artifacts"
+    """Folder or fsspec URI where stages leave their artifacts; its credentials come from the environment."""
     scenarios: ScenarioSettings
     policy: PolicySettings
     environment: EnvironmentSettings

@@ -65,6 +65,11 @@ class ArtifactStore:
         self.uri = self._objects.uri if self._objects else self.root
         self._verified: dict[str, tuple[str, float]] = {}
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return self._objects is None
+
     def put_file(self, kind: str, suffix: str, write: Callable[[Path], None]) -> Artifact:
         """Store the file that `write` makes at the path it is given."""
         with self._stage() as staged:

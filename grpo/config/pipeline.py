@@ -9,6 +9,7 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from grpo.config.base import Settings
+from grpo.config.compute import ComputeSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.evaluation import EvaluationSettings, GateSettings
 from grpo.config.policy import PolicySettings
@@ -30,7 +31,10 @@ class RegistrySettings(Settings):
 
 
 class PipelineConfig(Settings):
-    """Everything that decides the result of a run. The same config, data and code give the same weights."""
+    """Everything that decides the result of a run, and where it is computed.
+
+    The same config, data and code give the same weights, wherever that is.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
     """Name of the run and of its report's folder."""
@@ -48,6 +52,17 @@ class PipelineConfig(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     gates: GateSettings = GateSettings()
     registry: RegistrySettings
+    compute: ComputeSettings = ComputeSettings()
+
+    @model_validator(mode="after")
+    def _shards_have_one_place(self) -> Self:
+        sent = self.compute.gpu_stages
+        if sent is not None and "rollout" in sent.stages and self.rollout.runner == "dask":
+            raise ValueError(
+                f"rollouts go to deployment {sent.deployment} or to Dask, not to both: leave rollout.runner out, or take "
+                "rollout out of compute.gpu_stages.stages"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_quantized_base_is_adapted(self) -> Self:

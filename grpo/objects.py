@@ -128,7 +128,7 @@ class ObjectFolder:
             raise
 
     def _away(self, error: BaseException) -> str:
-        endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL", "")).hostname
+        endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")).hostname
         place = f" at {endpoint}" if endpoint else ""
         return (
             f"{self.uri}{place} cannot be reached ({type(error).__name__}); check that the object store runs, the "

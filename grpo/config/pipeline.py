@@ -59,8 +59,8 @@ class PipelineConfig(Settings):
         sent = self.compute.gpu_stages
         if sent is not None and "rollout" in sent.stages and self.rollout.runner == "dask":
             raise ValueError(
-                f"rollouts go to deployment {sent.deployment} or to Dask, not to both: leave rollout.runner out, or take "
-                "rollout out of compute.gpu_stages.stages"
+                f"rollouts go to deployment {sent.deployment} or to Dask, not to both: leave rollout.runner out, or "
+                "take rollout out of compute.gpu_stages.stages"
             )
         return self
 

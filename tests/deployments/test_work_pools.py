@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import jsonschema
 import kubernetes_validate
 import pytest
 from docker.types import HostConfig
+from prefect.client.orchestration import PrefectClient
 from prefect.utilities.templating import apply_values, find_placeholders
+from prefect.workers.base import BaseJobConfiguration
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "work_pools"
 TEMPLATES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
@@ -63,7 +67,7 @@ def test_variables_are_a_schema_that_their_defaults_obey(name: str):
 def test_every_placeholder_is_a_variable_and_every_variable_is_read(name: str):
     """Nothing stays unfilled, and no field of the form does nothing."""
     job = TEMPLATES[name]["job_configuration"]
-    read = {found.name for found in find_placeholders(job) if not found.name.startswith("$")}
+    read = {found.name for found in find_placeholders(job)}
     merged = {"env"} if isinstance(job["env"], dict) else set()  # the worker lays a run's variables over these
     assert read | merged == set(_fields(name))
 
@@ -90,19 +94,31 @@ def test_a_server_takes_the_template(name: str):
     assert pool.base_job_template == TEMPLATES[name]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_credentials_come_from_outside(name: str, monkeypatch: pytest.MonkeyPatch):
-    """From the worker's environment, or from a Kubernetes secret: Prefect's server never has them."""
-    assert not [key for key in SECRET if key in json.dumps(TEMPLATES[name]["variables"])]
-    if name.startswith("docker"):
-        for key in SECRET:
-            monkeypatch.setenv(key, f"value of {key}")
-        made = _made(name)["env"]
-        assert {key: made[key] for key in SECRET} == {key: f"value of {key}" for key in SECRET}
-    else:
-        container = _made(name)["job_manifest"]["spec"]["template"]["spec"]["containers"][0]
-        sources = {item["name"]: item.get("valueFrom", {}) for item in container["env"]}
-        assert all(sources[key]["secretKeyRef"]["name"] == "grpo-store" for key in SECRET)
+@pytest.mark.parametrize("name", ["docker-cpu", "docker-gpu"])
+def test_docker_gets_credentials_from_the_worker(name: str, monkeypatch: pytest.MonkeyPatch):
+    """The worker fills them in from its own environment; what a deployment adds leaves them as they are."""
+    for key in SECRET:
+        monkeypatch.setenv(key, f"value of {key}")
+    given = {"env": {"GRPO_HOME": "/elsewhere"}}
+    made = asyncio.run(
+        BaseJobConfiguration.from_template_and_values(TEMPLATES[name], given, client=AsyncMock(spec=PrefectClient))
+    )
+    assert made.env == {
+        "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        "AWS_ENDPOINT_URL_S3": "http://minio:9000",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "value of AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY": "value of AWS_SECRET_ACCESS_KEY",
+        "GRPO_HOME": "/elsewhere",
+    }
+
+
+@pytest.mark.parametrize("name", ["kubernetes-cpu", "kubernetes-gpu"])
+def test_kubernetes_gets_credentials_from_a_secret(name: str):
+    """Neither the template nor Prefect's server has them."""
+    container = _made(name)["job_manifest"]["spec"]["template"]["spec"]["containers"][0]
+    sources = {item["name"]: item.get("valueFrom", {}) for item in container["env"]}
+    assert all(sources[key]["secretKeyRef"]["name"] == "grpo-store" for key in SECRET)
 
 
 @pytest.mark.parametrize("name", ["docker-cpu", "docker-gpu"])

@@ -15,6 +15,7 @@ from prefect.task_runners import TaskRunner
 from pydantic import BaseModel, ConfigDict
 
 from flows.advance import Advance
+from flows.dispatch import Dispatch
 from flows.ledger import Ledger
 from flows.rollouts import Played, Rollouts
 from grpo.artifacts import Artifact, ArtifactStore
@@ -66,14 +67,16 @@ class Promotion(BaseModel):
 class Run:
     """The stages of one run in order, and what they left."""
 
-    def __init__(self, config: PipelineConfig, runner: TaskRunner[Any], *, began: float) -> None:
+    def __init__(
+        self, config: PipelineConfig, runner: TaskRunner[Any], *, began: float, elsewhere: Dispatch | None = None
+    ) -> None:
         self.config = config
         self.store = config.store
         self.began = began
-        self.ledger = Ledger(config.store, runner)
+        self.ledger = Ledger(config.store, runner, elsewhere)
         self.content = fingerprint(config.scenarios.sources)
         self.model_content = folder_digest(model_folder(config.policy.model))
-        self.key = _digest([config.model_dump(mode="json"), self.content, self.model_content, code_digest()])
+        self.key = _digest([_deciding(config), self.content, self.model_content, code_digest()])
         self.iterations: list[Iteration] = []
         self.evaluation: Evaluation | None = None
         self.conversations: tuple[ShownPair, ...] = ()
@@ -251,7 +254,7 @@ class Run:
             lineage=Lineage(
                 run=self.key,
                 seed=config.seed,
-                config_digest=_digest(config.model_dump(mode="json")),
+                config_digest=_digest(_deciding(config)),
                 code_digest=code_digest(),
                 scenarios_digest=self.data.scenarios.sha256[:16],
                 base_policy=self.base.policy,
@@ -262,6 +265,11 @@ class Run:
             ),
             config=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
         )
+
+
+def _deciding(config: PipelineConfig) -> dict[str, Any]:
+    """The settings that a result depends on: all but where it is computed."""
+    return config.model_dump(mode="json", exclude={"compute"})
 
 
 def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:

@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import settings
+from flows.dispatch import Dispatch
 from flows.run import Promotion, Run
 from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
@@ -16,8 +17,8 @@ from grpo.evaluation.document import Decision
 @flow(name="train", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
 def train(config: PipelineConfig) -> Promotion:
     """Prepare scenarios, train the policy, and promote it if it beats the one in service."""
-    with shard_runner(config.rollout) as runner:
-        run = Run(config, runner, began=settings.began())
+    with shard_runner(config.rollout) as runner, Dispatch(config.compute) as elsewhere:
+        run = Run(config, runner, began=settings.began(), elsewhere=elsewhere)
         run.prepare()
         try:
             run.improve()

@@ -17,6 +17,7 @@ from grpo.rollout.collect import collect, schedule
 from grpo.scenarios.parquet import read_scenarios
 from grpo.tables import write_trajectories
 from tasks.ingest import SCENARIOS
+from tasks.slots import holds_gpu_slot
 from tasks.split import read_split
 from tasks.stage import Clock, StageResult, stage
 
@@ -29,6 +30,7 @@ class RolloutResult(StageResult):
 
 
 @stage
+@holds_gpu_slot
 def rollout(
     scenarios: Artifact,
     split: Artifact,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from grpo.config.agent import AgentSettings
 from grpo.config.base import Settings
+from grpo.config.compute import ComputeSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings
@@ -18,6 +19,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.config.training import TrainingSettings
 from grpo.config.yaml_file import load_settings
+from grpo.objects import refuse_credentials
 
 
 class RegistrySettings(Settings):
@@ -30,14 +32,17 @@ class RegistrySettings(Settings):
 
 
 class PipelineConfig(Settings):
-    """Everything that decides the result of a run. The same config, data and code give the same weights."""
+    """Everything that decides the result of a run, and where it is computed.
+
+    The same config, data and code give the same weights, wherever that is.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
     """Name of the run and of its report's folder."""
     seed: int = Field(default=0, ge=0)
     """Every random number of the run follows from it."""
-    store: str = "runs/artifacts"
-    """Folder or fsspec URI where stages leave their artifacts."""
+    store: Annotated[str, AfterValidator(refuse_credentials)] = "runs/artifacts"
+    """Folder or fsspec URI where stages leave their artifacts; its credentials come from the environment."""
     scenarios: ScenarioSettings
     policy: PolicySettings
     agent: AgentSettings = AgentSettings()
@@ -50,6 +55,17 @@ class PipelineConfig(Settings):
     gates: tuple[GateSettings, ...] = Field(default=DEFAULT_GATES, min_length=1)
     """Every one must pass before the candidate may serve."""
     registry: RegistrySettings
+    compute: ComputeSettings = ComputeSettings()
+
+    @model_validator(mode="after")
+    def _shards_have_one_place(self) -> Self:
+        sent = self.compute.gpu_stages
+        if sent is not None and "rollout" in sent.stages and self.rollout.runner == "dask":
+            raise ValueError(
+                f"rollouts go to deployment {sent.deployment} or to Dask, not to both: leave rollout.runner out, or "
+                "take rollout out of compute.gpu_stages.stages"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_quantized_base_is_adapted(self) -> Self:

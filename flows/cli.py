@@ -11,11 +11,12 @@ from flows.commands.admit import admit
 from flows.commands.databases import databases
 from flows.commands.ingest import ingest
 from flows.commands.pretrain import pretrain
+from flows.commands.retrain import retrain
 from flows.commands.train import train
 from flows.commands.ui import ui
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, ingest, admit, databases, ui, pretrain):
+for command in (train, ingest, admit, databases, ui, pretrain, retrain):
     app.command()(command)
 
 

@@ -78,6 +78,11 @@ class ArtifactStore:
             digest = hashlib.sha256(manifest).hexdigest()
             return self._publish(staged, f"{kind}/{digest[:_DIGITS]}", digest, kind)
 
+    def folder(self, kind: str, sha256: str) -> Artifact:
+        """The folder of this kind with this digest, as `put_folder` names it; `path` says whether it is there."""
+        target = f"{self.root}/{kind}/{sha256[:_DIGITS]}"
+        return Artifact(uri=target if self._local else self._fs.unstrip_protocol(target), sha256=sha256, kind=kind)
+
     def path(self, artifact: Artifact) -> Path:
         """A local path of the artifact, verified; remote artifacts are fetched once."""
         path = self._confined(artifact)

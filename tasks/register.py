@@ -7,7 +7,6 @@ import os
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.document import Decision
-from grpo.learner.checkpoints import read_state, resident_policy
 from grpo.registry import ModelVersion, Registry
 from tasks.stage import Clock, StageResult, code_digest, home, stage
 
@@ -36,11 +35,17 @@ def register(
     store: str,
 ) -> RegisterResult:
     """Register the candidate whatever the verdict, and let it serve only when that is `promote`."""
+    from grpo.learner.checkpoints import (
+        read_state,
+        resident_policy,
+    )  # torch, which a look at the registry can do without
+
     clock = Clock()
     models = registry()
     artifacts = ArtifactStore(store)
     state = read_state(artifacts.path(candidate))
     tags = {
+        **config.registry.tags,
         "run_key": run_key,
         "policy": state.policy_hash,
         "parent": state.parent or "",

@@ -44,8 +44,8 @@ _PHONE = re.compile(
     r"|(?<![\w#-])(?:1?[2-9]\d{2}[2-9]\d{6}|[6-9]\d{9})(?![\w-])"  # 4155550132; ten digits of an Indian mobile
 )
 _CALLED = re.compile(
-    r"\b(?:phone|telephone|mobile|cell|call me (?:at|on|back at)|reach me (?:at|on)|contact)\b(?:[ ]?(?:number|no|is|#|at|:|\.))*"
-    r"[ ]*(?P<it>\d(?:[ -]?\d){6,14})(?!\w)",
+    r"\b(?:phone|telephone|mobile|cell|call me (?:at|on|back at)|reach me (?:at|on)|contact)\b"
+    r"(?:[ ]?(?:number|no|is|#|at|:|\.))*[ ]*(?P<it>\d(?:[ -]?\d){6,14})(?!\w)",
     re.IGNORECASE,
 )
 _NUMBERED = re.compile(

@@ -1,11 +1,11 @@
 """Personal data out of a scenario: typed placeholders, and pseudonyms where its world needs the value.
 
-    says   Mail anna@example.org about 4711, I am Anna Bell.    →   Mail person1@example.com about 4711, I am Robin [name].
-    world  {"anna@example.org": {"first_name": "Anna"}}         →   {"person1@example.com": {"first_name": "Robin"}}
+    says   Mail anna@example.org about 4711, I am Anna Bell.   →   Mail person1@example.com about 4711, I am Kim [name].
+    world  {"anna@example.org": {"first_name": "Anna"}}        →   {"person1@example.com": {"first_name": "Kim"}}
 
-A value that stands in the world or among the expected calls gets the same pseudonym wherever it stands, so that what the
-user says still fits the records; any other value becomes its kind in brackets. Order numbers and identifiers are no
-personal data and stay. A pseudonym follows from the scenario's id: two scenarios cannot be linked by it.
+A value that stands in the world or among the expected calls gets the same pseudonym wherever it stands, so that what
+the user says still fits the records; any other value becomes its kind in brackets. Order numbers and identifiers are
+no personal data and stay. A pseudonym follows from the scenario's id: two scenarios cannot be linked by it.
 """
 
 from __future__ import annotations

@@ -35,10 +35,7 @@ def register(
     store: str,
 ) -> RegisterResult:
     """Register the candidate whatever the verdict, and let it serve only when that is `promote`."""
-    from grpo.learner.checkpoints import (
-        read_state,
-        resident_policy,
-    )  # torch, which a look at the registry can do without
+    from grpo.learner.checkpoints import read_state, resident_policy  # torch: to look at the registry needs none
 
     clock = Clock()
     models = registry()

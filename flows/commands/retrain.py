@@ -59,6 +59,8 @@ def _retrain(plan: RetrainConfig, home: Path) -> str:
     console.print(f"{intake.records} conversations: {intake.accepted} accepted", highlight=False)
     for why, count in intake.refused.items():
         console.print(f"  {count} × {why}", highlight=False)
+    for kind, count in intake.redacted.items():
+        console.print(f"  {count} × {kind} redacted", highlight=False)
     console.print(f"{ended.verdict}: {ended.reason}", highlight=False, soft_wrap=True)
     console.print(f"record: {home / plan.name / 'retraining.json'}", highlight=False, soft_wrap=True)
     return str(ended.verdict)

@@ -203,7 +203,7 @@ class HeldoutReward:
             reason="heldout_reward",
             holds=high <= serving.heldout - self._drop,
             numbers={"registered": serving.heldout, "now": mean, "high": high, "drop": self._drop},
-            sentence=f"its held-out mean was {serving.heldout:.3f} when registered and is {mean:.3f} (≤ {high:.3f}) now",
+            sentence=f"its held-out mean was {serving.heldout:.3f} when registered, now {mean:.3f} (≤ {high:.3f})",
         )
 
 

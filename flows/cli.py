@@ -14,13 +14,16 @@ from flows.commands.lineage import lineage
 from flows.commands.pretrain import pretrain
 from flows.commands.promote import promote
 from flows.commands.reproduce import reproduce
+from flows.commands.retrain import retrain
 from flows.commands.rollback import rollback
 from flows.commands.train import train
 from flows.commands.tune import tune
 from flows.commands.ui import ui
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, ingest, admit, tune, promote, rollback, lineage, reproduce, databases, ui, pretrain):
+for command in (
+    train, ingest, admit, tune, retrain, promote, rollback, lineage, reproduce, databases, ui, pretrain,
+):  # fmt: skip
     app.command()(command)
 
 

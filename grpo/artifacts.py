@@ -87,6 +87,10 @@ class ArtifactStore:
             digest = hashlib.sha256(manifest).hexdigest()
             return self._publish(staged, f"{kind}/{digest[:_DIGITS]}", digest, kind)
 
+    def folder(self, kind: str, sha256: str) -> Artifact:
+        """The folder of this kind with this digest, as `put_folder` names it; `path` says whether it is there."""
+        return Artifact(uri=f"{self.uri}/{kind}/{sha256[:_DIGITS]}", sha256=sha256, kind=kind)
+
     def path(self, artifact: Artifact) -> Path:
         """A local path of the artifact, verified; objects are fetched once, as long as they stay the same."""
         name = self._name(artifact)

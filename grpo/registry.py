@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict
 from grpo.artifacts import Artifact
 from grpo.databases import exclusive
 from grpo.errors import RegistryError
-from grpo.policy.transformers.adapters import merged
-from grpo.policy.transformers.model import TransformersPolicy
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+    from grpo.policy.transformers.model import TransformersPolicy
 
 CANDIDATE, CHAMPION = "candidate", "champion"
 
@@ -142,6 +142,8 @@ class Registry:
             return known
         import mlflow
         import mlflow.transformers
+
+        from grpo.policy.transformers.adapters import merged
 
         mlflow.set_tracking_uri(self.tracking_uri)
         logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # misses the card of a model that no hub has

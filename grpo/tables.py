@@ -205,7 +205,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
             {
                 "role": turn.message.role,
                 "content": turn.message.content,
-                "tool_calls": _calls_to_json(turn.message.tool_calls),
+                "tool_calls": calls_to_json(turn.message.tool_calls),
                 "malformed": turn.message.malformed,
                 "start": turn.start,
                 "stop": turn.stop,
@@ -237,7 +237,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
                     message=Message(
                         role=turn["role"],
                         content=turn["content"],
-                        tool_calls=_calls_from_json(turn["tool_calls"]),
+                        tool_calls=calls_from_json(turn["tool_calls"]),
                         malformed=turn["malformed"],
                     ),
                     start=turn["start"],
@@ -267,9 +267,11 @@ def _judgement(trajectory: Trajectory) -> str:
         raise DataError(f"{trajectory.place}: metadata of its reward cannot be written as JSON: {error}") from error
 
 
-def _calls_to_json(calls: tuple[ToolCall, ...]) -> str | None:
+def calls_to_json(calls: tuple[ToolCall, ...]) -> str | None:
+    """`[[name, arguments], …]`; None where nothing is called."""
     return json.dumps([[call.name, dict(call.arguments)] for call in calls]) if calls else None
 
 
-def _calls_from_json(text: str | None) -> tuple[ToolCall, ...]:
+def calls_from_json(text: str | None) -> tuple[ToolCall, ...]:
+    """The calls that `calls_to_json` wrote."""
     return tuple(ToolCall(name=name, arguments=arguments) for name, arguments in json.loads(text or "[]"))

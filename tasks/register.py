@@ -8,7 +8,6 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.databases import is_database
 from grpo.evaluation.document import Decision
-from grpo.learner.checkpoints import read_state, resident_policy
 from grpo.registry import ModelVersion, Registry
 from tasks.provenance import provenance
 from tasks.stage import Clock, StageResult, code_digest, home, stage
@@ -44,11 +43,14 @@ def register(
 
     `policies` are the hashes of the base and of the policy after each iteration.
     """
+    from grpo.learner.checkpoints import read_state, resident_policy  # torch: to look at the registry needs none
+
     clock = Clock()
     models, artifacts = registry(), ArtifactStore(store)
     state = read_state(artifacts.path(candidate))
     against = read_state(artifacts.path(champion)).policy_hash
     tags = {
+        **config.registry.tags,
         "run_key": run_key,
         "policy": state.policy_hash,
         "parent": state.parent or "",

@@ -29,6 +29,8 @@ class RegistrySettings(Settings):
     """Registered model; its alias `champion` is the one in service."""
     experiment: str = Field(default="grpo", min_length=1)
     """MLflow experiment of the runs."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """What a version's tags say besides its lineage."""
 
 
 class PipelineConfig(Settings):

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import Metric
 from grpo.errors import DataError
-from grpo.evaluation.document import Comparison, Evaluation
-from grpo.evaluation.statistics import compare
+from grpo.evaluation.document import Comparison, Evaluation, Interval
+from grpo.evaluation.statistics import compare, interval
 from grpo.trajectories import Trajectory
 
 
@@ -85,6 +85,22 @@ def heldout_means(
     return {
         name: np.array([np.mean(values, axis=0) for values in scenarios.values()]) for name, scenarios in found.items()
     }
+
+
+def mean(played: Sequence[Trajectory], settings: EvaluationSettings, *, metric: Metric, seed: int) -> Interval:
+    """How one policy fared on its own, with the interval over scenarios; measured as `evaluate` measures.
+
+    Raises `DataError` where no episode has the metric.
+    """
+    by_scenario: dict[str, list[float]] = {}
+    for trajectory in played:
+        value = _MEASURES[metric](trajectory)
+        if value is not None:
+            by_scenario.setdefault(trajectory.scenario_id, []).append(value)
+    if not by_scenario:
+        raise DataError(f"no held-out episode has a {metric}")
+    means = np.array([np.mean(values) for values in by_scenario.values()])
+    return interval(means, confidence=settings.confidence, resamples=settings.resamples, seed=seed)
 
 
 def _success(trajectory: Trajectory) -> float | None:

@@ -10,12 +10,14 @@ import typer
 from flows.commands.admit import admit
 from flows.commands.databases import databases
 from flows.commands.ingest import ingest
+from flows.commands.init import init
 from flows.commands.pretrain import pretrain
+from flows.commands.report import report
 from flows.commands.train import train
 from flows.commands.ui import ui
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, ingest, admit, databases, ui, pretrain):
+for command in (train, report, init, ingest, admit, databases, ui, pretrain):
     app.command()(command)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from flows.commands.admit import admit
 from flows.commands.databases import databases
+from flows.commands.evaluate import evaluate
 from flows.commands.ingest import ingest
 from flows.commands.init import init
 from flows.commands.pretrain import pretrain
@@ -17,7 +18,7 @@ from flows.commands.train import train
 from flows.commands.ui import ui
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, report, init, ingest, admit, databases, ui, pretrain):
+for command in (train, evaluate, report, init, ingest, admit, databases, ui, pretrain):
     app.command()(command)
 
 

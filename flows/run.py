@@ -7,14 +7,14 @@ import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
-from prefect.task_runners import TaskRunner
 from pydantic import BaseModel, ConfigDict
 
 from flows.ledger import Ledger
+from flows.models import folder_digest
 from flows.rollouts import Played, Rollouts
+from flows.scenarios import read_scenarios
 from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.document import (
@@ -33,14 +33,11 @@ from grpo.scenarios.fingerprint import fingerprint
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
-from tasks.ingest import ingest
 from tasks.register import register, registry
 from tasks.report import report, shown_conversations
-from tasks.split import split
 from tasks.stage import code_digest, home, package_versions
 from tasks.train import TrainResult
 from tasks.train import train as update
-from tasks.validate import validate
 
 COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
 """Stages whose own work is what a run is for; everything else is orchestration."""
@@ -59,13 +56,13 @@ class Promotion(BaseModel):
 class Run:
     """The stages of one run in order, and what they left."""
 
-    def __init__(self, config: PipelineConfig, runner: TaskRunner[Any], *, began: float) -> None:
+    def __init__(self, config: PipelineConfig, ledger: Ledger, *, began: float) -> None:
         self.config = config
         self.store = config.store
         self.began = began
-        self.ledger = Ledger(config.store, runner)
+        self.ledger = ledger
         self.content = fingerprint(config.scenarios.sources)
-        self.model_content = _folder_digest(model_folder(config.policy.model))
+        self.model_content = folder_digest(model_folder(config.policy.model))
         self.key = _digest([config.model_dump(mode="json"), self.content, self.model_content, code_digest()])
         self.iterations: list[Iteration] = []
         self.evaluation: Evaluation | None = None
@@ -73,34 +70,26 @@ class Run:
         self.version: ModelVersion | None = None
 
     def prepare(self) -> None:
-        """Ingest, validate and split, and take the base policy in: nothing is computed on scenarios that fail.
+        """Take scenarios and base policy in, and ask who is in service.
 
         Nothing at all is computed for a reward that a probe fools.
         """
         admit(self.config.reward)
-        settings, bound = self.config.scenarios, self.config.scenarios.max_quarantined_share
-        self.data = self.ledger.run(
-            ingest, sources=settings.sources, content=self.content, max_quarantined_share=bound, store=self.store
-        )
-        self.validated = self.ledger.run(
-            validate,
-            scenarios=self.data.scenarios,
-            counts=self.data.counts,
-            max_quarantined_share=bound,
-            store=self.store,
-        )
-        self.sides = self.ledger.run(
-            split,
-            scenarios=self.data.scenarios,
-            heldout_share=settings.heldout_share,
-            limit=settings.limit,
-            store=self.store,
-        )
-        self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
-        self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
-        self.candidate: Checkpoint = self.base
+        self.read_scenarios()
+        self.load_base()
         self.known = registry().find(self.config.registry.model_name, self.key)
         self.champion = self._champion()
+
+    def read_scenarios(self) -> None:
+        """Ingest, validate and split: nothing is computed on scenarios that fail."""
+        read = read_scenarios(self.config.scenarios, self.ledger, self.store)
+        self.data, self.validated, self.sides = read.data, read.validated, read.sides
+        self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
+
+    def load_base(self) -> None:
+        """Take the policy in that training starts from."""
+        self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
+        self.candidate: Checkpoint = self.base
 
     def improve(self) -> None:
         """Rollout, score and train, again and again; a stale rollout is played while the one before is trained on."""
@@ -227,15 +216,6 @@ def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:
         failed_share=summary.failed_share,
         **trained.metrics.model_dump(),
     )
-
-
-def _folder_digest(folder: Path) -> str:
-    """Digest of a model folder's files."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*")):
-        if path.is_file():
-            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
 
 
 def _digest(value: object) -> str:

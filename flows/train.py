@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import settings
+from flows.ledger import Ledger
 from flows.run import Promotion, Run
 from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
@@ -17,7 +18,7 @@ from grpo.evaluation.document import Decision
 def train(config: PipelineConfig) -> Promotion:
     """Prepare scenarios, train the policy, and promote it if it beats the one in service."""
     with shard_runner(config.rollout) as runner:
-        run = Run(config, runner, began=settings.began())
+        run = Run(config, Ledger(config.store, runner), began=settings.began())
         run.prepare()
         try:
             run.improve()

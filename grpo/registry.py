@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 CANDIDATE, CHAMPION = "candidate", "champion"
+_ADDRESS = re.compile(r"^models:/(?P<name>[\w.-]+)(?:@(?P<alias>[\w-]+)|/(?P<version>\d+))$")
 
 
 class ModelVersion(BaseModel):
@@ -87,6 +89,19 @@ class Registry:
         except MlflowException:
             return None
         return _version(found)
+
+    def at(self, address: str) -> ModelVersion:
+        """The version at `models:/NAME@alias` or `models:/NAME/3`; `RegistryError` where there is none."""
+        from mlflow.exceptions import MlflowException
+
+        if (parts := _ADDRESS.match(address)) is None:
+            raise RegistryError(f"{address!r} is no address of a model; write models:/NAME@champion or models:/NAME/3")
+        try:
+            if parts["alias"] is not None:
+                return _version(self.client.get_model_version_by_alias(parts["name"], parts["alias"]))
+            return _version(self.client.get_model_version(parts["name"], parts["version"]))
+        except MlflowException as error:
+            raise RegistryError(f"no model at {address} in the registry {self.tracking_uri}") from error
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
         """The version that this very run has registered before, if it has."""

@@ -7,8 +7,10 @@ import sys
 
 import typer
 
+from flows import settings
 from flows.commands.admit import admit
 from flows.commands.databases import databases
+from flows.commands.doctor import doctor
 from flows.commands.evaluate import evaluate
 from flows.commands.ingest import ingest
 from flows.commands.init import init
@@ -18,13 +20,20 @@ from flows.commands.train import train
 from flows.commands.ui import ui
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, evaluate, report, init, ingest, admit, databases, ui, pretrain):
+for command in (train, evaluate, report, init, doctor, ingest, admit, databases, ui, pretrain):
     app.command()(command)
 
 
 @app.callback()
 def main() -> None:
-    """Train multi-turn conversational agents, and promote those that got better."""
+    """Train multi-turn conversational agents, and promote those that got better.
+
+    Exit codes: 0 done, 1 failed, 2 wrong input, 3 a gate refused. GRPO_HOME is the folder of all records, runs if it is
+    not set; GRPO_DEBUG=1 tells more.
+
+    Example: grpo init; grpo doctor; grpo train config.yaml
+    """
+    settings.debug()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped as on Ctrl-C
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -17,14 +18,18 @@ from grpo.evaluation.measurement import MeasurementDocument
 from grpo.rewards.admission import Finding
 
 if TYPE_CHECKING:
+    from flows.doctor import Diagnosis
     from flows.plan import Plan
 
-_COLOURS = {"promote": "green", "refuse": "yellow", "failed": "red"}
+_COLOURS = {
+    **{"promote": "green", "refuse": "yellow", "failed": "red"},
+    **{"ok": "green", "absent": "dim", "warning": "yellow", "problem": "red"},
+}
 
 
 @contextmanager
 def live(console: Console, *, iterations: int | None = None) -> Iterator[None]:
-    """Show progress bars while the block runs, one of them for `iterations`; without a terminal, a plain line a stage."""
+    """Show progress bars while the block runs, one for the iterations; without a terminal, a plain line a stage."""
     if not console.is_terminal:
         with progress.observed(lambda *event: _tell(console, *event)):
             yield
@@ -112,7 +117,8 @@ def print_measurement(console: Console, document: MeasurementDocument) -> None:
     console.print(table)
     console.print(
         f"policy {found.policy}: {found.episodes} episodes, {found.failed_share:.1%} failed, "
-        f"{found.truncated_share:.1%} cut off, {found.said:.1f} tokens said in each; intervals of {found.confidence:.0%}",
+        f"{found.truncated_share:.1%} cut off, {found.said:.1f} tokens said in each; intervals of "
+        f"{found.confidence:.0%}",
         highlight=False,
         soft_wrap=True,
     )
@@ -120,6 +126,20 @@ def print_measurement(console: Console, document: MeasurementDocument) -> None:
 
 def _interval(interval: Interval | None) -> str:
     return "" if interval is None else f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    """What is here, what is missing, and what to do about it."""
+    table = Table("", "what", "state", "found", "remedy", title="doctor", title_justify="left")
+    area = ""
+    for finding in diagnosis.findings:
+        shown = "" if finding.area == area else finding.area
+        state = f"[{_COLOURS[finding.state]}]{finding.state}[/]"
+        table.add_row(shown, finding.name, state, escape(finding.found), escape(finding.remedy))
+        area = finding.area
+    console.print(table)
+    problems = sum(finding.state == "problem" for finding in diagnosis.findings)
+    console.print("a run can start" if not problems else f"{problems} problem(s): a run would fail", highlight=False)
 
 
 def print_plan(console: Console, plan: Plan) -> None:

@@ -99,7 +99,7 @@ def test_activations_are_about_what_a_pass_keeps():
     weights = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
     learner = Learner(policy.model, config.training)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss, *_ = learner.loss(samples, Denominators(sequences=len(samples), tokens=1000, normalizer=256))
+        _loss, *_ = learner.loss(samples, Denominators(sequences=len(samples), tokens=1000, normalizer=256))
     measured = sum(size for place, size in kept.items() if place not in weights)
     tokens = pack(samples, device=policy.model.device).token_ids.shape[1]
     settings = config.training.model_copy(update={"microbatch_tokens": tokens})

@@ -67,7 +67,7 @@ def test_a_missing_extra_is_no_problem(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_place_that_cannot_be_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A home under a file, a store of no known kind, a database that is none; a folder that is not there yet is fine."""
+    """A home under a file, a store of no known kind, a database that is none; a folder yet to be made is fine."""
     (tmp_path / "file").write_text("")
     (tmp_path / "broken.db").write_text("no database " * 100)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'broken.db'}")

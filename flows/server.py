@@ -71,7 +71,7 @@ def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) 
     try:
         fcntl.flock(starting, fcntl.LOCK_EX)
         fcntl.flock(users, fcntl.LOCK_SH)
-        url = os.environ["PREFECT_API_URL"] = _running(home) or _start(home)
+        url = os.environ["PREFECT_API_URL"] = running_server(home) or _start(home)
         meanwhile()
         _await(f"{url}/health", _children.get(_pid(home)), log=home / "server.log")
         fcntl.flock(starting, fcntl.LOCK_UN)
@@ -127,7 +127,7 @@ def _pid(home: Path) -> int:
     return int(json.loads(_record(home).read_text(encoding="utf-8"))["pid"])
 
 
-def _running(home: Path) -> str | None:
+def running_server(home: Path) -> str | None:
     """Address of the server that an earlier run of this home left, if it still answers."""
     try:
         record = json.loads(_record(home).read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import settings
 from flows.dispatch import Dispatch
+from flows.ledger import Ledger
 from flows.run import Promotion, Run
 from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
@@ -18,7 +19,7 @@ from grpo.evaluation.document import Decision
 def train(config: PipelineConfig) -> Promotion:
     """Prepare scenarios, train the policy, and promote it if it beats the one in service."""
     with shard_runner(config.rollout) as runner, Dispatch(config.compute) as elsewhere:
-        run = Run(config, runner, began=settings.began(), elsewhere=elsewhere)
+        run = Run(config, Ledger(config.store, runner, elsewhere), began=settings.began())
         run.prepare()
         try:
             run.improve()

@@ -89,13 +89,27 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
     A config with `extends: other.yaml` holds only what differs from that file, which lies beside it.
     Raises `ConfigError` that names the file, the key, the value and what is allowed.
     """
-    document = _read(path)
+    return _validated(_read(path), overrides, origin=str(path))
+
+
+def overridden(config: PipelineConfig, overrides: tuple[str, ...]) -> PipelineConfig:
+    """A config with these `section.key=value` laid over it, as over the file that it was read from.
+
+    Raises `ConfigError` that names the key, the value and what is allowed.
+    """
+    if not overrides:
+        return config
+    return _validated(config.model_dump(mode="json", exclude_unset=True), overrides, origin=f"config {config.name}")
+
+
+def _validated(document: dict[str, Any], overrides: tuple[str, ...], *, origin: str) -> PipelineConfig:
+    """The config that a document with overrides describes; `origin` says where the document came from."""
     for override in overrides:
         _override(document, override)
     try:
         return PipelineConfig.model_validate(document)
     except ValidationError as error:
-        lines = [f"{path}: {len(error.errors())} setting(s) cannot be used"]
+        lines = [f"{origin}: {len(error.errors())} setting(s) cannot be used"]
         for problem in error.errors():
             place = ".".join(str(part) for part in problem["loc"])
             lines.append(f"  {place or 'settings that do not agree'}: {problem['msg']} (got {problem['input']!r:.80})")

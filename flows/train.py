@@ -8,7 +8,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows import settings
 from flows.run import Promotion, Run
 from flows.runner import shard_runner
-from grpo.config.pipeline import PipelineConfig, overridden
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.yaml_file import overridden
 from grpo.errors import NoEffect, NoLearningSignal
 from grpo.evaluation.document import Decision
 

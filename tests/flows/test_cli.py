@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.server import mlflow_server, port_is_free
-from grpo.config.pipeline import load_config, overridden
+from grpo.config.pipeline import load_config
 from grpo.errors import ConfigError
 from grpo.rewards.admission import admit
 
@@ -93,18 +93,6 @@ def test_a_config_may_hold_only_what_differs_from_another(tmp_path: Path):
     mine, base = load_config(tmp_path / "mine.yaml"), load_config(tmp_path / "base.yaml")
     assert mine.training == base.training.model_copy(update={"iterations": 2})
     assert mine.rollout == base.rollout
-
-
-def test_overrides_are_the_same_over_a_config_as_over_its_file():
-    """A value, a new section and another kind of environment; nothing of what was set before is in the way."""
-    overrides = ("training.iterations=2", "environment.kind=conversation", "evaluation.resamples=300", "name=mine")
-    assert overridden(load_config(QUICKSTART), overrides) == load_config(QUICKSTART, overrides)
-
-
-def test_an_override_of_a_config_that_cannot_be_used_names_key_value_and_rule():
-    """The same message as for a file, with the config's name for the file's."""
-    with pytest.raises(ConfigError, match=r"config quickstart: 1 .*\n  training\.iterations: .*integer.*got 'many'"):
-        overridden(load_config(QUICKSTART), ("training.iterations=many",))
 
 
 @pytest.mark.parametrize("name", ["../base.yaml", "/etc/passwd", "mine.yaml", "3", "''"])

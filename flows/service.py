@@ -65,7 +65,10 @@ class Service:
             if (child := _children.get(record["pid"])) is not None and child.poll() is not None:
                 return None
             process = psutil.Process(record["pid"])
-            if process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - record["began"]) > _SAME_PROCESS_S:
+            if (
+                process.status() == psutil.STATUS_ZOMBIE
+                or abs(process.create_time() - record["began"]) > _SAME_PROCESS_S
+            ):
                 return None
         except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
             return None

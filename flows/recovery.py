@@ -40,8 +40,9 @@ def put_back(pool: str, worker: str, *, gone: bool) -> list[UUID]:
             end_processes({run.id for run in found})
             lost = found
         else:
-            alive = running_flows()
-            silent = [run for run in found if run.state_type == StateType.RUNNING and run.id not in alive]
+            running = [run for run in found if run.state_type == StateType.RUNNING]
+            alive = running_flows() if running else {}
+            silent = [run for run in running if run.id not in alive]
             crashed = [run for run in found if run.state_type == StateType.CRASHED]
             lost = [run for run in (*silent, *crashed) if run.run_count < ATTEMPTS and _stands(client, run)]
         return [run.id for run in lost if _settle(client, run)]

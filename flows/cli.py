@@ -11,6 +11,7 @@ from flows import settings
 from flows.commands.admit import admit
 from flows.commands.databases import databases
 from flows.commands.doctor import doctor
+from flows.commands.down import down
 from flows.commands.evaluate import evaluate
 from flows.commands.ingest import ingest
 from flows.commands.init import init
@@ -24,11 +25,12 @@ from flows.commands.rollback import rollback
 from flows.commands.train import train
 from flows.commands.tune import tune
 from flows.commands.ui import ui
+from flows.commands.up import up
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (
     train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, report,
-    init, ingest, admit, doctor, databases, ui, pretrain,
+    init, ingest, admit, doctor, databases, up, down, ui, pretrain,
 ):  # fmt: skip
     app.command()(command)
 

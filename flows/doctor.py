@@ -27,7 +27,8 @@ from packaging.specifiers import SpecifierSet
 from pydantic import BaseModel, ConfigDict
 
 from flows.secrets import masked
-from flows.server import port_is_free, running_server
+from flows.server import prefect_service
+from flows.service import port_is_free
 
 State = Literal["ok", "absent", "warning", "problem"]
 _GIB = 2**30
@@ -281,7 +282,7 @@ def servers(home: Path) -> Iterator[Finding]:
     host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
     if url is not None:
         yield _server("prefect", url, f"{url}/health", f"{url}/admin/version", setting="PREFECT_API_URL")
-    elif (running := running_server(home)) is not None:
+    elif (running := prefect_service(home).address()) is not None:
         yield _server("prefect", running, f"{running}/health", f"{running}/admin/version", setting="PREFECT_API_URL")
     else:
         yield _port("prefect port", host, port, setting="PREFECT_SERVER_API_PORT", taken="problem")

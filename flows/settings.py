@@ -51,6 +51,8 @@ def local(home: Path) -> dict[str, str]:
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "storage"),
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
         "PREFECT_SERVER_API_PORT": DEFAULT_PORT,
         "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo,flows,tasks",
         "PREFECT_LOGGING_LEVEL": "WARNING",

@@ -102,7 +102,9 @@ def _start(deployment: str, stage: Task[..., R], inputs: dict[str, Any]) -> Flow
     attempt = f"{context.task_run.id}-{context.task_run.run_count}" if context else None
     parameters = {"stage": stage.name, "inputs": encode(stage, inputs), "sources": source_digest()}
     try:
-        return run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=attempt)
+        return run_deployment(
+            deployment, parameters=parameters, flow_run_name=stage.name, timeout=0, idempotency_key=attempt
+        )
     except ObjectNotFound as error:
         raise ConfigError(
             f"compute.gpu_stages.deployment: there is no deployment {deployment}; run `prefect deploy --all`, or leave "

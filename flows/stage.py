@@ -28,7 +28,7 @@ R = TypeVar("R", bound=StageResult)
 STAGES: dict[str, Task[..., Any]] = {stage.name: stage for stage in (rollout, train, evaluate)}
 
 
-@flow(name="stage", flow_run_name="{stage}", persist_result=False, validate_parameters=False)
+@flow(name="stage", persist_result=False)
 def run_stage(stage: str, inputs: dict[str, Any], sources: str) -> State[Any]:
     """Run one stage here, from this machine's cache if it is there; `sources` is the digest of the sender's code."""
     try:

@@ -16,7 +16,7 @@ from grpo.config.rewards import RewardComponent
 from grpo.errors import GRPOError, NoEffect
 from grpo.rewards.rubrics import RUBRICS
 from tasks.locks import FlockLockManager
-from tasks.stage import code_digest, identity, is_transient, stage_key
+from tasks.stage import code_digest, identity, is_transient, source_digest, stage_key
 
 HERE = Artifact(uri="/a/x", sha256="abc", kind="rollout")
 
@@ -51,9 +51,16 @@ def test_a_changed_rubric_is_part_of_the_identity(tmp_path: Path, monkeypatch: p
     """Its name stands in the config, its words do not: one word more is another digest."""
     shutil.copytree(RUBRICS, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr("tasks.stage.RUBRICS", tmp_path)
-    before = code_digest.__wrapped__()
+    before = source_digest.__wrapped__()
     with (tmp_path / "sales.yaml").open("a") as file:
         file.write("# another word\n")
+    assert source_digest.__wrapped__() != before
+
+
+def test_the_digest_of_the_code_holds_that_of_the_sources(monkeypatch: pytest.MonkeyPatch):
+    """Other sources with the same packages are another code."""
+    before = code_digest.__wrapped__()
+    monkeypatch.setattr("tasks.stage.source_digest", lambda: "other")
     assert code_digest.__wrapped__() != before
 
 

@@ -209,7 +209,7 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
 
 
 def test_what_the_champion_was_trained_on_is_no_reason_again(desk: Desk, server: str):
-    """The newest version goes into service: the same log holds nothing new for it."""
+    """The newest version goes into service: of the log only what came while it was trained is new to it."""
     from flows.retrain import retrain
     from tasks.register import registry
 
@@ -220,7 +220,7 @@ def test_what_the_champion_was_trained_on_is_no_reason_again(desk: Desk, server:
     assert found.verdict == "nothing to do"
     assert found.look.champion == f"{MODEL}/{newest}"
     numbers = {one.reason: one.numbers for one in found.look.findings}
-    assert numbers["new_conversations"]["new"] == 0
+    assert 0 < numbers["new_conversations"]["new"] <= 5
 
 
 def test_an_event_starts_a_retraining_by_itself(desk: Desk, server: str):

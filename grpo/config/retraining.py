@@ -63,6 +63,7 @@ class AgeSettings(Settings):
 
     kind: Literal["age"]
     days: float = Field(default=30.0, gt=0)
+    """As many days ago."""
 
 
 ReasonSettings = Annotated[
@@ -105,6 +106,7 @@ class RetrainConfig(Settings):
     conversations: tuple[Source, ...] = Field(min_length=1)
     """Where new conversations come from."""
     intake: IntakeSettings
+    """What a conversation must be before it is trained on."""
     reasons: tuple[ReasonSettings, ...] = Field(
         default=(
             NewConversationsSettings(kind="new_conversations"),
@@ -116,3 +118,4 @@ class RetrainConfig(Settings):
     )
     """Each is checked; one that holds is enough."""
     mixture: MixtureSettings = MixtureSettings()
+    """In which shares conversations and base scenarios are trained on."""

@@ -172,6 +172,18 @@ def test_a_night_without_a_reason_ends_without_loading_torch(desk: Desk, server:
     assert state == ("COMPLETED", "Nothing to do")
 
 
+def test_a_champion_judged_again_by_the_same_code_is_what_it_was(desk: Desk):
+    """It plays what it was judged on, with the same random numbers: today's mean is the registered one."""
+    from flows.retrain import retrain
+
+    asked = RetrainConfig.model_validate({**desk.settings.model_dump(), "reasons": [{"kind": "heldout_reward"}]})
+    found = retrain(asked)
+    numbers = found.look.findings[-1].numbers
+    assert found.verdict == "nothing to do"
+    assert numbers["now"] == numbers["registered"]
+    assert numbers["now"] <= numbers["high"]
+
+
 def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str):
     """Other customers are a reason. Killed while it plays, started twice at once on a longer log: one run, one version.
 

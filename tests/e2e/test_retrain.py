@@ -265,8 +265,8 @@ def test_an_event_starts_a_retraining_by_itself(desk: Desk, server: str):
         assert "grpo.drift-detected emitted" in done.stdout
         deadline = time.monotonic() + 500
         while time.monotonic() < deadline:
-            found = states(server, "retrain")
-            if len(found) > before and all(kind in ("COMPLETED", "FAILED", "CRASHED") for kind, _ in found):
+            started = states(server, "retrain")[before:]
+            if started and all(kind in ("COMPLETED", "FAILED", "CRASHED") for kind, _ in started):
                 break
             time.sleep(1)
     assert states(server, "retrain")[before:] == [("COMPLETED", "Nothing to do")]

@@ -91,7 +91,7 @@ def desk(home: Path, server: str) -> Desk:
         "name": "again",
         "pipeline": str(home / "first.yaml"),
         "conversations": [{"kind": "conversation_log", "path": str(home / "conversations")}],
-        "intake": {"licences": ["own"], "required": ["world", "expected"]},
+        "intake": {"licences": ["own"], "needs": ["world", "expected"]},
         "reasons": [
             {"kind": "new_conversations", "minimum": 1000},
             {"kind": "topic_drift", "minimum": 10},

@@ -18,10 +18,10 @@ from tasks.stage import home
 @flow(name="retrain", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
 def retrain(config: RetrainConfig) -> State[RetrainingRecord] | RetrainingRecord:
     """Look for a reason; where one holds, train the champion on new conversations, and let the gates decide."""
-    begun = Begun(config)
+    work = Retraining(config)
+    begun = Begun(config, work.pipeline)
     plan = begun.read()
     if plan is None:
-        work = Retraining(config)
         found = work.look()
         if not found.holding:
             ended = RetrainingRecord(name=config.name, verdict="nothing to do", reason=found.summary, look=found)

@@ -33,10 +33,10 @@ class Retraining:
         self.pipeline = load_config(Path(config.pipeline), config.changes)
         self.store = self.pipeline.store
         self.ledger = Ledger(self.store, ThreadPoolTaskRunner(max_workers=1))
-        self.champion = champion(self.pipeline.registry.model_name, self.store)
 
     def look(self) -> Look:
         """Take conversations in, and check every reason to train again."""
+        self.champion = champion(self.pipeline.registry.model_name, self.store)
         settings = self.pipeline.scenarios
         sources = tuple(map(_pinned, self.config.conversations))
         self.base = self.ledger.run(
@@ -144,7 +144,7 @@ def judged_again(pipeline: PipelineConfig, ledger: Ledger, serving: Champion) ->
         split,
         scenarios=serving.scenarios,
         heldout_share=settings.heldout_share,
-        limit=settings.limit,
+        limit=settings.limit if serving.conversations is None else None,  # of a mixture all of its held-out side
         store=pipeline.store,
     )
     played = Rollouts(pipeline, ledger, data, sides).heldout(serving.checkpoint)
@@ -158,11 +158,14 @@ def judged_again(pipeline: PipelineConfig, ledger: Ledger, serving: Champion) ->
 
 
 class Begun:
-    """The plan of a retraining that has not ended, on disk: whoever comes after a crash goes on with it."""
+    """The plan of a retraining that has not ended, on disk: whoever comes after a crash goes on with it.
 
-    def __init__(self, config: RetrainConfig) -> None:
-        self._config = config
-        identity = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+    It is that of these very settings: with other ones a retraining begins anew.
+    """
+
+    def __init__(self, config: RetrainConfig, pipeline: PipelineConfig) -> None:
+        settings = config.model_dump_json() + pipeline.model_dump_json()
+        identity = hashlib.sha256(settings.encode()).hexdigest()[:16]
         self._path = home() / config.name / f"begun-{identity}.json"
 
     def read(self) -> Plan | None:
@@ -174,6 +177,9 @@ class Begun:
 
     def keep(self, plan: Plan) -> None:
         """From here on this plan is what is done, whatever is logged or promoted meanwhile."""
+        for other in self._path.parent.glob("begun-*.json"):
+            if other != self._path:
+                other.unlink(missing_ok=True)
         write_atomically(self._path, plan.model_dump_json())
 
     def end(self) -> None:

@@ -63,6 +63,7 @@ class AgeSettings(Settings):
 
     kind: Literal["age"]
     days: float = Field(default=30.0, gt=0)
+    """As many days ago."""
 
 
 ReasonSettings = Annotated[
@@ -78,7 +79,7 @@ class IntakeSettings(Settings):
     """Licences that are allowed, as `metadata.licence` names them."""
     consents: tuple[str, ...] = Field(default=("training",), min_length=1)
     """What users must have agreed to, as `metadata.consent` names it; no consent is never enough."""
-    required: tuple[Literal["user_responses", "goal", "tools", "world", "expected"], ...] = ()
+    needs: tuple[Literal["user_responses", "goal", "tools", "world", "expected"], ...] = ()
     """Parts that must not be empty: what the environment and its rewards cannot do without."""
     near_duplicate: float = Field(default=0.8, ge=0.6, le=1)
     """Similarity (Jaccard, of runs of five characters) from which two conversations say the same."""
@@ -105,6 +106,7 @@ class RetrainConfig(Settings):
     conversations: tuple[Source, ...] = Field(min_length=1)
     """Where new conversations come from."""
     intake: IntakeSettings
+    """What a conversation must be before it is trained on."""
     reasons: tuple[ReasonSettings, ...] = Field(
         default=(
             NewConversationsSettings(kind="new_conversations"),
@@ -116,3 +118,4 @@ class RetrainConfig(Settings):
     )
     """Each is checked; one that holds is enough."""
     mixture: MixtureSettings = MixtureSettings()
+    """In which shares conversations and base scenarios are trained on."""

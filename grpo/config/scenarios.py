@@ -61,7 +61,7 @@ class ConversationLogSource(Settings):
     path: str
     """Folder of the log; none there yet is a log without conversations."""
     files: tuple[str, ...] | None = None
-    """Only these of its files, relative to the folder; none reads all that are there."""
+    """Only these of its files, relative to the folder, while others are being added; none reads all that are there."""
 
 
 class PublishedSource(Settings):

@@ -40,13 +40,13 @@ class Complete:
 
     name = "complete"
 
-    def __init__(self, required: Iterable[str]) -> None:
-        self._required = tuple(required)
+    def __init__(self, needs: Iterable[str]) -> None:
+        self._needs = tuple(needs)
 
     def refuse(self, incoming: Incoming) -> str | None:
         """Names the first part that is empty."""
         fields = incoming.scenario.model_dump(exclude_defaults=True)
-        missing = [name for name in self._required if not fields.get(name)]
+        missing = [name for name in self._needs if not fields.get(name)]
         return f"no {missing[0]}" if missing else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import fmean, stdev
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -163,14 +164,9 @@ class LiveReward:
         if len(values) < settings.minimum:
             sentence = f"{len(values)} conversations of the champion have a {settings.measure}, {settings.minimum} tell"
             return Finding(reason="live_reward", holds=False, numbers=numbers, sentence=sentence)
-        from scipy.stats import ttest_ind
-
         half = len(values) // 2
         before, after = values[:half], values[half:]
-        means = sum(before) / len(before), sum(after) / len(after)
-        # where both halves are constant the test has no answer, and the means say it all
-        constant = len(set(before)) == len(set(after)) == 1
-        p = float(means[0] <= means[1]) if constant else _welch(ttest_ind, after, before)
+        means, p = (fmean(before), fmean(after)), _chance(before, after)
         return Finding(
             reason="live_reward",
             holds=means[0] - means[1] >= settings.drop and p <= settings.level,
@@ -179,9 +175,15 @@ class LiveReward:
         )
 
 
-def _welch(test: object, after: Sequence[float], before: Sequence[float]) -> float:
-    """How often chance alone makes `after` that much lower."""
-    return float(test(after, before, equal_var=False, alternative="less").pvalue)  # type: ignore[operator]
+def _chance(before: Sequence[float], after: Sequence[float]) -> float:
+    """How often chance alone makes the mean of `after` that much lower: Welch's one-sided test."""
+    from scipy.stats import ttest_ind_from_stats
+
+    spreads = stdev(before), stdev(after)
+    if not any(spreads):  # two constants: nothing is left to chance
+        return float(fmean(before) <= fmean(after))
+    older, newer = (fmean(before), spreads[0], len(before)), (fmean(after), spreads[1], len(after))
+    return float(ttest_ind_from_stats(*newer, *older, equal_var=False, alternative="less").pvalue)
 
 
 class HeldoutReward:

@@ -123,6 +123,13 @@ def test_a_config_that_is_no_mapping_or_no_safe_yaml_is_refused(tmp_path: Path, 
         load_config(path)
 
 
+@pytest.mark.parametrize("override", ["reasons=[{kind: boredom}]", "intake.licences=[]", "mixture.conversations=1.5"])
+def test_a_retraining_that_cannot_be_is_wrong_input(override: str):
+    """Exit code 2 before any server starts."""
+    config = str(ROOT / "data" / "configs" / "retrain.yaml")
+    assert CliRunner().invoke(app, ["retrain", config, "--set", override]).exit_code == 2
+
+
 def test_a_dry_run_checks_and_stops():
     """A good config exits 0 without starting anything."""
     result = CliRunner().invoke(app, ["train", str(QUICKSTART), "--dry-run"])

@@ -81,5 +81,7 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Put the adapters that lie in `folder` on their base model."""
+    conversions = getattr(model, "_weight_conversions", None)
     model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
+    model._weight_conversions = conversions  # the adapters left theirs, which would misname merged weights on disk
     model.eval()

@@ -1,0 +1,324 @@
+"""Retraining against real servers: a champion, what its customers said, a reason, a run, an event that starts it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.retraining import RetrainConfig
+from grpo.config.yaml_file import load_settings
+from grpo.environments.desk_cases import Phrasebook, draw_cases
+from grpo.evaluation.report import read_report
+from grpo.messages import Message
+from grpo.retraining.record import RetrainingRecord
+from grpo.scenarios.conversation_log import Conversation, ConversationLog
+from grpo.scenarios.parquet import read_scenarios
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "desk-again"
+TRIGGER = {
+    "type": "event",
+    "enabled": True,
+    "match": {"prefect.resource.id": "grpo.model.*"},
+    "expect": ["grpo.drift-detected"],
+}
+"""As prefect.yaml has it under `triggers` of `retrain/nightly`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """A desk with a champion in service, and the config by which it is trained again."""
+
+    home: Path
+    config: Path
+    champion_policy: str
+
+    @property
+    def log(self) -> ConversationLog:
+        """What its customers say."""
+        return ConversationLog(self.home / "conversations")
+
+    @property
+    def settings(self) -> RetrainConfig:
+        """The config, read."""
+        return load_settings(self.config, RetrainConfig)
+
+    def record(self) -> RetrainingRecord:
+        """What the last retraining left."""
+        return RetrainingRecord.model_validate_json((self.home / "again" / "retraining.json").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def desk(home: Path, server: str) -> Desk:
+    """A short run registered a version, and an operator put it into service."""
+    from flows.train import train
+    from tasks.register import registry
+
+    base = {
+        "name": "first",
+        "seed": 3,
+        "store": str(home / "retrain-store"),
+        "scenarios": {
+            "sources": [{"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk.jsonl")}],
+            "limit": 16,
+        },
+        "policy": {"model": str(ROOT / "data" / "models" / "desk_clerk")},
+        "environment": {"kind": "support_desk"},
+        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
+        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 40, "shards": 1},
+        "training": {"iterations": 1, "learning_rate": 3e-4},
+        "evaluation": {"resamples": 200},
+        "registry": {"model_name": MODEL},
+    }
+    (home / "first.yaml").write_text(yaml.safe_dump(base))
+    retraining = {
+        "name": "again",
+        "pipeline": str(home / "first.yaml"),
+        "conversations": [{"kind": "conversation_log", "path": str(home / "conversations")}],
+        "intake": {"licences": ["own"], "needs": ["world", "expected"]},
+        "reasons": [
+            {"kind": "new_conversations", "minimum": 1000},
+            {"kind": "topic_drift", "minimum": 10},
+            {"kind": "live_reward"},
+            {"kind": "age", "days": 30},
+        ],
+    }
+    (home / "again.yaml").write_text(yaml.safe_dump(retraining))
+    version = train(PipelineConfig.model_validate(base)).version
+    assert version is not None
+    registry().client.set_registered_model_alias(MODEL, "champion", str(version.version))
+    return Desk(home=home, config=home / "again.yaml", champion_policy=version.tags["policy"])
+
+
+def conversations(prefix: str, count: int, *, seed: int) -> list[Conversation]:
+    """Customers of the other phrasebook; every tenth did not agree to training."""
+    book = Phrasebook.load(ROOT / "data" / "scenarios" / "phrasebook_demonstrations.yaml")
+    cases = itertools.islice(draw_cases(book, seed=seed, prefix=prefix), count)
+    return [
+        Conversation(
+            id=case.id,
+            time=datetime(2026, 11, 20, 8, tzinfo=UTC) + timedelta(minutes=k),
+            model=f"{MODEL}/1",
+            messages=tuple(Message(role="user", content=line) for line in case.user_responses),
+            domain=case.domain,
+            category=case.metadata.category,
+            world=case.world,
+            expected=case.expected,
+            licence="own",
+            consent="" if k % 10 == 9 else "training",
+        )
+        for k, case in enumerate(cases)
+    ]
+
+
+def command(desk: Desk, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "flows.cli", "retrain", str(desk.config), *arguments]
+
+
+def environment(server: str) -> dict[str, str]:
+    return {**os.environ, "PREFECT_API_URL": server, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def run_until(line: str, desk: Desk, server: str) -> None:
+    """Start the retraining, and kill it when it prints this."""
+    with subprocess.Popen(
+        command(desk), env=environment(server), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        shown = []
+        for text in process.stdout:
+            shown.append(text)
+            if text.startswith(line):
+                os.kill(process.pid, signal.SIGKILL)
+                return
+    raise AssertionError(f"{line} never came:\n{''.join(shown)}")
+
+
+def test_a_night_without_a_reason_ends_without_loading_torch(desk: Desk, server: str):
+    """Exit code 0, every reason on record with what it saw, and the flow run says so by its name."""
+    script = (
+        "import sys\nfrom flows.cli import app\n"
+        "try:\n    app(['retrain', sys.argv[1]])\nexcept SystemExit as end:\n    print('exit code', end.code)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(desk.config)],
+        env=environment(server), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-2:] == ["exit code 0", "False"], done.stdout + done.stderr
+    found = desk.record()
+    assert found.verdict == "nothing to do"
+    assert found.look.champion == f"{MODEL}/1"
+    assert [one.reason for one in found.look.findings] == [
+        "no_champion", "new_conversations", "topic_drift", "live_reward", "age"
+    ]  # fmt: skip
+    [state] = states(server, "retrain")
+    assert state == ("COMPLETED", "Nothing to do")
+
+
+def test_a_champion_judged_again_by_the_same_code_is_what_it_was(desk: Desk):
+    """It plays what it was judged on, with the same random numbers: today's mean is the registered one."""
+    from flows.retrain import retrain
+
+    asked = RetrainConfig.model_validate({**desk.settings.model_dump(), "reasons": [{"kind": "heldout_reward"}]})
+    found = retrain(asked)
+    numbers = found.look.findings[-1].numbers
+    assert found.verdict == "nothing to do"
+    assert numbers["now"] == numbers["registered"]
+    assert numbers["now"] <= numbers["high"]
+
+
+def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str):
+    """Other customers are a reason. Killed while it plays, started twice at once on a longer log: one run, one version.
+
+    It starts from the champion, keeps what was held out, and the version says why and on what it was trained.
+    """
+    from tasks.register import registry
+
+    desk.log.write(conversations("live", 60, seed=5))
+    run_until("score 0/", desk, server)
+    desk.log.write(conversations("late", 5, seed=6))
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    both = [subprocess.Popen(command(desk), env=environment(server), cwd=ROOT, **piped) for _ in range(2)]
+    for process in both:
+        shown = process.communicate(timeout=600)[0]
+        assert process.returncode in (0, 3), shown  # promoted or refused
+        assert "intake 0/" not in shown, "what was begun is finished, on the conversations that there were"
+        assert "rollout 1/1 cached 1" in shown
+    assert len(registry().client.search_model_versions(f"name = '{MODEL}'")) == 2
+    found = desk.record()
+    assert [one.reason for one in found.look.holding] == ["topic_drift"]
+    assert found.look.intake.records == 60
+    assert found.look.intake.refused["consent: no consent"] == 6
+    report = read_report(desk.home / "again" / "report.json")
+    assert report.lineage.base_policy == desk.champion_policy
+    version = registry().find(MODEL, report.lineage.run)
+    assert version is not None
+    assert found.version == f"{MODEL}/{version.version}"
+    held = [one["reason"] for one in json.loads(version.tags["retraining_reasons"]) if one["holds"]]
+    assert held == ["topic_drift"]
+    assert len(version.tags["conversations"]) == 64
+    before, after = ids_of(desk, version="1"), ids_of(desk, version=str(version.version))
+    assert before["heldout"] <= after["heldout"]
+    assert not before["heldout"] & after["train"]
+    assert any(one.startswith("conversation-live") for one in after["train"])
+
+
+def test_what_the_champion_was_trained_on_is_no_reason_again(desk: Desk, server: str):
+    """The newest version goes into service: of the log only what came while it was trained is new to it."""
+    from flows.retrain import retrain
+    from tasks.register import registry
+
+    client = registry().client
+    newest = max(int(one.version) for one in client.search_model_versions(f"name = '{MODEL}'"))
+    client.set_registered_model_alias(MODEL, "champion", str(newest))
+    found = retrain(desk.settings)
+    assert found.verdict == "nothing to do"
+    assert found.look.champion == f"{MODEL}/{newest}"
+    numbers = {one.reason: one.numbers for one in found.look.findings}
+    assert 0 < numbers["new_conversations"]["new"] <= 5
+
+
+def test_an_event_starts_a_retraining_by_itself(desk: Desk, server: str):
+    """`grpo retrain --check` finds a reason and tells; the automation of the deployment starts the run on a worker."""
+    from prefect.events import DeploymentEventTrigger
+    from prefect.runner.storage import LocalStorage
+
+    from flows.retrain import retrain
+
+    desk.log.write(conversations("fourth", 40, seed=8))
+    settings = {**yaml.safe_load(desk.config.read_text()), "name": "told"}
+    told = {**settings, "reasons": [{"kind": "age", "days": 30}]}  # the run itself has nothing to do, and is quick
+    prefect("work-pool", "create", "retraining", "--type", "process", server=server)
+    retrain.from_source(source=LocalStorage(str(ROOT)), entrypoint="flows/retrain.py:retrain").deploy(
+        name="nightly",
+        work_pool_name="retraining",
+        parameters={"config": told},
+        triggers=[DeploymentEventTrigger.model_validate(TRIGGER)],
+        job_variables={"env": {**environment(server), "PATH": os.environ["PATH"]}},
+        print_next_steps=False,
+        ignore_warnings=True,
+    )
+    before = len(states(server, "retrain"))
+    with worker("retraining", server):
+        done = subprocess.run(
+            command(desk, "--check", "--set", "reasons=[{kind: new_conversations, minimum: 1}]"),
+            env=environment(server), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "grpo.drift-detected emitted" in done.stdout
+        deadline = time.monotonic() + 500
+        while time.monotonic() < deadline:
+            started = states(server, "retrain")[before:]
+            if started and all(kind in ("COMPLETED", "FAILED", "CRASHED") for kind, _ in started):
+                break
+            time.sleep(1)
+    assert states(server, "retrain")[before:] == [("COMPLETED", "Nothing to do")]
+
+
+def ids_of(desk: Desk, *, version: str) -> dict[str, set[str]]:
+    """Ids on each side of what a version was trained on."""
+    from grpo.artifacts import ArtifactStore
+    from grpo.scenarios.split import split
+    from tasks.register import registry
+
+    tags = registry().client.get_model_version(MODEL, version).tags
+    store = ArtifactStore(str(desk.home / "retrain-store"))
+    table = store.path(store.folder("scenarios", tags["scenarios"])) / "scenarios.parquet"
+    limit = 16 if version == "1" else None
+    sides = split(table, heldout_share=0.25, limit=limit)
+    assert len(list(read_scenarios(table))) >= len(sides.train)
+    return {"train": set(sides.train), "heldout": set(sides.heldout)}
+
+
+def states(server: str, flow: str) -> list[tuple[str, str]]:
+    """Type and name of the state of each run of a flow, oldest first."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])))
+    ordered = sorted(runs, key=lambda run: run.created)
+    return [(run.state.type.value, run.state.name) for run in ordered if run.state is not None]
+
+
+def prefect(*arguments: str, server: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "prefect", *arguments],
+        env=environment(server), check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@contextmanager
+def worker(pool: str, server: str) -> Iterator[None]:
+    """A worker of this pool while the block runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool],
+        env={**environment(server), "PREFECT_WORKER_QUERY_SECONDS": "1"},
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # one is not enough for an idle worker
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=10)
+        process.wait()

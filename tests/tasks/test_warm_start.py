@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from grpo.artifacts import ArtifactStore
+from grpo.config.adapters import LoraSettings
+from grpo.config.policy import PolicySettings
+from grpo.learner.checkpoints import STATE, CheckpointState
+from grpo.policy.transformers.adapters import add_adapters, has_adapters
+from grpo.policy.transformers.model import TransformersPolicy, load
+from tasks.base import base
+from tasks.warm_start import warm_start
+
+
+def test_a_champion_starts_with_its_own_weights(tiny_folder: Path, tmp_path: Path):
+    """The model folder is the champion's policy, by the hash of its weights."""
+    champion = base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=str(tmp_path))
+    started = warm_start.fn(champion=champion.checkpoint, store=str(tmp_path))
+    assert load(ArtifactStore(str(tmp_path)).path(started.model)).hash == champion.policy
+
+
+def test_a_champion_of_adapters_starts_as_one_model(tiny_folder: Path, tmp_path: Path):
+    """Merged into the weights: it says what the adapted champion says, and needs no base."""
+    store = ArtifactStore(str(tmp_path))
+    under = base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=str(tmp_path)).checkpoint
+    adapted = load(tiny_folder)
+    add_adapters(adapted.model, LoraSettings(r=2), seed=0)
+    with torch.no_grad():
+        for name, weight in adapted.model.named_parameters():
+            if "lora_B" in name:
+                weight.fill_(0.05)
+    champion = TransformersPolicy(adapted.model, adapted.tokenizer)
+
+    def write(folder: Path) -> None:
+        champion.save(folder)
+        (folder / STATE).write_text(CheckpointState(policy_hash=champion.hash, base=under).model_dump_json())
+
+    started = warm_start.fn(champion=store.put_folder("checkpoint", write), store=str(tmp_path))
+    model = load(store.path(started.model)).model
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        said, before = model(ids).logits, load(tiny_folder).model(ids).logits
+        torch.testing.assert_close(said, champion.model(ids).logits, atol=1e-5, rtol=0)
+    assert not has_adapters(model)
+    assert (said - before).abs().max() > 1e-3

@@ -7,8 +7,6 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-
 import grpo
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.document import Decision
@@ -27,6 +25,8 @@ def provenance(
     decision: Decision | None = None,
 ) -> Provenance:
     """Everything that the result of this config hangs on, as it is here and now."""
+    import torch  # whoever only reads the registry needs none
+
     return Provenance(
         config=config.model_dump(mode="json"),
         seed=config.seed,

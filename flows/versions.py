@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -51,23 +50,26 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
         "iterations": str(len(made.policies) - 1),
         "MLflow run": lineage.run_id,
     }
-    table = Table(show_header=False, title=f"{lineage.name} version {lineage.version}", title_justify="left")
-    for name, value in facts.items():
-        table.add_row(name, Text(value))
-    console.print(table)
+    lines = [f"{lineage.name} version {lineage.version}", *(f"  {name:<18}{value}" for name, value in facts.items())]
     for depth, parent in enumerate(lineage.parents):
         origin = f"version {parent.version}" if parent.version is not None else f"base model {parent.model}"
-        console.print(Text(f"{'  ' * depth}trained from policy {parent.policy}, {origin}"), soft_wrap=True)
-    history = Table(
-        "#", "when", "what", "version", "instead of", "who", "why", title="in service", title_justify="left"
+        lines.append(f"{'  ' * depth}trained from policy {parent.policy}, {origin}")
+    lines += [_told(one) for one in lineage.history] or ["no version of this model has served"]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+    console.print(
+        f"the whole config: grpo lineage models:/{lineage.name}/{lineage.version} --json",
+        highlight=False,
+        soft_wrap=True,
     )
-    for one in lineage.history:
-        who = f"{one.by.user}@{one.by.host}" + (f" run {one.by.run}" if one.by.run else "")
-        what = f"{one.action}, forced" if one.forced else one.action
-        replaced = "" if one.replaced is None else str(one.replaced)
-        history.add_row(str(one.number), one.at, what, str(one.champion), replaced, Text(who), Text(one.reason))
-    console.print(history if lineage.history else "no version of this model has served")
-    console.print(f"the whole config: grpo lineage models:/{lineage.name}/{lineage.version} --json", highlight=False)
+
+
+def _told(one: Transition) -> str:
+    """One change of the version in service, on a line."""
+    instead = f" instead of {one.replaced}" if one.replaced is not None else ""
+    forced = ", forced" if one.forced else ""
+    who = f"{one.by.user}@{one.by.host}" + (f", flow run {one.by.run}" if one.by.run else "")
+    return f"{one.at} {one.action}{forced}: version {one.champion}{instead}, by {who}: {one.reason}"
 
 
 def print_reproduction(console: Console, result: Reproduction) -> None:

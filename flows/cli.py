@@ -14,13 +14,22 @@ from flows.commands.doctor import doctor
 from flows.commands.evaluate import evaluate
 from flows.commands.ingest import ingest
 from flows.commands.init import init
+from flows.commands.lineage import lineage
 from flows.commands.pretrain import pretrain
+from flows.commands.promote import promote
 from flows.commands.report import report
+from flows.commands.reproduce import reproduce
+from flows.commands.retrain import retrain
+from flows.commands.rollback import rollback
 from flows.commands.train import train
+from flows.commands.tune import tune
 from flows.commands.ui import ui
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, evaluate, report, init, doctor, ingest, admit, databases, ui, pretrain):
+for command in (
+    train, evaluate, report, init, doctor, ingest, admit, tune, retrain, promote, rollback, lineage, reproduce,
+    databases, ui, pretrain,
+):  # fmt: skip
     app.command()(command)
 
 

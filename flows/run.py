@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict
@@ -15,8 +17,10 @@ from flows.ledger import Ledger
 from flows.models import folder_digest
 from flows.rollouts import Played, Rollouts
 from flows.scenarios import read_scenarios
-from grpo.artifacts import Artifact
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.gates import compared
 from grpo.config.pipeline import PipelineConfig
+from grpo.errors import PromotionRefused
 from grpo.evaluation.document import (
     Decision,
     Evaluation,
@@ -26,15 +30,20 @@ from grpo.evaluation.document import (
     ReportDocument,
     ShownPair,
 )
+from grpo.evaluation.gates import answerable
 from grpo.policy.catalog import model_folder
 from grpo.registry import ModelVersion
 from grpo.rewards.admission import admit
 from grpo.scenarios.fingerprint import fingerprint
+from grpo.scenarios.parquet import read_scenarios as read_table
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
+from tasks.ingest import SCENARIOS
+from tasks.promote import promote
 from tasks.register import register, registry
 from tasks.report import report, shown_conversations
+from tasks.split import read_split
 from tasks.stage import code_digest, home, package_versions
 from tasks.train import TrainResult
 from tasks.train import train as update
@@ -63,38 +72,51 @@ class Run:
         self.ledger = ledger
         self.content = fingerprint(config.scenarios.sources)
         self.model_content = folder_digest(model_folder(config.policy.model))
-        self.key = _digest([config.model_dump(mode="json"), self.content, self.model_content, code_digest()])
+        self.key = _digest([_deciding(config), self.content, self.model_content, code_digest()])
         self.iterations: list[Iteration] = []
         self.evaluation: Evaluation | None = None
         self.conversations: tuple[ShownPair, ...] = ()
         self.version: ModelVersion | None = None
 
     def prepare(self) -> None:
-        """Take scenarios and base policy in, and ask who is in service.
-
-        Nothing at all is computed for a reward that a probe fools.
-        """
-        admit(self.config.reward)
-        self.read_scenarios()
-        self.load_base()
+        """Take in what the run starts from, and find whom its candidate is judged against."""
+        self.gather()
         self.known = registry().find(self.config.registry.model_name, self.key)
         self.champion = self._champion()
 
+    def gather(self) -> None:
+        """Take scenarios and base policy in; nothing at all is computed for a reward that a probe fools."""
+        admit(self.config.reward)
+        self.read_scenarios()
+        self.load_base()
+
     def read_scenarios(self) -> None:
-        """Ingest, validate and split: nothing is computed on scenarios that fail."""
+        """Ingest, validate and split: nothing is computed on scenarios that fail, or that no gate can judge."""
         read = read_scenarios(self.config.scenarios, self.ledger, self.store)
         self.data, self.validated, self.sides = read.data, read.validated, read.sides
+        artifacts = ArtifactStore(self.store)
+        heldout = read_table(
+            artifacts.path(self.data.scenarios) / SCENARIOS, ids=read_split(artifacts, self.sides.split).heldout
+        )
+        answerable(self.config.gates, heldout)
         self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
 
     def load_base(self) -> None:
         """Take the policy in that training starts from."""
         self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
         self.candidate: Checkpoint = self.base
+        self.policies = [self.base.policy]
 
     def improve(self) -> None:
-        """Rollout, score and train, again and again; a stale rollout is played while the one before is trained on."""
+        """Rollout, score and train, again and again."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[Iteration]:
+        """What `improve` does, iteration by iteration; a stale rollout is played while the one before is trained on."""
         iterations, ahead = self.config.training.iterations, self.config.rollout.staleness
         upcoming: Played | None = None
+        advance = self.ledger.advance(iterations)
         for index in range(iterations):
             played = upcoming or self.rollouts.iteration(self.candidate.checkpoint, index)
             inputs = {
@@ -114,6 +136,9 @@ class Run:
                 upcoming, trained = None, self.ledger.run(update, **inputs)
             self.iterations.append(_iteration(index, played, trained))
             self.candidate = trained
+            self.policies.append(trained.policy)
+            advance.reach(index + 1)
+            yield self.iterations[-1]
 
     def judge(self) -> Decision:
         """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""
@@ -125,15 +150,28 @@ class Run:
             candidate=after.scored,
             base=self.base.checkpoint,
             settings=self.config.evaluation,
-            metric=self.config.gates.metric,
+            metric=compared(self.config.gates),
             seed=self.config.seed,
             store=self.store,
         ).evaluation
         self.conversations = shown_conversations(before.scored, after.scored, self.candidate.checkpoint, self.store)
-        return self.ledger.run(gate, evaluation=self.evaluation, settings=self.config.gates).decision
+        return self.ledger.run(
+            gate,
+            evaluation=self.evaluation,
+            champion=before.scored,
+            candidate=after.scored,
+            gates=self.config.gates,
+            settings=self.config.evaluation,
+            seed=self.config.seed,
+            store=self.store,
+        ).decision
 
-    def publish(self, decision: Decision) -> None:
-        """Register the candidate; it serves only if the decision is to promote it."""
+    def publish(self, decision: Decision) -> Decision:
+        """Register the candidate, and let it serve if the decision is to promote it.
+
+        What is returned is a refusal where another champion came to serve since this run looked for one.
+        """
+        name = self.config.registry.model_name
         self.version = self.ledger.run(
             register,
             refresh=self.known is None,
@@ -143,8 +181,19 @@ class Run:
             candidate=self.candidate.checkpoint,
             champion=self.champion,
             scenarios=self.data.scenarios,
+            sources=self.content,
+            model=self.model_content,
+            policies=tuple(self.policies),
             store=self.store,
         ).version
+        served = {one.champion for one in registry().succession(name).history()}
+        if decision.verdict != "promote" or self.version.version in served:
+            return decision
+        try:
+            self.ledger.run(promote, model_name=name, version=self.version.version, reason=decision.reason[:1000])
+        except PromotionRefused as error:
+            return decision.model_copy(update={"verdict": "refuse", "reason": f"{error}; {decision.reason}"})
+        return decision
 
     def report(self, decision: Decision) -> Promotion:
         """Write the report, and attach it to the records of both services."""
@@ -190,7 +239,7 @@ class Run:
             lineage=Lineage(
                 run=self.key,
                 seed=config.seed,
-                config_digest=_digest(config.model_dump(mode="json")),
+                config_digest=_digest(_deciding(config)),
                 code_digest=code_digest(),
                 scenarios_digest=self.data.scenarios.sha256[:16],
                 base_policy=self.base.policy,
@@ -201,6 +250,11 @@ class Run:
             ),
             config=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
         )
+
+
+def _deciding(config: PipelineConfig) -> dict[str, Any]:
+    """The settings that a result depends on: all but where it is computed."""
+    return config.model_dump(mode="json", exclude={"compute"})
 
 
 def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:

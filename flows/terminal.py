@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from grpo import progress
+from grpo.errors import GRPOError
 from grpo.evaluation.document import Interval, ReportDocument
 from grpo.evaluation.measurement import MeasurementDocument
 from grpo.rewards.admission import Finding
+from grpo.tuning.summary import StudySummary
 
 if TYPE_CHECKING:
     from flows.doctor import Diagnosis
@@ -27,9 +31,31 @@ _COLOURS = {
 }
 
 
+class _Plain(logging.Formatter):
+    """Another formatter without the traceback of a `GRPOError`, whose message says all that there is to do."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_info and isinstance(record.exc_info[1], GRPOError):
+            record = copy.copy(record)
+            record.exc_info = record.exc_text = None
+        return self._inner.format(record)
+
+
+def _spare_tracebacks() -> None:
+    """What the terminal shows of errors that the user has to act on; the server keeps the whole."""
+    for handler in (*logging.getLogger().handlers, *logging.getLogger("prefect").handlers):
+        if type(handler).__name__ == "PrefectConsoleHandler" and not isinstance(handler.formatter, _Plain):
+            handler.setFormatter(_Plain(handler.formatter or logging.Formatter()))
+
+
 @contextmanager
-def live(console: Console, *, iterations: int | None = None) -> Iterator[None]:
-    """Show progress bars while the block runs, one for the iterations; without a terminal, a plain line a stage."""
+def live(console: Console, *, iterations: int) -> Iterator[None]:
+    """Show progress bars while the block runs; where there is no terminal, a plain line a stage."""
+    _spare_tracebacks()
     if not console.is_terminal:
         with progress.observed(lambda *event: _tell(console, *event)):
             yield
@@ -50,7 +76,7 @@ def live(console: Console, *, iterations: int | None = None) -> Iterator[None]:
     def watch(stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
         nonlocal updates
         with guard:
-            if overall is not None and stage == "train" and "cached" in numbers:
+            if stage == "train" and "cached" in numbers:
                 updates += 1
                 bars.update(overall, completed=updates)
             if stage not in known:
@@ -58,7 +84,7 @@ def live(console: Console, *, iterations: int | None = None) -> Iterator[None]:
             text = " ".join(f"{name} {value:.3g}" for name, value in numbers.items())
             bars.update(known[stage], completed=done, total=total, numbers=text)
 
-    overall = None if iterations is None else bars.add_task("iterations", total=iterations, numbers="")
+    overall = bars.add_task("iterations", total=iterations, numbers="", visible=iterations > 0)
     with bars, progress.observed(watch):
         yield
 
@@ -83,9 +109,8 @@ def print_summary(console: Console, document: ReportDocument) -> None:
     if decision.checks:
         gates = Table("gate", "value", "must be", "passed", title="gates", title_justify="left")
         for check in decision.checks:
-            gates.add_row(
-                check.name, f"{check.value:.4g}", f"{check.relation} {check.bound:g}", "yes" if check.passed else "no"
-            )
+            value = "none" if check.value is None else f"{check.value:.4g}"
+            gates.add_row(check.name, value, f"{check.relation} {check.bound:g}", "yes" if check.passed else "no")
         console.print(gates)
     if document.evaluation is not None:
         overall = document.evaluation.overall
@@ -94,6 +119,22 @@ def print_summary(console: Console, document: ReportDocument) -> None:
                 f"held-out {document.evaluation.metric} {name:<9} {side.mean:.3f} [{side.low:.3f}, {side.high:.3f}]"
             )
     console.print(f"[bold {_COLOURS[decision.verdict]}]decision: {decision.verdict}[/] – {decision.reason}")
+
+
+def print_study(console: Console, study: StudySummary) -> None:
+    """Each trial with its values, its state and what it showed."""
+    names = list(dict.fromkeys(name for trial in study.trials for name in trial.params))
+    table = Table("trial", "state", "result", *names, "looks", title=f"study {study.name}", title_justify="left")
+    for trial in study.trials:
+        result = "" if trial.reward is None else f"{trial.reward:.4f}"
+        values = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.params.values()]
+        table.add_row(str(trial.number), trial.state, result, *values, str(len(trial.looks)))
+    console.print(table)
+    for trial in study.trials:
+        if trial.reason:
+            console.print(f"trial {trial.number}: {trial.reason}", highlight=False, soft_wrap=True)
+    best = study.best
+    console.print(f"[bold green]best: trial {best.number}[/], {best.reward:.4f}", highlight=False)
 
 
 def print_admission(console: Console, reward: str, findings: Sequence[Finding]) -> None:

@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import settings
+from flows.dispatch import Dispatch
 from flows.ledger import Ledger
 from flows.run import Promotion, Run
 from flows.runner import shard_runner
@@ -17,13 +18,12 @@ from grpo.evaluation.document import Decision
 @flow(name="train", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
 def train(config: PipelineConfig) -> Promotion:
     """Prepare scenarios, train the policy, and promote it if it beats the one in service."""
-    with shard_runner(config.rollout) as runner:
-        run = Run(config, Ledger(config.store, runner), began=settings.began())
+    with shard_runner(config.rollout) as runner, Dispatch(config.compute) as elsewhere:
+        run = Run(config, Ledger(config.store, runner, elsewhere), began=settings.began())
         run.prepare()
         try:
             run.improve()
-            decision = run.judge()
-            run.publish(decision)
+            decision = run.publish(run.judge())
         except (NoLearningSignal, NoEffect) as error:
             run.report(Decision(verdict="failed", reason=str(error)))
             raise

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Self
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from grpo.config.agent import AgentSettings
 from grpo.config.base import Settings
+from grpo.config.compute import ComputeSettings
 from grpo.config.environments import EnvironmentSettings
-from grpo.config.evaluation import EvaluationSettings, GateSettings
+from grpo.config.evaluation import EvaluationSettings
+from grpo.config.gates import DEFAULT_GATES, GateSettings
 from grpo.config.policy import PolicySettings
 from grpo.config.rewards import RewardComponent
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.config.training import TrainingSettings
-from grpo.errors import ConfigError
+from grpo.config.yaml_file import load_settings
+from grpo.objects import refuse_credentials
 
 
 class RegistrySettings(Settings):
@@ -26,27 +29,45 @@ class RegistrySettings(Settings):
     """Registered model; its alias `champion` is the one in service."""
     experiment: str = Field(default="grpo", min_length=1)
     """MLflow experiment of the runs."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """What a version's tags say besides its lineage."""
 
 
 class PipelineConfig(Settings):
-    """Everything that decides the result of a run. The same config, data and code give the same weights."""
+    """Everything that decides the result of a run, and where it is computed.
+
+    The same config, data and code give the same weights, wherever that is.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
     """Name of the run and of its report's folder."""
     seed: int = Field(default=0, ge=0)
     """Every random number of the run follows from it."""
-    store: str = "runs/artifacts"
-    """Folder or fsspec URI where stages leave their artifacts."""
+    store: Annotated[str, AfterValidator(refuse_credentials)] = "runs/artifacts"
+    """Folder or fsspec URI where stages leave their artifacts; its credentials come from the environment."""
     scenarios: ScenarioSettings
     policy: PolicySettings
+    agent: AgentSettings = AgentSettings()
     environment: EnvironmentSettings
     reward: tuple[RewardComponent, ...] = Field(min_length=1)
     """Weighted components; their sum is the reward of an episode."""
     rollout: RolloutSettings = RolloutSettings()
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
-    gates: GateSettings = GateSettings()
+    gates: tuple[GateSettings, ...] = Field(default=DEFAULT_GATES, min_length=1)
+    """Every one must pass before the candidate may serve."""
     registry: RegistrySettings
+    compute: ComputeSettings = ComputeSettings()
+
+    @model_validator(mode="after")
+    def _shards_have_one_place(self) -> Self:
+        sent = self.compute.gpu_stages
+        if sent is not None and "rollout" in sent.stages and self.rollout.runner == "dask":
+            raise ValueError(
+                f"rollouts go to deployment {sent.deployment} or to Dask, not to both: leave rollout.runner out, or "
+                "take rollout out of compute.gpu_stages.stages"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_quantized_base_is_adapted(self) -> Self:
@@ -84,63 +105,5 @@ class PipelineConfig(Settings):
 
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
-    """Read a YAML config; an override is `section.key=value`, its value read as YAML.
-
-    A config with `extends: other.yaml` holds only what differs from that file, which lies beside it.
-    Raises `ConfigError` that names the file, the key, the value and what is allowed.
-    """
-    document = _read(path)
-    for override in overrides:
-        _override(document, override)
-    try:
-        return PipelineConfig.model_validate(document)
-    except ValidationError as error:
-        lines = [f"{path}: {len(error.errors())} setting(s) cannot be used"]
-        for problem in error.errors():
-            place = ".".join(str(part) for part in problem["loc"])
-            lines.append(f"  {place or 'settings that do not agree'}: {problem['msg']} (got {problem['input']!r:.80})")
-        raise ConfigError("\n".join(lines)) from error
-
-
-def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
-    """A config file laid over the one that it extends; one step deep."""
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"no config at {path}; the shipped ones are in data/configs") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path} holds {type(document).__name__}, expected a mapping of settings")
-    base = document.pop("extends", None)
-    if base is None:
-        return document
-    if extended_by is not None:
-        raise ConfigError(f"{extended_by} extends {path}, which extends {base}; extend that one")
-    if not isinstance(base, str) or not base or Path(base).name != base:
-        raise ConfigError(f"{path}: extends is {base!r}; name another file in the same folder")
-    return _merged(_read(path.with_name(base), extended_by=path), document)
-
-
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Two mappings laid over each other, key by key; lists and values are replaced whole."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _override(document: dict[str, Any], override: str) -> None:
-    """Set one dotted key; list items are addressed by their index."""
-    key, separator, text = override.partition("=")
-    if not separator:
-        raise ConfigError(f"override {override!r} is not of the form section.key=value")
-    *parents, last = key.split(".")
-    node: Any = document
-    try:
-        for part in parents:
-            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
-        node[int(last) if isinstance(node, list) else last] = yaml.safe_load(text)
-    except (IndexError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ConfigError(f"override {override!r} does not fit the config: {error}") from error
+    """Read the config of a run, as `load_settings` reads any."""
+    return load_settings(path, PipelineConfig, overrides)

@@ -1,0 +1,77 @@
+"""Settings from a YAML file: what it extends, what is overridden, and an error that names what cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from grpo.config.base import Settings
+from grpo.errors import ConfigError
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_settings(path: Path, kind: type[S], overrides: tuple[str, ...] = ()) -> S:
+    """Read a YAML file of settings of one kind; an override is `section.key=value`, its value read as YAML.
+
+    A file with `extends: other.yaml` holds only what differs from that file, which lies beside it.
+    Raises `ConfigError` that names the file, the key, the value and what is allowed.
+    """
+    document = _read(path)
+    for override in overrides:
+        _override(document, override)
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        lines = [f"{path}: {len(error.errors())} setting(s) cannot be used"]
+        for problem in error.errors():
+            place = ".".join(str(part) for part in problem["loc"])
+            lines.append(f"  {place or 'settings that do not agree'}: {problem['msg']} (got {problem['input']!r:.80})")
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
+    """A config file laid over the one that it extends; one step deep."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"no config at {path}; the shipped ones are in data/configs") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds {type(document).__name__}, expected a mapping of settings")
+    base = document.pop("extends", None)
+    if base is None:
+        return document
+    if extended_by is not None:
+        raise ConfigError(f"{extended_by} extends {path}, which extends {base}; extend that one")
+    if not isinstance(base, str) or not base or Path(base).name != base:
+        raise ConfigError(f"{path}: extends is {base!r}; name another file in the same folder")
+    return _merged(_read(path.with_name(base), extended_by=path), document)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two mappings laid over each other, key by key; lists and values are replaced whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    """Set one dotted key; list items are addressed by their index."""
+    key, separator, text = override.partition("=")
+    if not separator:
+        raise ConfigError(f"override {override!r} is not of the form section.key=value")
+    *parents, last = key.split(".")
+    node: Any = document
+    try:
+        for part in parents:
+            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
+        node[int(last) if isinstance(node, list) else last] = yaml.safe_load(text)
+    except (IndexError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ConfigError(f"override {override!r} does not fit the config: {error}") from error

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo.config.policy import PolicySettings
+from grpo.config.rollout import RolloutSettings
+from grpo.config.yaml_file import load_settings
+from grpo.errors import ConfigError
+
+
+def test_settings_of_any_kind_are_read_from_what_they_extend_and_override(tmp_path: Path):
+    """The file below is laid over the one that it extends, the override over both."""
+    (tmp_path / "base.yaml").write_text("scenarios: 4\ngroup_size: 3\nshards: 2\n")
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\ngroup_size: 5\n")
+    found = load_settings(tmp_path / "mine.yaml", RolloutSettings, ("shards=1",))
+    assert (found.scenarios, found.group_size, found.shards) == (4, 5, 1)
+
+
+def test_a_key_of_another_kind_of_settings_is_named(tmp_path: Path):
+    """What is allowed depends on the kind that is asked for."""
+    (tmp_path / "mine.yaml").write_text("model: a\ngroup_size: 5\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: 1 setting\(s\) cannot be used\n  group_size: Extra"):
+        load_settings(tmp_path / "mine.yaml", PolicySettings)

@@ -28,6 +28,13 @@ class NotComputed(Exception):
         self.stage = stage
 
 
+class Still:
+    """A bar that nobody sees."""
+
+    def reach(self, done: int) -> None:
+        """See `Advance.reach`."""
+
+
 class Foresight:
     """Answers what a `Ledger` is asked with cached results, and raises `NotComputed` where there is none."""
 
@@ -57,6 +64,10 @@ class Foresight:
         """See `Ledger.start`."""
         result = self.run(stage, **inputs)
         return lambda: result
+
+    def advance(self, iterations: int) -> Still:
+        """See `Ledger.advance`."""
+        return Still()
 
     def timings(self) -> tuple[StageTiming, ...]:
         """Nothing was run."""

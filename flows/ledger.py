@@ -13,6 +13,7 @@ from prefect.futures import PrefectFuture
 from prefect.states import State
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
+from flows.advance import Advance
 from grpo import progress
 from grpo.artifacts import ArtifactStore
 from grpo.errors import ArtifactError
@@ -102,6 +103,10 @@ class Ledger:
             return result
         entry.cached += 1
         return result
+
+    def advance(self, iterations: int) -> Advance:
+        """The bar of a run of so many iterations in Prefect's page."""
+        return Advance(iterations)
 
     def timings(self) -> tuple[StageTiming, ...]:
         """One row a stage."""

@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from flows.advance import Advance
 from flows.ledger import Ledger
 from flows.models import folder_digest
 from flows.rollouts import Played, Rollouts
@@ -86,21 +85,20 @@ class Run:
         self.champion = self._champion()
 
     def gather(self) -> None:
-        """Take scenarios and base policy in.
-
-        Nothing at all is computed for a reward that a probe fools, or for a gate that these scenarios cannot answer.
-        """
+        """Take scenarios and base policy in; nothing at all is computed for a reward that a probe fools."""
         admit(self.config.reward)
         self.read_scenarios()
-        artifacts = ArtifactStore(self.store)
-        heldout = read_split(artifacts, self.sides.split).heldout
-        answerable(self.config.gates, read_scenarios(artifacts.path(self.data.scenarios) / SCENARIOS, ids=heldout))
         self.load_base()
 
     def read_scenarios(self) -> None:
-        """Ingest, validate and split: nothing is computed on scenarios that fail."""
+        """Ingest, validate and split: nothing is computed on scenarios that fail, or that no gate can judge."""
         read = prepare_scenarios(self.config.scenarios, self.ledger, self.store)
         self.data, self.validated, self.sides = read.data, read.validated, read.sides
+        artifacts = ArtifactStore(self.store)
+        heldout = read_scenarios(
+            artifacts.path(self.data.scenarios) / SCENARIOS, ids=read_split(artifacts, self.sides.split).heldout
+        )
+        answerable(self.config.gates, heldout)
         self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
 
     def load_base(self) -> None:
@@ -118,7 +116,7 @@ class Run:
         """What `improve` does, iteration by iteration; a stale rollout is played while the one before is trained on."""
         iterations, ahead = self.config.training.iterations, self.config.rollout.staleness
         upcoming: Played | None = None
-        advance = Advance(iterations)
+        advance = self.ledger.advance(iterations)
         for index in range(iterations):
             played = upcoming or self.rollouts.iteration(self.candidate.checkpoint, index)
             inputs = {

@@ -53,8 +53,8 @@ def _spare_tracebacks() -> None:
 
 
 @contextmanager
-def live(console: Console, *, iterations: int | None = None) -> Iterator[None]:
-    """Show progress bars while the block runs, one for the iterations; without a terminal, a plain line a stage."""
+def live(console: Console, *, iterations: int) -> Iterator[None]:
+    """Show progress bars while the block runs; where there is no terminal, a plain line a stage."""
     _spare_tracebacks()
     if not console.is_terminal:
         with progress.observed(lambda *event: _tell(console, *event)):
@@ -76,7 +76,7 @@ def live(console: Console, *, iterations: int | None = None) -> Iterator[None]:
     def watch(stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
         nonlocal updates
         with guard:
-            if overall is not None and stage == "train" and "cached" in numbers:
+            if stage == "train" and "cached" in numbers:
                 updates += 1
                 bars.update(overall, completed=updates)
             if stage not in known:
@@ -84,7 +84,7 @@ def live(console: Console, *, iterations: int | None = None) -> Iterator[None]:
             text = " ".join(f"{name} {value:.3g}" for name, value in numbers.items())
             bars.update(known[stage], completed=done, total=total, numbers=text)
 
-    overall = None if iterations is None else bars.add_task("iterations", total=iterations, numbers="")
+    overall = bars.add_task("iterations", total=iterations, numbers="", visible=iterations > 0)
     with bars, progress.observed(watch):
         yield
 

@@ -17,7 +17,7 @@ def lineage(
 ) -> None:
     """Print what a version was made from, its ancestors, and every promotion and rollback.
 
-    grpo lineage models:/support-desk@champion
+    Example: grpo lineage models:/support-desk@champion
     """
     settings.apply()
     with exits():

@@ -21,7 +21,7 @@ def promote(
 
     Exit code 3 for a version that did not pass its gates, was judged against another champion, or has served before.
 
-    grpo promote support-desk --reason "looked at 40 conversations"
+    Example: grpo promote support-desk --reason "looked at 40 conversations"
     """
     home = settings.apply()
     from flows.server import prefect_server

@@ -14,7 +14,7 @@ def reproduce(model: ModelAddress) -> None:
 
     Exit code 0 where they are the same bit for bit, as they are on the CPU; 1 where not, with what differs.
 
-    grpo reproduce models:/support-desk@champion
+    Example: grpo reproduce models:/support-desk@champion
     """
     home = settings.apply()
     from flows.server import prefect_server

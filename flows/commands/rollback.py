@@ -10,7 +10,7 @@ from flows.commands.exits import exits
 def rollback(model: ModelName, reason: Reason) -> None:
     """Let the version serve again that the champion has replaced.
 
-    grpo rollback support-desk --reason "refunds twice"
+    Example: grpo rollback support-desk --reason "refunds twice"
     """
     home = settings.apply()
     from flows.server import prefect_server

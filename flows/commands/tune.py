@@ -22,7 +22,9 @@ def tune(
 ) -> None:
     """Search for settings of a run, and write the best as a config for `grpo train`.
 
-    The same command goes on with a study that was interrupted. Example: grpo tune data/configs/tune.yaml --trials 20
+    The same command goes on with a study that was interrupted.
+
+    Example: grpo tune data/configs/tune.yaml --trials 20
     """
     home = settings.apply()
     with exits():
@@ -40,7 +42,7 @@ def tune(
             from grpo.tuning.document import DOCUMENT, StudyDocument
 
             console.print(f"study {plan.name}: Prefect at {url}, records in {home}", highlight=False)
-            with live(console):
+            with live(console, iterations=0):
                 tuned = flow(plan)
             document = StudyDocument.model_validate_json((home / plan.name / DOCUMENT).read_bytes())
             print_study(console, document.study)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
@@ -48,29 +49,37 @@ def _entry(name: str, field: FieldInfo, value: object) -> Iterator[str]:
         yield from _comment(" ".join(filter(None, (meaning, _first_paragraph(type(value))))))
         yield f"{name}:"
         yield from _indented(_section(value))
-        yield from _indented(_alternatives(models, without=type(value)))
+        yield from _indented(_alternatives(models, without=[type(value)]))
         return
     yield from _comment(" ".join(filter(None, (meaning, _allowed(field), _default(field, value)))))
     if models and isinstance(value, tuple) and value:
         yield f"{name}:"
-        for index, item in enumerate(value):
-            yield from _item(_section(item) if index == 0 else _values(item))
-        yield from _indented(_alternatives(models, without=type(value[0])))
+        shown: list[type[Settings]] = []
+        for item in value:
+            kind = _comment(_first_paragraph(type(item))) if len(models) > 1 else []
+            yield from _item(_values(item) if type(item) in shown else chain(kind, _section(item)))
+            shown.append(type(item))
+        yield from _indented(_alternatives(models, without=shown))
         return
     yield from yaml.safe_dump({name: _plain(value)}, sort_keys=False, width=10_000, allow_unicode=True).splitlines()
-    yield from _indented(_alternatives(models, without=None))
+    yield from _indented(_alternatives(models, without=[]))
 
 
 def _values(settings: Settings) -> Iterator[str]:
     """What differs from the defaults, without the explanations, which stand above already."""
-    changed = settings.model_dump(mode="json", exclude_unset=True)
-    yield from yaml.safe_dump(changed, sort_keys=False, width=10_000, allow_unicode=True).splitlines()
+    fields = type(settings).model_fields
+    said = {
+        name: value
+        for name, value in settings.model_dump(mode="json").items()
+        if name == "kind" or value != _plain(fields[name].get_default(call_default_factory=True))
+    }
+    yield from yaml.safe_dump(said, sort_keys=False, width=10_000, allow_unicode=True).splitlines()
 
 
-def _alternatives(models: tuple[type[Settings], ...], *, without: type[Settings] | None) -> Iterator[str]:
+def _alternatives(models: tuple[type[Settings], ...], *, without: Sequence[type[Settings]]) -> Iterator[str]:
     """The fields of the other models that may stand here, as comments."""
     for model in models:
-        if model is without:
+        if model in without:
             continue
         yield f"# Or: {_first_paragraph(model)}"
         for name, field in sorted(model.model_fields.items(), key=lambda entry: entry[0] != "kind"):

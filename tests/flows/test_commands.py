@@ -124,6 +124,7 @@ def test_with_grpo_debug_the_modules_tell_more(value: str, told: bool):
     assert "theirs" not in done.stderr
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_stage_is_told_of_with_what_it_left(
     server: str, desk_config: dict[str, object], caplog: pytest.LogCaptureFixture
 ):

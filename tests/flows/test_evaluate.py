@@ -38,7 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
             "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
             "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 32},
             "training": {"iterations": 1, "learning_rate": 3e-4},
-            "evaluation": {"resamples": 200},
+            "evaluation": {"samples": 1, "resamples": 200},
             "registry": {"model_name": "evaluated"},
         }
     )

@@ -35,7 +35,7 @@ def _config(store: Path) -> dict[str, Any]:
         "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
         "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 32, "shards": 2},
         "training": {"iterations": 2, "learning_rate": 3e-4},
-        "evaluation": {"resamples": 200},
+        "evaluation": {"samples": 1, "resamples": 200},
         "registry": {"model_name": "planned"},
     }
 

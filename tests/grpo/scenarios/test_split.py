@@ -104,3 +104,13 @@ def test_a_large_category_that_nobody_is_held_out_of_is_an_error(tmp_path: Path)
     assert run(tmp_path, [*trained[:19], held]).categories["returns"].heldout == 0
     with pytest.raises(DataError, match="none of the 20 scenarios of category returns is held out"):
         run(tmp_path, [*trained, held])
+
+
+def test_at_a_share_of_one_all_are_held_out_but_those_declared_to_be_trained_on(tmp_path: Path) -> None:
+    """As evaluation asks for it; of scenarios to train on alone nothing is left to play."""
+    whole = run(tmp_path, many(3), heldout_share=1.0)
+    assert (whole.train, len(whole.heldout)) == ((), 3)
+    mixed = run(tmp_path, [*many(3), scenario("own", side="train")], heldout_share=1.0)
+    assert (mixed.train, len(mixed.heldout)) == (("own",), 3)
+    with pytest.raises(DataError, match="held-out side is empty"):
+        run(tmp_path, [scenario("own", side="train")], heldout_share=1.0)

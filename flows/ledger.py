@@ -87,6 +87,7 @@ class Ledger:
         """Count a stage; recompute it when what it left in the store is missing or damaged."""
         result: R = state.result()
         entry.runs += 1
+        logger.debug("%s is %s: %s", stage.name, "cached" if _is_cached(state) else "computed", result)
         if not _is_cached(state):
             entry.compute_s += result.compute_s
             return result

@@ -10,7 +10,9 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict
 
-from flows.run import Run, folder_digest
+from flows.ledger import Ledger
+from flows.models import folder_digest
+from flows.run import Run
 from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
@@ -69,7 +71,7 @@ def reproduce(model: str) -> Reproduction:
 def retrain_aside(config: PipelineConfig) -> Provenance:
     """Train a config and say what came out; stages keep their results where this flow keeps them."""
     with shard_runner(config.rollout) as runner:
-        run = Run(config, runner, began=time.time())
+        run = Run(config, Ledger(config.store, runner), began=time.time())
         run.prepare()
         run.improve()
     return provenance(

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from prefect.task_runners import TaskRunner
 from pydantic import BaseModel, ConfigDict
 
 from flows.advance import Advance
-from flows.dispatch import Dispatch
 from flows.ledger import Ledger
+from flows.models import folder_digest
 from flows.rollouts import Played, Rollouts
+from flows.scenarios import prepare_scenarios
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.gates import compared
 from grpo.config.pipeline import PipelineConfig
@@ -40,15 +40,14 @@ from grpo.scenarios.parquet import read_scenarios
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
-from tasks.ingest import SCENARIOS, ingest
+from tasks.ingest import SCENARIOS
 from tasks.promote import promote
 from tasks.register import register, registry
 from tasks.report import report, shown_conversations
-from tasks.split import read_split, split
+from tasks.split import read_split
 from tasks.stage import code_digest, home, package_versions
 from tasks.train import TrainResult
 from tasks.train import train as update
-from tasks.validate import validate
 
 COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
 """Stages whose own work is what a run is for; everything else is orchestration."""
@@ -67,13 +66,11 @@ class Promotion(BaseModel):
 class Run:
     """The stages of one run in order, and what they left."""
 
-    def __init__(
-        self, config: PipelineConfig, runner: TaskRunner[Any], *, began: float, elsewhere: Dispatch | None = None
-    ) -> None:
+    def __init__(self, config: PipelineConfig, ledger: Ledger, *, began: float) -> None:
         self.config = config
         self.store = config.store
         self.began = began
-        self.ledger = Ledger(config.store, runner, elsewhere)
+        self.ledger = ledger
         self.content = fingerprint(config.scenarios.sources)
         self.model_content = folder_digest(model_folder(config.policy.model))
         self.key = _digest([_deciding(config), self.content, self.model_content, code_digest()])
@@ -89,35 +86,25 @@ class Run:
         self.champion = self._champion()
 
     def gather(self) -> None:
-        """Ingest, validate and split, and take the base policy in: nothing is computed on scenarios that fail.
+        """Take scenarios and base policy in.
 
-        Nothing at all is computed for a reward that a probe fools.
+        Nothing at all is computed for a reward that a probe fools, or for a gate that these scenarios cannot answer.
         """
         admit(self.config.reward)
-        settings, bound = self.config.scenarios, self.config.scenarios.max_quarantined_share
-        self.data = self.ledger.run(
-            ingest, sources=settings.sources, content=self.content, max_quarantined_share=bound, store=self.store
-        )
-        self.validated = self.ledger.run(
-            validate,
-            scenarios=self.data.scenarios,
-            counts=self.data.counts,
-            max_quarantined_share=bound,
-            store=self.store,
-        )
-        self.sides = self.ledger.run(
-            split,
-            scenarios=self.data.scenarios,
-            heldout_share=settings.heldout_share,
-            limit=settings.limit,
-            store=self.store,
-        )
+        self.read_scenarios()
         artifacts = ArtifactStore(self.store)
-        heldout = read_scenarios(
-            artifacts.path(self.data.scenarios) / SCENARIOS, ids=read_split(artifacts, self.sides.split).heldout
-        )
-        answerable(self.config.gates, heldout)
+        heldout = read_split(artifacts, self.sides.split).heldout
+        answerable(self.config.gates, read_scenarios(artifacts.path(self.data.scenarios) / SCENARIOS, ids=heldout))
+        self.load_base()
+
+    def read_scenarios(self) -> None:
+        """Ingest, validate and split: nothing is computed on scenarios that fail."""
+        read = prepare_scenarios(self.config.scenarios, self.ledger, self.store)
+        self.data, self.validated, self.sides = read.data, read.validated, read.sides
         self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
+
+    def load_base(self) -> None:
+        """Take the policy in that training starts from."""
         self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
         self.candidate: Checkpoint = self.base
         self.policies = [self.base.policy]
@@ -285,15 +272,6 @@ def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:
         failed_share=summary.failed_share,
         **trained.metrics.model_dump(),
     )
-
-
-def folder_digest(folder: Path) -> str:
-    """Digest of a model folder's files."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*")):
-        if path.is_file():
-            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
 
 
 def _digest(value: object) -> str:

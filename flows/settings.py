@@ -6,6 +6,7 @@ says wins.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -50,6 +51,8 @@ def local(home: Path) -> dict[str, str]:
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "storage"),
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
         "PREFECT_SERVER_API_PORT": DEFAULT_PORT,
         "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo,flows,tasks",
         "PREFECT_LOGGING_LEVEL": "WARNING",
@@ -66,3 +69,14 @@ def apply() -> Path:
     for name, value in {**quiet(), **local(home)}.items():
         os.environ.setdefault(name, value)
     return home
+
+
+def debug() -> None:
+    """With GRPO_DEBUG=1, let this project's own modules tell everything on stderr."""
+    if os.environ.get("GRPO_DEBUG") != "1":
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    for name in ("grpo", "flows", "tasks"):
+        logging.getLogger(name).setLevel(logging.DEBUG)
+        logging.getLogger(name).addHandler(handler)

@@ -7,18 +7,27 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import settings
 from flows.dispatch import Dispatch
+from flows.ledger import Ledger
 from flows.run import Promotion, Run
 from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
+from grpo.config.yaml_file import overridden
 from grpo.errors import NoEffect, NoLearningSignal
 from grpo.evaluation.document import Decision
 
 
 @flow(name="train", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
-def train(config: PipelineConfig) -> Promotion:
-    """Prepare scenarios, train the policy, and promote it if it beats the one in service."""
+def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
+    """Prepare scenarios, train the policy, and promote it if it beats the one in service.
+
+    Args:
+        config: Everything that decides the result of the run.
+        overrides: `section.key=value`, laid over the config as `--set` does.
+
+    """
+    config = overridden(config, overrides)
     with shard_runner(config.rollout) as runner, Dispatch(config.compute) as elsewhere:
-        run = Run(config, runner, began=settings.began(), elsewhere=elsewhere)
+        run = Run(config, Ledger(config.store, runner, elsewhere), began=settings.began())
         run.prepare()
         try:
             run.improve()

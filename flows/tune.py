@@ -16,6 +16,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict
 
 from flows import settings
+from flows.ledger import Ledger
 from flows.run import Run
 from flows.runner import shard_runner
 from flows.searchers import searchers
@@ -75,7 +76,7 @@ class _Search:
         """Do what all trials have in common, so that each of them finds it in the cache; then open the study."""
         plan = self.plan
         with shard_runner(plan.base.rollout) as runner:
-            run = Run(plan.base, runner, began=settings.began())
+            run = Run(plan.base, Ledger(plan.base.store, runner), began=settings.began())
             run.gather()
             self.sides = run.ledger.run(
                 hold_back,

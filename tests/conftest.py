@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from flows import settings  # noqa: E402
+from flows.service import free_port  # noqa: E402
 
 os.environ.update(settings.local(HOME))  # each process of the tests has its own, whatever it inherits
-os.environ["PREFECT_SERVER_API_PORT"] = str(_free_port())
+os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
 settings.apply()
-
-ROOT = Path(__file__).resolve().parents[1]
-DESK_MODEL = ROOT / "data" / "models" / "desk_clerk"
 
 
 @pytest.fixture(scope="session")
@@ -65,20 +55,6 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def desk_config(tmp_path: Path) -> dict[str, object]:
     """A short run on the embedded desk: two iterations, a few scenarios, seconds."""
-    return {
-        "name": "short",
-        "seed": 3,
-        "store": str(tmp_path / "store"),
-        "scenarios": {
-            "sources": [{"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk.jsonl")}],
-            "heldout_share": 0.25,
-            "limit": 24,
-        },
-        "policy": {"model": str(DESK_MODEL)},
-        "environment": {"kind": "support_desk"},
-        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
-        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 40, "shards": 2},
-        "training": {"iterations": 2, "learning_rate": 3e-4},
-        "evaluation": {"resamples": 200, "samples": 1},
-        "registry": {"model_name": f"short-{tmp_path.name}"},
-    }
+    from tests.doubles import short_run
+
+    return short_run(tmp_path)

@@ -18,7 +18,29 @@ from grpo.trajectories import Trajectory
 if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy
 
-DESK_SCENARIOS = Path(__file__).resolve().parents[1] / "data" / "scenarios" / "support_desk.jsonl"
+DATA = Path(__file__).resolve().parents[1] / "data"
+DESK_SCENARIOS = DATA / "scenarios" / "support_desk.jsonl"
+
+
+def short_run(folder: Path) -> dict[str, object]:
+    """Config of a run of seconds on the embedded desk, artifacts in `folder`: two iterations, a few scenarios."""
+    return {
+        "name": "short",
+        "seed": 3,
+        "store": str(folder / "store"),
+        "scenarios": {
+            "sources": [{"kind": "jsonl", "path": str(DESK_SCENARIOS)}],
+            "heldout_share": 0.25,
+            "limit": 24,
+        },
+        "policy": {"model": str(DATA / "models" / "desk_clerk")},
+        "environment": {"kind": "support_desk"},
+        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
+        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 40, "shards": 2},
+        "training": {"iterations": 2, "learning_rate": 3e-4},
+        "evaluation": {"resamples": 200, "samples": 1},
+        "registry": {"model_name": f"short-{folder.name}"},
+    }
 
 
 def desk_scenarios(count: int) -> list[Scenario]:

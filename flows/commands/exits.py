@@ -14,8 +14,8 @@ FAILED, WRONG_INPUT, REFUSED = 1, 2, 3
 
 
 @contextmanager
-def exits(*, wrong_input: type[GRPOError] = ConfigError) -> Iterator[None]:
-    """Say what is wrong without a traceback; errors of the type `wrong_input` are the input's fault."""
+def exits(*, wrong_input: type[GRPOError] | tuple[type[GRPOError], ...] = ConfigError) -> Iterator[None]:
+    """Say what is wrong without a traceback; errors of the types `wrong_input` are the input's fault."""
     try:
         yield
     except GRPOError as error:

@@ -20,21 +20,39 @@ def load_settings(path: Path, kind: type[S], overrides: tuple[str, ...] = ()) ->
     A file with `extends: other.yaml` holds only what differs from that file, which lies beside it.
     Raises `ConfigError` that names the file, the key, the value and what is allowed.
     """
-    document = _read(path)
+    return _validated(read_document(path), kind, overrides, origin=str(path))
+
+
+def overridden(settings: S, overrides: tuple[str, ...]) -> S:
+    """Settings with each `section.key=value` laid over them, as over the file that they were read from.
+
+    Raises `ConfigError` that names the key, the value and what is allowed.
+    """
+    if not overrides:
+        return settings
+    document = settings.model_dump(mode="json", exclude_unset=True)
+    return _validated(document, type(settings), overrides, origin=type(settings).__name__)
+
+
+def _validated(document: dict[str, Any], kind: type[S], overrides: tuple[str, ...], *, origin: str) -> S:
+    """The settings that a document with overrides describes; `origin` says in errors where it came from."""
     for override in overrides:
         _override(document, override)
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        lines = [f"{path}: {len(error.errors())} setting(s) cannot be used"]
+        lines = [f"{origin}: {len(error.errors())} setting(s) cannot be used"]
         for problem in error.errors():
             place = ".".join(str(part) for part in problem["loc"])
             lines.append(f"  {place or 'settings that do not agree'}: {problem['msg']} (got {problem['input']!r:.80})")
         raise ConfigError("\n".join(lines)) from error
 
 
-def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
-    """A config file laid over the one that it extends; one step deep."""
+def read_document(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
+    """A config file laid over the one that it extends, one step deep, as YAML has it.
+
+    Raises `ConfigError` for what is absent, is no YAML, or extends what it may not.
+    """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -50,7 +68,7 @@ def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
         raise ConfigError(f"{extended_by} extends {path}, which extends {base}; extend that one")
     if not isinstance(base, str) or not base or Path(base).name != base:
         raise ConfigError(f"{path}: extends is {base!r}; name another file in the same folder")
-    return _merged(_read(path.with_name(base), extended_by=path), document)
+    return _merged(read_document(path.with_name(base), extended_by=path), document)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def split(scenarios_path: Path, *, heldout_share: float, limit: int | None) -> S
 
     A scenario without a declared side follows a declared one with the same text.
 
-    Raises `DataError` where a side is empty, or a category of at least 20 scenarios has none held out.
+    Raises `DataError` where a side is empty, or a category of at least 20 scenarios has none held out. At a share of 1
+    nothing is trained on but what is declared so.
     """
     rows = _read(scenarios_path)
     declared = {row.text_digest: row.side for row in rows if row.side is not None}
@@ -114,7 +115,7 @@ def _read(path: Path) -> list[_Row]:
 
 def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> None:
     for name, rows in (("training", train), ("held-out", heldout)):
-        if not rows:
+        if not rows and (name, share) != ("training", 1):
             raise DataError(
                 f"{path}: the {name} side is empty at heldout_share {share}, of {len(train) + len(heldout)} scenarios; "
                 "add scenarios or change scenarios.heldout_share"

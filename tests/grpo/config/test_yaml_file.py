@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from grpo.config.pipeline import load_config
 from grpo.config.policy import PolicySettings
 from grpo.config.rollout import RolloutSettings
-from grpo.config.yaml_file import load_settings
+from grpo.config.yaml_file import load_settings, overridden
 from grpo.errors import ConfigError
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "data" / "configs" / "quickstart.yaml"
 
 
 def test_settings_of_any_kind_are_read_from_what_they_extend_and_override(tmp_path: Path):
@@ -23,3 +26,15 @@ def test_a_key_of_another_kind_of_settings_is_named(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("model: a\ngroup_size: 5\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml: 1 setting\(s\) cannot be used\n  group_size: Extra"):
         load_settings(tmp_path / "mine.yaml", PolicySettings)
+
+
+def test_overrides_are_the_same_over_a_config_as_over_its_file():
+    """A value, a new section and another kind of environment; nothing of what was set before is in the way."""
+    overrides = ("training.iterations=2", "environment.kind=conversation", "evaluation.resamples=300", "name=mine")
+    assert overridden(load_config(QUICKSTART), overrides) == load_config(QUICKSTART, overrides)
+
+
+def test_an_override_of_a_config_that_cannot_be_used_names_key_value_and_rule():
+    """The same message as for a file, with the kind of settings for the file."""
+    with pytest.raises(ConfigError, match=r"PipelineConfig: 1 .*\n  training\.iterations: .*integer.*got 'many'"):
+        overridden(load_config(QUICKSTART), ("training.iterations=many",))

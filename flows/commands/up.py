@@ -1,0 +1,28 @@
+"""`grpo up`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows import settings
+from flows.commands.arguments import console
+from flows.commands.exits import exits
+
+
+def up(
+    deployments: Annotated[Path, typer.Option(help="What to deploy.")] = Path("prefect.yaml"),
+) -> None:
+    """Start Prefect, MLflow and the workers on this machine, and deploy; what runs already is left alone.
+
+    Then `prefect deployment run train/quickstart --watch` trains, and `grpo down` ends it all.
+    """
+    home = settings.apply()
+    from flows.stack import up as start
+
+    with exits():
+        where = start(home, deployments)
+        console.print(f"Prefect {where.prefect}   MLflow {where.mlflow}   logs {where.logs}", highlight=False)
+        console.print(f"export PREFECT_API_URL={where.prefect}/api", highlight=False, soft_wrap=True)

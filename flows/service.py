@@ -1,0 +1,210 @@
+"""Processes of this machine that serve: started once, found again, shared by whoever uses them, ended by the last.
+
+Each leaves a record (process id, when it began, address) and a log in `services` under the home. A record counts only
+while that very process lives: a stale one does no harm, nor does another program that was given the same id.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from grpo.artifacts import storage_errors, write_atomically
+from grpo.errors import ConfigError
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 10.0
+_SAME_PROCESS_S = 2.0
+"""Two processes with one id began further apart than this; the clock may be set by less in between."""
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""What this process started, by process id: it has to be asked for its end, or it stays in the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A process that answers under `<address>/health`; one without a port answers as long as it lives."""
+
+    name: str
+    """Of its record and its log."""
+    home: Path
+    """Folder of everything that runs leave behind; there is one such process for each."""
+    arguments: tuple[str, ...]
+    """What `python -m` is given."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    path: str = ""
+    """Of the address under which it serves."""
+    remedy: str = "stop that program"
+    """What to do where the port is taken."""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Over the environment of whoever starts it; what is None is taken out."""
+
+    @property
+    def log(self) -> Path:
+        """Where it writes what it has to say."""
+        return self._file("log")
+
+    def process(self) -> psutil.Process | None:
+        """The process of the record, if it lives."""
+        try:
+            record = json.loads(self._file("json").read_text(encoding="utf-8"))
+            if (child := _children.get(record["pid"])) is not None and child.poll() is not None:
+                return None
+            process = psutil.Process(record["pid"])
+            if (
+                process.status() == psutil.STATUS_ZOMBIE
+                or abs(process.create_time() - record["began"]) > _SAME_PROCESS_S
+            ):
+                return None
+        except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+            return None
+        return process
+
+    def address(self) -> str | None:
+        """Where it serves, if it does."""
+        if self.process() is None:
+            return None
+        url = self._recorded_address()
+        return url if not url or _answers(f"{url}/health") else None
+
+    def start(self) -> str:
+        """Start it, unless it lives; returns where it is going to serve.
+
+        Raises `ConfigError` when its port belongs to another program.
+        """
+        if self.process() is not None:
+            return self._recorded_address()
+        if self.port is not None and not port_is_free(self.host, self.port):
+            raise ConfigError(f"port {self.port} on {self.host} is in use by another program; {self.remedy}")
+        with storage_errors(str(self.log)):
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            output = self.log.open("ab")
+        with output:
+            child = subprocess.Popen(
+                [sys.executable, "-m", *self.arguments],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={name: value for name, value in {**os.environ, **self.environment}.items() if value is not None},
+            )
+        _children[child.pid] = child
+        began = psutil.Process(child.pid).create_time()
+        url = "" if self.port is None else f"http://{self.host}:{self.port}{self.path}"
+        write_atomically(self._file("json"), json.dumps({"pid": child.pid, "began": began, "url": url}))
+        return url
+
+    def wait(self) -> str:
+        """Wait until it answers; returns its address, and says where its log is if it does not."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while (url := self.address()) is None:
+            if self.process() is None:
+                raise ConfigError(f"{self.name} ended at its start; see {self.log}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise TimeoutError(f"{self.name} did not answer within {_START_TIMEOUT_S:.0f} s; see {self.log}")
+            time.sleep(0.1)
+        return url
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End it and its children; by force if they do not end by themselves, or `at_once`."""
+        process = self.process()
+        if process is not None:
+            if not at_once:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+                self._ended_within(_STOP_TIMEOUT_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also children that outlived it
+            self._ended_within(_STOP_TIMEOUT_S)
+        self._file("json").unlink(missing_ok=True)
+
+    @contextmanager
+    def shared(self, *, meanwhile: Callable[[str], None] = lambda address: None) -> Iterator[str]:
+        """Have it serve while the block runs, started unless it serves already.
+
+        `meanwhile` is called with its address while it starts.
+
+        Every user holds a lock, which the kernel frees even when a user is killed; the last one ends the service.
+        """
+        with storage_errors(str(self.home)):
+            self._file("users").parent.mkdir(parents=True, exist_ok=True)
+        users, starting = self._lock("users"), self._lock("starting")
+        try:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            meanwhile(self.start())
+            url = self.wait()
+            fcntl.flock(starting, fcntl.LOCK_UN)
+            yield url
+        finally:
+            fcntl.flock(users, fcntl.LOCK_UN)
+            os.close(users)
+            os.close(starting)
+            self.end_unless_used()
+
+    def end_unless_used(self) -> bool:
+        """End it if nobody uses it any more; returns whether it has ended."""
+        if not self._file("users").exists():
+            return True
+        users, starting = self._lock("users"), self._lock("starting")
+        try:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            self.stop()
+            return True
+        finally:
+            os.close(users)
+            os.close(starting)
+
+    def _ended_within(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.process() is not None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _recorded_address(self) -> str:
+        return str(json.loads(self._file("json").read_text(encoding="utf-8"))["url"])
+
+    def _file(self, kind: str) -> Path:
+        return self.home / "services" / f"{self.name}.{kind}"
+
+    def _lock(self, kind: str) -> int:
+        return os.open(self._file(kind), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether nothing listens on this port."""
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) != 0
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

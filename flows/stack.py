@@ -1,0 +1,163 @@
+"""The stack of one machine: Prefect's server, MLflow's server, a worker for each pool, and a keeper of them.
+
+All are plain processes with their logs in `services` under the home. Nothing of a run is in any of them: down and up
+again, and it goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.server import mlflow_server, mlflow_service, prefect_server, prefect_service
+from flows.service import Service, free_port
+from grpo.artifacts import storage_errors
+from grpo.errors import ConfigError
+
+POOLS = ("cpu", "gpu")
+GPU_SLOTS = "gpu"
+"""The global concurrency limit whose slots are devices."""
+_WORKER_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where a stack is to be found."""
+
+    prefect: str
+    mlflow: str
+    logs: Path
+
+
+def worker_name(pool: str) -> str:
+    """Name of this machine's worker of a pool, by which the runs that it took are known."""
+    return f"{pool}@{socket.gethostname()}"
+
+
+def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> Service:
+    """The worker of one pool."""
+    port = free_port()
+    return Service(
+        name=f"worker-{pool}",
+        home=home,
+        arguments=(
+            *("prefect", "worker", "start", "--with-healthcheck", "--type", "process"),
+            *("--pool", pool, "--name", worker_name(pool)),
+        ),
+        port=port,
+        environment={
+            "PREFECT_API_URL": prefect_url,
+            "PREFECT_LOGGING_LEVEL": "INFO",
+            "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
+            "PREFECT_WORKER_WEBSERVER_PORT": str(port),
+            "MLFLOW_TRACKING_URI": mlflow_url,
+        },
+    )
+
+
+def up(home: Path, deployments: Path) -> Addresses:
+    """Start what does not run yet, make pools and limits, and deploy; what runs is left alone.
+
+    Raises `ConfigError` where a port is taken, a process ends at its start or a deployment cannot be made.
+    """
+    if not deployments.is_file():
+        raise ConfigError(f"no deployments at {deployments}; call this in the project's folder, or name a file")
+    servers = {name: os.environ.get(name) for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
+    with _one_at_a_time(home), ExitStack() as users:
+        mlflow: list[str] = []
+        prefect = users.enter_context(
+            prefect_server(home, meanwhile=lambda: mlflow.append(users.enter_context(mlflow_server(home))))
+        )
+        _make_pools()
+        _deploy(deployments)
+        keeper = keeper_service(home, servers)
+        keeper.start()
+        for pool in POOLS:
+            _wait_for(worker_service(home, pool, prefect_url=prefect, mlflow_url=mlflow[0]), keeper)
+        return Addresses(prefect=prefect.removesuffix("/api"), mlflow=mlflow[0], logs=keeper.log.parent)
+
+
+def down(home: Path) -> list[str]:
+    """End the stack, and let runs that are under way go on after the next `up`; returns what still runs, and why.
+
+    Workers are ended outright: asked to, they would wait for their runs, or report them as crashed.
+    """
+    with _one_at_a_time(home):
+        keeper_service(home, {}).stop()
+        workers = {pool: worker_service(home, pool, prefect_url="", mlflow_url="") for pool in POOLS}
+        for worker in workers.values():
+            worker.stop(at_once=True)
+        prefect = prefect_service(home)
+        if (url := os.environ.get("PREFECT_API_URL") or prefect.address()) is not None:
+            os.environ["PREFECT_API_URL"] = url
+            from flows.recovery import put_back
+
+            for pool in POOLS:
+                put_back(pool, worker_name(pool), gone=True)
+        return [
+            f"{server.name} is used by another command, and ends with it"
+            for server in (mlflow_service(home), prefect)
+            if not server.end_unless_used()
+        ]
+
+
+def keeper_service(home: Path, environment: dict[str, str | None]) -> Service:
+    """The process that looks after the others."""
+    return Service(name="keeper", home=home, arguments=("flows.keeper",), environment=environment)
+
+
+def _make_pools() -> None:
+    """Pools of processes, and as many GPU slots as there are devices; one where there is none, for the CPU."""
+    import torch
+    from prefect import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    with get_client(sync_client=True) as client:
+        for pool in POOLS:
+            try:
+                client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+            except ObjectAlreadyExists:
+                continue
+        client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, max(1, torch.cuda.device_count()))
+
+
+def _deploy(deployments: Path) -> None:
+    """Make the deployments of a file, or bring them up to date; a schedule that was paused stays so."""
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{deployments} cannot be deployed:\n{done.stdout.strip()[-2000:]}")
+
+
+def _wait_for(worker: Service, keeper: Service) -> None:
+    """Wait until the keeper has started this worker, and it answers."""
+    deadline = time.monotonic() + _WORKER_TIMEOUT_S
+    while worker.address() is None:
+        if keeper.process() is None:
+            raise ConfigError(f"the keeper ended at its start; see {keeper.log}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{worker.name} did not answer; see {worker.log} and {keeper.log}")
+        time.sleep(0.2)
+
+
+@contextmanager
+def _one_at_a_time(home: Path) -> Iterator[None]:
+    """Two calls of up and down do not get in each other's way."""
+    folder = home / "services"
+    with storage_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / "stack.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

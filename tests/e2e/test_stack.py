@@ -1,0 +1,269 @@
+"""The stack of one machine, real: servers, workers and keeper as processes, deployments run by a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+import yaml
+from mlflow import MlflowClient
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+    TaskRunFilterName,
+)
+from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType
+
+from flows.recovery import running_flows
+from flows.service import Service, free_port, port_is_free
+from grpo.evaluation.document import ReportDocument
+from grpo.evaluation.report import read_report
+from tests.doubles import short_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 240.0
+
+
+def until(what: str, condition: Callable[[], Any]) -> Any:
+    """Wait until the condition holds; its value."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain: {what}"
+        time.sleep(0.2)
+    return value
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What `grpo up` has started, and what a test asks of it."""
+
+    home: Path
+    environment: dict[str, str]
+    deployments: Path
+    api: SyncPrefectClient
+
+    def command(self, *arguments: str, **variables: str) -> str:
+        """Run a command of this project or of Prefect to its end; its output."""
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            env={**self.environment, **variables},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def up(self) -> str:
+        return self.command("flows.cli", "up", "--deployments", str(self.deployments))
+
+    def prefect(self, *arguments: str) -> str:
+        return self.command("prefect", *arguments, PREFECT_API_URL=str(self.api.api_url))
+
+    def start(self, deployment: str, *overrides: str) -> UUID:
+        """Begin a run of a deployment as its form would."""
+        found = self.api.read_deployment_by_name(deployment)
+        return self.api.create_flow_run_from_deployment(found.id, parameters={"overrides": overrides}).id
+
+    def state(self, run: UUID) -> StateType | None:
+        return self.api.read_flow_run(run).state_type
+
+    def ended(self, run: UUID) -> FlowRun:
+        """Wait until this run has come to an end; crashed is none, for it is started again."""
+        ends = (StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED)
+        until(f"the end of run {run}", lambda: self.state(run) in ends)
+        return self.api.read_flow_run(run)
+
+    def stage_is(self, run: UUID, stage: str, state: StateType) -> bool:
+        """Whether a stage of this run is in this state."""
+        found = self.api.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])),
+            task_run_filter=TaskRunFilter(name=TaskRunFilterName(like_=f"{stage}-")),
+        )
+        return any(one.state_type == state for one in found)
+
+    def report(self, name: str) -> ReportDocument:
+        return read_report(self.home / name / "report.json")
+
+    def schedule(self, deployment: str) -> DeploymentSchedule:
+        (found,) = self.api.read_deployment_by_name(deployment).schedules
+        return found
+
+    def let_schedule(self, deployment: str, *, active: bool) -> None:
+        """Pause the schedule of a deployment, or let it go on."""
+        self.api.update_deployment_schedule(
+            self.api.read_deployment_by_name(deployment).id, self.schedule(deployment).id, active=active
+        )
+
+    def registered(self) -> list[str]:
+        """Names of the registered models."""
+        port = self.environment["GRPO_MLFLOW_PORT"]
+        return [model.name for model in MlflowClient(f"http://127.0.0.1:{port}").search_registered_models()]
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that lives and belongs to this home."""
+        return [
+            one
+            for one in psutil.process_iter(["environ", "status"])
+            if (one.info["environ"] or {}).get("GRPO_HOME") == str(self.home)
+            and one.info["status"] != psutil.STATUS_ZOMBIE
+        ]
+
+
+def write_deployments(folder: Path) -> Path:
+    """The project's deployments, and three of a short run: by hand, every few seconds, every week."""
+    document = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    document["pull"] = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
+    here = [one for one in document["deployments"] if (ROOT / one["entrypoint"].partition(":")[0]).is_file()]
+    config = folder / "short.yaml"
+    config.write_text(yaml.safe_dump(short_run(folder)))
+    quickstart = next(one for one in here if one["name"] == "quickstart")
+    short = {**quickstart, "name": "short", "build": [{"flows.deployment.plan": {"id": "plan", "file": str(config)}}]}
+    often = {**short, "name": "often", "schedules": [{"interval": 5, "slug": "often", "active": False}]}
+    weekly = {**short, "name": "weekly", "schedules": [{"cron": "0 3 * * 1", "slug": "weekly"}]}
+    document["deployments"] = [*here, short, often, weekly]
+    (folder / "prefect.yaml").write_text(yaml.safe_dump(document))
+    return folder / "prefect.yaml"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack on free ports, in a home of its own."""
+    folder = tmp_path_factory.mktemp("stack")
+    port = free_port()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW", "GRPO"))}
+    environment = {
+        **kept,
+        "GRPO_HOME": str(folder / "home"),
+        "PREFECT_SERVER_API_PORT": str(port),
+        "GRPO_MLFLOW_PORT": str(free_port()),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "3",
+    }
+    with SyncPrefectClient(f"http://127.0.0.1:{port}/api") as api:
+        found = Stack(home=folder / "home", environment=environment, deployments=write_deployments(folder), api=api)
+        try:
+            found.up()
+            yield found
+        finally:
+            found.command("flows.cli", "down")
+            for process in found.processes():
+                process.kill()
+
+
+def test_a_deployed_run_completes_on_the_worker_with_the_parameters_it_was_given(stack: Stack):
+    """`prefect deployment run train/quickstart --watch`: the quickstart, made small by overrides."""
+    small = ["name=given", f"store={stack.home / 'given'}", "scenarios.limit=24", "rollout.scenarios=6"]
+    small += ["training.iterations=1", "training.groups_per_step=6", "evaluation.resamples=200"]
+    said = stack.prefect("deployment", "run", "train/quickstart", "-p", f"overrides={json.dumps(small)}", "--watch")
+    assert "Completed" in said
+    document = stack.report("given")
+    assert (len(document.iterations), document.ingestion.heldout) == (1, 24)
+    assert "support-desk" in stack.registered()
+
+
+def test_a_parameter_that_is_none_is_refused_before_a_run_begins(stack: Stack):
+    """The form's schema is enforced: nothing is scheduled."""
+    with pytest.raises(AssertionError, match="many"):
+        stack.prefect("deployment", "run", "train/short", "-p", 'overrides="many"')
+
+
+def test_every_field_of_the_run_forms_has_a_description(stack: Stack):
+    """Those of the parameters themselves, and of all settings in them."""
+    missing = []
+    for deployment in stack.api.read_deployments():
+        schema = deployment.parameter_openapi_schema
+        for kind, definition in {"": schema, **schema.get("definitions", {})}.items():
+            for name, value in definition.get("properties", {}).items():
+                if "description" not in value:
+                    missing.append(f"{deployment.name}: {kind}.{name}")
+    assert not missing
+
+
+def test_scheduled_runs_begin_by_themselves_one_after_the_other(stack: Stack):
+    """A schedule of 5 s and runs that take longer: the second waits for the first, and both complete."""
+    deployment = stack.api.read_deployment_by_name("train/often")
+    stack.let_schedule("train/often", active=True)
+
+    def begun() -> list[FlowRun]:
+        mine = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
+        found = [run for run in stack.api.read_flow_runs(deployment_filter=mine) if run.state_name != "Scheduled"]
+        return sorted(found, key=lambda run: run.expected_start_time)
+
+    until(
+        "two scheduled runs, one of them waiting",
+        lambda: any(r.state_name == "AwaitingConcurrencySlot" for r in begun()),
+    )
+    waiting = [run.id for run in begun()]
+    stack.let_schedule("train/often", active=False)
+    runs = sorted((stack.ended(run) for run in waiting), key=lambda run: run.start_time)
+    assert len(runs) >= 2
+    assert all(run.auto_scheduled and run.state_type == StateType.COMPLETED for run in runs)
+    assert all(one.end_time <= other.start_time for one, other in pairwise(runs))
+
+
+def test_a_cancelled_run_ends_its_children_and_registers_nothing(stack: Stack):
+    """Cancelled while processes of a cluster play: none of them is left, and the registry knows no such model."""
+    run = stack.start("train/short", "name=cancelled", "seed=5", "rollout.runner=dask", "registry.model_name=cancelled")
+    until("players of the rollout", lambda: len(running_flows().get(run, [])) >= 3)
+    until("the rollout", lambda: stack.stage_is(run, "rollout", StateType.RUNNING))
+    stack.prefect("flow-run", "cancel", str(run))
+    assert stack.ended(run).state_type == StateType.CANCELLED
+    until("no process of the run", lambda: run not in running_flows())
+    assert "cancelled" not in stack.registered()
+
+
+def test_a_killed_worker_is_noticed_and_the_run_goes_on_from_its_cache(stack: Stack):
+    """Worker and flow run are killed after the first update: the same run completes, and that update is a cache hit."""
+    run = stack.start("train/short", "name=killed", "seed=6", "training.iterations=3")
+    until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
+    worker = Service(name="worker-cpu", home=stack.home, arguments=()).process()
+    assert worker is not None
+    for process in (worker, *running_flows()[run]):
+        process.kill()
+    assert stack.ended(run).state_type == StateType.COMPLETED
+    stages = {stage.name: stage for stage in stack.report("killed").stages}
+    assert (stages["ingest"].cached, stages["train"].runs) == (1, 3)
+    assert stages["train"].cached >= 1
+
+
+def test_down_ends_everything_and_up_loses_nothing(stack: Stack):
+    """A run under way goes on after the next `up`, a paused schedule stays paused; in between no process is left."""
+    assert stack.schedule("train/weekly").active
+    stack.let_schedule("train/weekly", active=False)
+    run = stack.start("train/short", "name=continued", "seed=7", "training.iterations=3")
+    until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
+    stack.command("flows.cli", "down")
+    assert not stack.processes()
+    assert port_is_free("127.0.0.1", int(stack.environment["PREFECT_SERVER_API_PORT"]))
+    stack.up()
+    assert stack.ended(run).state_type == StateType.COMPLETED
+    assert {stage.name: stage.cached for stage in stack.report("continued").stages}["train"] >= 1
+    assert not stack.schedule("train/weekly").active
+
+
+def test_a_second_up_leaves_what_runs_alone(stack: Stack):
+    """The same processes, before and after."""
+    before = {process.pid for process in stack.processes()}
+    stack.up()
+    assert before <= {process.pid for process in stack.processes()}

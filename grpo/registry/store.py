@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
+from grpo.databases import exclusive
 from grpo.errors import RegistryError
 from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.registry.succession import CANDIDATE, CHAMPION, Succession, is_absent
@@ -64,13 +65,13 @@ class Registry:
 
     @property
     def client(self) -> MlflowClient:
-        """MLflow's client; a local database is created by one process at a time."""
+        """MLflow's client; the tables of a database are made by one process at a time."""
         if self._client is None:
             import mlflow
             from mlflow import MlflowClient
 
             mlflow.set_tracking_uri(self.tracking_uri)
-            with _one_at_a_time(self.tracking_uri):
+            with exclusive(self.tracking_uri):
                 client = MlflowClient(self.tracking_uri)
                 client.search_experiments(max_results=1)
             self._client = client
@@ -79,12 +80,14 @@ class Registry:
     def experiment(self, name: str) -> str:
         """Id of the experiment, made on first use."""
         client = self.client
-        with _one_at_a_time(self.tracking_uri):
+        with exclusive(self.tracking_uri):
             found = client.get_experiment_by_name(name)
             if found is not None:
                 return str(found.experiment_id)
             location = f"{self._artifact_root}/{name}" if self._artifact_root else None
-            return str(client.create_experiment(name, artifact_location=location))
+            with _made_by_another():
+                return str(client.create_experiment(name, artifact_location=location))
+            return str(client.get_experiment_by_name(name).experiment_id)
 
     def champion(self, model: str) -> ModelVersion | None:
         """The version in service, if there is one."""
@@ -200,7 +203,7 @@ class Registry:
             version = self.find(model, tags["run_key"])
             if version is None:
                 address, model_id = log_chat_model(policy, run_id, provenance)
-                if not self.client.search_registered_models(f"name = '{model}'"):
+                with _made_by_another():
                     self.client.create_registered_model(model)
                 version = _version(
                     self.client.create_model_version(
@@ -261,10 +264,12 @@ def _lock_folder(tracking_uri: str) -> Path:
 
 
 @contextmanager
-def _one_at_a_time(tracking_uri: str) -> Iterator[None]:
-    """Guard the first use of a SQLite store: two processes that create its tables at once break it."""
-    if not tracking_uri.startswith("sqlite:///"):
+def _made_by_another() -> Iterator[None]:
+    """Pass over what is there already: behind a server another machine may make it in the same moment."""
+    from mlflow.exceptions import MlflowException
+
+    try:
         yield
-        return
-    with _Exclusive(Path(tracking_uri.removeprefix("sqlite:///")).with_suffix(".lock")):
-        yield
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise

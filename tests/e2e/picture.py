@@ -14,7 +14,7 @@ from PIL import Image
 
 from flows import settings
 from tests.e2e.browser import browser
-from tests.e2e.served import ROOT, prefect_served
+from tests.e2e.served import ROOT, prefect_service
 
 PICTURE = ROOT / "docs" / "prefect.png"
 _ITERATIONS = 5
@@ -31,7 +31,7 @@ def main() -> None:
         home = Path(folder)
         environment = {**os.environ, **settings.quiet(), **settings.local(home), "PYTHONPATH": str(ROOT)}
         environment.pop("PREFECT_API_URL", None)
-        with prefect_served(environment, home / "prefect.log") as url:
+        with prefect_service(home, environment).shared() as url:
             overrides = ("--set", f"training.iterations={_ITERATIONS}", "--set", f"store={home}/store")
             subprocess.run(
                 [sys.executable, "-m", "flows.cli", "train", "data/configs/quickstart.yaml", *overrides],
@@ -39,15 +39,20 @@ def main() -> None:
                 cwd=ROOT,
                 check=True,
             )
-            draw(url, home / "profile").save(PICTURE, optimize=True)
+            draw(url, "quickstart", home / "profile").save(PICTURE, optimize=True)
     print(PICTURE)
 
 
-def draw(url: str, profile: Path) -> Image.Image:
-    """The page of the only run of a server with its artifacts listed, and two of them opened under it."""
+def draw(url: str, name: str, profile: Path) -> Image.Image:
+    """The page of the completed run of this name with its artifacts listed, and two of them opened under it.
+
+    It waits until the page shows them, and asserts that the page has asked for nothing elsewhere.
+    """
     pages = url.removesuffix("/api")
-    (run,) = httpx.post(f"{url}/flow_runs/filter", json={}, timeout=60).json()
-    rows = httpx.post(f"{url}/artifacts/filter", json={}, timeout=60).json()
+    where = {"flow_runs": {"name": {"any_": [name]}, "state": {"type": {"any_": ["COMPLETED"]}}}}
+    (run,) = httpx.post(f"{url}/flow_runs/filter", json=where, timeout=60).json()
+    where = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
+    rows = httpx.post(f"{url}/artifacts/filter", json=where, timeout=60).json()
     artifacts = {row["key"]: row["id"] for row in rows if row["type"] != "result"}
     half = _WIDTH // 2
     picture = Image.new("RGB", (_WIDTH, _RUN + _DETAIL))

@@ -13,7 +13,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.e2e.served import ROOT, free_port, mlflow_served, served
+from flows.service import Service, free_port
+from tests.e2e.served import ROOT, mlflow_service
 
 pytestmark = pytest.mark.e2e
 DEPLOYMENTS = ROOT / "deployments"
@@ -84,9 +85,8 @@ def test_mlflow_answers_where_it_is_probed_and_to_its_name(tmp_path: Path):
     """By its service's name as the manifests let it, and to no other: that is how a page elsewhere would call it."""
     container = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]["mlflow"]
     hosts = container["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
-    told = {**os.environ, "MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
-    database, files = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "files"
-    with mlflow_served(told, tmp_path / "mlflow.log", database=database, artifacts=files) as url:
+    told = {"MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
+    with mlflow_service(tmp_path, told, database=f"sqlite:///{tmp_path}/mlflow.db").shared() as url:
         for path in _paths("mlflow"):
             assert httpx.get(url + path, timeout=60).status_code == 200
         asked = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
@@ -99,13 +99,15 @@ def test_mlflow_answers_where_it_is_probed_and_to_its_name(tmp_path: Path):
 def test_a_worker_answers_where_it_is_probed(deployed: str, tmp_path: Path):
     """With the arguments of the manifests."""
     services = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    program, *arguments = services["worker"]["command"]
-    port = str(free_port())
-    told = {
-        **_environment(deployed, tmp_path),
-        "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
-        "PREFECT_WORKER_WEBSERVER_PORT": port,
-    }
-    (path,) = _paths("worker")
-    with served([program, *arguments], told, tmp_path / "worker.log", f"http://127.0.0.1:{port}{path}"):
-        pass
+    port = free_port()
+    told = {"PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1", "PREFECT_WORKER_WEBSERVER_PORT": str(port)}
+    worker = Service(
+        name="worker",
+        home=tmp_path,
+        arguments=tuple(services["worker"]["command"]),
+        port=port,
+        environment={**_environment(deployed, tmp_path), **told},
+    )
+    with worker.shared() as url:
+        for path in _paths("worker"):
+            assert httpx.get(url + path, timeout=60).status_code == 200

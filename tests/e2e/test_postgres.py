@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ import yaml
 
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
+from tests.doubles import short_run
+from tests.e2e.picture import draw
 from tests.e2e.postgres import Cluster, postgres
-from tests.e2e.served import ROOT, mlflow_served, prefect_served
+from tests.e2e.served import ROOT, mlflow_service, prefect_service
 
 pytestmark = pytest.mark.e2e
 RUNS = ("north", "south")
@@ -87,8 +90,8 @@ def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     for done in _at_once(2, command, {**own, "MLFLOW_TRACKING_URI": models}):
         assert done.returncode == 0, done.stdout + done.stderr
     with (
-        prefect_served(own, home / "prefect.log") as prefect,
-        mlflow_served(own, home / "mlflow.log", database=models, artifacts=home / "mlartifacts") as mlflow,
+        prefect_service(home, own).shared() as prefect,
+        mlflow_service(home, own, database=models).shared() as mlflow,
     ):
         told = {**_environment(home), "PREFECT_API_URL": prefect, "MLFLOW_TRACKING_URI": mlflow}
         yield Services(environment=told, prefect=prefect, mlflow=mlflow, home=home)
@@ -96,24 +99,7 @@ def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def _plan(name: str, services: Services, folder: Path, **sections: Any) -> Path:
     """A short run of the order desk; all of them share one store."""
-    plan = {
-        "name": name,
-        "seed": 3,
-        "store": str(services.home / "store"),
-        "scenarios": {
-            "sources": [{"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk.jsonl")}],
-            "heldout_share": 0.25,
-            "limit": 24,
-        },
-        "policy": {"model": str(ROOT / "data" / "models" / "desk_clerk")},
-        "environment": {"kind": "support_desk"},
-        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
-        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 40, "shards": 2},
-        "training": {"iterations": 2, "learning_rate": 3e-4},
-        "evaluation": {"resamples": 200},
-        "registry": {"model_name": f"desk-{name}"},
-        **sections,
-    }
+    plan = {**short_run(services.home), "name": name, "registry": {"model_name": f"desk-{name}"}, **sections}
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(plan), encoding="utf-8")
     return path
@@ -238,6 +224,14 @@ def test_the_server_shows_what_a_run_came_to(services: Services, reports: dict[s
     assert shown["curves"]["data"].startswith("data:image/png;base64,iVBOR")
     assert shown["iterations"]["type"] == "progress"
     assert shown["iterations"]["data"] == 100.0
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed: apt-get install chromium")
+@pytest.mark.usefixtures("reports")
+def test_the_page_shows_a_run_with_its_table_and_its_plot(services: Services, tmp_path: Path):
+    """A real browser lists the artifacts and opens two; the page asks this server and nobody else."""
+    picture = draw(services.prefect, "north", tmp_path / "profile")
+    assert len(picture.getcolors(256) or ()) > 50  # an empty page has a few
 
 
 def test_a_backup_holds_the_registry(cluster: Cluster, reports: dict[str, ReportDocument]):

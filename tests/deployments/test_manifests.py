@@ -21,7 +21,7 @@ KUBERNETES = DEPLOYMENTS / "kubernetes"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OWN_IMAGES = ("grpo", "grpo-gpu")
 READ_BY_OTHERS = {
-    *("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),  # boto3 and s3fs
+    *("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),  # boto3 and s3fs
     *("POSTGRES_USER", "POSTGRES_PASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD"),  # their images
     *("PIP_NO_CACHE_DIR", "PIP_DISABLE_PIP_VERSION_CHECK", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"),
     *("GPU_SLOTS",),  # deployments/deploy.sh

@@ -58,7 +58,7 @@ def searcher(url: str, folder: Path, pause_s: float) -> subprocess.Popen[str]:
 
 
 def test_two_processes_share_a_study_and_a_killed_ones_trial_is_tried_again(cluster: Cluster, tmp_path: Path):
-    """One is killed with -9 in its trial; two others end the study: six trials, and the dead one, whose values came again."""
+    """One is killed with -9; two others end the study: six trials, and the dead one, whose values came again."""
     url = cluster.database("studies")
     with searcher(url, tmp_path, 600.0) as doomed:
         assert doomed.stdout is not None

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from prefect import task
@@ -53,27 +53,27 @@ def searchers(plan: TuneConfig, study: str, url: str, start: str, lock: Path) ->
     whoever goes on with the study.
     """
     inputs = {"plan": plan, "study": study, "url": url, "start": start, "lock": lock}
-    stop = multiprocessing.get_context("spawn").Event()
-    with ExitStack() as stack:
+    life, ours = multiprocessing.Pipe(duplex=False)
+    with life, ours, ExitStack() as stack:
         pools = [
-            ProcessPoolTaskRunner(max_workers=1, initializer=_end_with_parent, initargs=(stop,))
+            ProcessPoolTaskRunner(max_workers=1, initializer=_end_with_parent, initargs=(life,))
             for _ in range(plan.parallel)
         ]
         try:
             yield [stack.enter_context(pool).submit(search, inputs) for pool in pools]
         except BaseException:
-            stop.set()
+            ours.close()
             raise
 
 
-def _end_with_parent(stop: Event) -> None:
-    """Watch over the process that started this one: an orphan would compute for nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+def _end_with_parent(life: Connection) -> None:
+    """End this process when the other end of the pipe is closed, by its holder or by its holder's death.
+
+    An orphan would compute for nobody.
+    """
 
     def watch() -> None:
-        while parent.is_alive() and not stop.wait(0.5):
-            pass
+        life.poll(None)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -14,7 +14,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ProcessPoolTaskRunner
-from prefect.transactions import CommitMode, transaction
+from prefect.transactions import BaseTransaction
 
 from grpo.config.tuning import TuneConfig
 from grpo.tuning.storage import open_storage, turn
@@ -34,7 +34,7 @@ def search(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> No
     storage = open_storage(url, heartbeat_s=plan.heartbeat_s)
     with turn(lock):
         opened = open_study(plan, plan.space, plan.base, name=study, storage=storage)
-    with transaction(commit_mode=CommitMode.EAGER):  # else the stages of all trials enter the cache when the last ends
+    with _outside_of_transactions():
         search_study(
             opened,
             plan,
@@ -43,6 +43,20 @@ def search(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> No
             storage=storage,
             turn=lambda: turn(lock),
         )
+
+
+@contextmanager
+def _outside_of_transactions() -> Iterator[None]:
+    """Let stages enter the cache as they end.
+
+    A task that runs within another one is part of its transaction: the stages of all trials would be written, and
+    their locks be freed, when the last trial ends, and a killed search would have nothing in the cache.
+    """
+    own = BaseTransaction.__var__.set(None)
+    try:
+        yield
+    finally:
+        BaseTransaction.__var__.reset(own)
 
 
 @contextmanager

@@ -7,14 +7,14 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ProcessPoolTaskRunner
-from prefect.transactions import CommitMode, transaction
+from prefect.transactions import BaseTransaction
 
 from grpo.config.tuning import TuneConfig
 from grpo.tuning.storage import open_storage, turn
@@ -34,7 +34,7 @@ def search(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> No
     storage = open_storage(url, heartbeat_s=plan.heartbeat_s)
     with turn(lock):
         opened = open_study(plan, plan.space, plan.base, name=study, storage=storage)
-    with transaction(commit_mode=CommitMode.EAGER):  # else the stages of all trials enter the cache when the last ends
+    with _outside_of_transactions():
         search_study(
             opened,
             plan,
@@ -46,6 +46,20 @@ def search(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> No
 
 
 @contextmanager
+def _outside_of_transactions() -> Iterator[None]:
+    """Let stages enter the cache as they end.
+
+    A task that runs within another one is part of its transaction: the stages of all trials would be written, and
+    their locks be freed, when the last trial ends, and a killed search would have nothing in the cache.
+    """
+    own = BaseTransaction.__var__.set(None)
+    try:
+        yield
+    finally:
+        BaseTransaction.__var__.reset(own)
+
+
+@contextmanager
 def searchers(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> Iterator[list[PrefectFuture[None]]]:
     """Search in `parallel` processes while the block runs, each in a pool of its own: if one dies, the others go on.
 
@@ -53,27 +67,27 @@ def searchers(plan: TuneConfig, study: str, url: str, start: str, lock: Path) ->
     whoever goes on with the study.
     """
     inputs = {"plan": plan, "study": study, "url": url, "start": start, "lock": lock}
-    stop = multiprocessing.get_context("spawn").Event()
-    with ExitStack() as stack:
+    life, ours = multiprocessing.Pipe(duplex=False)
+    with life, ours, ExitStack() as stack:
         pools = [
-            ProcessPoolTaskRunner(max_workers=1, initializer=_end_with_parent, initargs=(stop,))
+            ProcessPoolTaskRunner(max_workers=1, initializer=_end_with_parent, initargs=(life,))
             for _ in range(plan.parallel)
         ]
         try:
             yield [stack.enter_context(pool).submit(search, inputs) for pool in pools]
         except BaseException:
-            stop.set()
+            ours.close()
             raise
 
 
-def _end_with_parent(stop: Event) -> None:
-    """Watch over the process that started this one: an orphan would compute for nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+def _end_with_parent(life: Connection) -> None:
+    """End this process when the other end of the pipe is closed, by its holder or by its holder's death.
+
+    An orphan would compute for nobody.
+    """
 
     def watch() -> None:
-        while parent.is_alive() and not stop.wait(0.5):
-            pass
+        life.poll(None)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

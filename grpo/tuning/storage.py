@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.storages import fail_stale_trials as _fail_stale
-from optuna.trial import Trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo.errors import ConfigError, StorageError
 
@@ -54,6 +54,19 @@ def fail_stale_trials(study: optuna.Study) -> None:
     """Mark trials without a sign of life as failed, and put them up to be tried again."""
     with _experimental():
         _fail_stale(study)
+
+
+def acknowledge(storage: BaseStorage, trials: Iterable[FrozenTrial], known: set[int]) -> None:
+    """Give running trials that are new to this process a first sign of life.
+
+    One that died before its own would never be missed; of one that is alive it changes nothing. `known` are the
+    numbers of those that were seen before.
+    """
+    if isinstance(storage, RDBStorage):
+        for trial in trials:
+            if trial.state == TrialState.RUNNING and trial.number not in known:
+                storage.record_heartbeat(trial._trial_id)
+                known.add(trial.number)
 
 
 def begin_trial(study: optuna.Study, distributions: Mapping[str, BaseDistribution]) -> Trial:

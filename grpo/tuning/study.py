@@ -27,7 +27,7 @@ from grpo.config.base import Settings
 from grpo.config.dimensions import Dimension, SearchSpace, Value, value_at
 from grpo.config.tuning import HPOConfig
 from grpo.errors import ConfigError, Diverged
-from grpo.tuning.storage import RETRIES, begin_trial, fail_stale_trials, heartbeat
+from grpo.tuning.storage import RETRIES, acknowledge, begin_trial, fail_stale_trials, heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +85,12 @@ def search(
     has nothing to begin waits for those of the others, and takes over what a dead one left.
     """
     distributions = {path: _distribution(dimension) for path, dimension in space.items()}
+    seen: set[int] = set()
     while True:
         with turn():
             fail_stale_trials(study)
             known = study.get_trials(deepcopy=False)
+            acknowledge(storage, known, seen)
             over = sum(map(is_over, known))
             if over >= plan.n_trials:
                 return

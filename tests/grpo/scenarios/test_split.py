@@ -10,7 +10,7 @@ import pytest
 from grpo.errors import DataError
 from grpo.scenarios.parquet import write_scenarios
 from grpo.scenarios.scenario import Metadata, Scenario, Side
-from grpo.scenarios.split import Split, side_of, split
+from grpo.scenarios.split import Split, hold_back, side_of, split
 
 
 def scenario(name: str, *, text: str = "", category: str = "returns", side: Side | None = None) -> Scenario:
@@ -114,3 +114,22 @@ def test_at_a_share_of_one_all_are_held_out_but_those_declared_to_be_trained_on(
     assert (mixed.train, len(mixed.heldout)) == (("own",), 3)
     with pytest.raises(DataError, match="held-out side is empty"):
         run(tmp_path, [scenario("own", side="train")], heldout_share=1.0)
+
+
+def test_what_is_held_back_comes_from_the_training_side_alone(tmp_path: Path) -> None:
+    """Settings are chosen on it: no scenario of the held-out side is on either side, and the same text is on one."""
+    twins = [scenario(f"twin {k}", text=f"s {k}") for k in range(200)]
+    sides = run(tmp_path, [*many(200), *twins])
+    inner = hold_back(tmp_path / "scenarios.parquet", sides, share=0.25)
+    assert {*inner.train, *inner.heldout} == set(sides.train)
+    assert not {*inner.train, *inner.heldout} & set(sides.heldout)
+    assert 0.1 < len(inner.heldout) / len(sides.train) < 0.4
+    for name in inner.heldout:
+        assert name.replace("twin", "s") in inner.heldout
+
+
+def test_a_training_side_too_small_to_be_split_again_is_said(tmp_path: Path) -> None:
+    """With what to change."""
+    sides = run(tmp_path, many(12))
+    with pytest.raises(DataError, match="validation_share"):
+        hold_back(tmp_path / "scenarios.parquet", sides, share=0.001)

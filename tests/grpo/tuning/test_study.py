@@ -168,13 +168,15 @@ def test_an_interrupted_search_has_drawn_what_an_unbroken_one_draws(tmp_path: Pa
     assert [trial.params for trial in study.trials] == whole[:4]
 
 
-def test_a_trial_whose_process_died_is_tried_again_and_counts_once(tmp_path: Path):
-    """Begun by somebody who gives no sign of life: `died`, and its values come again under another number."""
+@pytest.mark.parametrize("beats", [0, 1])
+def test_a_trial_whose_process_died_is_tried_again_and_counts_once(tmp_path: Path, beats: int):
+    """Killed before its first sign of life or after: `died`, and its values come again under another number."""
     kept = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=1)
     plan = PLAN.model_copy(update={"n_trials": 3, "pruning": False})
     study = open_study(plan, space(), BASE, name="s", storage=kept)
     dead = begin_trial(study, {"beta": optuna.distributions.FloatDistribution(0.0, 1.0)})
-    kept.record_heartbeat(dead._trial_id)
+    for _ in range(beats):
+        kept.record_heartbeat(dead._trial_id)
     search(study, plan, space(), hill, storage=kept)
     found = summarize(study)
     assert found.trials[0].state == "died"

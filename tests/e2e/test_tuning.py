@@ -1,0 +1,207 @@
+"""`grpo tune` with real processes: killed in the middle, gone on with, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from flows.cli import app
+from grpo.config.pipeline import load_config
+from grpo.config.tuning import TuneConfig
+from grpo.config.yaml_file import load_settings
+from grpo.tuning.document import StudyDocument
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE = "training.learning_rate"
+
+
+def study_file(folder: Path, base: Mapping[str, object], **changes: object) -> Path:
+    """A study of short runs, in a folder of its own."""
+    settings = {
+        "name": "rates",
+        "base": {**base, "store": str(folder / "store"), "rollout": {"scenarios": 4, "group_size": 4,
+                 "max_new_tokens": 32}},
+        "search_space": {RATE: {"type": "loguniform", "low": 1e-5, "high": 1e-2}},
+        "n_trials": 4,
+        "looks": 2,
+        "parallel": 2,
+        "heartbeat_s": 1,
+        **changes,
+    }  # fmt: skip
+    path = folder / "tune.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def environment(home: Path, server: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "GRPO_HOME": str(home),
+        "PREFECT_API_URL": server,
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def command(config: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "flows.cli", "tune", str(config), *options]
+
+
+def killed_after_the_first(config: Path, told: dict[str, str]) -> None:
+    """Start the search and kill it with -9 when its first trial is complete."""
+    with subprocess.Popen(
+        command(config), env=told, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        seen = []
+        for line in process.stdout:
+            seen.append(line)
+            if line.startswith("trial ") and " complete" in line:
+                os.kill(process.pid, signal.SIGKILL)
+                return
+    raise AssertionError("".join(seen))
+
+
+def finished(config: Path, told: dict[str, str], *options: str) -> str:
+    done = subprocess.run(
+        command(config, *options), env=told, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def document(home: Path) -> StudyDocument:
+    return StudyDocument.model_validate_json((home / "rates" / "study.json").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, server: str) -> tuple[Path, Path, StudyDocument, str]:
+    """A study that was killed with -9 after its first complete trial, and gone on with by the same command."""
+    home = tmp_path_factory.mktemp("study")
+    config = study_file(home, short_run())
+    told = environment(home, server)
+    killed_after_the_first(config, told)
+    before = optuna.load_study(study_name=None, storage=f"sqlite:///{home / 'tuning.db'}")
+    complete = {t.number: t.datetime_complete for t in before.trials if t.state.name == "COMPLETE"}
+    assert 1 <= len(complete) < 4
+    printed = finished(config, told)
+    after = optuna.load_study(study_name=None, storage=f"sqlite:///{home / 'tuning.db'}")
+    again = {t.number: t.datetime_complete for t in after.trials if t.number in complete}
+    assert again == complete, "trials that were complete are not repeated"
+    return home, config, document(home), printed
+
+
+def short_run() -> dict[str, object]:
+    return {
+        "name": "short",
+        "seed": 3,
+        "scenarios": {
+            "sources": [{"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk.jsonl")}],
+            "limit": 24,
+        },
+        "policy": {"model": str(ROOT / "data" / "models" / "desk_clerk")},
+        "environment": {"kind": "support_desk"},
+        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
+        "training": {"iterations": 2, "learning_rate": 3e-4},
+        "registry": {"model_name": "tuned"},
+    }
+
+
+def test_a_killed_search_ends_with_as_many_trials_as_were_asked_for(killed: tuple[Path, Path, StudyDocument, str]):
+    """Four came to an end; those whose process died are there too, and their values were tried again."""
+    _, _, found, printed = killed
+    over = [trial for trial in found.study.trials if trial.over]
+    assert len(over) == 4
+    assert all(trial.looks for trial in over)
+    tried = [trial.params[RATE] for trial in over]
+    assert len(set(tried)) == 4
+    assert {trial.params[RATE] for trial in found.study.trials if trial.state == "died"} <= set(tried)
+    assert "best config:" in printed
+
+
+def test_a_trial_that_is_tried_again_finds_its_stages_in_the_cache(killed: tuple[Path, Path, StudyDocument, str]):
+    """What is common to all trials is computed once, and so is what a dead trial had finished."""
+    _, _, found, _ = killed
+    assert all(trial.numbers["cached"] >= 5 for trial in found.study.trials if trial.over)
+
+
+def test_the_records_agree_with_the_study(killed: tuple[Path, Path, StudyDocument, str]):
+    """A nested MLflow run for each trial with its values, looks and state; report and figures at the study's run."""
+    from grpo.registry import Registry
+
+    home, _, found, _ = killed
+    client = Registry(f"sqlite:///{home}/mlflow.db").client
+    [experiment] = [e for e in client.search_experiments() if e.name == "grpo"]
+    runs = client.search_runs([experiment.experiment_id])
+    [parent] = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    nested = {run.info.run_name: run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id}
+    assert set(nested) == {f"trial {trial.number}" for trial in found.study.trials}
+    for trial in found.study.trials:
+        run = nested[f"trial {trial.number}"]
+        assert run.data.tags["state"] == trial.state
+        assert float(run.data.params[RATE]) == pytest.approx(trial.params[RATE])
+        assert len(client.get_metric_history(run.info.run_id, "heldout")) == len(trial.looks)
+    files = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert files >= {"study.html", "study.json", "history.png", "importance.png", "best.yaml"}
+    assert client.search_registered_models() == [], "a trial registers nothing"
+
+
+def test_trials_never_play_the_scenarios_that_gates_judge_by(killed: tuple[Path, Path, StudyDocument, str]):
+    """Of 24 training scenarios some judge and the others train; of the held-out side none is in any rollout."""
+    from grpo.scenarios.split import Split
+    from grpo.tables import read_all
+
+    home, _, found, _ = killed
+    splits = [Split.model_validate_json(path.read_text()) for path in (home / "store" / "split").glob("*.json")]
+    [whole] = [split for split in splits if len(split.train) == 24]
+    [inner] = [split for split in splits if len(split.train) < 24]
+    assert (len(inner.train), len(inner.heldout)) == (found.trained, found.validation)
+    assert {*inner.train, *inner.heldout} == set(whole.train)
+    played = {trajectory.scenario_id for trajectory in read_all(list((home / "store" / "rollout").glob("*.parquet")))}
+    assert played & set(inner.heldout)
+    assert not played & set(whole.heldout)
+
+
+def test_the_best_config_is_one_that_train_takes(killed: tuple[Path, Path, StudyDocument, str]):
+    """It has the best values and is otherwise the base; a dry run accepts it."""
+    home, _, found, _ = killed
+    path = home / "rates" / "best.yaml"
+    best = load_config(path)
+    assert best.training.learning_rate == pytest.approx(found.study.best_params[RATE])
+    assert (best.name, best.training.iterations, best.rollout.scenarios) == ("short-tuned", 2, 4)
+    assert CliRunner().invoke(app, ["train", str(path), "--dry-run"]).exit_code == 0
+
+
+def test_a_study_that_is_done_is_not_begun_again(
+    killed: tuple[Path, Path, StudyDocument, str], monkeypatch: pytest.MonkeyPatch
+):
+    """The same study once more: no process, no further trial, the same best."""
+    from flows.tune import tune
+
+    home, config, found, _ = killed
+    monkeypatch.setenv("GRPO_HOME", str(home))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
+    tuned = tune(load_settings(config, TuneConfig))
+    assert (tuned.best_params, tuned.best_reward) == (found.study.best_params, found.study.best_reward)
+    assert document(home).study == found.study
+
+
+def test_settings_that_a_field_refuses_end_with_code_2(tmp_path: Path):
+    """Before a server is started or anything is tried."""
+    space = {RATE: {"type": "uniform", "low": -1.0, "high": 1.0}}
+    result = CliRunner().invoke(app, ["tune", str(study_file(tmp_path, short_run(), search_space=space))])
+    assert result.exit_code == 2
+    assert not (tmp_path / "store").exists()

@@ -1,0 +1,75 @@
+"""A study on PostgreSQL: shared by processes, gone on with after a kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+
+from grpo.tuning.summary import summarize
+from tests.e2e.postgres import Cluster, postgres
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+SEARCHER = textwrap.dedent("""
+    import sys, time
+    from pathlib import Path
+    from grpo.config.notebook import TrainingConfig
+    from grpo.config.tuning import HPOConfig
+    from grpo.tuning.storage import open_storage, turn
+    from grpo.tuning.study import Look, open_study, search
+
+    url, lock, pause = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    space = {"beta": {"type": "uniform", "low": 0.0, "high": 1.0}}
+    plan = HPOConfig.model_validate({"search_space": space, "n_trials": 6, "looks": 2, "pruning": False})
+
+    def runner(number, values):
+        print("begun", number, flush=True)
+        for look in (1, 2):
+            time.sleep(pause)
+            yield Look(reward=look * values["beta"])
+
+    storage = open_storage(url, heartbeat_s=1)
+    with turn(lock):
+        study = open_study(plan, plan.search_space, TrainingConfig(), name="s", storage=storage)
+    search(study, plan, plan.search_space, runner, storage=storage, turn=lambda: turn(lock))
+""")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One PostgreSQL for this file."""
+    with postgres() as running:
+        yield running
+
+
+def searcher(url: str, folder: Path, pause_s: float) -> subprocess.Popen[str]:
+    told = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", SEARCHER, url, str(folder / "turn.lock"), str(pause_s)]
+    return subprocess.Popen(command, env=told, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_share_a_study_and_a_killed_ones_trial_is_tried_again(cluster: Cluster, tmp_path: Path):
+    """One is killed with -9; two others end the study: six trials, and the dead one, whose values came again."""
+    url = cluster.database("studies")
+    with searcher(url, tmp_path, 600.0) as doomed:
+        assert doomed.stdout is not None
+        assert doomed.stdout.readline() == "begun 0\n"
+        doomed.send_signal(signal.SIGKILL)
+    with searcher(url, tmp_path, 0.05) as one, searcher(url, tmp_path, 0.05) as other:
+        printed = [process.communicate(timeout=240)[0] for process in (one, other)]
+        assert (one.returncode, other.returncode) == (0, 0)
+    assert all(printed), "both had work"
+    found = summarize(optuna.load_study(study_name="s", storage=url))
+    assert found.trials[0].state == "died"
+    assert (found.over, found.count("complete")) == (6, 6)
+    assert [trial.params for trial in found.trials].count(found.trials[0].params) == 2
+    assert found.best_reward == 2 * max(float(trial.params["beta"]) for trial in found.trials)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ DESK_SCENARIOS = DATA / "scenarios" / "support_desk.jsonl"
 
 
 def short_run(folder: Path) -> dict[str, object]:
-    """Config of a short run on the embedded desk, its artifacts in `folder`: two iterations, a few scenarios, seconds."""
+    """Config of a run of seconds on the embedded desk, its artifacts in `folder`: two iterations, a few scenarios."""
     return {
         "name": "short",
         "seed": 3,

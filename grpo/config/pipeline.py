@@ -37,15 +37,23 @@ class PipelineConfig(Settings):
     store: str = "runs/artifacts"
     """Folder or fsspec URI where stages leave their artifacts."""
     scenarios: ScenarioSettings
+    """What is played: where it comes from, and what is held out."""
     policy: PolicySettings
+    """The model that is trained."""
     environment: EnvironmentSettings
+    """The world in which the episodes are played."""
     reward: tuple[RewardComponent, ...] = Field(min_length=1)
     """Weighted components; their sum is the reward of an episode."""
     rollout: RolloutSettings = RolloutSettings()
+    """How many episodes are played, and how."""
     training: TrainingSettings = TrainingSettings()
+    """How the policy learns from them."""
     evaluation: EvaluationSettings = EvaluationSettings()
+    """How champion and candidate are compared on held-out scenarios."""
     gates: GateSettings = GateSettings()
+    """What a candidate must pass to serve."""
     registry: RegistrySettings
+    """Where what was trained is registered."""
 
     @model_validator(mode="after")
     def _a_quantized_base_is_adapted(self) -> Self:

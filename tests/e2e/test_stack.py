@@ -38,7 +38,7 @@ from tests.doubles import short_run
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 240.0
+PATIENCE_S = 400.0
 
 
 def until(what: str, condition: Callable[[], Any]) -> Any:
@@ -214,10 +214,11 @@ def test_scheduled_runs_begin_by_themselves_one_after_the_other(stack: Stack):
         "two scheduled runs, one of them waiting",
         lambda: any(r.state_name == "AwaitingConcurrencySlot" for r in begun()),
     )
-    waiting = [run.id for run in begun()]
     stack.let_schedule("train/often", active=False)
-    runs = sorted((stack.ended(run) for run in waiting), key=lambda run: run.start_time)
-    assert len(runs) >= 2
+    first, second, *others = [run.id for run in begun()]
+    for other in others:
+        stack.prefect("flow-run", "cancel", str(other))
+    runs = sorted((stack.ended(run) for run in (first, second)), key=lambda run: run.start_time)
     assert all(run.auto_scheduled and run.state_type == StateType.COMPLETED for run in runs)
     assert all(one.end_time <= other.start_time for one, other in pairwise(runs))
 

@@ -39,7 +39,7 @@ class PipelineConfig(Settings):
     scenarios: ScenarioSettings
     """What is played: where it comes from, and what is held out."""
     policy: PolicySettings
-    """The model that is trained."""
+    """The model that a run begins with, and how it is loaded."""
     environment: EnvironmentSettings
     """The world in which the episodes are played."""
     reward: tuple[RewardComponent, ...] = Field(min_length=1)

@@ -82,7 +82,7 @@ def test_a_schedule_can_be_paused_for_good(deployment: dict[str, Any]):
         assert "active" not in schedule
 
 
-def test_the_config_of_a_deployment_is_the_whole_file(tmp_path: Path):
+def test_the_config_of_a_deployment_is_the_whole_file():
     """With what it extends: the default deployment has the quickstart's scenarios and its own samples."""
     config = plan(str(ROOT / "data" / "configs" / "default.yaml"))["config"]
     default, quickstart = (

@@ -7,23 +7,44 @@ import sys
 
 import typer
 
+from flows import settings
 from flows.commands.admit import admit
 from flows.commands.databases import databases
+from flows.commands.doctor import doctor
 from flows.commands.down import down
+from flows.commands.evaluate import evaluate
 from flows.commands.ingest import ingest
+from flows.commands.init import init
+from flows.commands.lineage import lineage
 from flows.commands.pretrain import pretrain
+from flows.commands.promote import promote
+from flows.commands.report import report
+from flows.commands.reproduce import reproduce
+from flows.commands.retrain import retrain
+from flows.commands.rollback import rollback
 from flows.commands.train import train
+from flows.commands.tune import tune
 from flows.commands.ui import ui
 from flows.commands.up import up
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, ingest, admit, databases, ui, pretrain, up, down):
+for command in (
+    train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, report,
+    init, ingest, admit, doctor, databases, up, down, ui, pretrain,
+):  # fmt: skip
     app.command()(command)
 
 
 @app.callback()
 def main() -> None:
-    """Train multi-turn conversational agents, and promote those that got better."""
+    """Train multi-turn conversational agents, and promote those that got better.
+
+    Exit codes: 0 done, 1 failed, 2 wrong input, 3 a gate refused. GRPO_HOME is the folder of all records, runs if it is
+    not set; GRPO_DEBUG=1 tells more.
+
+    Example: grpo init; grpo doctor; grpo train config.yaml
+    """
+    settings.debug()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped as on Ctrl-C
 
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect import Task
 from prefect.futures import PrefectFuture
@@ -18,6 +18,9 @@ from grpo.artifacts import ArtifactStore
 from grpo.errors import ArtifactError
 from grpo.evaluation.document import StageTiming
 from tasks.stage import StageResult
+
+if TYPE_CHECKING:
+    from flows.dispatch import Dispatch
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=StageResult)
@@ -34,29 +37,35 @@ class _Entry:
 class Ledger:
     """The stages of one run, in the order in which they first ran."""
 
-    def __init__(self, store: str, runner: TaskRunner[Any]) -> None:
+    def __init__(self, store: str, runner: TaskRunner[Any], elsewhere: Dispatch | None = None) -> None:
         self._store = ArtifactStore(store)
         self._runner = runner
+        self._elsewhere = elsewhere
         self._entries: dict[str, _Entry] = {}
 
     def run(self, stage: Task[..., R], *, refresh: bool = False, **inputs: Any) -> R:
         """Run one stage in this thread, or take its cached result if its artifacts are still what they were."""
-        chosen = stage.with_options(refresh_cache=True) if refresh else stage
+        placed = self._place(stage)
+        chosen = placed.with_options(refresh_cache=True) if refresh else placed
         self._announce(stage, 1)
         return self._account(stage, [inputs], lambda: [chosen(**inputs, return_state=True)])[0]
 
     def map(self, stage: Task[..., R], inputs: Sequence[dict[str, Any]]) -> list[R]:
         """Run one stage on several inputs at once, in the task runner; for a single one this thread will do."""
+        placed = self._place(stage)
         if len(inputs) == 1 and isinstance(self._runner, ThreadPoolTaskRunner):
             return [self.run(stage, **inputs[0])]
         self._announce(stage, len(inputs))
-        return self._account(stage, inputs, lambda: _ends([self._runner.submit(stage, one) for one in inputs]))
+        return self._account(stage, inputs, lambda: _ends([self._runner.submit(placed, one) for one in inputs]))
 
     def start(self, stage: Task[..., R], **inputs: Any) -> Callable[[], R]:
         """Begin one stage in a thread beside this one; what is returned waits for its result."""
         self._announce(stage, 1)
-        future = stage.submit(**inputs)
+        future = self._place(stage).submit(**inputs)
         return lambda: self._account(stage, [inputs], lambda: _ends([future]))[0]
+
+    def _place(self, stage: Task[..., R]) -> Task[..., R]:
+        return stage if self._elsewhere is None else self._elsewhere.place(stage)
 
     def _announce(self, stage: Task[..., R], count: int) -> None:
         self._entries.setdefault(stage.name, _Entry())
@@ -78,6 +87,7 @@ class Ledger:
         """Count a stage; recompute it when what it left in the store is missing or damaged."""
         result: R = state.result()
         entry.runs += 1
+        logger.debug("%s is %s: %s", stage.name, "cached" if _is_cached(state) else "computed", result)
         if not _is_cached(state):
             entry.compute_s += result.compute_s
             return result
@@ -87,7 +97,7 @@ class Ledger:
         except ArtifactError as error:
             logger.warning("%s is computed again: %s", stage.name, error)
             progress.report(f"{stage.name} again: {error}", 0, 1)
-            result = stage.with_options(refresh_cache=True)(**inputs)
+            result = self._place(stage).with_options(refresh_cache=True)(**inputs)
             entry.compute_s += result.compute_s
             return result
         entry.cached += 1

@@ -76,6 +76,7 @@ class Rollouts:
             "scenarios": self.data.scenarios,
             "split": self.sides.split,
             "checkpoint": checkpoint,
+            "agent": config.agent,
             "environment": config.environment,
             "settings": config.rollout,
             "samples": config.evaluation.samples if heldout else config.rollout.group_size,

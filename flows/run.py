@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
-from prefect.task_runners import TaskRunner
 from pydantic import BaseModel, ConfigDict
 
+from flows.advance import Advance
 from flows.ledger import Ledger
+from flows.models import folder_digest
 from flows.rollouts import Played, Rollouts
-from grpo.artifacts import Artifact
+from flows.scenarios import prepare_scenarios
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.gates import compared
 from grpo.config.pipeline import PipelineConfig
+from grpo.errors import PromotionRefused
 from grpo.evaluation.document import (
     Decision,
     Evaluation,
@@ -26,21 +31,23 @@ from grpo.evaluation.document import (
     ReportDocument,
     ShownPair,
 )
+from grpo.evaluation.gates import answerable
 from grpo.policy.catalog import model_folder
 from grpo.registry import ModelVersion
 from grpo.rewards.admission import admit
 from grpo.scenarios.fingerprint import fingerprint
+from grpo.scenarios.parquet import read_scenarios
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
-from tasks.ingest import ingest
+from tasks.ingest import SCENARIOS
+from tasks.promote import promote
 from tasks.register import register, registry
 from tasks.report import report, shown_conversations
-from tasks.split import split
+from tasks.split import read_split
 from tasks.stage import code_digest, home, package_versions
 from tasks.train import TrainResult
 from tasks.train import train as update
-from tasks.validate import validate
 
 COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
 """Stages whose own work is what a run is for; everything else is orchestration."""
@@ -59,53 +66,59 @@ class Promotion(BaseModel):
 class Run:
     """The stages of one run in order, and what they left."""
 
-    def __init__(self, config: PipelineConfig, runner: TaskRunner[Any], *, began: float) -> None:
+    def __init__(self, config: PipelineConfig, ledger: Ledger, *, began: float) -> None:
         self.config = config
         self.store = config.store
         self.began = began
-        self.ledger = Ledger(config.store, runner)
+        self.ledger = ledger
         self.content = fingerprint(config.scenarios.sources)
-        self.model_content = _folder_digest(model_folder(config.policy.model))
-        self.key = _digest([config.model_dump(mode="json"), self.content, self.model_content, code_digest()])
+        self.model_content = folder_digest(model_folder(config.policy.model))
+        self.key = _digest([_deciding(config), self.content, self.model_content, code_digest()])
         self.iterations: list[Iteration] = []
         self.evaluation: Evaluation | None = None
         self.conversations: tuple[ShownPair, ...] = ()
         self.version: ModelVersion | None = None
 
     def prepare(self) -> None:
-        """Ingest, validate and split, and take the base policy in: nothing is computed on scenarios that fail.
-
-        Nothing at all is computed for a reward that a probe fools.
-        """
-        admit(self.config.reward)
-        settings, bound = self.config.scenarios, self.config.scenarios.max_quarantined_share
-        self.data = self.ledger.run(
-            ingest, sources=settings.sources, content=self.content, max_quarantined_share=bound, store=self.store
-        )
-        self.validated = self.ledger.run(
-            validate,
-            scenarios=self.data.scenarios,
-            counts=self.data.counts,
-            max_quarantined_share=bound,
-            store=self.store,
-        )
-        self.sides = self.ledger.run(
-            split,
-            scenarios=self.data.scenarios,
-            heldout_share=settings.heldout_share,
-            limit=settings.limit,
-            store=self.store,
-        )
-        self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
-        self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
-        self.candidate: Checkpoint = self.base
+        """Take in what the run starts from, and find whom its candidate is judged against."""
+        self.gather()
         self.known = registry().find(self.config.registry.model_name, self.key)
         self.champion = self._champion()
 
+    def gather(self) -> None:
+        """Take scenarios and base policy in.
+
+        Nothing at all is computed for a reward that a probe fools, or for a gate that these scenarios cannot answer.
+        """
+        admit(self.config.reward)
+        self.read_scenarios()
+        artifacts = ArtifactStore(self.store)
+        heldout = read_split(artifacts, self.sides.split).heldout
+        answerable(self.config.gates, read_scenarios(artifacts.path(self.data.scenarios) / SCENARIOS, ids=heldout))
+        self.load_base()
+
+    def read_scenarios(self) -> None:
+        """Ingest, validate and split: nothing is computed on scenarios that fail."""
+        read = prepare_scenarios(self.config.scenarios, self.ledger, self.store)
+        self.data, self.validated, self.sides = read.data, read.validated, read.sides
+        self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
+
+    def load_base(self) -> None:
+        """Take the policy in that training starts from."""
+        self.base = self.ledger.run(base, policy=self.config.policy, content=self.model_content, store=self.store)
+        self.candidate: Checkpoint = self.base
+        self.policies = [self.base.policy]
+
     def improve(self) -> None:
-        """Rollout, score and train, again and again; a stale rollout is played while the one before is trained on."""
+        """Rollout, score and train, again and again."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[Iteration]:
+        """What `improve` does, iteration by iteration; a stale rollout is played while the one before is trained on."""
         iterations, ahead = self.config.training.iterations, self.config.rollout.staleness
         upcoming: Played | None = None
+        advance = Advance(iterations)
         for index in range(iterations):
             played = upcoming or self.rollouts.iteration(self.candidate.checkpoint, index)
             inputs = {
@@ -125,6 +138,9 @@ class Run:
                 upcoming, trained = None, self.ledger.run(update, **inputs)
             self.iterations.append(_iteration(index, played, trained))
             self.candidate = trained
+            self.policies.append(trained.policy)
+            advance.reach(index + 1)
+            yield self.iterations[-1]
 
     def judge(self) -> Decision:
         """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""
@@ -136,15 +152,28 @@ class Run:
             candidate=after.scored,
             base=self.base.checkpoint,
             settings=self.config.evaluation,
-            metric=self.config.gates.metric,
+            metric=compared(self.config.gates),
             seed=self.config.seed,
             store=self.store,
         ).evaluation
         self.conversations = shown_conversations(before.scored, after.scored, self.candidate.checkpoint, self.store)
-        return self.ledger.run(gate, evaluation=self.evaluation, settings=self.config.gates).decision
+        return self.ledger.run(
+            gate,
+            evaluation=self.evaluation,
+            champion=before.scored,
+            candidate=after.scored,
+            gates=self.config.gates,
+            settings=self.config.evaluation,
+            seed=self.config.seed,
+            store=self.store,
+        ).decision
 
-    def publish(self, decision: Decision) -> None:
-        """Register the candidate; it serves only if the decision is to promote it."""
+    def publish(self, decision: Decision) -> Decision:
+        """Register the candidate, and let it serve if the decision is to promote it.
+
+        What is returned is a refusal where another champion came to serve since this run looked for one.
+        """
+        name = self.config.registry.model_name
         self.version = self.ledger.run(
             register,
             refresh=self.known is None,
@@ -154,8 +183,19 @@ class Run:
             candidate=self.candidate.checkpoint,
             champion=self.champion,
             scenarios=self.data.scenarios,
+            sources=self.content,
+            model=self.model_content,
+            policies=tuple(self.policies),
             store=self.store,
         ).version
+        served = {one.champion for one in registry().succession(name).history()}
+        if decision.verdict != "promote" or self.version.version in served:
+            return decision
+        try:
+            self.ledger.run(promote, model_name=name, version=self.version.version, reason=decision.reason[:1000])
+        except PromotionRefused as error:
+            return decision.model_copy(update={"verdict": "refuse", "reason": f"{error}; {decision.reason}"})
+        return decision
 
     def report(self, decision: Decision) -> Promotion:
         """Write the report, and attach it to the records of both services."""
@@ -201,7 +241,7 @@ class Run:
             lineage=Lineage(
                 run=self.key,
                 seed=config.seed,
-                config_digest=_digest(config.model_dump(mode="json")),
+                config_digest=_digest(_deciding(config)),
                 code_digest=code_digest(),
                 scenarios_digest=self.data.scenarios.sha256[:16],
                 base_policy=self.base.policy,
@@ -212,6 +252,11 @@ class Run:
             ),
             config=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
         )
+
+
+def _deciding(config: PipelineConfig) -> dict[str, Any]:
+    """The settings that a result depends on: all but where it is computed."""
+    return config.model_dump(mode="json", exclude={"compute"})
 
 
 def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:
@@ -227,15 +272,6 @@ def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:
         failed_share=summary.failed_share,
         **trained.metrics.model_dump(),
     )
-
-
-def _folder_digest(folder: Path) -> str:
-    """Digest of a model folder's files."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*")):
-        if path.is_file():
-            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
 
 
 def _digest(value: object) -> str:

@@ -14,7 +14,10 @@ from pathlib import Path
 
 from flows.service import Service
 from grpo.artifacts import storage_errors
+from grpo.databases import exclusive, is_database, shown, upgrade_tracking
 from grpo.errors import ConfigError
+
+_SEND_TIMEOUT_S = 10.0
 
 
 def create_databases(home: Path) -> None:
@@ -25,21 +28,19 @@ def create_databases(home: Path) -> None:
     """
     with storage_errors(str(home)):
         home.mkdir(parents=True, exist_ok=True)
-    if os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:"):
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-
-        try:
-            MlflowClient().search_experiments(max_results=1)
-        except MlflowException as error:
-            raise ConfigError(
-                f"MLflow's database {os.environ['MLFLOW_TRACKING_URI']} cannot be used: {error}"
-            ) from error
+    tracking = os.environ["MLFLOW_TRACKING_URI"]
+    if is_database(tracking):
+        upgrade_tracking(tracking)
     if "PREFECT_API_URL" not in os.environ:
         command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
-        migration = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if migration.returncode:
-            raise ConfigError(f"Prefect's database in {home} cannot be made:\n{migration.stdout.strip()[-2000:]}")
+        records = os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite:///{home / 'prefect' / 'prefect.db'}")
+        try:
+            with exclusive(records.replace("+aiosqlite", "")):
+                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        except ConnectionError as error:
+            raise ConfigError(f"Prefect's database cannot be used: {error}") from error
+        if done.returncode:
+            raise ConfigError(f"Prefect's database {shown(records)} cannot be made:\n{done.stdout.strip()[-2000:]}")
 
 
 def prefect_service(home: Path) -> Service:
@@ -87,7 +88,10 @@ def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) 
 
     try:
         with prefect_service(home).shared(meanwhile=started) as url:
-            yield url
+            try:
+                yield url
+            finally:
+                _send_logs()
     finally:
         os.environ.pop("PREFECT_API_URL", None)
 
@@ -100,3 +104,9 @@ def mlflow_server(home: Path) -> Iterator[str]:
         return
     with mlflow_service(home).shared() as url:
         yield url
+
+
+def _send_logs() -> None:
+    """Let what was logged reach the server before it goes."""
+    if (handlers := sys.modules.get("prefect.logging.handlers")) is not None:
+        handlers.APILogWorker.drain_all(timeout=_SEND_TIMEOUT_S)

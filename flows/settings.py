@@ -6,6 +6,7 @@ says wins.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -68,3 +69,14 @@ def apply() -> Path:
     for name, value in {**quiet(), **local(home)}.items():
         os.environ.setdefault(name, value)
     return home
+
+
+def debug() -> None:
+    """With GRPO_DEBUG=1, let this project's own modules tell everything on stderr."""
+    if os.environ.get("GRPO_DEBUG") != "1":
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    for name in ("grpo", "flows", "tasks"):
+        logging.getLogger(name).setLevel(logging.DEBUG)
+        logging.getLogger(name).addHandler(handler)

@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from grpo import progress
-from grpo.evaluation.document import ReportDocument
+from grpo.errors import GRPOError
+from grpo.evaluation.document import Interval, ReportDocument
+from grpo.evaluation.measurement import MeasurementDocument
 from grpo.rewards.admission import Finding
+from grpo.tuning.summary import StudySummary
 
-_COLOURS = {"promote": "green", "refuse": "yellow", "failed": "red"}
+if TYPE_CHECKING:
+    from flows.doctor import Diagnosis
+    from flows.plan import Plan
+
+_COLOURS = {
+    **{"promote": "green", "refuse": "yellow", "failed": "red"},
+    **{"ok": "green", "absent": "dim", "warning": "yellow", "problem": "red"},
+}
+
+
+class _Plain(logging.Formatter):
+    """Another formatter without the traceback of a `GRPOError`, whose message says all that there is to do."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_info and isinstance(record.exc_info[1], GRPOError):
+            record = copy.copy(record)
+            record.exc_info = record.exc_text = None
+        return self._inner.format(record)
+
+
+def _spare_tracebacks() -> None:
+    """What the terminal shows of errors that the user has to act on; the server keeps the whole."""
+    for handler in (*logging.getLogger().handlers, *logging.getLogger("prefect").handlers):
+        if type(handler).__name__ == "PrefectConsoleHandler" and not isinstance(handler.formatter, _Plain):
+            handler.setFormatter(_Plain(handler.formatter or logging.Formatter()))
 
 
 @contextmanager
-def live(console: Console, *, iterations: int) -> Iterator[None]:
-    """Show progress bars while the block runs; where there is no terminal, a plain line a stage."""
+def live(console: Console, *, iterations: int | None = None) -> Iterator[None]:
+    """Show progress bars while the block runs, one for the iterations; without a terminal, a plain line a stage."""
+    _spare_tracebacks()
     if not console.is_terminal:
         with progress.observed(lambda *event: _tell(console, *event)):
             yield
@@ -40,7 +76,7 @@ def live(console: Console, *, iterations: int) -> Iterator[None]:
     def watch(stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
         nonlocal updates
         with guard:
-            if stage == "train" and "cached" in numbers:
+            if overall is not None and stage == "train" and "cached" in numbers:
                 updates += 1
                 bars.update(overall, completed=updates)
             if stage not in known:
@@ -48,7 +84,7 @@ def live(console: Console, *, iterations: int) -> Iterator[None]:
             text = " ".join(f"{name} {value:.3g}" for name, value in numbers.items())
             bars.update(known[stage], completed=done, total=total, numbers=text)
 
-    overall = bars.add_task("iterations", total=iterations, numbers="")
+    overall = None if iterations is None else bars.add_task("iterations", total=iterations, numbers="")
     with bars, progress.observed(watch):
         yield
 
@@ -73,9 +109,8 @@ def print_summary(console: Console, document: ReportDocument) -> None:
     if decision.checks:
         gates = Table("gate", "value", "must be", "passed", title="gates", title_justify="left")
         for check in decision.checks:
-            gates.add_row(
-                check.name, f"{check.value:.4g}", f"{check.relation} {check.bound:g}", "yes" if check.passed else "no"
-            )
+            value = "none" if check.value is None else f"{check.value:.4g}"
+            gates.add_row(check.name, value, f"{check.relation} {check.bound:g}", "yes" if check.passed else "no")
         console.print(gates)
     if document.evaluation is not None:
         overall = document.evaluation.overall
@@ -84,6 +119,22 @@ def print_summary(console: Console, document: ReportDocument) -> None:
                 f"held-out {document.evaluation.metric} {name:<9} {side.mean:.3f} [{side.low:.3f}, {side.high:.3f}]"
             )
     console.print(f"[bold {_COLOURS[decision.verdict]}]decision: {decision.verdict}[/] – {decision.reason}")
+
+
+def print_study(console: Console, study: StudySummary) -> None:
+    """Each trial with its values, its state and what it showed."""
+    names = list(dict.fromkeys(name for trial in study.trials for name in trial.params))
+    table = Table("trial", "state", "result", *names, "looks", title=f"study {study.name}", title_justify="left")
+    for trial in study.trials:
+        result = "" if trial.reward is None else f"{trial.reward:.4f}"
+        values = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.params.values()]
+        table.add_row(str(trial.number), trial.state, result, *values, str(len(trial.looks)))
+    console.print(table)
+    for trial in study.trials:
+        if trial.reason:
+            console.print(f"trial {trial.number}: {trial.reason}", highlight=False, soft_wrap=True)
+    best = study.best
+    console.print(f"[bold green]best: trial {best.number}[/], {best.reward:.4f}", highlight=False)
 
 
 def print_admission(console: Console, reward: str, findings: Sequence[Finding]) -> None:
@@ -95,3 +146,88 @@ def print_admission(console: Console, reward: str, findings: Sequence[Finding]) 
         fooled = "[red]yes[/]" if one.fooled else "no"
         table.add_row(one.probe.name, score, f"{one.probe.allowed * one.honest:.3f}", fooled, one.probe.meaning)
     console.print(table)
+
+
+def print_measurement(console: Console, document: MeasurementDocument) -> None:
+    """How good a model is, with intervals."""
+    found = document.measurement
+    table = Table("scenarios", "count", "success", "reward", title=document.model, title_justify="left")
+    for standing in found.standings:
+        counts = [interval.count for interval in (standing.success, standing.reward) if interval is not None]
+        table.add_row(standing.name, str(max(counts)), _interval(standing.success), _interval(standing.reward))
+    console.print(table)
+    console.print(
+        f"policy {found.policy}: {found.episodes} episodes, {found.failed_share:.1%} failed, "
+        f"{found.truncated_share:.1%} cut off, {found.said:.1f} tokens said in each; intervals of "
+        f"{found.confidence:.0%}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _interval(interval: Interval | None) -> str:
+    return "" if interval is None else f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    """What is here, what is missing, and what to do about it."""
+    table = Table("", "what", "state", "found", "remedy", title="doctor", title_justify="left")
+    area = ""
+    for finding in diagnosis.findings:
+        shown = "" if finding.area == area else finding.area
+        state = f"[{_COLOURS[finding.state]}]{finding.state}[/]"
+        table.add_row(shown, finding.name, state, escape(finding.found), escape(finding.remedy))
+        area = finding.area
+    console.print(table)
+    problems = sum(finding.state == "problem" for finding in diagnosis.findings)
+    console.print("a run can start" if not problems else f"{problems} problem(s): a run would fail", highlight=False)
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """What a run would do, what of it is in the cache, and what the rest takes."""
+    stages = Table("stage", "runs", "cached", "the rest", title="stages", title_justify="left")
+    for stage in plan.stages:
+        stages.add_row(stage.name, str(stage.runs), str(stage.cached), stage.rest or "nothing to compute")
+    console.print(stages)
+    for line in _told(plan):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _told(plan: Plan) -> Iterator[str]:
+    unknown = "unknown until split has run"
+    sides = unknown if plan.scenarios is None else "{} to train on, {} held out".format(*plan.scenarios)
+    yield f"scenarios: {sides}"
+    heldout = unknown if plan.episodes.heldout is None else f"{plan.episodes.heldout:,}"
+    yield f"episodes: at most {plan.episodes.train:,} to train on; held out, by both policies: {heldout}"
+    if plan.said is None:
+        mean = "their mean is unknown: no rollout of this config is in the cache"
+    else:
+        mean = f"{plan.said:.1f} on average in the rollouts of this config that are in the cache"
+    yield (
+        f"tokens: the policy says at most {plan.said_at_most:,} in an episode, "
+        f"{plan.said_at_most * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
+    )
+    memory = plan.footprint
+    yield (
+        f"memory: {_size(memory.peak)} at its peak, without what Python and its packages take: weights "
+        f"{_size(memory.weights)} ({memory.copies} × {memory.parameters:,} parameters), gradients "
+        f"{_size(memory.gradients)}, optimizer {_size(memory.optimizer)}, activations about "
+        f"{_size(memory.activations)}; or, while episodes are played, a cache of at most {_size(memory.cache)}"
+    )
+    if plan.time is None:
+        yield "time: unknown, no earlier run here computed all its stages with this model in this world"
+    else:
+        yield (
+            f"time: about {plan.time.seconds:.0f} s, after run {plan.time.run} of {plan.time.created}, which took "
+            f"{plan.time.took_s:.0f} s"
+        )
+
+
+def _size(count: int) -> str:
+    """Bytes in the unit that people read: 10,103,040 → 9.6 MiB."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -6,6 +6,8 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import settings
+from flows.dispatch import Dispatch
+from flows.ledger import Ledger
 from flows.run import Promotion, Run
 from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
@@ -24,13 +26,12 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
 
     """
     config = overridden(config, overrides)
-    with shard_runner(config.rollout) as runner:
-        run = Run(config, runner, began=settings.began())
+    with shard_runner(config.rollout) as runner, Dispatch(config.compute) as elsewhere:
+        run = Run(config, Ledger(config.store, runner, elsewhere), began=settings.began())
         run.prepare()
         try:
             run.improve()
-            decision = run.judge()
-            run.publish(decision)
+            decision = run.publish(run.judge())
         except (NoLearningSignal, NoEffect) as error:
             run.report(Decision(verdict="failed", reason=str(error)))
             raise

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from grpo.callbacks import CheckpointCallback, EarlyStoppingCallback
     from grpo.config.agent import AgentConfig
     from grpo.config.notebook import TrainingConfig, TrainingProfile, get_config_for_task
+    from grpo.config.spaces import get_search_space
+    from grpo.config.tuning import HPOConfig
     from grpo.diagnostics import DiagnosticsMonitor
     from grpo.engine import ComputationalGRPOEngine
     from grpo.environments.conversation import ConversationEnvironment
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from grpo.rewards.text import ConcisenessReward
     from grpo.scenarios.scenario import Scenario
     from grpo.trainer import MultiTurnGRPOTrainer, SingleTurnGRPOTrainer, train
+    from grpo.tuning.quick import quick_hpo
 
 _NAMES = {
     "grpo.agents.conversations": ("ConversationManager",),
@@ -45,6 +48,8 @@ _NAMES = {
     "grpo.callbacks": ("CheckpointCallback", "EarlyStoppingCallback"),
     "grpo.config.agent": ("AgentConfig",),
     "grpo.config.notebook": ("TrainingConfig", "TrainingProfile", "get_config_for_task"),
+    "grpo.config.spaces": ("get_search_space",),
+    "grpo.config.tuning": ("HPOConfig",),
     "grpo.diagnostics": ("DiagnosticsMonitor",),
     "grpo.engine": ("ComputationalGRPOEngine",),
     "grpo.environments.conversation": ("ConversationEnvironment",),
@@ -61,6 +66,7 @@ _NAMES = {
     "grpo.rewards.text": ("ConcisenessReward",),
     "grpo.scenarios.scenario": ("Scenario",),
     "grpo.trainer": ("MultiTurnGRPOTrainer", "SingleTurnGRPOTrainer", "train"),
+    "grpo.tuning.quick": ("quick_hpo",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = (*_HOME,)

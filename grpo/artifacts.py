@@ -1,7 +1,7 @@
 """What stages exchange: files and folders named by their content, verified before they are read.
 
-A writer works in a staging place and the result is renamed into place, so a half-written artifact is never
-seen. A folder's manifest holds the digest of each of its files; the folder's digest is the manifest's.
+A writer works in a staging place and the result is renamed or uploaded into place, so a half-written artifact is
+never seen. A folder's manifest holds the digest of each of its files; the folder's digest is the manifest's.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import ArtifactError, StorageError
+from grpo.objects import ObjectFolder, open_uri
 
 MANIFEST = "manifest.json"
 _DIGITS = 20
@@ -50,16 +51,24 @@ class ArtifactStore:
         runs/artifacts/rollout/3fa1….parquet          a file
         runs/artifacts/checkpoint/77be…/manifest.json   a folder
 
-    Raises `StorageError` when the store cannot be written, `ArtifactError` when an artifact is missing or damaged.
+    In an object store the manifest is uploaded last: a folder without one is not there. What is fetched is kept in a
+    folder of this user, and fetched again when the object has changed.
+
+    Raises `StorageError` when the store cannot be written, `ArtifactError` when an artifact is missing or damaged,
+    `ConnectionError` while an object store cannot be reached, and `ConfigError` for an address that cannot be used.
     """
 
     def __init__(self, uri: str) -> None:
-        self._fs, root = fsspec.core.url_to_fs(uri)
+        file_system, root = open_uri(uri)
         self.root = root.rstrip("/")
-        self._local = isinstance(self._fs, LocalFileSystem)
-        self._staging = Path(self.root) / ".staging" if self._local else Path(tempfile.gettempdir()) / "grpo-staging"
-        self._fetched = Path(tempfile.gettempdir()) / f"grpo-fetched-{os.getuid()}"
+        self._objects = None if isinstance(file_system, LocalFileSystem) else ObjectFolder(file_system, self.root)
+        self.uri = self._objects.uri if self._objects else self.root
         self._verified: dict[str, tuple[str, float]] = {}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return self._objects is None
 
     def put_file(self, kind: str, suffix: str, write: Callable[[Path], None]) -> Artifact:
         """Store the file that `write` makes at the path it is given."""
@@ -78,11 +87,14 @@ class ArtifactStore:
             digest = hashlib.sha256(manifest).hexdigest()
             return self._publish(staged, f"{kind}/{digest[:_DIGITS]}", digest, kind)
 
+    def folder(self, kind: str, sha256: str) -> Artifact:
+        """The folder of this kind with this digest, as `put_folder` names it; `path` says whether it is there."""
+        return Artifact(uri=f"{self.uri}/{kind}/{sha256[:_DIGITS]}", sha256=sha256, kind=kind)
+
     def path(self, artifact: Artifact) -> Path:
-        """A local path of the artifact, verified; remote artifacts are fetched once."""
-        path = self._confined(artifact)
-        if not self._local:
-            path = self._fetch(artifact)
+        """A local path of the artifact, verified; objects are fetched once, as long as they stay the same."""
+        name = self._name(artifact)
+        path = self._fetch(artifact, name) if self._objects else Path(self.root) / name
         self._check(path, artifact)
         return path
 
@@ -92,26 +104,34 @@ class ArtifactStore:
 
     @contextmanager
     def _stage(self) -> Iterator[Path]:
-        staged = self._staging / uuid.uuid4().hex
+        staging = own_folder() / "staging" if self._objects else Path(self.root) / ".staging"
+        staged = staging / uuid.uuid4().hex
         try:
-            with storage_errors(self.root):
-                self._staging.mkdir(parents=True, exist_ok=True)
+            with storage_errors(str(staging) if self._objects else self.root):
+                staging.mkdir(parents=True, exist_ok=True)
                 yield staged
         finally:
             _remove(staged)
 
     def _publish(self, staged: Path, name: str, digest: str, kind: str) -> Artifact:
-        target = f"{self.root}/{name}"
-        artifact = Artifact(uri=target if self._local else self._fs.unstrip_protocol(target), sha256=digest, kind=kind)
-        if not self._local:
-            self._fs.put(str(staged), target, recursive=staged.is_dir())
+        artifact = Artifact(uri=f"{self.uri}/{name}", sha256=digest, kind=kind)
+        if self._objects is None:
+            self._settle(staged, Path(self.root) / name, artifact)
             return artifact
-        place = Path(target)
+        if staged.is_dir():
+            self._objects.upload(staged, name, sorted(_folder_digests(staged)), last=MANIFEST)
+        else:
+            self._objects.upload_file(staged, name)
+        self._keep(staged, artifact, self._objects.marks(name))
+        return artifact
+
+    def _settle(self, staged: Path, place: Path, artifact: Artifact) -> None:
+        """Rename into place, unless the same is there already and sound."""
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():
             try:
                 self._check(place, artifact)
-                return artifact
+                return
             except ArtifactError:
                 _remove(place)
         try:
@@ -120,25 +140,58 @@ class ArtifactStore:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             self._check(place, artifact)  # another run published the same folder in this moment
-        return artifact
 
-    def _confined(self, artifact: Artifact) -> Path:
-        _, path = fsspec.core.url_to_fs(artifact.uri)
-        if not os.path.normpath(path).startswith(os.path.normpath(self.root) + os.sep):
-            raise ArtifactError(f"artifact {artifact.uri} is outside the store {self.root}")
-        return Path(path)
+    def _name(self, artifact: Artifact) -> str:
+        """Path of the artifact below the store."""
+        _, path = open_uri(artifact.uri)
+        top = os.path.normpath(self.root) + os.sep
+        if not os.path.normpath(path).startswith(top):
+            raise ArtifactError(f"artifact {artifact.uri} is outside the store {self.uri}")
+        return os.path.normpath(path)[len(top) :]
 
-    def _fetch(self, artifact: Artifact) -> Path:
-        place = self._fetched / f"{artifact.sha256}{Path(artifact.uri).suffix}"
-        if not place.exists():
-            partial = place.with_name(uuid.uuid4().hex)
+    def _fetch(self, artifact: Artifact, name: str) -> Path:
+        """The copy on this machine, made anew when the objects are not those that it was made from."""
+        assert self._objects is not None
+        place, marks = _kept(artifact), self._objects.marks(name)
+        if not marks:
+            raise ArtifactError(f"{artifact.kind} {artifact.uri} is missing")
+        if place.exists() and _read_marks(place) == {"uri": artifact.uri, "marks": marks}:
+            return place
+        with storage_errors(str(place.parent)):
             place.parent.mkdir(parents=True, exist_ok=True)
+            partial = place.with_name(uuid.uuid4().hex)
             try:
-                self._fs.get(artifact.uri, str(partial), recursive=self._fs.isdir(artifact.uri))
+                if "" in marks:
+                    self._objects.download_file(name, partial)
+                else:
+                    self._fetch_folder(artifact, name, partial)
+                self._check(partial, artifact)
+                self._keep(partial, artifact, marks)
             except FileNotFoundError as error:
-                raise ArtifactError(f"{artifact.kind} {artifact.uri} is missing") from error
-            os.replace(partial, place)
+                raise ArtifactError(f"{artifact.kind} {artifact.uri} is missing, or a part of it") from error
+            finally:
+                _remove(partial)
         return place
+
+    def _fetch_folder(self, artifact: Artifact, name: str, partial: Path) -> None:
+        """Fetch what the manifest names, and nothing else, once the manifest is what the artifact's digest says."""
+        assert self._objects is not None
+        manifest = self._objects.read(f"{name}/{MANIFEST}")
+        found = hashlib.sha256(manifest).hexdigest()
+        if found != artifact.sha256:
+            raise _damaged(artifact, found)
+        files = list(json.loads(manifest))
+        if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
+            raise _damaged(artifact, "a manifest that names files outside")
+        partial.mkdir()
+        self._objects.download(name, files, partial)
+        (partial / MANIFEST).write_bytes(manifest)
+
+    def _keep(self, staged: Path, artifact: Artifact, marks: dict[str, str]) -> None:
+        """Let this file or folder be the copy on this machine of objects with these marks."""
+        place = _kept(artifact)
+        self._settle(staged, place, artifact)
+        write_atomically(_marks_file(place), json.dumps({"uri": artifact.uri, "marks": marks}))
 
     def _check(self, path: Path, artifact: Artifact) -> None:
         """Compare digests, once for each modification time."""
@@ -156,8 +209,22 @@ class ArtifactStore:
         else:
             found = _file_digest(path)
         if found != artifact.sha256:
-            raise ArtifactError(f"{artifact.kind} {artifact.uri} is damaged: expected {artifact.sha256}, found {found}")
+            raise _damaged(artifact, found)
         self._verified[str(path)] = (artifact.sha256, stamp)
+
+
+def own_folder() -> Path:
+    """Folder of this user for what is on its way to or from an object store; others may not look into it.
+
+    It lies where TMPDIR says. Raises `StorageError` when somebody else has put it there.
+    """
+    folder = Path(tempfile.gettempdir()) / f"grpo-{os.getuid()}"
+    with storage_errors(str(folder)):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StorageError(f"{folder} is not a folder of this user alone: remove it, or set TMPDIR to another place")
+    return folder
 
 
 @contextmanager
@@ -181,6 +248,27 @@ def write_atomically(path: Path, content: str) -> None:
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _kept(artifact: Artifact) -> Path:
+    """Where this machine keeps its copy of an artifact of an object store."""
+    return own_folder() / "fetched" / f"{artifact.sha256}{Path(artifact.uri).suffix}"
+
+
+def _marks_file(place: Path) -> Path:
+    return place.with_name(f"{place.name}.marks")
+
+
+def _read_marks(place: Path) -> object:
+    """What the objects were when the copy was made; None when that is not known."""
+    try:
+        return json.loads(_marks_file(place).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _damaged(artifact: Artifact, found: str) -> ArtifactError:
+    return ArtifactError(f"{artifact.kind} {artifact.uri} is damaged: expected {artifact.sha256}, found {found}")
 
 
 def _file_digest(path: Path) -> str:

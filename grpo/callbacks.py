@@ -111,7 +111,7 @@ class WandbCallback(Callback):
 
     def on_train_begin(self, progress: Progress) -> None:
         """Open the run."""
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode: Literal["offline"] | None = None if "WANDB_MODE" in os.environ else "offline"
         self._run = self._wandb.init(project=self._project, dir=str(self._folder), config=self._config, mode=mode)
 
     def on_iteration_end(self, record: IterationRecord, checkpoint: Path, progress: Progress) -> None:

@@ -61,5 +61,13 @@ class RegistryError(GRPOError):
     """The model registry refuses what was asked of it."""
 
 
+class PromotionRefused(RegistryError):
+    """A version may not serve: it did not pass its gates, or was judged against another champion."""
+
+
+class ReproductionError(GRPOError):
+    """What a registered version was made from is not there any more."""
+
+
 class CapacityError(GRPOError):
     """The machine has not enough memory for what is asked of it."""

@@ -16,7 +16,7 @@ from grpo.errors import DataError
 from grpo.messages import Message, Role, ToolCall
 from grpo.trajectories import Outcome, Stop, Trajectory, Turn
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 _ROWS = 512
 
 _TURN = pa.struct(
@@ -51,6 +51,7 @@ SCHEMA = pa.schema(
         ("turn_rewards", pa.list_(pa.float64())),
         ("terminal_reward", pa.float64()),
         ("breakdown", pa.map_(pa.string(), pa.float64())),
+        ("judgement", pa.string()),
     ]
 )
 
@@ -179,6 +180,13 @@ class _Row(_Strict):
     turn_rewards: list[float]
     terminal_reward: float | None
     breakdown: list[tuple[str, float]]
+    judgement: str
+
+    @field_validator("judgement")
+    @classmethod
+    def _check_judgement(cls, text: str) -> str:
+        TypeAdapter(dict[str, Any]).validate_json(text)
+        return text
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
@@ -197,7 +205,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
             {
                 "role": turn.message.role,
                 "content": turn.message.content,
-                "tool_calls": _calls_to_json(turn.message.tool_calls),
+                "tool_calls": calls_to_json(turn.message.tool_calls),
                 "malformed": turn.message.malformed,
                 "start": turn.start,
                 "stop": turn.stop,
@@ -215,6 +223,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "turn_rewards": list(trajectory.turn_rewards),
         "terminal_reward": trajectory.terminal_reward,
         "breakdown": list(trajectory.breakdown.items()),
+        "judgement": _judgement(trajectory),
     }
 
 
@@ -228,7 +237,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
                     message=Message(
                         role=turn["role"],
                         content=turn["content"],
-                        tool_calls=_calls_from_json(turn["tool_calls"]),
+                        tool_calls=calls_from_json(turn["tool_calls"]),
                         malformed=turn["malformed"],
                     ),
                     start=turn["start"],
@@ -246,13 +255,23 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
             ),
             "turn_rewards": tuple(row["turn_rewards"]),
             "breakdown": dict(row["breakdown"]),
+            "judgement": json.loads(row["judgement"]),
         }
     )
 
 
-def _calls_to_json(calls: tuple[ToolCall, ...]) -> str | None:
+def _judgement(trajectory: Trajectory) -> str:
+    try:
+        return json.dumps(dict(trajectory.judgement))
+    except TypeError as error:
+        raise DataError(f"{trajectory.place}: metadata of its reward cannot be written as JSON: {error}") from error
+
+
+def calls_to_json(calls: tuple[ToolCall, ...]) -> str | None:
+    """`[[name, arguments], …]`; None where nothing is called."""
     return json.dumps([[call.name, dict(call.arguments)] for call in calls]) if calls else None
 
 
-def _calls_from_json(text: str | None) -> tuple[ToolCall, ...]:
+def calls_from_json(text: str | None) -> tuple[ToolCall, ...]:
+    """The calls that `calls_to_json` wrote."""
     return tuple(ToolCall(name=name, arguments=arguments) for name, arguments in json.loads(text or "[]"))

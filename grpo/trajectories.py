@@ -72,6 +72,8 @@ class Trajectory:
     turn_rewards: tuple[float, ...] = ()
     terminal_reward: float | None = None
     breakdown: Mapping[str, float] = field(default_factory=dict)
+    judgement: Mapping[str, Any] = field(default_factory=dict)
+    """What the reward says of its score: weights, parts, a rubric and its hash, which judge it was, a veto."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.sampler_logprobs)}

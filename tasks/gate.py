@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from grpo.config.evaluation import GateSettings
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.evaluation import EvaluationSettings
+from grpo.config.gates import GateSettings
 from grpo.evaluation.document import Decision, Evaluation
+from grpo.evaluation.gates import Evidence
 from grpo.evaluation.gates import gate as judge
+from grpo.tables import read_all
 from tasks.stage import Clock, StageResult, stage
 
 
@@ -15,7 +19,18 @@ class GateResult(StageResult):
 
 
 @stage
-def gate(evaluation: Evaluation, settings: GateSettings) -> GateResult:
-    """Hold the evaluation against every gate."""
+def gate(
+    evaluation: Evaluation,
+    champion: Artifact,
+    candidate: Artifact,
+    gates: tuple[GateSettings, ...],
+    settings: EvaluationSettings,
+    seed: int,
+    store: str,
+) -> GateResult:
+    """Hold the evaluation, and the scored held-out rollouts behind it, against every gate."""
     clock = Clock()
-    return GateResult(decision=judge(evaluation, settings), compute_s=clock.seconds)
+    artifacts = ArtifactStore(store)
+    before, after = (list(read_all([artifacts.path(artifact)])) for artifact in (champion, candidate))
+    evidence = Evidence(evaluation=evaluation, champion=before, candidate=after, settings=settings, seed=seed)
+    return GateResult(decision=judge(evidence, gates), compute_s=clock.seconds)

@@ -1,4 +1,4 @@
-"""Stage 9: an MLflow model version with its lineage; the alias `champion` if the gates passed."""
+"""Stage 9: an MLflow model version with its provenance."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
+from grpo.databases import is_database
 from grpo.evaluation.document import Decision
-from grpo.learner.checkpoints import read_state, resident_policy
 from grpo.registry import ModelVersion, Registry
+from tasks.provenance import provenance
 from tasks.stage import Clock, StageResult, code_digest, home, stage
 
 
@@ -22,7 +23,7 @@ def registry() -> Registry:
     """The registry of this machine, or the one that MLFLOW_TRACKING_URI names."""
     local = f"sqlite:///{home()}/mlflow.db"
     uri = os.environ.get("MLFLOW_TRACKING_URI", local)
-    return Registry(uri, artifact_root=f"file://{home()}/mlartifacts" if uri.startswith("sqlite") else None)
+    return Registry(uri, artifact_root=f"file://{home()}/mlartifacts" if is_database(uri) else None)
 
 
 @stage
@@ -33,14 +34,23 @@ def register(
     candidate: Artifact,
     champion: Artifact,
     scenarios: Artifact,
+    sources: str,
+    model: str,
+    policies: tuple[str, ...],
     store: str,
 ) -> RegisterResult:
-    """Register the candidate whatever the verdict, and let it serve only when that is `promote`."""
+    """Register the candidate whatever the verdict; `sources` and `model` are digests of what the run read.
+
+    `policies` are the hashes of the base and of the policy after each iteration.
+    """
+    from grpo.learner.checkpoints import read_state, resident_policy  # torch: to look at the registry needs none
+
     clock = Clock()
-    models = registry()
-    artifacts = ArtifactStore(store)
+    models, artifacts = registry(), ArtifactStore(store)
     state = read_state(artifacts.path(candidate))
+    against = read_state(artifacts.path(champion)).policy_hash
     tags = {
+        **config.registry.tags,
         "run_key": run_key,
         "policy": state.policy_hash,
         "parent": state.parent or "",
@@ -52,10 +62,18 @@ def register(
         "scenarios": scenarios.sha256,
         "code": code_digest(),
     }
+    made_from = provenance(
+        config,
+        sources=sources,
+        scenarios=scenarios.sha256,
+        model=model,
+        policies=policies,
+        champion=against,
+        decision=decision,
+    )
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
-    version = models.register(config.registry.model_name, run_id, resident_policy(artifacts, candidate), tags=tags)
-    if decision.verdict == "promote":
-        models.promote(version)
+    policy = resident_policy(artifacts, candidate)
+    version = models.register(config.registry.model_name, run_id, policy, tags=tags, provenance=made_from)
     return RegisterResult(version=version, compute_s=clock.seconds)
 
 

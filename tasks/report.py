@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.conversations import choose_pairs
-from grpo.evaluation.document import Iteration, ReportDocument, ShownPair
+from grpo.evaluation.document import GateCheck, Iteration, ReportDocument, ShownPair
 from grpo.evaluation.report import write_report
 from grpo.learner.checkpoints import resident_policy
 from grpo.tables import read_all
@@ -20,9 +20,10 @@ from tasks.register import parameters, registry
 
 _SERIES = (
     "reward", "success", "kl_to_base", "entropy", "informative_share", "truncated_share", "failed_share", "loss",
-    "ratio", "clip_share", "gradient_norm", "learning_rate", "tokens", "tokens_per_s", "mismatch_kl", "step_kl",
-    "margin", "value_loss", "mfu", "rounds",
+    "ratio", "clip_share", "gradient_norm", "learning_rate", "tokens", "rewards_cut", "tokens_per_s", "mismatch_kl",
+    "step_kl", "margin", "value_loss", "mfu", "rounds",
 )  # fmt: skip
+_WORDS = {">": "above", ">=": "at least", "<=": "at most"}
 
 
 def shown_conversations(
@@ -56,14 +57,34 @@ def series(iterations: tuple[Iteration, ...]) -> dict[str, list[float]]:
 
 
 def _attach(document: ReportDocument, picture: Path, page: Path) -> None:
-    """Show the decision, the stages and the curves in Prefect's page."""
+    """Show the decision, the gates, the stages and the curves in Prefect's page."""
     decision = document.decision
     create_markdown_artifact(
         f"# {document.name}: {decision.verdict}\n\n{decision.reason}\n\nReport: `{page}`",
         key="decision",
+        description=f"{decision.verdict}: {decision.reason}",
     )
     if decision.checks:
-        create_table_artifact([check.model_dump() for check in decision.checks], key="gates")
-    create_table_artifact([stage.model_dump() for stage in document.stages], key="stages")
+        passed = sum(check.passed for check in decision.checks)
+        rows = [_row(check) for check in decision.checks]
+        create_table_artifact(rows, key="gates", description=f"{passed} of {len(rows)} gates passed")
+    create_table_artifact(
+        [stage.model_dump() for stage in document.stages],
+        key="stages",
+        description=f"where {document.wall_s:.0f} s went, and what was cached",
+    )
     encoded = base64.b64encode(picture.read_bytes()).decode()
-    create_image_artifact(f"data:image/png;base64,{encoded}", key="curves")
+    create_image_artifact(
+        f"data:image/png;base64,{encoded}", key="curves", description="success by iteration and by category"
+    )
+
+
+def _row(check: GateCheck) -> dict[str, str]:
+    """A gate as Prefect's page can show it: a cell is read as Markdown, where > begins a quotation."""
+    return {
+        "gate": check.name,
+        "value": "–" if check.value is None else f"{check.value:.4g}",
+        "must be": f"{_WORDS[check.relation]} {check.bound:g}",
+        "passed": "yes" if check.passed else "no",
+        "meaning": check.meaning,
+    }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.agent import AgentConfig, AgentSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.catalog import make_environment
@@ -15,6 +17,7 @@ from grpo.rollout.collect import collect, schedule
 from grpo.scenarios.parquet import read_scenarios
 from grpo.tables import write_trajectories
 from tasks.ingest import SCENARIOS
+from tasks.slots import holds_gpu_slot
 from tasks.split import read_split
 from tasks.stage import Clock, StageResult, stage
 
@@ -27,10 +30,12 @@ class RolloutResult(StageResult):
 
 
 @stage
+@holds_gpu_slot
 def rollout(
     scenarios: Artifact,
     split: Artifact,
     checkpoint: Artifact,
+    agent: AgentSettings,
     environment: EnvironmentSettings,
     settings: RolloutSettings,
     samples: int,
@@ -63,6 +68,7 @@ def rollout(
         temperature=temperature,
         run_seed=seed,
         iteration=part,
+        agent=MultiTurnAgent(AgentConfig(**dict(agent))),
     )
 
     def write(path: Path) -> None:

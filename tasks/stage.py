@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import json
 import os
 import time
@@ -61,16 +62,20 @@ class Clock:
 
 
 @functools.cache
-def code_digest() -> str:
-    """Digest of the `grpo` sources, of the rubrics, and of the packages that numbers depend on.
-
-    A change there recomputes all stages.
-    """
+def source_digest() -> str:
+    """Digest of the `grpo` sources and of the rubrics."""
     digest = hashlib.sha256()
     for root in (Path(grpo.__file__).parent, RUBRICS):
         for path in sorted(root.rglob("*")):
             if path.suffix in (".py", ".j2", ".yaml"):
                 digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest of the sources and of the packages that numbers depend on: a change there recomputes all stages."""
+    digest = hashlib.sha256(source_digest().encode())
     for package, version in package_versions().items():
         digest.update(f"{package}=={version}".encode())
     return digest.hexdigest()[:16]
@@ -132,11 +137,32 @@ _POLICY = CacheKeyFnPolicy(
 )
 
 
+_RELAYED = CacheKeyFnPolicy(cache_key_fn=_key)
+
+
 def stage(function: Callable[P, R]) -> Task[P, R]:
     """Make a function a stage: cached by identity, computed by one run at a time, retried with growing pauses."""
+    return _stage(function, _POLICY)
+
+
+def relayed(stage: Task[P, R], send: Callable[[dict[str, Any]], R]) -> Task[P, R]:
+    """The same stage, done by whoever `send` gives its inputs to: cached and retried like the stage itself.
+
+    It locks nothing: who does the work does.
+    """
+    signature = inspect.signature(stage.fn)
+
+    @functools.wraps(stage.fn)
+    def relay(*args: P.args, **kwargs: P.kwargs) -> R:
+        return send(dict(signature.bind(*args, **kwargs).arguments))
+
+    return _stage(relay, _RELAYED)
+
+
+def _stage(function: Callable[P, R], policy: CacheKeyFnPolicy) -> Task[P, R]:
     return task(
         name=function.__name__,
-        cache_policy=_POLICY,
+        cache_policy=policy,
         persist_result=True,
         result_serializer="json",
         retries=3,

@@ -12,6 +12,7 @@ from grpo.learner.checkpoints import read_state
 from grpo.learner.update import UpdateMetrics, idle
 from grpo.learner.update import update as update_policy
 from tasks.base import Checkpoint
+from tasks.slots import holds_gpu_slot
 from tasks.stage import Clock, stage
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ class TrainResult(Checkpoint):
 
 
 @stage
+@holds_gpu_slot
 def train(
     scored: tuple[Artifact, ...],
     parent: Artifact,

@@ -23,7 +23,7 @@ DESK_SCENARIOS = DATA / "scenarios" / "support_desk.jsonl"
 
 
 def short_run(folder: Path) -> dict[str, object]:
-    """Config of a run of seconds on the embedded desk, its artifacts in `folder`: two iterations, a few scenarios."""
+    """Config of a run of seconds on the embedded desk, artifacts in `folder`: two iterations, a few scenarios."""
     return {
         "name": "short",
         "seed": 3,
@@ -38,7 +38,7 @@ def short_run(folder: Path) -> dict[str, object]:
         "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
         "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 40, "shards": 2},
         "training": {"iterations": 2, "learning_rate": 3e-4},
-        "evaluation": {"resamples": 200},
+        "evaluation": {"resamples": 200, "samples": 1},
         "registry": {"model_name": f"short-{folder.name}"},
     }
 

@@ -16,7 +16,10 @@ def admit(
     reward: Annotated[str, typer.Argument(help="Name of a reward, of this package or of a plugin.")],
     option: Annotated[list[str] | None, typer.Option("--set", help="option=value; may be repeated.")] = None,
 ) -> None:
-    """Try a reward on replies that deserve little, and show what it gives them; exit code 3 if one fools it."""
+    """Try a reward on replies that deserve little, and show what it gives them; exit code 3 if one fools it.
+
+    Example: grpo admit helpfulness
+    """
     from flows.terminal import print_admission
     from grpo.rewards.admission import examine
     from grpo.rewards.catalog import reward_named

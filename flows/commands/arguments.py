@@ -12,5 +12,8 @@ ConfigFile = Annotated[Path, typer.Argument(help="YAML file; the shipped ones ar
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value, over the file; may be repeated.")
 ]
+ModelName = Annotated[str, typer.Argument(help="Name of the registered model, as in registry.model_name.")]
+ModelAddress = Annotated[str, typer.Argument(help="models:/NAME@champion, @candidate, @previous, or models:/NAME/3.")]
+Reason = Annotated[str, typer.Option(help="Why; it is written into the record.")]
 
 console = Console()

@@ -7,7 +7,10 @@ from flows.commands.exits import exits
 
 
 def databases() -> None:
-    """Create the databases in which runs keep their records, or bring them up to date."""
+    """Create the databases in which runs keep their records, or bring them up to date.
+
+    Example: grpo databases
+    """
     home = settings.apply()
     from flows.server import create_databases
 

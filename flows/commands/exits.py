@@ -8,16 +8,18 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
-from grpo.errors import ConfigError, GRPOError
+from grpo.errors import ConfigError, GRPOError, PromotionRefused
 
 FAILED, WRONG_INPUT, REFUSED = 1, 2, 3
 
 
 @contextmanager
-def exits(*, wrong_input: type[GRPOError] = ConfigError) -> Iterator[None]:
-    """Say what is wrong without a traceback; errors of the type `wrong_input` are the input's fault."""
+def exits(*, wrong_input: type[GRPOError] | tuple[type[GRPOError], ...] = ConfigError) -> Iterator[None]:
+    """Say what is wrong without a traceback; errors of the types `wrong_input` are the input's fault."""
     try:
         yield
     except GRPOError as error:
         Console(stderr=True).print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
+        if isinstance(error, PromotionRefused):
+            raise typer.Exit(REFUSED) from error
         raise typer.Exit(WRONG_INPUT if isinstance(error, wrong_input) else FAILED) from error

@@ -18,7 +18,10 @@ def ingest(
     override: Overrides = None,
     folder: Annotated[Path, typer.Option(help="Where the tables and the Data Docs are written.")] = Path("runs/ingest"),
 ) -> None:
-    """Read, validate and split the scenarios of a config, and train nothing."""
+    """Read, validate and split the scenarios of a config, and train nothing.
+
+    Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
+    """
     settings.apply()
     with exits():
         plan = load_config(config, tuple(override or ())).scenarios

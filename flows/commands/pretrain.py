@@ -7,7 +7,10 @@ from flows.commands.arguments import console
 
 
 def pretrain() -> None:
-    """Make the embedded scenario pack and base model again; takes twenty minutes on two cores."""
+    """Make the embedded scenario pack and base model again; takes twenty minutes on two cores.
+
+    Example: grpo pretrain
+    """
     home = settings.apply()
     from flows.server import prefect_server
     from grpo.config.pretrain import PretrainConfig

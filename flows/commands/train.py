@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import tempfile
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,20 +15,27 @@ import typer
 from flows import settings
 from flows.commands.arguments import ConfigFile, Overrides, console
 from flows.commands.exits import REFUSED, exits
-from grpo.config.pipeline import load_config
+from grpo.config.pipeline import PipelineConfig, load_config
 
 
 def train(
     config: ConfigFile,
     override: Overrides = None,
-    dry_run: Annotated[bool, typer.Option(help="Check the config and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what the run would do, and stop.")] = False,
 ) -> None:
-    """Run the pipeline: ingest, validate, split, rollout, score, train, evaluate, gate, register, report."""
+    """Run the pipeline: ingest, validate, split, rollout, score, train, evaluate, gate, register, report.
+
+    What an earlier run has computed is not computed again: to resume a run that was ended, start it again. The exit
+    code is 3 when a gate refuses the candidate.
+
+    Example: grpo train data/configs/quickstart.yaml --set training.iterations=5 --dry-run
+    """
     home = settings.apply()
     with exits():
         plan = load_config(config, tuple(override or ()))
         if dry_run:
-            console.print(f"{config} is a valid configuration of run {plan.name}")
+            console.print(f"{config} is a valid configuration of run {plan.name}", soft_wrap=True)
+            _show(plan, home)
             return
         began = time.time()
         settings.command_began()
@@ -47,6 +57,20 @@ def train(
                     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     if promotion.decision.verdict != "promote":
         raise typer.Exit(REFUSED)
+
+
+def _show(config: PipelineConfig, home: Path) -> None:
+    """Print the plan; Prefect, which makes its home folder when it is imported, makes one that does not stay."""
+    kept = os.environ["PREFECT_HOME"]
+    with tempfile.TemporaryDirectory() as nowhere:
+        os.environ["PREFECT_HOME"] = nowhere
+        try:
+            from flows.plan import plan
+            from flows.terminal import print_plan
+
+            print_plan(console, plan(config, home))
+        finally:
+            os.environ["PREFECT_HOME"] = kept
 
 
 def _import_ahead() -> None:

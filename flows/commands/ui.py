@@ -10,7 +10,10 @@ from flows.commands.exits import exits
 
 
 def ui() -> None:
-    """Show the runs so far in Prefect's and MLflow's own pages, on this machine only, until interrupted."""
+    """Show the runs so far in Prefect's and MLflow's own pages, on this machine only, until interrupted.
+
+    Example: grpo ui
+    """
     home = settings.apply()
     from flows.server import mlflow_server, prefect_server
 

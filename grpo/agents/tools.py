@@ -17,13 +17,11 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
-
-import jsonschema  # type: ignore[import-untyped]
-from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+from typing import Any, Literal
 
 from grpo.errors import ConfigError
 from grpo.messages import Message, Tool, ToolCall
+from grpo.tools import describe, fault
 
 Problem = Literal["unknown_tool", "bad_arguments", "bad_call", "timeout", "exception", "too_many_rounds"]
 
@@ -41,7 +39,6 @@ class Toolbox:
         self.timeout_s = timeout_s
         self._functions: dict[str, Callable[..., Any]] = {}
         self._tools: dict[str, Tool] = {}
-        self._validators: dict[str, Any] = {}
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -64,15 +61,8 @@ class Toolbox:
             raise ConfigError(f"tool name {name!r} is {'taken' if name else 'empty'}; give each tool a name of its own")
         if not callable(function):
             raise ConfigError(f"tool {name}: {function!r} cannot be called; give a function")
-        schema = _schema(name, function) if parameters is None else dict(parameters)
-        try:
-            jsonschema.Draft202012Validator.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            raise ConfigError(f"tool {name}: parameters are no JSON schema: {error.message}") from error
-        told = description if description is not None else (inspect.getdoc(function) or "").partition("\n")[0]
-        self._tools[name] = Tool(name=name, description=told, parameters=schema)
+        self._tools[name] = describe(name, function, description=description, parameters=parameters)
         self._functions[name] = function
-        self._validators[name] = jsonschema.Draft202012Validator(schema)
 
     async def answer(self, message: Message) -> Message | None:
         """What the tools say to a message: one result, or a list where it holds several calls; None without a call."""
@@ -89,10 +79,9 @@ class Toolbox:
         if function is None:
             return problem("unknown_tool", f"no tool {call.name!r}; there is {', '.join(self._tools) or 'none'}")
         arguments = dict(call.arguments)
-        wrong = next(iter(self._validators[call.name].iter_errors(arguments)), None)
+        wrong = fault(self._tools[call.name], arguments)
         if wrong is not None:
-            where = "".join(f"{part}: " for part in wrong.absolute_path)
-            return problem("bad_arguments", f"{call.name}: {where}{wrong.message}"[:300])
+            return problem("bad_arguments", wrong[:300])
         limit = asyncio.timeout(self.timeout_s)
         try:
             async with limit:
@@ -132,13 +121,3 @@ def toolbox(tools: Sequence[Mapping[str, Any]], *, timeout_s: float = 30.0) -> T
             tool["name"], tool["function"], description=tool.get("description"), parameters=tool.get("parameters")
         )
     return box
-
-
-def _schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        schema = TypeAdapter(cast(Any, function)).json_schema()
-    except (PydanticSchemaGenerationError, PydanticUserError, NameError, ValueError, TypeError) as error:
-        raise ConfigError(f"tool {name}: no schema can be read from its signature; give parameters: {error}") from error
-    if schema.get("type") != "object":
-        raise ConfigError(f"tool {name} takes arguments without names; give it parameters that can be named")
-    return schema

@@ -13,13 +13,22 @@ STUB = "stub://"
 StrategyName = Literal["customer_service", "technical_support", "educational", "sales"]
 
 
-class AgentConfig(Settings):
-    """An agent. Rollouts take prompt, strategy and reasoning from here, and how they sample from `rollout`."""
+class AgentSettings(Settings):
+    """What makes an agent of a policy, in training as in service; how rollouts sample is for `rollout` to say."""
+
+    system_prompt: str = ""
+    """Stands before what the environment or the caller says in a system message."""
+    strategy: StrategyName | None = None
+    """Pattern of the dialogue, see `grpo.agents.strategies`."""
+    enable_reasoning: bool = False
+    """Split what stands in <think>…</think> off the reply; its tokens are trained on all the same."""
+
+
+class AgentConfig(AgentSettings):
+    """A whole agent: also its model, how it samples when it is asked, and what it remembers of a conversation."""
 
     model_name: str | None = None
     """Model folder or another address that `open_policy` knows; None where a policy is handed to the agent."""
-    system_prompt: str = ""
-    """Stands before what the environment or the caller says in a system message."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Most tokens in one reply."""
     max_context: int | None = Field(default=None, ge=16)
@@ -41,10 +50,6 @@ class AgentConfig(Settings):
     use_stub_model: bool = False
     """Say `stub_responses` in turn, without a model."""
     stub_responses: tuple[str, ...] = ()
-    enable_reasoning: bool = False
-    """Split what stands in <think>…</think> off the reply; its tokens are trained on all the same."""
-    strategy: StrategyName | None = None
-    """Pattern of the dialogue, see `grpo.agents.strategies`."""
     memory_window: int | None = Field(default=None, ge=1)
     """Messages that the policy sees besides the system prompt, the last ones; None is all."""
     enable_context_compression: bool = False

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from grpo.config.agent import AgentSettings
 from grpo.config.base import Settings
+from grpo.config.compute import ComputeSettings
 from grpo.config.environments import EnvironmentSettings
-from grpo.config.evaluation import EvaluationSettings, GateSettings
+from grpo.config.evaluation import EvaluationSettings
+from grpo.config.gates import DEFAULT_GATES, GateSettings
 from grpo.config.policy import PolicySettings
 from grpo.config.rewards import RewardComponent
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.config.training import TrainingSettings
 from grpo.config.yaml_file import load_settings
+from grpo.objects import refuse_credentials
 
 
 class RegistrySettings(Settings):
@@ -25,21 +29,28 @@ class RegistrySettings(Settings):
     """Registered model; its alias `champion` is the one in service."""
     experiment: str = Field(default="grpo", min_length=1)
     """MLflow experiment of the runs."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """What a version's tags say besides its lineage."""
 
 
 class PipelineConfig(Settings):
-    """Everything that decides the result of a run. The same config, data and code give the same weights."""
+    """Everything that decides the result of a run, and where it is computed.
+
+    The same config, data and code give the same weights, wherever that is.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
     """Name of the run and of its report's folder."""
     seed: int = Field(default=0, ge=0)
     """Every random number of the run follows from it."""
-    store: str = "runs/artifacts"
-    """Folder or fsspec URI where stages leave their artifacts."""
+    store: Annotated[str, AfterValidator(refuse_credentials)] = "runs/artifacts"
+    """Folder or fsspec URI where stages leave their artifacts; its credentials come from the environment."""
     scenarios: ScenarioSettings
     """What is played: where it comes from, and what is held out."""
     policy: PolicySettings
     """The model that a run begins with, and how it is loaded."""
+    agent: AgentSettings = AgentSettings()
+    """Who speaks with it, and what it is told."""
     environment: EnvironmentSettings
     """The world in which the episodes are played."""
     reward: tuple[RewardComponent, ...] = Field(min_length=1)
@@ -50,10 +61,22 @@ class PipelineConfig(Settings):
     """How the policy learns from them."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """How champion and candidate are compared on held-out scenarios."""
-    gates: GateSettings = GateSettings()
-    """What a candidate must pass to serve."""
+    gates: tuple[GateSettings, ...] = Field(default=DEFAULT_GATES, min_length=1)
+    """Every one must pass before the candidate may serve."""
     registry: RegistrySettings
     """Where what was trained is registered."""
+    compute: ComputeSettings = ComputeSettings()
+    """Where the stages are computed."""
+
+    @model_validator(mode="after")
+    def _shards_have_one_place(self) -> Self:
+        sent = self.compute.gpu_stages
+        if sent is not None and "rollout" in sent.stages and self.rollout.runner == "dask":
+            raise ValueError(
+                f"rollouts go to deployment {sent.deployment} or to Dask, not to both: leave rollout.runner out, or "
+                "take rollout out of compute.gpu_stages.stages"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_quantized_base_is_adapted(self) -> Self:

@@ -62,6 +62,16 @@ class Tau2Source(Settings):
     """Whose tasks are taken."""
 
 
+class ConversationLogSource(Settings):
+    """What serving wrote down: each conversation as a scenario whose user says the same again."""
+
+    kind: Literal["conversation_log"]
+    path: str
+    """Folder of the log; none there yet is a log without conversations."""
+    files: tuple[str, ...] | None = None
+    """Only these of its files, relative to the folder; none reads all that are there."""
+
+
 class PublishedSource(Settings):
     """A published data set in its own files, read as docs/data.md says."""
 
@@ -85,7 +95,13 @@ class PublishedSource(Settings):
 
 
 Source = Annotated[
-    FileSource | HuggingFaceSource | GeneratorSource | MultiDoGOSource | Tau2Source | PublishedSource,
+    FileSource
+    | HuggingFaceSource
+    | GeneratorSource
+    | MultiDoGOSource
+    | Tau2Source
+    | ConversationLogSource
+    | PublishedSource,
     Field(discriminator="kind"),
 ]
 

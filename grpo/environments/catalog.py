@@ -15,9 +15,12 @@ from grpo.environments.worlds.messaging import MESSAGING
 from grpo.environments.worlds.posting import POSTING
 from grpo.environments.worlds.retail import RETAIL
 from grpo.environments.worlds.tickets import TICKETS
+from grpo.environments.worlds.trading import TRADING
+from grpo.environments.worlds.travel import TRAVEL
+from grpo.environments.worlds.vehicle import VEHICLE
 
-WORLDS = (FILE_SYSTEM, MATHEMATICS, MESSAGING, POSTING, TICKETS, RETAIL)
-"""Worlds that tasks can be played in; no two have a tool of the same name."""
+WORLDS = (FILE_SYSTEM, MATHEMATICS, MESSAGING, POSTING, TICKETS, TRADING, TRAVEL, VEHICLE, RETAIL)
+"""Worlds that tasks can be played in. The one without a place of its own is the last."""
 
 
 def make_environment(settings: EnvironmentSettings) -> Environment:

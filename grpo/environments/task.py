@@ -12,11 +12,12 @@ from typing import Any
 from grpo.environments.conversation import ConversationEnvironment, TurnReward
 from grpo.environments.deck import ScenarioLike
 from grpo.environments.environment import EnvironmentState, StepResult
-from grpo.environments.tools import Function, Refusal, World, describe, problem
 from grpo.environments.users import User
+from grpo.environments.world import Function, Refusal, World, describe_function
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
+from grpo.tools import fault
 from grpo.trajectories import Outcome
 
 Criterion = Callable[[Mapping[str, Any]], bool]
@@ -59,9 +60,13 @@ class TaskEnvironment(ConversationEnvironment):
         if bool(functions) == bool(worlds):
             raise ConfigError("a task needs tools: give either functions of your own or worlds that are there")
         self.criteria = dict(criteria or {})
-        self.tools = tuple(map(describe, functions))
+        self.tools = tuple(map(describe_function, functions))
         self._worlds = tuple(worlds) or (World(functions={function.__name__: function for function in functions}),)
-        self._homes = {name: world for world in self._worlds for name in world.functions}
+        self._homes = {
+            name: tuple(world for world in self._worlds if name in world.functions)
+            for world in self._worlds
+            for name in world.functions
+        }
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """The user says the first words; the world is as the scenario says. Its tools are told in the context."""
@@ -82,7 +87,7 @@ class TaskEnvironment(ConversationEnvironment):
             return await self._hear_user(state)
         offered, results = self._offered(state.scenario), []
         for call in action.tool_calls:
-            world, result = await self._run(state.world, offered, call)
+            world, result, _ = await self._try(state.world, offered, call)
             state = state.after(world=world, metadata={**state.metadata, "seen": (*state.metadata["seen"], result)})
             results.append(result)
         return self._answer(state, results[0] if len(results) == 1 else results)
@@ -119,9 +124,9 @@ class TaskEnvironment(ConversationEnvironment):
         offered = self._offered(scenario)
         for expected in scenario.expected.calls:
             call, before = ToolCall(name=expected["name"], arguments=expected["arguments"]), world
-            world, result = await self._run(world, offered, call)
+            world, result, refused = await self._try(world, offered, call)
             changed = _judged(world) != _judged(before)
-            yield Replayed(call=call, result=result, world=world, changed=changed)
+            yield Replayed(call=call, result=result, world=world, changed=changed, refused=refused)
 
     async def _expect(self, scenario: Scenario) -> _Wanted:
         """What the episode is held against: nothing here where criteria judge it."""
@@ -129,7 +134,16 @@ class TaskEnvironment(ConversationEnvironment):
             return _Wanted(state=_judged(scenario.expected.state))
         steps = [step async for step in self.replay(scenario)]
         world = steps[-1].world if steps else self._begin(scenario)
-        answers = [step.result for step in steps if not step.changed and self._homes[step.call.name].answers_count]
+        counted = [
+            step for step in steps if step.call.name in self._homes and self._home(world, step.call.name).answers_count
+        ]
+        refused = next((step for step in counted if step.refused), None)
+        if refused is not None:
+            raise DataError(
+                f"scenario {scenario.id} is not playable: its world refuses the expected call {refused.call} "
+                f"({refused.result['error']}); leave it out"
+            )
+        answers = [step.result for step in counted if not step.changed]
         return _Wanted(state=_judged(world), answers=tuple(map(_written, answers)))
 
     def _offered(self, scenario: Scenario) -> dict[str, Tool]:
@@ -147,31 +161,42 @@ class TaskEnvironment(ConversationEnvironment):
     def _begin(self, scenario: Scenario) -> dict[str, Any]:
         """The world at the start: each part that the scenario's tools act on."""
         world = copy.deepcopy(scenario.world)
-        used = {id(self._homes[name]): self._homes[name] for name in self._offered(scenario)}
-        for home in used.values():
+        homes = [self._home(world, name) for name in self._offered(scenario)]
+        for home in {id(home): home for home in homes}.values():
             if home.place is None:
                 world = home.begin(world)
             else:
                 world[home.place] = home.begin(world.get(home.place, {}))
         return world
 
+    def _home(self, state: Mapping[str, Any], tool: str) -> World:
+        """The world of a tool: where several have one of this name, the one whose place the state has."""
+        homes = self._homes[tool]
+        return next((home for home in homes if home.place in state), homes[-1])
+
+    async def _try(
+        self, world: Mapping[str, Any], offered: Mapping[str, Tool], call: ToolCall
+    ) -> tuple[Mapping[str, Any], Any, bool]:
+        """The world after one call, the result, and whether it was refused: then the result says why."""
+        try:
+            return *(await self._run(world, offered, call)), False
+        except Refusal as reason:
+            return world, {"error": str(reason)}, True
+
     async def _run(
         self, world: Mapping[str, Any], offered: Mapping[str, Tool], call: ToolCall
     ) -> tuple[Mapping[str, Any], Any]:
-        """The world after one call, which is made on a copy of it, and the result."""
+        """The world after one call, which is made on a copy of it, and the result; `Refusal` where it is not made."""
         tool = offered.get(call.name)
         if tool is None:
-            return world, {"error": f"unknown tool {call.name}; there are {', '.join(offered)}"}
-        wrong = problem(tool, call.arguments)
+            raise Refusal(f"unknown tool {call.name}; there are {', '.join(offered)}")
+        wrong = fault(tool, call.arguments)
         if wrong is not None:
-            return world, {"error": wrong}
-        home = self._homes[call.name]
+            raise Refusal(wrong)
+        home = self._home(world, call.name)
         part = copy.deepcopy(dict(world) if home.place is None else world[home.place])
-        try:
-            returned = home.functions[call.name](part, **copy.deepcopy(dict(call.arguments)))
-            part, result = await returned if inspect.isawaitable(returned) else returned
-        except Refusal as reason:
-            return world, {"error": str(reason)}
+        returned = home.functions[call.name](part, **copy.deepcopy(dict(call.arguments)))
+        part, result = await returned if inspect.isawaitable(returned) else returned
         return (part if home.place is None else {**world, home.place: part}), result
 
 
@@ -185,6 +210,8 @@ class Replayed:
     """As it is afterwards."""
     changed: bool
     """Whether it is another one than before."""
+    refused: bool
+    """Whether the call was not made; the result says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,9 @@ class Evaluation(_Part):
     kl_to_base: float
     """KL(candidate ‖ base), nats a token, on the candidate's own held-out tokens."""
     failed_share: float
-    """Share of the candidate's episodes that failed or were truncated."""
+    """Share of the candidate's episodes that ended in an error."""
+    truncated_share: float
+    """Share of the candidate's episodes that were cut off."""
     length_ratio: float
     """Tokens that the candidate says in an episode, over the champion's."""
     episodes: int
@@ -57,7 +59,8 @@ class GateCheck(_Part):
     """One condition: `value` must be `relation` `bound`."""
 
     name: str
-    value: float
+    value: float | None
+    """None where there is no evidence; then it has not passed."""
     relation: Literal[">", "<=", ">="]
     bound: float
     passed: bool
@@ -97,6 +100,8 @@ class Iteration(_Part):
     failed_share: float
     tokens: int
     """Tokens that were trained on."""
+    rewards_cut: int = 0
+    """Rewards that were beyond `training.reward_clip`."""
     loss: float = 0.0
     """Near 0 on-policy: advantages of siblings add up to nothing."""
     ratio: float = 1.0

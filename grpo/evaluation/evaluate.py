@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from grpo.config.evaluation import EvaluationSettings
+from grpo.config.gates import Metric
 from grpo.errors import DataError
-from grpo.evaluation.document import Comparison, Evaluation
-from grpo.evaluation.statistics import compare
+from grpo.evaluation.document import Comparison, Evaluation, Interval
+from grpo.evaluation.statistics import compare, interval
 from grpo.trajectories import Trajectory
 
 
@@ -19,42 +20,32 @@ def evaluate(
     candidate: Sequence[Trajectory],
     settings: EvaluationSettings,
     *,
-    metric: Literal["success", "reward"],
+    metric: Metric,
     kl_to_base: float,
     seed: int,
 ) -> Evaluation:
     """Compare two policies on the same scenarios, samples and random numbers.
 
-    A failed episode counts as 0 of `success` and is left out of `reward` together with its twin.
-    Raises `DataError` when the two did not play the same samples.
+    Raises `DataError` when the two did not play the same samples, or none of them has the metric.
     """
-    pairs = _pair(champion, candidate)
-    measure = _MEASURES[metric]
-    scored = [
-        (left, right, before, after)
-        for left, right in pairs
-        if (before := measure(left)) is not None and (after := measure(right)) is not None
-    ]
-    if not scored:
-        raise DataError(f"no held-out episode has a {metric}; set gates.metric to one that this environment gives")
 
-    def comparison(name: str, chosen: Sequence[tuple[Trajectory, Trajectory, float, float]]) -> Comparison:
-        by_scenario: dict[str, list[tuple[float, float]]] = {}
-        for left, _, before, after in chosen:
-            by_scenario.setdefault(left.scenario_id, []).append((before, after))
-        means = np.array([np.mean(values, axis=0) for values in by_scenario.values()])
-        return compare(
-            name,
-            means[:, 0],
-            means[:, 1],
-            confidence=settings.confidence,
-            resamples=settings.resamples,
-            seed=seed,
+    def comparisons(key: Callable[[Trajectory], str]) -> tuple[Comparison, ...]:
+        means = heldout_means(champion, candidate, metric, key=key)
+        if not means:
+            raise DataError(
+                f"no held-out episode has a {metric}; set the metric of the gates to one that this environment gives"
+            )
+        return tuple(
+            compare(
+                name,
+                means[name][:, 0],
+                means[name][:, 1],
+                confidence=settings.confidence,
+                resamples=settings.resamples,
+                seed=seed,
+            )
+            for name in sorted(means, key=lambda name: (_ORDER.get(name, 0), name))
         )
-
-    def split(key: Callable[[Trajectory], str]) -> tuple[Comparison, ...]:
-        names = sorted({key(left) for left, *_ in scored}, key=lambda name: (_ORDER.get(name, 0), name))
-        return tuple(comparison(name, [row for row in scored if key(row[0]) == name]) for name in names)
 
     said = [sum(trajectory.action_count for trajectory in side) for side in (champion, candidate)]
     return Evaluation(
@@ -62,14 +53,54 @@ def evaluate(
         confidence=settings.confidence,
         champion_policy=champion[0].policy_hash,
         candidate_policy=candidate[0].policy_hash,
-        overall=comparison("all", scored),
-        by_category=split(lambda t: t.category),
-        by_difficulty=split(lambda t: t.difficulty),
+        overall=comparisons(lambda _: "all")[0],
+        by_category=comparisons(lambda t: t.category),
+        by_difficulty=comparisons(lambda t: t.difficulty),
         kl_to_base=kl_to_base,
-        failed_share=sum(t.stop != "terminated" for t in candidate) / len(candidate),
+        failed_share=sum(t.stop == "failed" for t in candidate) / len(candidate),
+        truncated_share=sum(t.stop == "truncated" for t in candidate) / len(candidate),
         length_ratio=said[1] / max(1, said[0]),
-        episodes=len(pairs),
+        episodes=len(candidate),
     )
+
+
+def heldout_means(
+    champion: Sequence[Trajectory],
+    candidate: Sequence[Trajectory],
+    metric: Metric,
+    *,
+    key: Callable[[Trajectory], str],
+) -> dict[str, NDArray[np.float64]]:
+    """Means over the samples of each scenario, [scenarios, 2] for champion and candidate, by `key`.
+
+    A failed episode counts as 0 of `success` and is left out of `reward` together with its twin; what nobody
+    verified or scored is left out. Raises `DataError` when the two did not play the same samples.
+    """
+    measure = _MEASURES[metric]
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for left, right in _pair(champion, candidate):
+        before, after = measure(left), measure(right)
+        if before is not None and after is not None:
+            found.setdefault(key(left), {}).setdefault(left.scenario_id, []).append((before, after))
+    return {
+        name: np.array([np.mean(values, axis=0) for values in scenarios.values()]) for name, scenarios in found.items()
+    }
+
+
+def mean(played: Sequence[Trajectory], settings: EvaluationSettings, *, metric: Metric, seed: int) -> Interval:
+    """How one policy fared on its own, with the interval over scenarios; measured as `evaluate` measures.
+
+    Raises `DataError` where no episode has the metric.
+    """
+    by_scenario: dict[str, list[float]] = {}
+    for trajectory in played:
+        value = _MEASURES[metric](trajectory)
+        if value is not None:
+            by_scenario.setdefault(trajectory.scenario_id, []).append(value)
+    if not by_scenario:
+        raise DataError(f"no held-out episode has a {metric}")
+    means = np.array([np.mean(values) for values in by_scenario.values()])
+    return interval(means, confidence=settings.confidence, resamples=settings.resamples, seed=seed)
 
 
 def _success(trajectory: Trajectory) -> float | None:

@@ -23,10 +23,10 @@ _MINUTE_S, _HOUR_S = 60, 3600
 _WHOLE_FROM = 100  # three digits before the point need none behind it
 
 
-def render_page(document: ReportDocument) -> str:
-    """Draw the page; the same document gives the same text."""
+def templates(*folders: Path) -> Environment:
+    """Templates of these folders and of the report, which share its style and its filters; every text is escaped."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -36,17 +36,26 @@ def render_page(document: ReportDocument) -> str:
     environment.filters.update(
         percent=percent, number=number, count=count, duration=duration, call=call, relative=relative
     )
+    return environment
+
+
+def render_page(document: ReportDocument) -> str:
+    """Draw the page; the same document gives the same text."""
     evaluation = document.evaluation
-    return environment.get_template("page.html.j2").render(
-        document=document,
-        verdict=VERDICTS[document.decision.verdict],
-        summary=_summary(evaluation),
-        measure=_measure(evaluation),
-        change=_change(evaluation),
-        heldout=None if evaluation is None else plots.heldout(evaluation),
-        curves=_curves(document.iterations),
-        components=sorted({name for iteration in document.iterations for name in iteration.components}),
-        bar_scale=_bar_scale,
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            document=document,
+            verdict=VERDICTS[document.decision.verdict],
+            summary=_summary(evaluation),
+            measure=_measure(evaluation),
+            change=_change(evaluation),
+            heldout=None if evaluation is None else plots.heldout(evaluation),
+            curves=_curves(document.iterations),
+            components=sorted({name for iteration in document.iterations for name in iteration.components}),
+            bar_scale=_bar_scale,
+        )
     )
 
 

@@ -101,7 +101,7 @@ def heldout(evaluation: Evaluation) -> str:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.figure.legend(loc="outside upper left", ncols=2)
 
-    return _svg("heldout", f"Held-out {evaluation.metric}, champion and candidate", draw, (9.2, height))
+    return svg("heldout", f"Held-out {evaluation.metric}, champion and candidate", draw, (9.2, height))
 
 
 def reward(iterations: Sequence[Iteration]) -> str:
@@ -147,12 +147,21 @@ def lost_share(iterations: Sequence[Iteration]) -> str:
 
 def plot_png(document: ReportDocument) -> bytes:
     """The run at a glance on white: the curve of training, and held-out bars before and after."""
+    title = f"{document.name}: {document.decision.verdict}"
+    return png(
+        title,
+        lambda axes: _draw_training(axes, document.iterations),
+        lambda axes: _draw_bars(axes, document.evaluation),
+    )
+
+
+def png(title: str, *draws: Callable[[Axes], None], width: float = 5.0) -> bytes:
+    """Figures beside each other in the common look, on white; widths in inches."""
     with matplotlib.rc_context({**_LOOK, **_OVERVIEW_PADDING}):
-        figure = Figure(figsize=(10.0, 4.0), layout="constrained", facecolor="white")
-        left, right = figure.subplots(1, 2)
-        _draw_training(left, document.iterations)
-        _draw_bars(right, document.evaluation)
-        figure.suptitle(f"{document.name}: {document.decision.verdict}", x=0.015, ha="left", fontsize=12)
+        figure = Figure(figsize=(width * len(draws), 4.0), layout="constrained", facecolor="white")
+        for axes, draw in zip(figure.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
+            draw(axes)
+        figure.suptitle(title, x=0.015, ha="left", fontsize=12)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=140, metadata={"Software": None})
     return buffer.getvalue()
@@ -162,7 +171,7 @@ def _draw_training(axes: Axes, iterations: Sequence[Iteration]) -> None:
     verified = any(iteration.success is not None for iteration in iterations)
     axes.set_title("Rollout success by iteration" if verified else "Reward by iteration")
     if not iterations:
-        _say(axes, "no iteration was trained")
+        say(axes, "no iteration was trained")
         return
     values = [iteration.success if verified else iteration.reward for iteration in iterations]
     axes.set_xlabel("iteration")
@@ -172,7 +181,7 @@ def _draw_training(axes: Axes, iterations: Sequence[Iteration]) -> None:
 def _draw_bars(axes: Axes, evaluation: Evaluation | None) -> None:
     if evaluation is None:
         axes.set_title("Held-out scenarios")
-        _say(axes, "nothing was evaluated")
+        say(axes, "nothing was evaluated")
         return
     axes.set_title(f"Held-out {evaluation.metric} by category")
     comparisons = (evaluation.overall, *evaluation.by_category)
@@ -189,7 +198,8 @@ def _draw_bars(axes: Axes, evaluation: Evaluation | None) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.02), ncols=2)
 
 
-def _say(axes: Axes, sentence: str) -> None:
+def say(axes: Axes, sentence: str) -> None:
+    """Write why there is nothing to draw."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, color=MUTED, ha="center", va="center", transform=axes.transAxes)
 
@@ -222,7 +232,7 @@ def _curve(
         if len(lines) > 1:
             axes.figure.legend(loc="outside lower left", ncols=_LEGEND_COLUMNS)
 
-    return _svg(name, label, draw, _CURVE_INCHES)
+    return svg(name, label, draw, _CURVE_INCHES)
 
 
 def _draw_lines(
@@ -258,7 +268,7 @@ def _draw_lines(
         axes.set_yticks(_QUARTERS)
 
 
-def _svg(name: str, label: str, draw: Callable[[Axes], None], inches: tuple[float, float]) -> str:
+def svg(name: str, label: str, draw: Callable[[Axes], None], inches: tuple[float, float]) -> str:
     """One figure in the common look, as an `<svg>` element to stand inside a page.
 
     Widths follow the page, colours its variables, and nothing in it names an address: an element inside HTML

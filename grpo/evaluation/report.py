@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from grpo.artifacts import storage_errors, write_atomically
-from grpo.evaluation.document import ReportDocument
+from grpo.errors import DataError
+from grpo.evaluation.document import SCHEMA_VERSION, ReportDocument
 from grpo.evaluation.page import render_page
 from grpo.evaluation.plots import plot_png
 
@@ -24,5 +28,18 @@ def write_report(document: ReportDocument, folder: Path, *, data_docs: Path | No
 
 
 def read_report(path: Path) -> ReportDocument:
-    """Read `report.json` back, checked against its schema."""
-    return ReportDocument.model_validate_json(path.read_bytes())
+    """Read `report.json` back, checked against its schema.
+
+    Raises `DataError` for a file that is missing, broken, or of another schema version.
+    """
+    try:
+        content = path.read_bytes()
+        version = json.loads(content).get("schema_version")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read as a report: {error}") from error
+    if version != SCHEMA_VERSION:
+        raise DataError(f"{path} has report schema version {version!r}, this code reads {SCHEMA_VERSION}; run it again")
+    try:
+        return ReportDocument.model_validate_json(content)
+    except ValidationError as error:
+        raise DataError(f"{path} is no report: {error.errors()[0]['msg']} at {error.errors()[0]['loc']}") from error

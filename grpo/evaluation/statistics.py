@@ -1,6 +1,8 @@
-"""Intervals by the bootstrap over scenarios."""
+"""Intervals over scenarios: by the bootstrap, and for the few of one category."""
 
 from __future__ import annotations
+
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,3 +40,16 @@ def compare(
         candidate=bounds(candidate),
         difference=bounds(candidate - champion),
     )
+
+
+def highest_likely(differences: NDArray[np.float64], *, confidence: float, largest: float) -> float:
+    """Upper one-sided bound of the mean of paired differences [scenarios], also where they are few.
+
+    Two more scenarios are counted, one that gained and one that lost `largest`: the adjusted Wald interval for paired
+    proportions (Bonett and Price 2012), whose width is never 0. The bootstrap of two scenarios that agree is a point.
+
+        both of 2 scenarios lost: differences -1 -1, and +1 -1: mean -.5, variance .75 / 4; at 80 % -.5 + .84 · .433
+    """
+    counted = np.concatenate([differences, [largest, -largest]])
+    error = float(counted.std()) / len(counted) ** 0.5
+    return float(counted.mean()) + NormalDist().inv_cdf(confidence) * error

@@ -62,6 +62,12 @@ def _rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> _
     )
 
 
+def rewards_cut(trajectories: Sequence[Trajectory], settings: TrainingSettings) -> int:
+    """How many rewards of these trajectories, of turns or of the whole, lie beyond `reward_clip`."""
+    given = [reward for t in trajectories for reward in (*t.turn_rewards, t.terminal_reward) if reward is not None]
+    return 0 if settings.reward_clip is None else sum(abs(reward) > settings.reward_clip for reward in given)
+
+
 def token_advantages(
     groups: Sequence[TrajectoryGroup], settings: TrainingSettings
 ) -> list[list[NDArray[np.float32] | None]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from grpo.algorithms.catalog import ALGORITHMS
 from grpo.config.training import TrainingSettings
 from grpo.errors import DataError, NoLearningSignal, PolicyError
-from grpo.learner.credit import token_advantages, token_rewards
+from grpo.learner.credit import rewards_cut, token_advantages, token_rewards
 from grpo.trajectories import Trajectory, TrajectoryGroup
 
 
@@ -46,6 +46,8 @@ class Batch:
     """Valid siblings of all groups, the uninformative ones included."""
     token_count: int
     """Tokens that the policy said in them."""
+    rewards_cut: int = 0
+    """Rewards of them that were beyond `reward_clip`."""
 
     @property
     def informative_share(self) -> float:
@@ -75,14 +77,21 @@ def build_batch(
         _check(group, policy_hash, earlier_hash, renderer_hash)
     valid = [t for group in groups for t in group.trajectories if t.total_reward is not None and t.loss_mask.any()]
     if not valid:
-        if any(t.reworded for group in groups for t in group.trajectories):
+        trajectories = [t for group in groups for t in group.trajectories]
+        if any(t.reworded for t in trajectories):
             raise DataError(
                 "nothing that the policy sampled is left to train on: the agent's own code reworded its turns; let "
                 "process_turn and generate_response return what they are given, or evaluate this agent"
             )
+        if any(t.total_reward is not None for t in trajectories):
+            raise DataError(
+                f"in none of the {len(trajectories)} trajectories did the policy say anything: what it was to read has "
+                f"up to {max(len(t.token_ids) for t in trajectories)} tokens, which leave no room for a reply; raise "
+                "rollout.max_context, or take a policy that reads more"
+            )
         raise DataError(
-            f"none of the {sum(len(group.trajectories) for group in groups)} trajectories has a reward; score the "
-            "rollout, and look at why its episodes or their rewards failed"
+            f"none of the {len(trajectories)} trajectories has a reward; score the rollout, and look at why its "
+            "episodes or their rewards failed"
         )
     samples = _judged(groups, settings) if ALGORITHMS[settings.algorithm].critic else _compared(groups, settings)
     informative = sum(map(_teaches, samples))
@@ -97,6 +106,7 @@ def build_batch(
         group_count=len(groups),
         sample_count=len(valid),
         token_count=sum(trajectory.action_count for trajectory in valid),
+        rewards_cut=rewards_cut(valid, settings),
     )
 
 

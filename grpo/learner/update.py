@@ -51,6 +51,8 @@ class UpdateMetrics(BaseModel):
     learning_rate: float = 0.0
     loss: float = 0.0
     tokens: int = 0
+    rewards_cut: int = 0
+    """Rewards that were beyond `reward_clip`."""
     mismatch_kl: float = 0.0
     """KL(sampler ‖ policy) before the first step, where an importance_cap makes up for it."""
     step_kl: float | None = None
@@ -158,6 +160,7 @@ def update(
         kl_to_base=reference_kl(reference.model, samples, max_tokens=learner.microbatch_tokens),
         **{name: float(np.mean([metrics[name] for metrics in measured])) for name in names if name in measured[0]},
         tokens=int(sum(metrics["tokens"] for metrics in measured)),
+        rewards_cut=batch.rewards_cut,
         mismatch_kl=mismatch,
         step_kl=max((metrics["step_kl"] for metrics in measured if "step_kl" in metrics), default=None),
         value_loss=value_loss,

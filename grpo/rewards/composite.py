@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 from grpo.errors import ConfigError, Unscored
-from grpo.messages import Message
-from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult, checked_weight
+from grpo.rewards.reward import Episode, GroupReward, RewardFunction, RewardResult, checked_weight
 
 
 class Objective(TypedDict):
@@ -23,7 +22,7 @@ Weighted: TypeAlias = RewardFunction | tuple[RewardFunction, float] | Objective
 """A reward with its own weight, a pair whose weight wins, or a mapping that names it too."""
 
 
-class CompositeReward(RewardFunction):
+class CompositeReward(GroupReward):
     """Σ weight · score; the breakdown holds each component's own score, the metadata the weights and all parts.
 
     An episode that a component cannot judge is not judged, unless the component is `optional`: then it counts without
@@ -54,13 +53,6 @@ class CompositeReward(RewardFunction):
         self.floors = dict(floors or {})
         if strangers := ({*self.optional} | {*self.floors}) - set(names):
             raise ConfigError(f"optional or floors name {sorted(strangers)}, which are no components of {names}")
-
-    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """One conversation as a group of its own."""
-        [result] = await self.compute_group([Episode(turns=tuple(turns), context=context)])
-        if isinstance(result, Unscored):
-            raise result
-        return result
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
         """See the class."""

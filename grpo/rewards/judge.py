@@ -16,17 +16,16 @@ from pydantic import ValidationError
 
 from grpo.config.judge import JudgeSettings
 from grpo.errors import ConfigError, Unscored
-from grpo.messages import Message
 from grpo.rewards.comparison import Comparison, shuffled
 from grpo.rewards.judge_cache import AnswerCache
-from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult
+from grpo.rewards.reward import Episode, GroupReward, RewardFunction, RewardResult
 from grpo.rewards.rubrics import Rubric, find_rubric
 from grpo.rewards.verdicts import MalformedVerdict, Verdict, read_verdicts
 
 logger = logging.getLogger(__name__)
 
 
-class RulerReward(RewardFunction):
+class RulerReward(GroupReward):
     """The score that a judge gives a conversation beside its siblings, by a rubric.
 
     `options` are the fields of `JudgeSettings`; `rubric` is the name of one that ships, or one's own. One call judges
@@ -58,13 +57,6 @@ class RulerReward(RewardFunction):
         self.client = JudgeClient(self.settings)
         self.answers = AnswerCache(Path(self.settings.folder) / "answers")
 
-    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """One conversation as a group of its own, measured by the rubric alone."""
-        [result] = await self.compute_group([Episode(turns=tuple(turns), context=context)])
-        if isinstance(result, Unscored):
-            raise result
-        return result
-
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
         """See the class; the judge reads the siblings in an order drawn for their scenario."""
         scenario_id = episodes[0].context.scenario_id
@@ -84,7 +76,7 @@ class RulerReward(RewardFunction):
             episodes, order, self.rubric, seed=self.settings.seed, max_chars=self.settings.max_chars
         )
         try:
-            verdicts, cached = await self._judge(comparison)
+            verdicts = await self._judge(comparison)
         except Unscored as reason:
             return [reason] * len(episodes)
         return [
@@ -100,19 +92,18 @@ class RulerReward(RewardFunction):
                     "reason": verdicts[label].reason,
                     "cut_chars": comparison.cut[index],
                     "shared_cut_chars": comparison.shared_cut,
-                    "cached": cached,
                 },
             )
             for index, label in enumerate(comparison.labels)
         ]
 
-    async def _judge(self, comparison: Comparison) -> tuple[dict[str, Verdict], bool]:
-        """Verdicts by label, and whether they were known before."""
+    async def _judge(self, comparison: Comparison) -> dict[str, Verdict]:
+        """Verdicts by label, from what the judge has answered before where it was asked this."""
         request = self.client.request(comparison.messages)
         question = {"server": self.client.server.address, "rubric": self.rubric.hash, "request": request}
         if (known := self.answers.get(question)) is not None:
             with suppress(MalformedVerdict):
-                return read_verdicts(known, comparison.labels), True
+                return read_verdicts(known, comparison.labels)
         answer = await self.client.ask(comparison.messages)
         try:
             verdicts = read_verdicts(answer, comparison.labels)
@@ -120,7 +111,7 @@ class RulerReward(RewardFunction):
             answer = await self.client.ask([*comparison.messages, *_sent_back(answer, problem)])
             verdicts = read_verdicts(answer, comparison.labels)
         self.answers.put(question, answer)
-        return verdicts, False
+        return verdicts
 
 
 def create_customer_service_ruler(

@@ -69,8 +69,8 @@ class RewardResult:
 class RewardFunction(ABC):
     """Base of all rewards; `weight` is what the score counts for in a composite, usually in [0, 1]; else it warns.
 
-    A reward that judges one conversation at a time has `compute_reward`; one that compares siblings overrides
-    `compute_group` too. Either raises, or returns, `Unscored` for an episode that it cannot judge.
+    A reward that judges one conversation at a time has `compute_reward`; one that compares siblings is a `GroupReward`.
+    Either raises, or returns, `Unscored` for an episode that it cannot judge.
     """
 
     name: str
@@ -101,6 +101,21 @@ class RewardFunction(ABC):
             return reason
         except RewardError as error:
             raise RewardError(f"sample {episode.context.sample}: {error}") from error
+
+
+class GroupReward(RewardFunction):
+    """Base of the rewards that judge siblings beside each other."""
+
+    @abstractmethod
+    async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
+        """Score the siblings of one scenario, in their order."""
+
+    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+        """Score one conversation as a group of its own."""
+        [result] = await self.compute_group([Episode(turns=tuple(turns), context=context)])
+        if isinstance(result, Unscored):
+            raise result
+        return result
 
 
 def checked_weight(weight: float, name: str) -> float:

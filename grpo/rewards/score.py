@@ -67,4 +67,6 @@ async def _judge(
 def _scored(trajectory: Trajectory, result: RewardResult | Unscored) -> Trajectory:
     if isinstance(result, Unscored):
         return replace(trajectory, error=f"unscored: {result}")
-    return replace(trajectory, terminal_reward=result.score, breakdown=dict(result.breakdown))
+    return replace(
+        trajectory, terminal_reward=result.score, breakdown=dict(result.breakdown), judgement=result.metadata
+    )

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from grpo.errors import Unscored
-from grpo.messages import Message
 from grpo.rewards.exchange import exchanges
 from grpo.rewards.language import ngrams, words
 from grpo.rewards.prose import variety
-from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult
+from grpo.rewards.reward import Episode, GroupReward, RewardResult
 
 
-class SimilarityAwareReward(RewardFunction):
+class SimilarityAwareReward(GroupReward):
     """1 − mean overlap with the siblings' replies, times how little the conversation repeats itself.
 
     Overlap is that of the runs of up to three words (Jaccard): siblings that all say the same score 0, ones with no
@@ -21,13 +20,6 @@ class SimilarityAwareReward(RewardFunction):
     """
 
     name = "similarity_aware"
-
-    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """One conversation as an only child."""
-        [result] = await self.compute_group([Episode(turns=tuple(turns), context=context)])
-        if isinstance(result, Unscored):
-            raise result
-        return result
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
         """See the class."""

@@ -7,8 +7,16 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from grpo.config.scenarios import FileSource, GeneratorSource, MultiDoGOSource, Source, Tau2Source
+from grpo.config.scenarios import (
+    ConversationLogSource,
+    FileSource,
+    GeneratorSource,
+    MultiDoGOSource,
+    Source,
+    Tau2Source,
+)
 from grpo.errors import DataError
+from grpo.scenarios.conversation_log import ConversationLog
 
 
 def fingerprint(sources: Sequence[Source]) -> str:
@@ -33,6 +41,10 @@ def _files(source: Source) -> Iterator[Path]:
         yield _module_file(source.function.partition(":")[0])
         return
     root = Path(source.path)
+    if isinstance(source, ConversationLogSource):
+        log = ConversationLog(root)
+        yield from (root / name for name in (log.files() if source.files is None else source.files))
+        return
     if not root.exists():
         raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
     if isinstance(source, FileSource):

@@ -86,6 +86,8 @@ class _Tally:
         progress.report("ingest", done, total, records=self.records, quarantined=self.quarantined)
 
     def check(self, max_quarantined_share: float) -> None:
+        if not self.records:
+            raise DataError("the sources hold no record; add one that does to scenarios.sources")
         share = self.quarantined / self.records
         if share > max_quarantined_share:
             raise BudgetError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +54,8 @@ def split(scenarios_path: Path, *, heldout_share: float, limit: int | None) -> S
 
     A scenario without a declared side follows a declared one with the same text.
 
-    Raises `DataError` where a side is empty, or a category of at least 20 scenarios has none held out.
+    Raises `DataError` where a side is empty, or a category of at least 20 scenarios has none held out. At a share of 1
+    nothing is trained on but what is declared so.
     """
     rows = _read(scenarios_path)
     declared = {row.text_digest: row.side for row in rows if row.side is not None}
@@ -64,6 +66,31 @@ def split(scenarios_path: Path, *, heldout_share: float, limit: int | None) -> S
         (heldout if side == "heldout" else train).append(row)
     _check(scenarios_path, train, heldout, heldout_share)
     train, heldout = train[:limit], heldout[:limit]
+    return Split(
+        train=tuple(row.id for row in train),
+        heldout=tuple(row.id for row in heldout),
+        categories=_count(train, heldout),
+    )
+
+
+def hold_back(scenarios_path: Path, sides: Split, *, share: float) -> Split:
+    """Split the training side once more: a share of it is held out, and the held-out side is on neither.
+
+    So that settings may be chosen on scenarios that neither train nor judge. The same text is on one side.
+    Raises `DataError` where a side is empty.
+    """
+    train: list[_Row] = []
+    heldout: list[_Row] = []
+    trained = set(sides.train)
+    for row in _read(scenarios_path):
+        if row.id in trained:
+            again = hashlib.sha256(f"validation {row.text_digest}".encode()).hexdigest()
+            (heldout if side_of(again, share=share) == "heldout" else train).append(row)
+    if not train or not heldout:
+        raise DataError(
+            f"{scenarios_path}: {len(heldout)} of {len(trained)} training scenarios are held back at share {share}; "
+            "both sides need some: add scenarios or change validation_share"
+        )
     return Split(
         train=tuple(row.id for row in train),
         heldout=tuple(row.id for row in heldout),
@@ -88,7 +115,7 @@ def _read(path: Path) -> list[_Row]:
 
 def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> None:
     for name, rows in (("training", train), ("held-out", heldout)):
-        if not rows:
+        if not rows and (name, share) != ("training", 1):
             raise DataError(
                 f"{path}: the {name} side is empty at heldout_share {share}, of {len(train) + len(heldout)} scenarios; "
                 "add scenarios or change scenarios.heldout_share"

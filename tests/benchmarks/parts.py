@@ -6,7 +6,7 @@ from importlib import import_module
 
 from tests.benchmarks.page import Findings
 
-PARTS = ("pipeline", "step", "rollout", "growth", "latency", "gpu", "ingest", "score")
+PARTS = ("pipeline", "step", "rollout", "growth", "latency", "gpu", "ingest", "score", "gates")
 
 
 def run(part: str) -> Findings:

@@ -1,4 +1,4 @@
-"""Learned rewards on real data, each on what it did not see; writes docs/rewards.md.
+"""Rewards on real data, learned ones on what they did not see; writes docs/rewards.md.
 
     python -m tests.benchmarks.rewards --data ../shared/data                 measure all, from scratch
     python -m tests.benchmarks.rewards --data ../shared/data --only safety   one of them; the other rows stay
@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,9 +20,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from grpo.messages import Message
+from grpo.rewards.answers import final_answer
 from grpo.rewards.card import Card, Source, digest
 from grpo.rewards.hazards import hazards
-from grpo.rewards.measures import Measure, auc
+from grpo.rewards.measures import Measure, auc, wilson_interval
 from grpo.rewards.ngrams import Exchange
 from grpo.rewards.safety import SHIPPED, SafetyReward, safety
 from grpo.rewards.teaching import apart, learn_labels, learn_pairs
@@ -131,6 +133,34 @@ def measure_steps(data: Path, name: str, goal: float) -> list[Row]:
     ]
 
 
+ANSWERS = {
+    "as published, `#### 72`": "{worked}\n#### {label}",
+    "`The answer is $72.00.`": "{worked}\nThe answer is ${label}.00.",
+    "`\\boxed{72}`": "{worked} \\boxed{{{label}}}",
+    "as written, without `####`": "{worked}",
+}
+"""Forms in which a final answer occurs."""
+
+
+def measure_answers(data: Path) -> list[Row]:
+    """Final answers of GSM8K's worked solutions, read from each form that occurs, against the labels."""
+    lines = (data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    solutions = [json.loads(line)["answer"].partition("####") for line in lines]
+    rows = []
+    for form, template in ANSWERS.items():
+        began = time.perf_counter()
+        right = sum(
+            final_answer(template.format(worked=worked.strip(), label=label.strip()))
+            == Fraction(label.strip().replace(",", ""))
+            for worked, _, label in solutions
+        )
+        goal = 0.995 if "{label}" in template else None
+        low, high = wilson_interval(right, len(solutions))
+        found = Measure(name="agreement", value=right / len(solutions), low=low, high=high, count=len(solutions))
+        rows.append(_row("correctness, final answers", "GSM8K", form, 0, found, goal, time.perf_counter() - began))
+    return rows
+
+
 def opening(prompt: tuple[Message, ...]) -> str:
     """How a dialogue begins: all up to the user's first message. Dialogues that begin alike are held out together."""
     first = next((place for place, message in enumerate(prompt) if message.role == "user"), len(prompt) - 1)
@@ -179,6 +209,7 @@ MEASURES: dict[str, Callable[[Path], list[Row]]] = {
     "harmlessness": measure_harmlessness,
     "tm3": lambda data: measure_steps(data, "tm3", 0.75),
     "tm4": lambda data: measure_steps(data, "tm4", 0.62),
+    "answers": measure_answers,
 }
 
 

@@ -17,18 +17,28 @@ from flows.cli import app
 from flows.server import mlflow_server
 from flows.service import port_is_free
 from grpo.config.pipeline import load_config
+from grpo.config.retraining import RetrainConfig
+from grpo.config.yaml_file import load_settings
 from grpo.errors import ConfigError
 from grpo.rewards.admission import admit
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
-CONFIGS = sorted((ROOT / "data" / "configs").glob("*.yaml"))
+OTHER_KINDS = ("retrain", "tune")
+CONFIGS = [path for path in sorted((ROOT / "data" / "configs").glob("*.yaml")) if path.stem not in OTHER_KINDS]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid(path: Path):
     """What we ship loads."""
     assert load_config(path).name == path.stem
+
+
+def test_the_shipped_retraining_is_valid(monkeypatch: pytest.MonkeyPatch):
+    """It loads, and the run that it repeats takes its changes."""
+    monkeypatch.chdir(ROOT)
+    config = load_settings(ROOT / "data" / "configs" / "retrain.yaml", RetrainConfig)
+    assert load_config(Path(config.pipeline), config.changes).training.iterations == 12
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -47,7 +47,7 @@ def module_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
         "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 32, "shards": 2},
         "training": {"iterations": 2, "learning_rate": 3e-4},
-        "evaluation": {"resamples": 200},
+        "evaluation": {"resamples": 200, "samples": 1},
         "registry": {"model_name": "short"},
     }
 

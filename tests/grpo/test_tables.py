@@ -38,6 +38,7 @@ def _written(**changes: object) -> Trajectory:
         turn_rewards=(0.25,),
         terminal_reward=0.5,
         breakdown={"checks": 1.0},
+        judgement={"weights": {"checks": 1.0}, "rubric_hash": "é"},
     )
     return replace(trajectory, **changes)
 
@@ -51,6 +52,12 @@ def test_a_trajectory_survives_parquet(tmp_path: Path):
     assert (first, second) == (_written(), failed)
     assert first.total_reward == 0.75
     assert (second.stop, second.error, second.outcome, second.total_reward) == ("failed", "boom", None, None)
+
+
+def test_a_judgement_that_is_no_json_names_its_trajectory(tmp_path: Path):
+    """What a reward says beside its score is for people and pages, so it must be writable."""
+    with pytest.raises(DataError, match=r"scenario s-1 sample 2: metadata of its reward .*JSON"):
+        write_trajectories(tmp_path / "t", [_written(judgement={"model": object()})], provenance={})
 
 
 def test_the_same_trajectories_are_the_same_bytes(tmp_path: Path):
@@ -128,6 +135,7 @@ def _random(rng: random.Random) -> Trajectory:
         turn_rewards=tuple(rng.gauss(0, 1) for _ in range(rng.randrange(3))),
         terminal_reward=rng.choice((None, rng.gauss(0, 1))),
         breakdown={_text(rng): rng.gauss(0, 1) for _ in range(rng.randrange(3))},
+        judgement={_text(rng): [_text(rng), rng.gauss(0, 1), None] for _ in range(rng.randrange(3))},
     )
 
 
@@ -152,6 +160,7 @@ def test_what_was_written_as_json_is_read_as_it_was():
         ("turns", [{"role": "robot"}], "turns.0.role"),
         ("outcome", {"success": 1, "checks": [], "state": "{}"}, "outcome.success: .*valid boolean"),
         ("outcome", {"success": True, "checks": [], "state": "[]"}, "outcome.state"),
+        ("judgement", "[]", "judgement"),
         ("speaker", "agent", "speaker: Extra inputs"),
         ("sampler_logprobs", [0.0], "lengths 4, 4, 1"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -347,3 +349,36 @@ def test_wandb_that_is_not_installed_is_named(tiny_folder: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):
         run(make_trainer(tiny_folder, report_to="wandb"))
+
+
+def _wandb_history(file: Path) -> list[dict[str, float]]:
+    """Rows of a W&B run's own file: a LevelDB log of protobuf records, in blocks of 32 KiB after 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, rows, parts = file.read_bytes(), 7, [], b""
+    while place + 7 <= len(data):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        length, kind = struct.unpack("<4xHB", data[place : place + 7])
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record, parts = Record.FromString(parts), b""
+            if record.HasField("history"):
+                items = record.history.item
+                rows.append({item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return rows
+
+
+def test_an_offline_wandb_run_holds_what_each_iteration_showed(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Read back from the run's own file: the reward of each iteration, and its place in the series."""
+    pytest.importorskip("wandb", reason="wandb is not installed; pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    trainer = make_trainer(tiny_folder, report_to="wandb", wandb_project="letters")
+    rewards = run(trainer)
+    [file] = trainer.folder.glob("wandb/offline-run-*/*.wandb")
+    told = {row["_step"]: row["rollout/reward"] for row in _wandb_history(file) if "rollout/reward" in row}
+    assert told == pytest.approx(dict(enumerate(rewards, start=1)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from grpo.environments.tools import Refusal, State, World
+from grpo.environments.world import Refusal, State, World
 
 Node = dict[str, Any]
 _BAD_NAME = frozenset('|/\\?%*:"><')

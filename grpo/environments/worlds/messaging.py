@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.tools import Refusal, State, World
+from grpo.environments.world import Refusal, State, World
 
 _PEOPLE = {"Alice": "USR001", "Bob": "USR002", "Catherine": "USR003", "Daniel": "USR004"}
 _FIRST_ID = 10_000
@@ -29,13 +29,16 @@ def _logged_in(state: State) -> str:
 
 
 def _messages(state: State) -> list[tuple[str, str]]:
-    """Receiver and text of each message; some tasks write several texts under one receiver."""
+    """Receiver and text of each message; some tasks write several texts under one receiver, or by sender below it."""
     return [
-        (receiver, text)
-        for entry in state["inbox"]
-        for receiver, texts in entry.items()
-        for text in ([texts] if isinstance(texts, str) else texts)
+        (receiver, text) for entry in state["inbox"] for receiver, written in entry.items() for text in _texts(written)
     ]
+
+
+def _texts(written: Any) -> list[str]:
+    if isinstance(written, str):
+        return [written]
+    return [text for part in (written.values() if isinstance(written, dict) else written) for text in _texts(part)]
 
 
 def list_users(state: State) -> tuple[State, Any]:

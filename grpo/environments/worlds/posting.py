@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.tools import Refusal, State, World
+from grpo.environments.world import Refusal, State, World
 
 
 def _begin(state: State) -> State:

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.environments.tools import Refusal, State, World
+from grpo.environments.world import Refusal, State, World
 
 Node = dict[str, Any]
 _REASONS = ("no longer needed", "ordered by mistake")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.tools import Refusal, State, World
+from grpo.environments.world import Refusal, State, World
 
 _EDITABLE = ("title", "description", "status", "priority")
 
@@ -22,7 +22,7 @@ def _begin(state: State) -> State:
 
 def _ticket(state: State, ticket_id: int) -> dict[str, Any]:
     for ticket in state["ticket_queue"]:
-        if ticket["id"] == ticket_id:
+        if ticket.get("id") == ticket_id:  # some tasks queue tickets without a number
             found: dict[str, Any] = ticket
             return found
     raise Refusal(f"Ticket with ID {ticket_id} not found.")
@@ -109,7 +109,7 @@ def get_user_tickets(state: State, status: str | None = None) -> tuple[State, An
     mine = [dict(ticket) for ticket in state["ticket_queue"] if ticket.get("created_by") == name]
     if status in (None, "", "None"):
         return state, mine
-    return state, [ticket for ticket in mine if ticket["status"].lower() == str(status).lower()]
+    return state, [ticket for ticket in mine if ticket.get("status", "").lower() == str(status).lower()]
 
 
 TICKETS = World(

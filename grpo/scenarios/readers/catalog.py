@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo.config.scenarios import (
+    ConversationLogSource,
     FileSource,
     GeneratorSource,
     HuggingFaceSource,
@@ -21,6 +22,7 @@ from grpo.scenarios.readers.bitext_customer_service import read_bitext_customer_
 from grpo.scenarios.readers.bridge_math_tutoring import read_bridge_math_tutoring
 from grpo.scenarios.readers.casino_negotiation import read_casino_negotiation
 from grpo.scenarios.readers.cima_tutoring import read_cima_tutoring
+from grpo.scenarios.readers.conversation_log import read_conversation_log
 from grpo.scenarios.readers.csv_file import read_csv
 from grpo.scenarios.readers.generator import read_generator
 from grpo.scenarios.readers.gsm8k import read_gsm8k
@@ -54,11 +56,14 @@ _PUBLISHED = {
 
 
 def read_records(source: Source) -> Iterator[Record]:
-    """Read a source lazily. Raises `DataError` where it is missing, cannot be read, or holds no record."""
+    """Read a source lazily. Raises `DataError` where it is missing, cannot be read, or holds no record.
+
+    A conversation log may be empty: nobody has spoken to the policy yet.
+    """
     record = None
     for record in _reader(source):
         yield record
-    if record is None:
+    if record is None and not isinstance(source, ConversationLogSource):
         place = source.function if isinstance(source, GeneratorSource) else source.path
         raise DataError(f"source {place} ({source.kind}) is empty; fill it or take it out of scenarios.sources")
 
@@ -69,6 +74,8 @@ def _reader(source: Source) -> Iterator[Record]:
     path = Path(source.path)
     if isinstance(source, FileSource):
         return _FILES[source.kind](path)
+    if isinstance(source, ConversationLogSource):
+        return read_conversation_log(path, source.files)
     if isinstance(source, HuggingFaceSource):
         return read_huggingface(path, source.split)
     if isinstance(source, MultiDoGOSource):

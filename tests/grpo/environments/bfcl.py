@@ -1,90 +1,51 @@
-"""BFCL's multi-turn tasks as scenarios, read from the published files."""
+"""BFCL's multi-turn tasks as scenarios, and calls in one of their worlds."""
 
 from __future__ import annotations
 
-import ast
-import json
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from grpo.environments.catalog import WORLDS
+from grpo.environments.task import TaskEnvironment
+from grpo.scenarios.readers.bfcl_multi_turn import read_bfcl_multi_turn
 from grpo.scenarios.scenario import Scenario
 
 FOLDER = Path(__file__).resolve().parents[4] / "shared" / "data" / "bfcl_multi_turn"
-DOCUMENTS = {
-    "GorillaFileSystem": "gorilla_file_system",
-    "MathAPI": "math_api",
-    "MessageAPI": "message_api",
-    "TwitterAPI": "posting_api",
-    "TicketAPI": "ticket_api",
-    "TradingBot": "trading_bot",
-    "TravelAPI": "travel_booking",
-    "VehicleControlAPI": "vehicle_control",
-}
-_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
+published = pytest.mark.skipif(not FOLDER.exists(), reason=f"no published tasks at {FOLDER}")
+WORLD = TaskEnvironment(max_turns=100, worlds=WORLDS)
+
+Call = tuple[str, dict[str, Any]]
 
 
-def bfcl_scenarios() -> list[tuple[Scenario, set[str]]]:
-    """All 200 tasks, each with the classes that it involves."""
-    tools = {name: [_tool(json.loads(line)) for line in _lines(f"multi_turn_func_doc/{file}.json")]
-             for name, file in DOCUMENTS.items()}  # fmt: skip
-    answers = {task["id"]: task["ground_truth"] for task in map(json.loads, _lines("possible_answer/" + _TASKS))}
-    return [
-        (_scenario(task, answers[task["id"]], tools), set(task["involved_classes"]))
-        for task in map(json.loads, _lines(_TASKS))
-    ]
+def bfcl_scenarios() -> list[Scenario]:
+    """All 200 tasks."""
+    return [Scenario.model_validate(record.data) for record in read_bfcl_multi_turn(FOLDER)]
 
 
-_TASKS = "BFCL_v4_multi_turn_base.json"
-
-
-def _lines(path: str) -> list[str]:
-    return (FOLDER / path).read_text(encoding="utf-8").splitlines()
-
-
-def _scenario(task: dict[str, Any], answers: list[list[str]], tools: dict[str, list[dict[str, Any]]]) -> Scenario:
-    offered = [tool for name in task["involved_classes"] for tool in tools[name]]
-    signatures = {tool["name"]: list(tool["parameters"]["properties"]) for tool in offered}
-    calls = [read_call(text, signatures) for turn in answers for text in turn]
-    return Scenario.model_validate(
+def run_calls(place: str, start: dict[str, Any], *calls: Call) -> tuple[list[Any], dict[str, Any]]:
+    """Results of calls in a world that starts like this, and its state afterwards."""
+    names = sorted({name for name, _ in calls})
+    properties = {name: sorted({key for n, arguments in calls if n == name for key in arguments}) for name in names}
+    scenario = Scenario.model_validate(
         {
-            "id": f"bfcl-{task['id']}",
-            "domain": "tool_use",
-            "user_responses": [turn[0]["content"] for turn in task["question"]],
-            "tools": offered,
-            "world": task["initial_config"],
-            "expected": {"calls": calls},
+            "id": "s",
+            "user_responses": ["Go."],
+            "tools": [{"name": n, "parameters": {"properties": {key: {} for key in properties[n]}}} for n in names],
+            "world": {place: start},
+            "expected": {"calls": [{"name": name, "arguments": arguments} for name, arguments in calls]},
         }
     )
 
+    async def run() -> tuple[list[Any], dict[str, Any]]:
+        steps = [step async for step in WORLD.replay(scenario)]
+        return [step.result for step in steps], dict(steps[-1].world[place])
 
-def read_call(text: str, signatures: dict[str, list[str]]) -> dict[str, Any]:
-    """`sort('a')` → {"name": "sort", "arguments": {"file_name": "a"}}"""
-    call = ast.parse(text, mode="eval").body
-    assert isinstance(call, ast.Call)
-    assert isinstance(call.func, ast.Name)
-    positional = zip(signatures[call.func.id], call.args, strict=False)
-    named = [(keyword.arg, keyword.value) for keyword in call.keywords]
-    return {
-        "name": call.func.id,
-        "arguments": {str(name): ast.literal_eval(value) for name, value in (*positional, *named)},
-    }
+    return asyncio.run(run())
 
 
-def _tool(document: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": document["name"],
-        "description": document["description"],
-        "parameters": _schema(document["parameters"]),
-    }
-
-
-def _schema(schema: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: schema[key] for key in ("description", "required", "default") if key in schema}
-    kind = _TYPES.get(schema["type"], schema["type"])
-    if kind:
-        kept["type"] = kind
-    if "properties" in schema:
-        kept["properties"] = {name: _schema(value) for name, value in schema["properties"].items()}
-    if "items" in schema:
-        kept["items"] = _schema(schema["items"])
-    return kept
+def refusals(results: list[Any]) -> list[bool]:
+    """Which calls were refused."""
+    return [isinstance(result, dict) and "error" in result for result in results]

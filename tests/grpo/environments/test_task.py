@@ -11,7 +11,7 @@ from grpo.config.environments import TaskSettings
 from grpo.environments.catalog import WORLDS, make_environment
 from grpo.environments.environment import StepResult
 from grpo.environments.task import TaskEnvironment
-from grpo.environments.tools import Refusal
+from grpo.environments.world import Refusal
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, ToolCall, parse_assistant
 from grpo.scenarios.scenario import Expected, Scenario
@@ -216,15 +216,33 @@ def test_a_scenario_offers_the_tools_that_it_names():
 
 def test_a_scenario_whose_tools_no_world_has_is_not_playable():
     """It is named with the tool; it is not played as something else."""
-    scenario = NOTES.model_copy(update={"tools": (*NOTES.tools, {"name": "startEngine", "parameters": {}})})
-    with pytest.raises(DataError, match="scenario notes is not playable: no world has startEngine"):
+    scenario = NOTES.model_copy(update={"tools": (*NOTES.tools, {"name": "brew", "parameters": {}})})
+    with pytest.raises(DataError, match="scenario notes is not playable: no world has brew"):
         asyncio.run(TaskEnvironment(worlds=WORLDS).reset(scenario))
 
 
-def test_no_two_worlds_have_a_tool_of_the_same_name():
-    """A scenario names its tools, and the name alone says which world they are of."""
-    names = [name for world in WORLDS for name in world.functions]
-    assert len(names) == len(set(names))
+def test_an_expected_call_that_the_world_refuses_makes_the_task_not_playable():
+    """Where answers count: an error would be the answer that an agent must have seen."""
+    wrong = NOTES.model_copy(update={"expected": Expected(calls=({"name": "cat", "arguments": {"file_name": "b"}},))})
+    with pytest.raises(DataError, match=r"scenario notes is not playable.*cat: b: No such file"):
+        asyncio.run(TaskEnvironment(worlds=WORLDS).reset(wrong))
+
+
+def test_of_two_worlds_with_a_tool_of_the_same_name_the_scenarios_world_says_which():
+    """A trader's order 5 and a shop's order 5."""
+    tool = {"name": "get_order_details", "parameters": {"properties": {"order_id": {}}}}
+    desk = {"TradingBot": {"authenticated": True, "orders": {
+        "5": {"symbol": "AAPL", "price": 1.0, "num_shares": 2, "status": "Open"}}}}  # fmt: skip
+    shop = {"orders": {"5": {"order_id": "5", "status": "pending"}}, "users": {}, "products": {}}
+
+    async def order(world: dict[str, Any], order_id: Any) -> Any:
+        call = {"name": "get_order_details", "arguments": {"order_id": order_id}}
+        scenario = NOTES.model_copy(update={"tools": (tool,), "world": world, "expected": Expected(calls=(call,))})
+        (step,) = [step async for step in TaskEnvironment(worlds=WORLDS).replay(scenario)]
+        return step.result
+
+    assert asyncio.run(order(desk, 5))["symbol"] == "AAPL"
+    assert asyncio.run(order(shop, "5")) == {"order_id": "5", "status": "pending"}
 
 
 def test_a_task_may_be_wanted_by_a_simulated_user():

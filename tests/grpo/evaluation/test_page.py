@@ -59,6 +59,7 @@ champion_policy: 9f2c41d0
 candidate_policy: b7701e5a
 kl_to_base: 0.3517
 failed_share: 0.0083
+truncated_share: 0.0125
 length_ratio: 1.234
 episodes: 480
 """

@@ -72,6 +72,13 @@ def test_rewards_that_are_all_null_are_refused():
         build_batch([make_group(None, None)], SCALED, policy_hash="p")
 
 
+def test_a_policy_that_had_no_room_to_speak_is_told_from_one_without_rewards():
+    """The prompt alone fills the context: rewards are there, words are not."""
+    mute = [replace(t, loss_mask=np.zeros(3, dtype=np.bool_)) for t in make_group(0, 1).trajectories]
+    with pytest.raises(DataError, match=r"in none of the 2 .* say anything: .*up to 3 tokens.*rollout\.max_context"):
+        build_batch([TrajectoryGroup(scenario_id="s", trajectories=tuple(mute))], SCALED, policy_hash="p")
+
+
 def test_a_group_of_one_is_refused():
     """The error names the scenario and the setting."""
     with pytest.raises(DataError, match=r"scenario s: a group needs at least 2.*group_size"):
@@ -133,6 +140,15 @@ def test_rewards_are_cut_and_normalized_before_they_are_compared():
     assert _advantages([[4, 0]], scale_by_std=False, reward_clip=1.0) == [[0.5, -0.5]]
     scaled = _advantages([[4, 0]], scale_by_std=False, normalize_rewards=True)
     assert scaled == [pytest.approx([1.0, -1.0], abs=1e-3)]
+
+
+def test_cut_rewards_are_counted():
+    """Of 4, 0, −2 and none two lie beyond 1; without a limit none does."""
+    groups = [make_group(4, 0, -2, None)]
+    counts = [
+        build_batch(groups, TrainingSettings(reward_clip=clip), policy_hash="p").rewards_cut for clip in (1, None)
+    ]
+    assert counts == [2, 0]
 
 
 def test_long_windedness_costs_reward():

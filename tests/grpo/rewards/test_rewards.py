@@ -244,3 +244,9 @@ def test_scoring_never_prints_what_it_judges(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Trajectory, "__repr__", lambda trajectory: printed.append(trajectory) or "")
     list(score([_said("a"), _said("b", sample=1)], _Rank()))
     assert not printed
+
+
+def test_a_scored_episode_says_how_it_was_judged():
+    """The weights that the components had, and what each said beside its score."""
+    [scored] = score([_said("a b c")], CompositeReward([(_Length(most=5), 0.5)]))
+    assert scored.judgement == {"weights": {"length": 0.5}, "length": {}}

@@ -12,7 +12,7 @@ import pytest
 from grpo.config.environments import TaskSettings
 from grpo.environments.catalog import make_environment
 from grpo.environments.task import TaskEnvironment
-from grpo.environments.tools import Refusal
+from grpo.environments.world import Refusal
 from grpo.environments.worlds.retail import RETAIL
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.readers.tau2_bench import read_tau2_bench

@@ -1,0 +1,33 @@
+"""`grpo lineage`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows import settings
+from flows.commands.arguments import ModelAddress, console
+from flows.commands.exits import exits
+
+
+def lineage(
+    model: ModelAddress,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, the whole config in it.")] = False,
+) -> None:
+    """Print what a version was made from, its ancestors, and every promotion and rollback.
+
+    grpo lineage models:/support-desk@champion
+    """
+    settings.apply()
+    with exits():
+        from flows.versions import print_lineage
+        from grpo.registry.lineage import trace
+        from tasks.register import registry
+
+        models = registry()
+        found = trace(models, models.at(model))
+        if as_json:
+            typer.echo(found.model_dump_json(indent=1))
+        else:
+            print_lineage(console, found)

@@ -1,0 +1,29 @@
+"""`grpo reproduce`."""
+
+from __future__ import annotations
+
+import typer
+
+from flows import settings
+from flows.commands.arguments import ModelAddress, console
+from flows.commands.exits import FAILED, exits
+
+
+def reproduce(model: ModelAddress) -> None:
+    """Train a version again from what is written down of it, and compare the weights.
+
+    Exit code 0 where they are the same bit for bit, as they are on the CPU; 1 where not, with what differs.
+
+    grpo reproduce models:/support-desk@champion
+    """
+    home = settings.apply()
+    from flows.server import prefect_server
+
+    with exits(), prefect_server(home):
+        from flows.reproduce import reproduce as flow
+        from flows.versions import print_reproduction
+
+        result = flow(model)
+        print_reproduction(console, result)
+    if not result.equal:
+        raise typer.Exit(FAILED)

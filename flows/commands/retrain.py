@@ -1,0 +1,73 @@
+"""`grpo retrain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from flows import settings
+from flows.commands.arguments import ConfigFile, Overrides, console
+from flows.commands.exits import REFUSED, exits
+from grpo.config.retraining import RetrainConfig
+from grpo.config.yaml_file import load_settings
+from grpo.retraining.reasons import Finding
+
+
+def retrain(
+    config: ConfigFile,
+    override: Overrides = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look for reasons, emit grpo.drift-detected if one holds, train nothing.")
+    ] = False,
+) -> None:
+    """Train the champion on new conversations if there is a reason to; without one, end in seconds with exit code 0.
+
+    Example: grpo retrain data/configs/retrain.yaml --set intake.near_duplicate=0.9
+    """
+    home = settings.apply()
+    with exits():
+        plan = load_settings(config, RetrainConfig, tuple(override or ()))
+        from flows.server import prefect_server
+
+        with prefect_server(home) as url:
+            console.print(f"run {plan.name}: Prefect at {url}, records in {home}", highlight=False)
+            verdict = _watch(plan) if check else _retrain(plan, home)
+    if verdict == "refuse":
+        raise typer.Exit(REFUSED)
+
+
+def _watch(plan: RetrainConfig) -> str:
+    from flows.watch import EVENT, watch
+
+    found = watch(plan)
+    _show(found.findings)
+    console.print(f"{EVENT} emitted" if found.holding else found.summary)
+    return "watched"
+
+
+def _retrain(plan: RetrainConfig, home: Path) -> str:
+    from flows.retrain import retrain as flow
+    from flows.terminal import live
+
+    with live(console, iterations=1):
+        ended = flow(plan)
+    _show(ended.look.findings)
+    intake = ended.look.intake
+    console.print(f"{intake.records} conversations: {intake.accepted} accepted", highlight=False)
+    for why, count in intake.refused.items():
+        console.print(f"  {count} × {why}", highlight=False)
+    for kind, count in intake.redacted.items():
+        console.print(f"  {count} × {kind} redacted", highlight=False)
+    console.print(f"{ended.verdict}: {ended.reason}", highlight=False, soft_wrap=True)
+    console.print(f"record: {home / plan.name / 'retraining.json'}", highlight=False, soft_wrap=True)
+    return str(ended.verdict)
+
+
+def _show(findings: tuple[Finding, ...]) -> None:
+    table = Table("reason", "holds", "what", title="reasons", title_justify="left")
+    for one in findings:
+        table.add_row(one.reason, "[green]yes[/]" if one.holds else "no", one.sentence)
+    console.print(table)

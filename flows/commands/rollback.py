@@ -1,0 +1,22 @@
+"""`grpo rollback`."""
+
+from __future__ import annotations
+
+from flows import settings
+from flows.commands.arguments import ModelName, Reason, console
+from flows.commands.exits import exits
+
+
+def rollback(model: ModelName, reason: Reason) -> None:
+    """Let the version serve again that the champion has replaced.
+
+    grpo rollback support-desk --reason "refunds twice"
+    """
+    home = settings.apply()
+    from flows.server import prefect_server
+
+    with exits(), prefect_server(home):
+        from flows.rollback import rollback as flow
+        from flows.versions import print_transition
+
+        print_transition(console, model, flow(model, reason=reason))

@@ -1,0 +1,108 @@
+"""How good a model is: it plays the held-out scenarios of a config, and nothing is trained."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.ledger import Ledger
+from flows.models import checkpoint_at
+from flows.rollouts import Rollouts
+from flows.runner import shard_runner
+from flows.scenarios import prepare_scenarios
+from grpo.artifacts import write_atomically
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.scenarios import FileSource
+from grpo.errors import ConfigError
+from grpo.evaluation.measurement import MeasurementDocument, Standing
+from tasks.measure import measure
+from tasks.stage import code_digest, home
+
+_FORMATS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
+
+
+@flow(name="evaluate", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
+def evaluate(
+    config: PipelineConfig,
+    model: str | None = None,
+    scenarios_file: str | None = None,
+    num_episodes: int | None = None,
+    output_file: str | None = None,
+) -> MeasurementDocument:
+    """Let a model play the held-out scenarios, and record success and reward with their intervals.
+
+    The model is the champion of `registry.model_name` if none is named. A `scenarios_file` is played whole in place of
+    the config's own held-out side. The document goes to `output_file`, by default evaluation.json beside the report.
+    """
+    model = model or f"models:/{config.registry.model_name}@champion"
+    config = _narrowed(config, scenarios_file, num_episodes)
+    with shard_runner(config.rollout) as runner:
+        ledger = Ledger(config.store, runner)
+        checkpoint = checkpoint_at(model, config, ledger)
+        read = prepare_scenarios(
+            config.scenarios, ledger, config.store, heldout_share=None if scenarios_file is None else 1.0
+        )
+        played = Rollouts(config, ledger, read.data, read.sides).heldout(checkpoint)
+        measured = ledger.run(
+            measure, scored=played.scored, settings=config.evaluation, seed=config.seed, store=config.store
+        )
+    document = MeasurementDocument(
+        name=config.name,
+        model=model,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        scenarios=read.sides.heldout,
+        scenarios_digest=read.data.scenarios.sha256[:16],
+        code_digest=code_digest(),
+        measurement=measured.measurement,
+        config=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
+    )
+    path = Path(output_file) if output_file else home() / config.name / "evaluation.json"
+    write_atomically(path, document.model_dump_json(indent=1))
+    _attach(document, path)
+    return document
+
+
+def _narrowed(config: PipelineConfig, scenarios_file: str | None, num_episodes: int | None) -> PipelineConfig:
+    """The config with the scenarios that are asked for."""
+    scenarios = config.scenarios
+    if scenarios_file is not None:
+        kind = _FORMATS.get(Path(scenarios_file).suffix)
+        if kind is None:
+            raise ConfigError(f"scenarios in {scenarios_file}: name a file that ends in {', '.join(_FORMATS)}")
+        scenarios = scenarios.model_copy(update={"sources": (FileSource(kind=kind, path=scenarios_file),)})
+    if num_episodes is not None:
+        samples = config.evaluation.samples
+        if num_episodes < samples:
+            raise ConfigError(
+                f"{num_episodes} episodes: each scenario is played {samples} times (evaluation.samples); ask for more"
+            )
+        limits = [num_episodes // samples, *([scenarios.limit] if scenarios.limit is not None else [])]
+        scenarios = scenarios.model_copy(update={"limit": min(limits)})
+    return config.model_copy(update={"scenarios": scenarios})
+
+
+def _attach(document: MeasurementDocument, path: Path) -> None:
+    """Show the numbers in Prefect's page."""
+    found = document.measurement
+    create_markdown_artifact(
+        f"# {document.model} on the scenarios of {document.name}\n\npolicy {found.policy}, {found.episodes} episodes; "
+        f"`{path}`",
+        key="evaluation",
+    )
+    create_table_artifact([_row(standing) for standing in found.standings], key="standing")
+
+
+def _row(standing: Standing) -> dict[str, str | float | None]:
+    row: dict[str, str | float | None] = {"name": standing.name}
+    for metric, interval in (("success", standing.success), ("reward", standing.reward)):
+        row |= {
+            metric: interval and round(interval.mean, 4),
+            f"{metric} low": interval and round(interval.low, 4),
+            f"{metric} high": interval and round(interval.high, 4),
+        }
+    return row

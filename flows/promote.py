@@ -1,0 +1,24 @@
+"""Let a version serve by hand, as a run does it by itself."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from grpo.registry import Transition
+from grpo.registry.succession import CANDIDATE
+from tasks.promote import promote as promote_version
+from tasks.register import registry
+
+
+@flow(name="promote", flow_run_name="{model_name}")
+def promote(
+    model_name: str, version: int | None = None, reason: str = "promoted by hand", force: bool = False
+) -> Transition | None:
+    """Let a version of a model serve, the candidate where none is named; None where it serves already.
+
+    Raises `PromotionRefused` for a version that did not pass its gates, was judged against another champion or has
+    served before, unless `force` is given; the record says so.
+    """
+    if version is None:
+        version = registry().at(f"models:/{model_name}@{CANDIDATE}").version
+    return promote_version(model_name, version, reason, force).transition

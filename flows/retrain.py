@@ -1,0 +1,56 @@
+"""The nightly job: train again where there is a reason to, from the champion on."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.retraining import Begun, Retraining
+from grpo.config.retraining import RetrainConfig
+from grpo.errors import GRPOError
+from grpo.retraining.record import Plan, RetrainingRecord
+from tasks.record import record
+from tasks.stage import home
+
+
+@flow(name="retrain", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
+def retrain(config: RetrainConfig) -> State[RetrainingRecord] | RetrainingRecord:
+    """Look for a reason; where one holds, train the champion on new conversations, and let the gates decide."""
+    begun = Begun(config)
+    plan = begun.read()
+    if plan is None:
+        work = Retraining(config)
+        found = work.look()
+        if not found.holding:
+            ended = RetrainingRecord(name=config.name, verdict="nothing to do", reason=found.summary, look=found)
+            record(ended, None, home() / config.name)
+            return Completed(name="Nothing to do", message=found.summary, data=ended)
+        plan = work.plan(found)
+        begun.keep(plan)
+    ended = _train(plan, begun)
+    begun.end()
+    return ended
+
+
+def _train(plan: Plan, begun: Begun) -> RetrainingRecord:
+    """Run the pipeline on the plan; one that cannot be carried out is not tried again the next night."""
+    from flows.train import train  # loads torch, which a night without a reason can do without
+
+    folder, common = home() / plan.config.name, {"name": plan.config.name, "look": plan.look, "mixture": plan.mixture}
+    try:
+        promotion = train(plan.run)
+    except GRPOError as error:
+        record(RetrainingRecord(**common, verdict="failed", reason=str(error)), None, folder)
+        begun.end()
+        raise
+    version, decision = promotion.version, promotion.decision
+    ended = RetrainingRecord(
+        **common,
+        verdict=decision.verdict,
+        reason=decision.reason,
+        version=f"{version.name}/{version.version}" if version is not None else None,
+    )
+    record(ended, version, folder)
+    return ended

@@ -1,0 +1,188 @@
+"""One retraining while it is going on: which stage gets what from which."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.ledger import Ledger
+from grpo.artifacts import ArtifactStore, write_atomically
+from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.retraining import RetrainConfig
+from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
+from grpo.retraining.record import Look, Plan
+from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.fingerprint import fingerprint
+from tasks.champion import Champion, champion
+from tasks.ingest import ingest
+from tasks.intake import CONVERSATIONS, intake
+from tasks.look import fresh_conversations, look
+from tasks.mix import mix
+from tasks.split import split
+from tasks.stage import home
+from tasks.warm_start import warm_start
+
+
+class Retraining:
+    """The stages before training, and the run that they lead to."""
+
+    def __init__(self, config: RetrainConfig) -> None:
+        self.config = config
+        self.pipeline = load_config(Path(config.pipeline), config.changes)
+        self.store = self.pipeline.store
+        self.ledger = Ledger(self.store, ThreadPoolTaskRunner(max_workers=1))
+        self.champion = champion(self.pipeline.registry.model_name, self.store)
+
+    def look(self) -> Look:
+        """Take conversations in, and check every reason to train again."""
+        settings = self.pipeline.scenarios
+        sources = tuple(map(_pinned, self.config.conversations))
+        self.base = self.ledger.run(
+            ingest,
+            sources=settings.sources,
+            content=fingerprint(settings.sources),
+            max_quarantined_share=settings.max_quarantined_share,
+            store=self.store,
+        )
+        self.sides = self.ledger.run(
+            split,
+            scenarios=self.base.scenarios,
+            heldout_share=settings.heldout_share,
+            limit=settings.limit,
+            store=self.store,
+        )
+        self.taken = self.ledger.run(
+            intake,
+            sources=sources,
+            content=fingerprint(sources),
+            base=self.base.scenarios,
+            split=self.sides.split,
+            champion=self.champion.scenarios if self.champion is not None else None,
+            heldout_share=settings.heldout_share,
+            settings=self.config.intake,
+            store=self.store,
+        )
+        findings = look(
+            config=self.config.model_copy(update={"conversations": sources}),
+            conversations=self.taken.conversations,
+            champion=self.champion,
+            judged_again=self._judge_again(),
+            seed=self.pipeline.seed,
+            store=self.store,
+        )
+        return Look(
+            model=self.pipeline.registry.model_name,
+            champion=self.champion.name if self.champion is not None else None,
+            findings=findings,
+            intake=self.taken.counts,
+        )
+
+    def plan(self, found: Look) -> Plan:
+        """Mix what is trained on, and start from the champion: the run that comes out is one like any other."""
+        artifacts = ArtifactStore(self.store)
+        settings, serving = self.pipeline.scenarios, self.champion
+        fresh = fresh_conversations(self.taken.conversations, serving, artifacts)
+        mixed = self.ledger.run(
+            mix,
+            base=self.base.scenarios,
+            split=self.sides.split,
+            conversations=self.taken.conversations,
+            fresh=sorted(one.id for one in fresh),
+            champion=serving.scenarios if serving is not None else None,
+            share=self.config.mixture.conversations,
+            heldout_share=settings.heldout_share,
+            seed=self.pipeline.seed,
+            store=self.store,
+        )
+        policy = self.pipeline.policy
+        if serving is not None:
+            start = self.ledger.run(warm_start, champion=serving.checkpoint, store=self.store)
+            policy = policy.model_copy(update={"model": str(artifacts.path(start.model))})
+        run = self.pipeline.model_copy(
+            update={
+                "name": self.config.name,
+                "policy": policy,
+                "scenarios": ScenarioSettings(
+                    sources=(FileSource(kind="parquet", path=str(artifacts.path(mixed.mixture))),),
+                    max_quarantined_share=settings.max_quarantined_share,
+                    heldout_share=settings.heldout_share,
+                ),
+                "registry": self.pipeline.registry.model_copy(
+                    update={"tags": {CONVERSATIONS: self.taken.conversations.sha256}}
+                ),
+            }
+        )
+        return Plan(config=self.config, look=found, mixture=mixed.counts, run=run)
+
+    def _judge_again(self) -> tuple[float, float] | None:
+        """The champion's mean on its held-out side as the pipeline judges today, where a reason asks for it."""
+        asked = any(reason.kind == "heldout_reward" for reason in self.config.reasons)
+        if not asked or self.champion is None or self.champion.evaluation is None:
+            return None
+        return judged_again(self.pipeline, self.ledger, self.champion)
+
+
+def judged_again(pipeline: PipelineConfig, ledger: Ledger, serving: Champion) -> tuple[float, float]:
+    """Let the champion play its held-out scenarios; mean and upper bound of what its registration recorded."""
+    from flows.rollouts import Rollouts
+    from grpo.evaluation.evaluate import mean
+    from grpo.scenarios.ingest import Counts
+    from grpo.tables import read_all
+    from tasks.ingest import IngestResult
+
+    if serving.evaluation is None:
+        raise ValueError(f"{serving.name} has no evaluation to compare with")
+    data = IngestResult(
+        scenarios=serving.scenarios,
+        counts=Counts(records=0, scenarios=0, quarantined=0, reasons={}),
+        compute_s=0.0,
+    )
+    settings = pipeline.scenarios
+    sides = ledger.run(
+        split,
+        scenarios=serving.scenarios,
+        heldout_share=settings.heldout_share,
+        limit=settings.limit,
+        store=pipeline.store,
+    )
+    played = Rollouts(pipeline, ledger, data, sides).heldout(serving.checkpoint)
+    found = mean(
+        read_all([ArtifactStore(pipeline.store).path(played.scored)]),
+        pipeline.evaluation,
+        metric=serving.evaluation.metric,
+        seed=pipeline.seed,
+    )
+    return found.mean, found.high
+
+
+class Begun:
+    """The plan of a retraining that has not ended, on disk: whoever comes after a crash goes on with it."""
+
+    def __init__(self, config: RetrainConfig) -> None:
+        self._config = config
+        identity = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+        self._path = home() / config.name / f"begun-{identity}.json"
+
+    def read(self) -> Plan | None:
+        """The plan that was begun and not ended."""
+        try:
+            return Plan.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def keep(self, plan: Plan) -> None:
+        """From here on this plan is what is done, whatever is logged or promoted meanwhile."""
+        write_atomically(self._path, plan.model_dump_json())
+
+    def end(self) -> None:
+        """It is done, or cannot be done."""
+        self._path.unlink(missing_ok=True)
+
+
+def _pinned(source: Source) -> Source:
+    """The log as it is now: what is written from here on belongs to the next retraining."""
+    if isinstance(source, ConversationLogSource) and source.files is None:
+        return source.model_copy(update={"files": ConversationLog(Path(source.path)).files()})
+    return source

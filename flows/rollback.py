@@ -1,0 +1,16 @@
+"""Take the champion out of service."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from grpo.registry import Transition
+from tasks.promote import rollback as rollback_version
+
+
+@flow(name="rollback", flow_run_name="{model_name}")
+def rollback(model_name: str, reason: str) -> Transition:
+    """Let the version serve again that the champion has replaced; `RegistryError` where there is none."""
+    transition = rollback_version(model_name, reason).transition
+    assert transition is not None
+    return transition

@@ -1,0 +1,26 @@
+"""Look for reasons to train again, and tell: an automation may start the retraining."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.events import emit_event
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.retraining import Retraining
+from grpo.config.retraining import RetrainConfig
+from grpo.retraining.record import Look
+
+EVENT = "grpo.drift-detected"
+
+
+@flow(name="watch", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
+def watch(config: RetrainConfig) -> Look:
+    """Check every reason; where one holds, emit `grpo.drift-detected` for the model. Trains nothing."""
+    found = Retraining(config).look()
+    if found.holding:
+        emit_event(
+            EVENT,
+            resource={"prefect.resource.id": f"grpo.model.{found.model}", "prefect.resource.name": found.model},
+            payload={"champion": found.champion, "reasons": [one.model_dump() for one in found.holding]},
+        )
+    return found

@@ -1,0 +1,42 @@
+"""A policy as an MLflow model that answers chats, in an environment with nothing of this project in it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+
+from grpo.policy.transformers.adapters import merged
+from grpo.policy.transformers.model import TransformersPolicy
+from grpo.registry.provenance import PROVENANCE, Provenance
+
+_NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "pandas", "jinja2")
+"""What loading and answering takes beside MLflow, which MLflow adds itself."""
+
+
+def requirements() -> list[str]:
+    """Packages in the versions that run here, by their public names.
+
+    A build for the CPU alone, torch 2.13.0+cpu, is not on the package index under that name: what is asked for is
+    2.13.0, which any build of it satisfies.
+    """
+    return [f"{package}=={importlib.metadata.version(package).partition('+')[0]}" for package in _NEEDED]
+
+
+def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenance) -> tuple[str, str]:
+    """Log the policy with its signature, requirements and provenance; (address, id) of the logged model.
+
+    Whoever dies in here leaves files that no version names.
+    """
+    import mlflow
+    import mlflow.transformers
+
+    logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # misses the card of a model that no hub has
+    with mlflow.start_run(run_id=run_id):
+        info = mlflow.transformers.log_model(
+            transformers_model={"model": merged(policy.model), "tokenizer": policy.tokenizer},
+            name="policy",
+            task="llm/v1/chat",
+            pip_requirements=requirements(),
+            metadata={PROVENANCE: provenance.model_dump(mode="json")},
+        )
+    return str(info.model_uri), str(info.model_id)

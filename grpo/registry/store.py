@@ -1,0 +1,270 @@
+"""The tracking server and the model registry at one address: runs, versions, and who serves."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from grpo.artifacts import Artifact
+from grpo.errors import RegistryError
+from grpo.registry.provenance import PROVENANCE, Provenance
+from grpo.registry.succession import CANDIDATE, CHAMPION, Succession, is_absent
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion as MlflowVersion
+
+    from grpo.policy.transformers.model import TransformersPolicy
+
+_ADDRESS = re.compile(r"^models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))$")
+
+
+class ModelVersion(BaseModel):
+    """A registered version, as far as the pipeline needs it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    version: int
+    run_id: str
+    tags: dict[str, str]
+
+    @property
+    def checkpoint(self) -> Artifact:
+        """The checkpoint that was registered; `RegistryError` for a version that no run registered."""
+        try:
+            return Artifact(uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint")
+        except KeyError as error:
+            raise RegistryError(
+                f"{self.name} version {self.version} has no tag {error}: no run of this pipeline registered it"
+            ) from error
+
+
+class Registry:
+    """The tracking server and the model registry at one address.
+
+    What MLflow raises while it cannot be asked is raised as it is; what is not there is None or a `RegistryError`.
+    """
+
+    def __init__(
+        self, tracking_uri: str, *, artifact_root: str | None = None, client: MlflowClient | None = None
+    ) -> None:
+        self.tracking_uri = tracking_uri
+        self._artifact_root = artifact_root
+        self._client = client
+
+    @property
+    def client(self) -> MlflowClient:
+        """MLflow's client; a local database is created by one process at a time."""
+        if self._client is None:
+            import mlflow
+            from mlflow import MlflowClient
+
+            mlflow.set_tracking_uri(self.tracking_uri)
+            with _one_at_a_time(self.tracking_uri):
+                client = MlflowClient(self.tracking_uri)
+                client.search_experiments(max_results=1)
+            self._client = client
+        return self._client
+
+    def experiment(self, name: str) -> str:
+        """Id of the experiment, made on first use."""
+        client = self.client
+        with _one_at_a_time(self.tracking_uri):
+            found = client.get_experiment_by_name(name)
+            if found is not None:
+                return str(found.experiment_id)
+            location = f"{self._artifact_root}/{name}" if self._artifact_root else None
+            return str(client.create_experiment(name, artifact_location=location))
+
+    def champion(self, model: str) -> ModelVersion | None:
+        """The version in service, if there is one."""
+        return self._by_alias(model, CHAMPION)
+
+    def at(self, address: str) -> ModelVersion:
+        """The version at `models:/NAME@alias` or `models:/NAME/3`; `RegistryError` where there is none."""
+        from mlflow.exceptions import MlflowException
+
+        if (parts := _ADDRESS.match(address)) is None:
+            raise RegistryError(f"{address!r} is no address of a model; write models:/NAME@champion or models:/NAME/3")
+        name, alias, number = parts["name"], parts["alias"], parts["version"]
+        found: ModelVersion | None
+        if alias is not None:
+            found = self._by_alias(name, alias)
+        else:
+            try:
+                found = _version(self.client.get_model_version(name, number))
+            except MlflowException as error:
+                if not is_absent(error):
+                    raise
+                found = None
+        if found is None:
+            raise RegistryError(f"no model at {address} in the registry {self.tracking_uri}")
+        return found
+
+    def find(self, model: str, run_key: str) -> ModelVersion | None:
+        """The version that this very run has registered before, if it has."""
+        found = self.client.search_model_versions(f"name = '{model}' and tags.run_key = '{run_key}'")
+        return _version(found[0]) if found else None
+
+    def versions(self, model: str) -> list[ModelVersion]:
+        """Every version of a model, the first one first."""
+        found = self.client.search_model_versions(f"name = '{model}'", max_results=10_000)
+        return sorted(map(_version, found), key=lambda one: one.version)
+
+    def aliases(self, version: ModelVersion) -> list[str]:
+        """Names that point at a version."""
+        model = self.client.get_registered_model(version.name)
+        return sorted(name for name, number in model.aliases.items() if int(number) == version.version)
+
+    def provenance(self, version: ModelVersion) -> Provenance:
+        """What a version was made from; `RegistryError` for one that something else registered."""
+        import mlflow
+        from mlflow.models import get_model_info
+
+        mlflow.set_tracking_uri(self.tracking_uri)
+        address = f"models:/{version.name}/{version.version}"
+        found = (get_model_info(address).metadata or {}).get(PROVENANCE)
+        if found is None:
+            raise RegistryError(
+                f"{address} says nothing of what it was made from: no run of this pipeline registered it"
+            )
+        return Provenance.model_validate(found)
+
+    def open_run(self, experiment: str, run_name: str, *, run_key: str, params: Mapping[str, str]) -> str:
+        """Id of this run's record: the one it left unfinished, or a new one with its parameters."""
+        experiment_id = self.experiment(experiment)
+        found = self.client.search_runs([experiment_id], f"tags.run_key = '{run_key}'", max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+        run = self.client.create_run(experiment_id, run_name=run_name, tags={"run_key": run_key})
+        from mlflow.entities import Param
+
+        self.client.log_batch(run.info.run_id, params=[Param(key, value[:6000]) for key, value in params.items()])
+        return str(run.info.run_id)
+
+    def log_metrics(self, run_id: str, series: Mapping[str, list[float]]) -> None:
+        """Log one value an iteration for each name."""
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(name, value, now, step) for name, values in series.items() for step, value in enumerate(values)
+        ]
+        for start in range(0, len(metrics), 1000):
+            self.client.log_batch(run_id, metrics=metrics[start : start + 1000])
+
+    def log_files(self, run_id: str, files: list[Path]) -> None:
+        """Attach files and folders to the run."""
+        for path in files:
+            if path.is_dir():
+                self.client.log_artifacts(run_id, str(path), path.name)
+            else:
+                self.client.log_artifact(run_id, str(path))
+
+    def close_run(self, run_id: str, status: str) -> None:
+        """Mark the run FINISHED or FAILED."""
+        self.client.set_terminated(run_id, status)
+
+    def register(
+        self,
+        model: str,
+        run_id: str,
+        policy: TransformersPolicy,
+        *,
+        tags: Mapping[str, str],
+        provenance: Provenance,
+    ) -> ModelVersion:
+        """Log the policy as a chat model, register it, and let `candidate` point at the newest version.
+
+        The same `run_key` gives the version that is already there. A version appears in one transaction, with its
+        tags, when its files are whole: whoever dies before leaves none, whoever dies after is found again.
+        """
+        import mlflow
+
+        from grpo.registry.chat_model import log_chat_model
+
+        mlflow.set_tracking_uri(self.tracking_uri)
+        with self._exclusive(model):
+            version = self.find(model, tags["run_key"])
+            if version is None:
+                address, model_id = log_chat_model(policy, run_id, provenance)
+                if not self.client.search_registered_models(f"name = '{model}'"):
+                    self.client.create_registered_model(model)
+                version = _version(
+                    self.client.create_model_version(
+                        model, source=address, run_id=run_id, tags=dict(tags), model_id=model_id
+                    )
+                )
+            if self.versions(model)[-1].version == version.version:
+                self.client.set_registered_model_alias(model, CANDIDATE, str(version.version))
+            return version
+
+    def succession(self, model: str) -> Succession:
+        """Which versions of a model have served, and the next one."""
+        return Succession(self.client, model, self._exclusive(model))
+
+    def _by_alias(self, model: str, alias: str) -> ModelVersion | None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return _version(self.client.get_model_version_by_alias(model, alias))
+        except MlflowException as error:
+            if is_absent(error):
+                return None
+            raise
+
+    def _exclusive(self, model: str) -> _Exclusive:
+        digest = hashlib.sha256(f"{self.tracking_uri} {model}".encode()).hexdigest()[:20]
+        return _Exclusive(_lock_folder(self.tracking_uri) / f"{digest}.lock")
+
+
+class _Exclusive:
+    """A lock that one process or thread of this machine holds at a time, and that the kernel frees when it dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: list[int] = []
+
+    def __enter__(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self._held.append(descriptor)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._held.pop())
+
+
+def _version(found: MlflowVersion) -> ModelVersion:
+    return ModelVersion(
+        name=str(found.name), version=int(found.version), run_id=str(found.run_id), tags=dict(found.tags)
+    )
+
+
+def _lock_folder(tracking_uri: str) -> Path:
+    """Beside a local database, else in this user's temporary folder."""
+    if tracking_uri.startswith("sqlite:///"):
+        return Path(tracking_uri.removeprefix("sqlite:///")).parent
+    return Path(tempfile.gettempdir()) / f"grpo-locks-{os.getuid()}"
+
+
+@contextmanager
+def _one_at_a_time(tracking_uri: str) -> Iterator[None]:
+    """Guard the first use of a SQLite store: two processes that create its tables at once break it."""
+    if not tracking_uri.startswith("sqlite:///"):
+        yield
+        return
+    with _Exclusive(Path(tracking_uri.removeprefix("sqlite:///")).with_suffix(".lock")):
+        yield

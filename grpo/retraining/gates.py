@@ -1,0 +1,120 @@
+"""What a conversation must pass on its way into training; each gate says why it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from grpo.retraining.near_duplicates import NearDuplicates
+from grpo.retraining.personal_data import mask
+from grpo.scenarios.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A conversation on its way in."""
+
+    scenario: Scenario
+    masked: str
+    """What its user says or wants, with personal data masked: what is compared with others."""
+
+
+def spoken(scenario: Scenario) -> str:
+    """What the user of a scenario says or wants, without personal data."""
+    return mask("\n".join((*scenario.user_responses, scenario.goal)))
+
+
+class Gate(Protocol):
+    """One condition."""
+
+    name: str
+
+    def refuse(self, incoming: Incoming) -> str | None:
+        """Why this conversation is not taken; None lets it pass. What stands before a colon is counted together."""
+        ...
+
+
+class Complete:
+    """Parts that the environment and its rewards need are there."""
+
+    name = "complete"
+
+    def __init__(self, required: Iterable[str]) -> None:
+        self._required = tuple(required)
+
+    def refuse(self, incoming: Incoming) -> str | None:
+        """Names the first part that is empty."""
+        fields = incoming.scenario.model_dump(exclude_defaults=True)
+        missing = [name for name in self._required if not fields.get(name)]
+        return f"no {missing[0]}" if missing else None
+
+
+class Licence:
+    """Its licence allows training."""
+
+    name = "licence"
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def refuse(self, incoming: Incoming) -> str | None:
+        """Only what is on the list passes."""
+        licence = incoming.scenario.metadata.licence
+        if not licence:
+            return "no licence"
+        return None if licence in self._allowed else f"licence not allowed: {licence}"
+
+
+class Consent:
+    """Its user agreed."""
+
+    name = "consent"
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def refuse(self, incoming: Incoming) -> str | None:
+        """Silence is no consent, whatever the list says."""
+        consent = incoming.scenario.metadata.consent
+        if not consent:
+            return "no consent"
+        return None if consent in self._allowed else f"consent to something else: {consent}"
+
+
+class Contamination:
+    """It says nothing that the held-out scenarios ask."""
+
+    name = "contamination"
+
+    def __init__(self, heldout: Iterable[Scenario], threshold: float) -> None:
+        self._index = NearDuplicates(threshold)
+        for scenario in heldout:
+            self._index.add(scenario.id, spoken(scenario))
+
+    def refuse(self, incoming: Incoming) -> str | None:
+        """Names the held-out scenario that it is like; one that is held out itself is like itself, and passes."""
+        like = self._index.find(incoming.masked)
+        if like is None or like.name == incoming.scenario.id:
+            return None
+        return f"like a held-out scenario: {like.name}, similarity {like.similarity:.2f}"
+
+
+class Duplicates:
+    """Nobody said nearly the same before: of several alike the first passes."""
+
+    name = "duplicates"
+
+    def __init__(self, known: Iterable[Scenario], threshold: float) -> None:
+        self._index = NearDuplicates(threshold)
+        for scenario in known:
+            self._index.add(scenario.id, spoken(scenario))
+
+    def refuse(self, incoming: Incoming) -> str | None:
+        """Names the scenario or conversation that it is like, and remembers it where there is none."""
+        like = self._index.find(incoming.masked)
+        if like is None:
+            self._index.add(incoming.scenario.id, incoming.masked)
+            return None
+        kind = "says the same as" if like.similarity == 1 else "says nearly the same as"
+        return f"{kind}: {like.name}, similarity {like.similarity:.2f}"

@@ -1,0 +1,94 @@
+"""What is trained on: conversations and base scenarios in a given share, with the held-out side kept as it is.
+
+share 0.25 of conversations, 100 base and 30 conversations   →   90 base and 30 conversations
+                             100 base and 60 conversations   →  100 base and 33 conversations
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from grpo.scenarios.parquet import text_digest, write_scenarios
+from grpo.scenarios.scenario import Scenario, Side
+from grpo.scenarios.split import side_of
+
+
+class MixtureCounts(BaseModel):
+    """Scenarios of each kind on each side."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    base_train: int
+    conversations_train: int
+    base_heldout: int
+    conversations_heldout: int
+
+
+def mix(
+    path: Path,
+    *,
+    base_train: Sequence[Scenario],
+    base_heldout: Sequence[Scenario],
+    conversations: Sequence[Scenario],
+    fresh: Collection[str],
+    judged: Collection[str],
+    share: float,
+    heldout_share: float,
+    seed: int,
+) -> MixtureCounts:
+    """Write the table of a retraining, every scenario with its side declared.
+
+    A conversation's own text decides its side, as it does for any scenario, so that it is on the same side in every
+    retraining. Of conversations those whose ids are in `fresh` are used first, else chance decides, from the seed. What
+    the champion was judged on (`judged`, digests of texts) is held out, whatever the settings say now.
+    """
+
+    def side(scenario: Scenario, otherwise: Side) -> Side:
+        return "heldout" if text_digest(scenario) in judged else otherwise
+
+    def own_side(scenario: Scenario) -> Side:
+        return side_of(text_digest(scenario), declared=scenario.side, share=heldout_share)
+
+    placed = [
+        *((scenario, side(scenario, "train"), False) for scenario in base_train),
+        *((scenario, "heldout", False) for scenario in base_heldout),
+        *((scenario, side(scenario, own_side(scenario)), True) for scenario in conversations),
+    ]
+    parts = {
+        (which, live): [one for one, found, kind in placed if (found, kind) == (which, live)]
+        for which in ("train", "heldout")
+        for live in (False, True)
+    }
+    base, live = parts["train", False], parts["train", True]
+    counts = _shares(len(base), len(live), share)
+    order = _order(seed)
+    train = [
+        *sorted(base, key=order)[: counts[0]],
+        *sorted(live, key=lambda one: (one.id not in fresh, order(one)))[: counts[1]],
+    ]
+    heldout = [*parts["heldout", False], *parts["heldout", True]]
+    declared = [(one, "train") for one in train] + [(one, "heldout") for one in heldout]
+    write_scenarios(path, (one.model_copy(update={"side": which}) for one, which in declared))
+    return MixtureCounts(
+        base_train=counts[0],
+        conversations_train=counts[1],
+        base_heldout=len(parts["heldout", False]),
+        conversations_heldout=len(parts["heldout", True]),
+    )
+
+
+def _shares(base: int, conversations: int, share: float) -> tuple[int, int]:
+    """How many of each are used; without conversations, or without base scenarios, all of the others."""
+    if not base or not conversations:
+        return base, conversations
+    if conversations <= share * (base + conversations):
+        return max(1, round(conversations * (1 - share) / share)), conversations
+    return base, max(1, round(base * share / (1 - share)))
+
+
+def _order(seed: int) -> Callable[[Scenario], str]:
+    return lambda scenario: hashlib.sha256(f"{seed}\0{scenario.id}".encode()).hexdigest()

@@ -1,0 +1,157 @@
+"""The conversation log: what a served policy and its users said, one Parquet file a day and writer's turn.
+
+    conversations/2026-11-21/3fa1c0….parquet     one row a conversation; files are added, never changed
+    conversations/2026-11-22/…
+
+A file is named by its content and renamed into place whole, so that any number of writers need no lock, a writer
+that dies leaves nothing half-written, and writing the same conversations again changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC
+from io import BytesIO
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from grpo.artifacts import storage_errors
+from grpo.errors import DataError
+from grpo.messages import Message
+from grpo.scenarios.scenario import Domain, Expected
+from grpo.tables import calls_from_json, calls_to_json, open_parquet
+
+SCHEMA_VERSION = "1"
+_VERSION_KEY = b"conversation_log_version"
+_ROWS = 512
+
+_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("time", pa.timestamp("us", tz="UTC")),
+        ("model", pa.string()),
+        ("messages", pa.list_(_MESSAGE)),
+        ("reward", pa.float64()),
+        ("rating", pa.float64()),
+        ("domain", pa.string()),
+        ("category", pa.string()),
+        ("tools", pa.string()),
+        ("world", pa.string()),
+        ("expected", pa.string()),
+        ("licence", pa.string()),
+        ("consent", pa.string()),
+    ],
+    metadata={_VERSION_KEY: SCHEMA_VERSION},
+)
+
+
+class Conversation(BaseModel):
+    """One conversation as it took place, with what is known of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    id: str = Field(min_length=1, max_length=180)
+    time: AwareDatetime
+    """When it began."""
+    model: str
+    """What served it: name and version in the registry, `support-desk/3`."""
+    messages: tuple[Message, ...] = Field(min_length=1)
+    reward: float | None = None
+    """Of the rewards that the policy is trained on, where one was computed; None is not 0."""
+    rating: float | None = Field(default=None, ge=0, le=1)
+    """What the user thought of it, 0 worst, 1 best."""
+    domain: Domain = "general"
+    category: str = Field(default="general", min_length=1, max_length=200)
+    tools: tuple[dict[str, Any], ...] = ()
+    """Tools that the agent had."""
+    world: dict[str, Any] = Field(default_factory=dict)
+    """The records that the agent's tools read and changed, as they were when the conversation began."""
+    expected: Expected = Field(default_factory=Expected)
+    """What a reviewer, or the outcome, says that should have been done."""
+    licence: str = ""
+    consent: str = ""
+    """To what the user agreed; empty: to nothing."""
+
+
+class ConversationLog:
+    """The log in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, conversations: Iterable[Conversation]) -> tuple[Path, ...]:
+        """Add conversations, one file a day; each file is there whole or not at all."""
+        ordered = sorted(conversations, key=lambda one: (one.time, one.id))
+        days = groupby(ordered, key=lambda one: one.time.astimezone(UTC).date().isoformat())
+        return tuple(self._add(day, list(found)) for day, found in days)
+
+    def _add(self, day: str, conversations: list[Conversation]) -> Path:
+        content = BytesIO()
+        pq.write_table(pa.Table.from_pylist(list(map(_row, conversations)), SCHEMA), content, compression="zstd")
+        data = content.getvalue()
+        path = self.folder / day / f"{hashlib.sha256(data).hexdigest()[:20]}.parquet"
+        with storage_errors(str(self.folder)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f"{uuid.uuid4().hex}.part")
+            try:
+                partial.write_bytes(data)
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
+        return path
+
+    def files(self) -> tuple[str, ...]:
+        """The files that are there, by day, relative to the folder."""
+        return tuple(str(path.relative_to(self.folder)) for path in sorted(self.folder.glob("*/*.parquet")))
+
+    def rows(self, files: Sequence[str] | None = None) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Each row with its file and its number in it, unchecked.
+
+        Raises `DataError` for a missing or truncated file and another schema version.
+        """
+        for name in self.files() if files is None else files:
+            path = self.folder / name
+            file = open_parquet(path)
+            version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"none").decode()
+            if version != SCHEMA_VERSION:
+                raise DataError(f"{path} has conversation log version {version}, this code reads {SCHEMA_VERSION}")
+            number = 0
+            for batch in file.iter_batches(batch_size=_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield str(path), number, row
+
+
+def read_row(row: dict[str, Any]) -> Conversation:
+    """A row as a conversation. Raises `ValueError` that says what is wrong with it."""
+    messages = tuple(
+        Message(role=one["role"], content=one["content"] or "", tool_calls=calls_from_json(one["tool_calls"]))
+        for one in row["messages"] or ()
+    )
+    nested = {name: json.loads(row[name]) for name in ("tools", "world", "expected") if row[name]}
+    plain = {name: value for name, value in row.items() if value is not None}
+    return Conversation.model_validate({**plain, **nested, "messages": messages})
+
+
+def _row(conversation: Conversation) -> dict[str, Any]:
+    messages = [
+        {"role": one.role, "content": one.content, "tool_calls": calls_to_json(one.tool_calls)}
+        for one in conversation.messages
+    ]
+    return {
+        **{name: getattr(conversation, name) for name in SCHEMA.names},
+        "messages": messages,
+        "tools": json.dumps(conversation.tools),
+        "world": json.dumps(conversation.world),
+        "expected": conversation.expected.model_dump_json(exclude_defaults=True),
+    }

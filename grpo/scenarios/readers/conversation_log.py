@@ -1,0 +1,56 @@
+"""The conversation log as scenarios: the user says the same again, and the policy may answer better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo.errors import DataError
+from grpo.scenarios.conversation_log import Conversation, ConversationLog, read_row
+from grpo.scenarios.readers.dialogue import from_user_on
+from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.shapes import first_fault
+
+SOURCE = "conversation_log"
+"""What `metadata.source` says of such a scenario."""
+
+
+def read_conversation_log(folder: Path, files: Sequence[str] | None = None) -> Iterator[Record]:
+    """Read the log, or these files of it, one record a conversation.
+
+        user "Hi", assistant "Yes?", tool …, user "My order 17"    →    user_responses ("Hi", "My order 17")
+
+    What the policy said is no reference for what should be said, and is left out. A row that is no conversation
+    becomes a record with a problem.
+    """
+    for source, line, row in ConversationLog(folder).rows(files):
+        data, problem = None, None
+        try:
+            data = _fields(read_row(row))
+        except ValidationError as error:
+            problem = f"no conversation: {first_fault(error)}"
+        except (DataError, ValueError, TypeError) as error:
+            problem = f"no conversation: {error}"
+        yield Record(source=source, line=line, data=data, problem=problem)
+
+
+def _fields(conversation: Conversation) -> dict[str, Any]:
+    said = ((one.role, one.content) for one in conversation.messages if one.role in ("user", "assistant"))
+    return {
+        "id": f"conversation-{conversation.id}",
+        "topic": conversation.category,
+        "domain": conversation.domain,
+        "user_responses": from_user_on(said, "user")[0],
+        "tools": conversation.tools,
+        "world": conversation.world,
+        "expected": conversation.expected.model_dump(),
+        "metadata": {
+            "category": conversation.category,
+            "source": SOURCE,
+            "licence": conversation.licence,
+            "consent": conversation.consent,
+        },
+    }

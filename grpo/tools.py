@@ -1,0 +1,61 @@
+"""What a function tells a model of itself, and what is wrong with a call of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+
+from grpo.errors import ConfigError
+from grpo.messages import Tool
+
+
+def describe(
+    name: str,
+    function: Callable[..., Any],
+    *,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> Tool:
+    """The tool that a function is; what is not given, its docstring's first line and its signature say.
+
+        def refund(order: str, amount: int = 0): "Pay back."   →   refund(order string, amount integer?)
+
+    Raises `ConfigError` for a signature that says no schema, or parameters that are none.
+    """
+    schema = _read_signature(name, function) if parameters is None else dict(parameters)
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise ConfigError(f"tool {name}: parameters are no JSON schema: {error.message}") from error
+    if description is None:
+        description = (inspect.getdoc(function) or "").partition("\n")[0]
+    return Tool(name=name, description=description, parameters=schema)
+
+
+def fault(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments of a call by the tool's schema; None when nothing is.
+
+    Arguments that the schema does not name are refused, unless it says that it takes additional ones.
+    """
+    known = tool.parameters.get("properties", {})
+    unknown = sorted(set(arguments) - set(known))
+    if unknown and not tool.parameters.get("additionalProperties"):
+        return f"{tool.name} has no argument {', '.join(unknown)}; it takes {', '.join(known) or 'none'}"
+    for error in Draft202012Validator({"type": "object", **tool.parameters}).iter_errors(dict(arguments)):
+        place = ".".join(map(str, error.absolute_path))
+        return f"{tool.name}: {f'{place}: ' if place else ''}{error.message}"
+    return None
+
+
+def _read_signature(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        schema = TypeAdapter(cast(Any, function)).json_schema()
+    except (PydanticSchemaGenerationError, PydanticUserError, NameError, ValueError, TypeError) as error:
+        raise ConfigError(f"tool {name}: no schema can be read from its signature; give parameters: {error}") from error
+    if schema.get("type") != "object":
+        raise ConfigError(f"tool {name} takes arguments without names; give it parameters that can be named")
+    return schema

@@ -1,0 +1,85 @@
+"""Every number of a study's report, and the page that is drawn from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from grpo.artifacts import write_atomically
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.tuning import TuneConfig
+from grpo.evaluation.page import templates
+from grpo.tuning import plots
+from grpo.tuning.summary import StudySummary
+
+SCHEMA_VERSION: Final = "1"
+PAGE, DOCUMENT, BEST = "study.html", "study.json", "best.yaml"
+
+
+class StudyDocument(BaseModel):
+    """The whole report of a study. A change of meaning raises the schema version."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    schema_version: Literal["1"] = SCHEMA_VERSION
+    name: str
+    created: str
+    """UTC, ISO 8601."""
+    metric: str
+    study: StudySummary
+    start: str
+    """Hash of the policy that every trial starts from."""
+    trained: int
+    """Scenarios that trials train on."""
+    validation: int
+    """Scenarios that they are judged on."""
+    code_digest: str
+    best_config: str | None
+    """The best trial's settings as a config of a run, in YAML; None when no trial is complete."""
+    config: str
+    """The study's configuration, as YAML."""
+
+
+def write_study(document: StudyDocument, folder: Path) -> list[Path]:
+    """Write page, document, pictures and the best config into a folder; returns them, the page first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / DOCUMENT, document.model_dump_json(indent=1) + "\n")
+    write_atomically(folder / PAGE, render_study(document))
+    files = [folder / PAGE, folder / DOCUMENT]
+    for name, picture in plots.pictures(document.study).items():
+        (folder / name).write_bytes(picture)
+        files.append(folder / name)
+    if document.best_config is not None:
+        write_atomically(folder / BEST, document.best_config)
+        files.append(folder / BEST)
+    return files
+
+
+def render_study(document: StudyDocument) -> str:
+    """Draw the page; the same document gives the same text."""
+    study = document.study
+    template = templates(Path(__file__).parent).get_template("study.html.j2")
+    return template.render(
+        document=document,
+        study=study,
+        best=study.leader,
+        history=plots.history(study),
+        looks=plots.looks(study),
+        importance=plots.importance(study),
+    )
+
+
+def best_yaml(plan: TuneConfig, study: StudySummary) -> str:
+    """The best trial's settings as a config that `grpo train` takes: what differs from the defaults."""
+    best = study.best
+    config: PipelineConfig = plan.best(best.params)
+    settings = config.model_dump(mode="json", exclude_defaults=True)
+    told = ", ".join(f"{path} = {value}" for path, value in best.params.items())
+    head = (
+        f"# Best of {study.over} trials of study {study.name}: trial {best.number}, whose {plan.metric} is\n"
+        f"# {best.reward:.4g} on scenarios that it was not trained on. {told}\n"
+    )
+    return head + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)

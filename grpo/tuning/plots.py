@@ -1,0 +1,95 @@
+"""The figures of a study: how its trials went, how each of them learned, and what mattered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from grpo.evaluation.plots import CANDIDATE, CHAMPION, INK, MUTED, png, say, svg
+from grpo.tuning.summary import StudySummary
+
+_INCHES = (9.2, 2.6)
+_ROW = 0.34  # inches of a bar
+
+
+def history(study: StudySummary) -> str:
+    """Reward of each trial in the order of the trials, and the best so far; an `<svg>` element."""
+    return svg("history", "Held-out reward by trial", lambda axes: _draw_history(axes, study), _INCHES)
+
+
+def looks(study: StudySummary) -> str:
+    """Held-out reward of each trial while it trained; those that were given up end early."""
+    return svg("looks", "Held-out reward by look", lambda axes: _draw_looks(axes, study), _INCHES)
+
+
+def importance(study: StudySummary) -> str:
+    """How much of the reward's variation each dimension explains."""
+    height = 0.7 + _ROW * max(1, len(study.importance))
+    return svg("importance", "Importance of dimensions", lambda axes: _draw_importance(axes, study), (9.2, height))
+
+
+def pictures(study: StudySummary) -> dict[str, bytes]:
+    """History and importance as PNG files by name, for the trackers."""
+    drawn: dict[str, Callable[[Axes, StudySummary], None]] = {
+        "history.png": _draw_history,
+        "importance.png": _draw_importance,
+    }
+    titles = {"history.png": "held-out reward by trial", "importance.png": "importance"}
+
+    def picture(name: str) -> bytes:
+        return png(f"{study.name}: {titles[name]}", lambda axes: drawn[name](axes, study), width=8.0)
+
+    return {name: picture(name) for name in drawn}
+
+
+def _draw_history(axes: Axes, study: StudySummary) -> None:
+    """Complete trials are dots, pruned ones crosses at their last look; failed ones have no reward to be drawn at."""
+    complete = [(trial.number, trial.reward) for trial in study.trials if trial.reward is not None]
+    if not complete:
+        say(axes, "no trial is complete")
+        return
+    pruned = [(trial.number, trial.looks[-1]) for trial in study.trials if trial.state == "pruned"]
+    pick = max if study.direction == "maximize" else min
+    best = [pick(reward for _, reward in complete[: k + 1]) for k in range(len(complete))]
+    axes.step([number for number, _ in complete], best, where="post", color=CANDIDATE, label="best so far")
+    axes.plot(*zip(*complete, strict=True), "o", color=INK, markersize=3.5, label="complete")
+    if pruned:
+        axes.plot(*zip(*pruned, strict=True), "x", color=CHAMPION, markersize=4.5, label="pruned, at its last look")
+    axes.set_xlabel("trial")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3)
+
+
+def _draw_looks(axes: Axes, study: StudySummary) -> None:
+    shown = [trial for trial in study.trials if trial.looks]
+    if not shown:
+        say(axes, "no trial was looked at")
+        return
+    leader = study.leader
+    for trial in shown:
+        best = leader is not None and trial.number == leader.number
+        axes.plot(
+            range(1, len(trial.looks) + 1),
+            trial.looks,
+            "o-" if trial.state == "complete" else "o:",
+            color=CANDIDATE if best else CHAMPION,
+            linewidth=1.8 if best else 1.0,
+            zorder=3 if best else 2,
+        )
+    axes.set_xlabel("look")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _draw_importance(axes: Axes, study: StudySummary) -> None:
+    if not study.importance:
+        say(axes, "too few complete trials, or all gave the same")
+        return
+    ranked = sorted(study.importance.items(), key=lambda pair: pair[1])
+    axes.barh([name for name, _ in ranked], [share for _, share in ranked], color=CANDIDATE, height=0.6)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlim(0.0, 1.0)
+    axes.grid(visible=False)
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.tick_params(axis="x", labelcolor=MUTED)

@@ -1,0 +1,69 @@
+"""New conversations, let through the gates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.retraining import IntakeSettings
+from grpo.config.scenarios import Source
+from grpo.retraining.intake import IntakeCounts, take_in
+from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.split import split as split_scenarios
+from tasks.ingest import SCENARIOS
+from tasks.split import read_split
+from tasks.stage import Clock, StageResult, stage
+
+CONVERSATIONS = "conversations"
+"""Kind of the artifact, and the tag by which a version says which conversations there were when it was trained."""
+
+
+class IntakeResult(StageResult):
+    """A folder with the conversations that were accepted, seen and refused."""
+
+    conversations: Artifact
+    counts: IntakeCounts
+
+
+@stage
+def intake(
+    sources: tuple[Source, ...],
+    content: str,
+    base: Artifact,
+    split: Artifact,
+    champion: Artifact | None,
+    heldout_share: float,
+    settings: IntakeSettings,
+    store: str,
+) -> IntakeResult:
+    """Hold conversations against the gates: what is held out of `base`, and was of the champion's data, is not taken.
+
+    `content` is the fingerprint of the sources' bytes.
+    """
+    clock = Clock()
+    artifacts = ArtifactStore(store)
+    table, sides = artifacts.path(base) / SCENARIOS, read_split(artifacts, split)
+    found: list[IntakeCounts] = []
+
+    def write(folder: Path) -> None:
+        found.append(
+            take_in(
+                sources,
+                folder,
+                known=read_scenarios(table, ids=sides.train),
+                heldout=[*read_scenarios(table, ids=sides.heldout), *judged_on(artifacts, champion, heldout_share)],
+                settings=settings,
+            )
+        )
+
+    artifact = artifacts.put_folder(CONVERSATIONS, write)
+    return IntakeResult(conversations=artifact, counts=found[0], compute_s=clock.seconds)
+
+
+def judged_on(artifacts: ArtifactStore, scenarios: Artifact | None, heldout_share: float) -> list[Scenario]:
+    """The held-out scenarios of a table that a run was trained on; none where nothing is in service."""
+    if scenarios is None:
+        return []
+    path = artifacts.path(scenarios) / SCENARIOS
+    return list(read_scenarios(path, ids=split_scenarios(path, heldout_share=heldout_share, limit=None).heldout))

@@ -1,0 +1,60 @@
+"""Conversations and base scenarios, put together into what a retraining trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.retraining.intake import ACCEPTED
+from grpo.retraining.mixture import MixtureCounts
+from grpo.retraining.mixture import mix as mix_scenarios
+from grpo.scenarios.parquet import read_scenarios, text_digest
+from tasks.ingest import SCENARIOS
+from tasks.intake import judged_on
+from tasks.split import read_split
+from tasks.stage import Clock, StageResult, stage
+
+
+class MixResult(StageResult):
+    """A table of scenarios with declared sides."""
+
+    mixture: Artifact
+    counts: MixtureCounts
+
+
+@stage
+def mix(
+    base: Artifact,
+    split: Artifact,
+    conversations: Artifact,
+    fresh: Collection[str],
+    champion: Artifact | None,
+    share: float,
+    heldout_share: float,
+    seed: int,
+    store: str,
+) -> MixResult:
+    """Mix both kinds in the share that is asked for; what the champion was judged on stays held out."""
+    clock = Clock()
+    artifacts = ArtifactStore(store)
+    table, sides = artifacts.path(base) / SCENARIOS, read_split(artifacts, split)
+    found: list[MixtureCounts] = []
+
+    def write(path: Path) -> None:
+        found.append(
+            mix_scenarios(
+                path,
+                base_train=list(read_scenarios(table, ids=sides.train)),
+                base_heldout=list(read_scenarios(table, ids=sides.heldout)),
+                conversations=list(read_scenarios(artifacts.path(conversations) / ACCEPTED)),
+                fresh=fresh,
+                judged={text_digest(scenario) for scenario in judged_on(artifacts, champion, heldout_share)},
+                share=share,
+                heldout_share=heldout_share,
+                seed=seed,
+            )
+        )
+
+    artifact = artifacts.put_file("mixture", ".parquet", write)
+    return MixResult(mixture=artifact, counts=found[0], compute_s=clock.seconds)

@@ -1,0 +1,64 @@
+"""The change of the version in service. Never cached: it looks at who serves now."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.runtime import flow_run
+
+from grpo.registry import Transition
+from grpo.registry.succession import Actor
+from tasks.register import registry
+from tasks.stage import Clock, StageResult, is_transient
+
+_LEASE_S, _PATIENCE_S = 60.0, 180.0
+
+
+class PromoteResult(StageResult):
+    """What was changed; None where the version served already."""
+
+    transition: Transition | None
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, retries=3, retry_delay_seconds=1, retry_condition_fn=is_transient)
+def promote(model_name: str, version: int, reason: str, force: bool = False) -> PromoteResult:
+    """Let a version serve; raises `PromotionRefused` for one that may not."""
+    clock, models = Clock(), registry()
+    checks = models.provenance(models.at(f"models:/{model_name}/{version}")).checks
+    with one_at_a_time(model_name):
+        transition = models.succession(model_name).promote(
+            version, reason=reason, by=actor(), force=force, checks=checks
+        )
+    return PromoteResult(transition=transition, compute_s=clock.seconds)
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, retries=3, retry_delay_seconds=1, retry_condition_fn=is_transient)
+def rollback(model_name: str, reason: str) -> PromoteResult:
+    """Let the version before the champion serve again."""
+    clock = Clock()
+    with one_at_a_time(model_name):
+        transition = registry().succession(model_name).rollback(reason=reason, by=actor())
+    return PromoteResult(transition=transition, compute_s=clock.seconds)
+
+
+def actor() -> Actor:
+    """Who asks for a change in this process."""
+    return Actor(user=getpass.getuser(), host=socket.gethostname(), run=flow_run.get_id())
+
+
+@contextmanager
+def one_at_a_time(model_name: str) -> Iterator[None]:
+    """Hold a model's promotions on every machine of this Prefect server; a dead holder's turn ends after a minute."""
+    name = f"promote-{model_name}"
+    with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
+        client.upsert_global_concurrency_limit_by_name(name, 1)
+    with concurrency(name, occupy=1, lease_duration=_LEASE_S, timeout_seconds=_PATIENCE_S, strict=True):
+        yield

@@ -1,0 +1,37 @@
+"""What became of a retraining, for people, machines, Prefect's and MLflow's pages. Never cached: it tells of now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from grpo.artifacts import write_atomically
+from grpo.registry import ModelVersion
+from grpo.retraining.record import RetrainingRecord
+from tasks.register import registry
+
+FILE = "retraining.json"
+
+
+@task(name="record", cache_policy=NO_CACHE, persist_result=False)
+def record(document: RetrainingRecord, version: ModelVersion | None, folder: Path) -> Path:
+    """Write `retraining.json`, and attach reasons and intake to the run and to the version; returns the file."""
+    path = folder / FILE
+    write_atomically(path, document.model_dump_json(indent=1))
+    intake = document.look.intake
+    rows = [{"what": "records", "count": intake.records}, {"what": "accepted", "count": intake.accepted}]
+    rows += [{"what": f"refused, {why}", "count": count} for why, count in intake.refused.items()]
+    rows += [{"what": f"redacted, {kind}", "count": count} for kind, count in intake.redacted.items()]
+    create_table_artifact(rows, key="intake")
+    create_markdown_artifact(f"# {document.name}: {document.verdict}\n\n{document.reason}\n", key="retraining")
+    if version is not None:
+        models = registry()
+        reasons = json.dumps([finding.model_dump() for finding in document.look.findings])
+        for key, value in (("retraining", document.look.summary), ("retraining_reasons", reasons)):
+            models.client.set_model_version_tag(version.name, str(version.version), key, value[:5000])
+        models.log_files(version.run_id, [path])
+    return path

@@ -1,0 +1,31 @@
+"""The champion as a model folder that a run can start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.artifacts import Artifact, ArtifactStore
+from tasks.stage import Clock, StageResult, stage
+
+
+class WarmStart(StageResult):
+    """A model folder: weights, with adapters merged in, and tokenizer."""
+
+    model: Artifact
+
+
+@stage
+def warm_start(champion: Artifact, store: str) -> WarmStart:
+    """Take the champion's weights out of its checkpoint; optimizer and schedule begin anew."""
+    from grpo.learner.checkpoints import resident_policy
+    from grpo.policy.transformers.adapters import merged
+    from grpo.policy.transformers.model import TransformersPolicy
+
+    clock = Clock()
+    artifacts = ArtifactStore(store)
+    policy = resident_policy(artifacts, champion)
+
+    def write(folder: Path) -> None:
+        TransformersPolicy(merged(policy.model), policy.tokenizer).save(folder)
+
+    return WarmStart(model=artifacts.put_folder("model", write), compute_s=clock.seconds)

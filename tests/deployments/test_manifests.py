@@ -1,0 +1,353 @@
+"""Compose file, image and Kubernetes manifests: they fit each other, the project and the programs that they start."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from prefect.settings import Settings
+from prefect.settings.legacy import _get_settings_fields
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOYMENTS = ROOT / "deployments"
+KUBERNETES = DEPLOYMENTS / "kubernetes"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OWN_IMAGES = ("grpo", "grpo-gpu")
+READ_BY_OTHERS = {
+    *("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),  # boto3 and s3fs
+    *("POSTGRES_USER", "POSTGRES_PASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD"),  # their images
+    *("PIP_NO_CACHE_DIR", "PIP_DISABLE_PIP_VERSION_CHECK", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"),
+    *("GPU_SLOTS",),  # deployments/deploy.sh
+    *("GRPO_HOME", "GX_ANALYTICS_ENABLED", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRANSFORMERS_OFFLINE"),
+    *("DO_NOT_TRACK",),
+}
+SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|_USER$|CONNECTION_URL|BACKEND_STORE_URI")
+
+
+@cache
+def documents() -> tuple[dict[str, Any], ...]:
+    """Every object that `kubectl apply -k` makes."""
+    (listed,) = yaml.safe_load_all((KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8"))
+    return tuple(
+        document
+        for name in listed["resources"]
+        for document in yaml.safe_load_all((KUBERNETES / name).read_text(encoding="utf-8"))
+    )
+
+
+def of_kind(*kinds: str) -> list[dict[str, Any]]:
+    return [document for document in documents() if document["kind"] in kinds]
+
+
+def named(kind: str, name: str) -> dict[str, Any]:
+    (found,) = (document for document in of_kind(kind) if document["metadata"]["name"] == name)
+    return found
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    for document in of_kind("Deployment", "Job"):
+        yield document["metadata"]["name"], document["spec"]["template"]["spec"]
+
+
+def containers() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, pod in pods():
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            yield f"{name}/{container['name']}", container
+
+
+def probes(container: dict[str, Any]) -> list[dict[str, Any]]:
+    return [container[name]["httpGet"] for name in container if name.endswith("Probe")]
+
+
+@cache
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def environments() -> Iterator[tuple[str, dict[str, str]]]:
+    """Every set of variables that a file gives to a process, by its place; a reference counts as its name."""
+    for name, service in compose()["services"].items():
+        yield f"compose {name}", service.get("environment", {})
+    for name, container in containers():
+        yield f"kubernetes {name}", {one["name"]: one.get("value", "") for one in container.get("env", ())}
+    yield "kubernetes settings", named("ConfigMap", "grpo-settings")["data"]
+    image = (DEPLOYMENTS / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"^ENV (.*)$", image, flags=re.MULTILINE):
+        yield "Dockerfile", dict(re.findall(r"(\w+)=(\S+)", line))
+
+
+# --- Kubernetes
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+def test_an_object_is_what_the_api_server_takes(document: dict[str, Any]):
+    """Checked against the schemas of Kubernetes: unknown fields and wrong types are refused."""
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_every_manifest_is_applied():
+    """No file lies beside the kustomization unused; objects are in its namespace."""
+    (listed,) = yaml.safe_load_all((KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8"))
+    assert {path.name for path in KUBERNETES.iterdir()} == {*listed["resources"], "kustomization.yaml"}
+    assert {one["metadata"].get("namespace") for one in documents() if one["kind"] != "Namespace"} == {"grpo"}
+    assert listed["namespace"] == named("Namespace", "grpo")["metadata"]["name"]
+    assert {image["name"] for image in listed["images"]} == set(OWN_IMAGES)
+
+
+def test_a_deployment_finds_its_pods():
+    """The selector is among the labels of the template."""
+    for one in of_kind("Deployment"):
+        wanted = one["spec"]["selector"]["matchLabels"].items()
+        assert wanted <= one["spec"]["template"]["metadata"]["labels"].items(), one["metadata"]["name"]
+
+
+def test_a_service_leads_to_one_deployment_and_a_port_that_it_opens():
+    """No service is a dead end."""
+    for service in of_kind("Service"):
+        selector = service["spec"]["selector"].items()
+        (found,) = (
+            one for one in of_kind("Deployment") if selector <= one["spec"]["template"]["metadata"]["labels"].items()
+        )
+        opened = {
+            port["name"]: port for one in found["spec"]["template"]["spec"]["containers"] for port in one["ports"]
+        }
+        for port in service["spec"]["ports"]:
+            assert opened[port["targetPort"]]["containerPort"] == port["port"]
+
+
+def test_addresses_name_services_and_their_ports():
+    """What workers are told is where the servers are."""
+    told = named("ConfigMap", "grpo-settings")["data"]
+    for variable, path in (("PREFECT_API_URL", "/api"), ("MLFLOW_TRACKING_URI", "")):
+        host, port = re.fullmatch(rf"http://([a-z]+):(\d+){path}", told[variable]).groups()  # type: ignore[union-attr]
+        assert [one["port"] for one in named("Service", host)["spec"]["ports"]] == [int(port)]
+
+
+def test_a_probe_asks_a_port_that_the_program_listens_on():
+    """The port of the probe is opened, and is the one that the program is told."""
+    listening = {
+        "prefect": "PREFECT_SERVER_API_PORT",
+        "mlflow": "MLFLOW_PORT",
+        "worker": "PREFECT_WORKER_WEBSERVER_PORT",
+    }
+    told = named("ConfigMap", "grpo-settings")["data"]
+    for name, container in containers():
+        opened = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+        for probe in probes(container):
+            own = {one["name"]: one.get("value") for one in container["env"]}
+            assert str(opened[probe["port"]]) == {**told, **own}[listening[container["name"]]], name
+
+
+def test_long_lived_processes_are_probed():
+    """A server or worker that hangs is noticed."""
+    for one in of_kind("Deployment"):
+        (container,) = one["spec"]["template"]["spec"]["containers"]
+        assert {"startupProbe", "livenessProbe"} <= container.keys()
+
+
+def test_references_resolve():
+    """Volumes, claims and settings that a pod names are there; secrets are the two that the operator makes."""
+    claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
+    manual = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    for name, pod in pods():
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {
+            v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "persistentVolumeClaim" in v
+        } <= claims
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes, name
+            assert all(one["configMapRef"]["name"] == "grpo-settings" for one in container.get("envFrom", ()))
+            for variable in container.get("env", ()):
+                if "valueFrom" in variable:
+                    secret = variable["valueFrom"]["secretKeyRef"]
+                    assert f"create secret generic {secret['name']} " in manual
+                    assert f"--from-literal={secret['key']}=" in manual, secret
+
+
+def test_pods_are_confined():
+    """Not root, no more rights than it started with, no token for the cluster, and requests for the scheduler."""
+    for name, pod in pods():
+        assert pod["securityContext"]["runAsNonRoot"], name
+        assert pod["automountServiceAccountToken"] is False, name
+    for name, container in containers():
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), name
+
+
+def test_service_names_set_no_variables():
+    """Kubernetes would put MLFLOW_PORT=tcp://… into every pod beside a service called mlflow, and MLflow reads it."""
+    assert all(pod["enableServiceLinks"] is False for _, pod in pods())
+
+
+def test_the_gpu_worker_gets_a_device_and_no_other_does():
+    """It is placed on nodes that have one, and asks for it."""
+    for name, pod in pods():
+        asks = any("nvidia.com/gpu" in one["resources"].get("limits", {}) for one in pod["containers"])
+        assert asks == ("nvidia.com/gpu.present" in pod.get("nodeSelector", {})) == (name == "worker-gpu")
+
+
+# --- compose
+
+
+def test_services_wait_for_services_that_can_become_what_they_wait_for():
+    """Healthy needs a check, completed needs an end."""
+    services = compose()["services"]
+    for name, service in services.items():
+        for other, wanted in service.get("depends_on", {}).items():
+            needed = {"service_healthy": "healthcheck", "service_completed_successfully": "restart"}[
+                wanted["condition"]
+            ]
+            assert needed in services[other], f"{name} waits for {other}"
+            if needed == "restart":
+                assert services[other]["restart"] == "no"
+
+
+def test_volumes_and_files_are_there():
+    """A named volume is declared and used, a file that is mounted exists."""
+    used = set()
+    for service in compose()["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOYMENTS / source).is_file(), source
+            else:
+                used.add(source)
+        if "build" in service:
+            assert (ROOT / service["build"]["dockerfile"]).is_file()
+    assert used == set(compose()["volumes"])
+
+
+def test_ports_are_for_this_machine_only():
+    """Nothing is published beyond loopback."""
+    published = [port for service in compose()["services"].values() for port in service.get("ports", ())]
+    assert published == ["127.0.0.1:4200:4200", "127.0.0.1:5000:5000"]
+
+
+def test_hosts_in_addresses_are_services():
+    """And their ports those on which these listen."""
+    listening = {"postgres": "5432", "minio": "9000", "prefect": "4200", "mlflow": "5000"}
+    services = compose()["services"]
+    assert listening["prefect"] == services["prefect"]["environment"]["PREFECT_SERVER_API_PORT"]
+    assert listening["mlflow"] == services["mlflow"]["environment"]["MLFLOW_PORT"]
+    for name, service in services.items():
+        for variable, value in service.get("environment", {}).items():
+            for host, port in re.findall(r"(?://|@)([a-z]+):(\d+)", value):
+                assert listening[host] == port, f"{name}: {variable}"
+
+
+def test_databases_in_addresses_are_made():
+    """Each in the script that PostgreSQL runs at its first start; no two services share one."""
+    made = re.findall(r"CREATE DATABASE (\w+);", (DEPLOYMENTS / "postgres" / "databases.sql").read_text())
+    values = [value for service in compose()["services"].values() for value in service.get("environment", {}).values()]
+    assert set(re.findall(r"@postgres:5432/(\w+)", " ".join(values))) == {"prefect", "mlflow"} <= set(made)
+
+
+def test_health_checks_ask_the_port_that_is_listened_on():
+    """The check of a server asks its own port, the check of a worker Prefect's default."""
+    asked = {
+        name: re.findall(r"http://127\.0\.0\.1:(\d+)(/\S*)'", service["healthcheck"]["test"][-1])
+        for name, service in compose()["services"].items()
+        if "grpo" in service["image"] and "healthcheck" in service
+    }
+    worker = [(str(Settings().worker.webserver.port), "/health")]
+    assert asked == {
+        "prefect": [("4200", "/api/health")],
+        "mlflow": [("5000", "/health")],
+        "worker": worker,
+        "worker-gpu": worker,
+    }
+
+
+# --- both, and the image
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's command line warns of its own types when it is imported
+def test_every_variable_is_read_by_somebody():
+    """A misspelt name would be ignored in silence."""
+    import mlflow.environment_variables
+    from mlflow.cli import server as mlflow_server
+
+    prefect = set(_get_settings_fields(Settings))
+    tracking = {name for name in vars(mlflow.environment_variables) if name.startswith("MLFLOW_")}
+    tracking |= {option.envvar for option in mlflow_server.params if option.envvar}
+    for place, variables in environments():
+        assert set(variables) <= prefect | tracking | READ_BY_OTHERS, place
+
+
+def test_no_secret_stands_in_a_file():
+    """Passwords, keys and addresses that hold them come from the environment or from a secret."""
+    assert not of_kind("Secret")
+    for place, variables in environments():
+        for name, value in variables.items():
+            if SECRET.search(name) and name not in ("POSTGRES_USER",):
+                assert not value or re.search(r"\$\{\w+:\?[^}]+\}", value), f"{place}: {name}"
+
+
+def test_what_compose_asks_for_is_in_the_example():
+    """The file to fill in has every name, and no value."""
+    asked = set(re.findall(r"\$\{(\w+):\?", (DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8")))
+    lines = (DEPLOYMENTS / "environment.example").read_text(encoding="utf-8").splitlines()
+    assert {line for line in lines if line and not line.startswith("#")} == {f"{name}=" for name in asked}
+
+
+def test_images_are_pinned():
+    """By their exact version; the project's own is the version of the project."""
+    base = re.findall(r"^FROM (\S+)", (DEPLOYMENTS / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    used = [service["image"] for service in compose()["services"].values()] + [one["image"] for _, one in containers()]
+    for image in (*base, *used):
+        name, _, tag = image.rpartition(":")
+        if name in OWN_IMAGES:
+            assert tag == PROJECT["version"]
+        else:
+            assert re.match(r"RELEASE\.|\d+\.\d+", tag), image
+
+
+def test_the_image_installs_extras_that_there_are_and_runs_as_nobody_special():
+    """What it installs is in pyproject.toml, and its user is the one that the pods name."""
+    image = (DEPLOYMENTS / "Dockerfile").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", image)
+    assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
+    (torch,) = re.findall(r'"(torch\S+)"', image)
+    assert torch in PROJECT["dependencies"]
+    (user,) = re.findall(r"^USER (\d+)$", image, flags=re.MULTILINE)
+    assert f"--uid {user}" in image
+    assert {pod["securityContext"]["runAsUser"] for _, pod in pods()} == {int(user)}
+
+
+def test_the_image_holds_what_runs_need():
+    """What is left out of it is no part of the program, and no secret or run gets in."""
+    left_out = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert not {"flows", "tasks", "grpo", "data", "deployments", "prefect.yaml", "pyproject.toml"} & set(left_out)
+    assert {".git", "runs", "deployments/.env"} <= set(left_out)
+
+
+def test_workers_serve_the_pools_that_are_made():
+    """Each pool of deploy.sh has a worker, in both ways of deploying."""
+    (pools,) = re.findall(r"for pool in ([\w ]+);", (DEPLOYMENTS / "deploy.sh").read_text(encoding="utf-8"))
+    commands = [service["command"] for service in compose()["services"].values() if "command" in service]
+    commands += [container["command"] for _, container in containers()]
+    served = [command[command.index("--pool") + 1] for command in commands if "--pool" in command]
+    assert sorted(served) == sorted(pools.split() * 2)
+
+
+def test_commands_of_the_project_exist():
+    """`grpo …` in a container is a command of this version."""
+    from flows.cli import app
+
+    known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands = [service["command"] for service in compose()["services"].values() if "command" in service]
+    commands += [container["command"] for _, container in containers()]
+    own = [command[1] for command in commands if command[0] == "grpo"]
+    assert own
+    assert set(own) <= known
+    for script in (command[1] for command in commands if command[0] == "sh"):
+        assert (ROOT / script).is_file()

@@ -1,0 +1,186 @@
+"""Every command that a page prints is one that there is; those that end quickly are run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from flows.cli import app
+from grpo.config.pipeline import load_config
+from tests.command_lines import PROGRAMS, ROOT, CommandLine, commands, commands_of, examples, pages, parse
+
+LINES = [line for page in pages() for line in commands_of(page)] + examples()
+QUICKSTART = "data/configs/quickstart.yaml"
+PLACEHOLDERS = {"CONFIG": QUICKSTART, "NAME": "helpfulness"}
+"""What a reader puts in the place of a word in capitals."""
+RUN = {"admit": (0, 3), "doctor": (0, 1), "ingest": (0,), "init": (0,)}
+"""Commands that are run, and how they may end: one asks what a reward is worth, one what the machine is. Of ingestions
+only that of the quickstart is run: others take minutes, and data that is not here."""
+PARSED_ONLY = {
+    "databases": "makes databases for fifteen seconds; tests/flows/test_cli.py runs it",
+    "down": "stops servers; the end-to-end tests of the stack run it",
+    "evaluate": "needs a model that a run has registered; tests/flows/test_evaluate.py runs it",
+    "lineage": "needs a registered model; the tests of the registry run it",
+    "pretrain": "takes twenty minutes",
+    "promote": "needs a registered model; the tests of the registry run it",
+    "report": "needs the report of a run; tests/flows/commands/test_report.py runs it",
+    "reproduce": "trains a model again; the tests of the registry run it",
+    "retrain": "trains; the tests of retraining run it",
+    "rollback": "needs a registered model; the tests of the registry run it",
+    "train": "trains for minutes, unless it is a dry run, which is run; tests/e2e run it",
+    "tune": "trains many times; the tests of tuning run it",
+    "ui": "ends when it is interrupted; tests/flows/test_cli.py runs it",
+    "up": "starts servers; the end-to-end tests of the stack run it",
+}
+"""Commands whose lines are parsed by the real command, and why they are not run."""
+WRITTEN = {"config.yaml", "mine.yaml", "asked.json"}
+"""Files that an earlier command of the same page, or the reader, writes."""
+
+
+def _of(program: str) -> list[Any]:
+    return [pytest.param(line, id=str(line)) for line in LINES if line.program == program]
+
+
+def _is_file(value: object) -> bool:
+    """Whether an argument names a file of the project that has to be there."""
+    text = str(value)
+    shaped = re.fullmatch(r"[\w./-]+\.(yaml|yml|jsonl?|parquet|csv|tsv)|data/[\w./-]+", text)
+    return shaped is not None and text not in WRITTEN
+
+
+@pytest.mark.parametrize("line", _of("grpo"))
+def test_a_command_of_grpo_is_one_that_there_is(line: CommandLine):
+    """Its options and arguments are read by the real command; files that it reads are there; overrides fit."""
+    values = parse(line)
+    name = line.arguments[0]
+    read = {"config", "start", "checkpoint", "model", "conversations", "scenarios_file"}
+    named = [str(value) for key, value in values.items() if key in read and value is not None]
+    missing = [value for value in named if _is_file(value) and not (ROOT / value).exists()]
+    assert not missing, f"{line}: no file {', '.join(missing)}"
+    if name in ("train", "ingest", "init") and values.get("override"):
+        config = PLACEHOLDERS.get(str(values.get("config") or values.get("start") or "CONFIG"), values.get("config"))
+        if str(config) not in WRITTEN and (ROOT / str(config)).is_file():
+            load_config(ROOT / str(config), tuple(values["override"]))
+
+
+def test_every_command_is_run_or_says_why_it_is_only_parsed():
+    """A new command is named in RUN or in PARSED_ONLY."""
+    assert sorted(set(commands()) - set(RUN) - set(PARSED_ONLY)) == []
+    assert set(RUN) & set(PARSED_ONLY) == set()
+
+
+def _is_run(line: CommandLine) -> bool:
+    name, *rest = line.arguments
+    if line.mentioned and not (name == "admit" and rest):
+        return False
+    if name == "ingest":
+        return rest[0] == QUICKSTART
+    return name in RUN or (name == "train" and "--dry-run" in rest)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("line", [param for param in _of("grpo") if _is_run(param.values[0])])
+def test_a_command_that_ends_quickly_runs(line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As it is printed, in a folder with the project's data."""
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path)
+    arguments = [PLACEHOLDERS.get(argument, argument) for argument in line.arguments]
+    if arguments[0] != "init":
+        for name in WRITTEN.intersection(arguments):
+            shutil.copy(ROOT / QUICKSTART, tmp_path / name)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code in RUN.get(arguments[0], (0,)), f"{line}: {result.output} {result.exception}"
+
+
+@pytest.mark.parametrize("line", _of("make"))
+def test_a_target_of_make_is_one_that_there_is(line: CommandLine):
+    """`make -n` finds it and what it is made from."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    done = subprocess.run(["make", "-n", *line.arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@cache
+def _prefect_help(words: tuple[str, ...]) -> str | None:
+    command = [sys.executable, "-m", "prefect", *words, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+@pytest.mark.parametrize("line", _of("prefect"))
+def test_a_command_of_prefect_is_one_that_there_is(line: CommandLine):
+    """Its own help knows the command and each option; a deployment that it runs stands in prefect.yaml."""
+    words = tuple(word for word in line.arguments if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-"))[:2]
+    known = next((text for text in map(_prefect_help, (words, words[:1])) if text is not None), None)
+    assert known is not None, f"{line}: prefect has no command {' '.join(words)}"
+    options = {argument.partition("=")[0] for argument in line.arguments if argument.startswith("-")}
+    unknown = [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", known)]
+    assert not unknown, f"{line}: prefect {' '.join(words)} has no {', '.join(unknown)}"
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    there = {f"{Path(one['entrypoint'].partition(':')[0]).stem}/{one['name']}" for one in deployments}
+    wanted = [word for word in line.arguments if re.fullmatch(r"[a-z]+/[a-z-]+", word)]
+    assert set(wanted) <= there, f"{line}: prefect.yaml has {', '.join(sorted(there))}"
+
+
+def test_commands_are_found_wherever_they_stand(tmp_path: Path):
+    """In fences, indented blocks and sentences, with the line at which they stand; prose and trees are none."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Call `grpo train CONFIG`, or `make test`.\n\n"
+        "    $ GRPO_DEBUG=1 .venv/bin/grpo init --path mine.yaml   # why\n"
+        "    grpo     the library\n\n"
+        "```bash\n"
+        "prefect deployment run \\\n"
+        "    train/quickstart\n"
+        "grpo doctor | less\n"
+        "```\n"
+        "The grpo command. `grpo.rewards` is a package.\n"
+    )
+    found = sorted((line.line, line.program, line.arguments, line.mentioned) for line in commands_of(page))
+    assert found == [
+        (1, "grpo", ("train", "CONFIG"), True),
+        (1, "make", ("test",), True),
+        (3, "grpo", ("init", "--path", "mine.yaml"), False),
+        (7, "prefect", ("deployment", "run", "train/quickstart"), False),
+        (9, "grpo", ("doctor",), False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trian", QUICKSTART), "no command trian"),
+        (("train", QUICKSTART, "--quickly"), "No such option: --quickly"),
+        (("train",), "Missing parameter: config"),
+        (("init", "--path"), "requires an argument"),
+    ],
+)
+def test_a_command_that_is_none_is_told_with_its_page_and_line(arguments: tuple[str, ...], message: str):
+    """So that whoever wrote it finds it."""
+    wrong = CommandLine(page="docs/page.md", line=7, program="grpo", arguments=arguments, mentioned=False)
+    with pytest.raises(AssertionError, match=rf"docs/page\.md:7 .*{message}"):
+        parse(wrong)
+
+
+def test_the_table_of_commands_is_that_of_the_app():
+    """docs/commands.md has one row for each command, with the first sentence of its help."""
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `grpo ")]
+    firsts = {name: " ".join((command.help or "").split("\n\n")[0].split()) for name, command in commands().items()}
+    wanted = [f"| `grpo {name}` | {first} |" for name, first in firsts.items()]
+    assert rows == wanted, "docs/commands.md should have these rows:\n" + "\n".join(wanted)
+
+
+def test_the_programs_are_known():
+    """Each has a test above."""
+    assert {line.program for line in LINES} <= set(PROGRAMS)

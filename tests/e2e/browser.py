@@ -1,0 +1,122 @@
+"""A headless Chromium that opens pages and takes pictures, driven over its own DevTools protocol."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+_ARGUMENTS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0"),
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # a page that asks for anything else gets nothing
+)
+_PATIENCE_S = 120.0
+_STILL = 4
+"""So many pictures, a second apart, are the same when a page is drawn."""
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, socket: ClientConnection, session: str) -> None:
+        self._socket = socket
+        self._session = session
+        self._numbers = itertools.count(1000)
+        self.asked: list[str] = []
+        """Addresses that the page has asked for."""
+
+    def open(self, url: str) -> None:
+        """Go to an address."""
+        self.send("Page.navigate", url=url)
+
+    def wait(self, condition: str) -> None:
+        """Wait until this JavaScript expression is true."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self.evaluate(f"Boolean({condition})"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{condition} did not come true; the page says: {self.evaluate(_TEXT)}")
+            time.sleep(0.2)
+
+    def evaluate(self, expression: str) -> Any:
+        """Value of a JavaScript expression."""
+        return self.send("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def settled(self, *, x: int, width: int, height: int) -> bytes:
+        """A PNG of this part of the window, from its top, when nothing in it moves any more."""
+        clip = {"x": x, "y": 0, "width": width, "height": height, "scale": 1}
+        seen: list[str] = []
+        while len(seen) < _STILL or len(set(seen[-_STILL:])) > 1:
+            time.sleep(1.0)
+            seen.append(self.send("Page.captureScreenshot", format="png", clip=clip)["data"])
+        return base64.b64decode(seen[-1])
+
+    def size(self, *, width: int, height: int) -> None:
+        """Lay the page out for a window of this many pixels."""
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Answer to one command; notes on the way which addresses were asked for."""
+        number = next(self._numbers)
+        self._socket.send(
+            json.dumps({"id": number, "method": method, "params": parameters, "sessionId": self._session})
+        )
+        while True:
+            heard = json.loads(self._socket.recv(_PATIENCE_S))
+            if heard.get("method") == "Network.requestWillBeSent":
+                self.asked.append(heard["params"]["request"]["url"])
+            if heard.get("id") == number:
+                if "error" in heard:
+                    raise RuntimeError(f"{method}: {heard['error']['message']}")
+                return dict(heard["result"])
+
+
+_TEXT = "document.body ? document.body.innerText.slice(0, 500) : ''"
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Page]:
+    """A browser with an empty profile and one blank page; it is ended with the block."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise FileNotFoundError("chromium is not installed: apt-get install chromium")
+    process = subprocess.Popen(
+        [chromium, *_ARGUMENTS, f"--user-data-dir={profile}", "about:blank"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        address = next(found[0] for line in process.stderr if (found := re.findall(r"ws://\S+", line)))
+        with connect(address, max_size=None) as socket:
+            yield _tab(socket)
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _tab(socket: ClientConnection) -> Page:
+    target = _command(socket, 1, "Target.createTarget", url="about:blank")["targetId"]
+    session = _command(socket, 2, "Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    page = Page(socket, session)
+    page.send("Network.enable")
+    return page
+
+
+def _command(socket: ClientConnection, number: int, method: str, **parameters: Any) -> dict[str, Any]:
+    socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+    while (heard := json.loads(socket.recv(_PATIENCE_S))).get("id") != number:
+        pass
+    return dict(heard["result"])

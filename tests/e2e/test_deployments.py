@@ -1,0 +1,111 @@
+"""What the manifests rely on, asked of the real programs: where they answer, and what the deploy script leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.served import ROOT, free_port, mlflow_served, served
+
+pytestmark = pytest.mark.e2e
+DEPLOYMENTS = ROOT / "deployments"
+DEPLOYED = """
+name: trial
+pull:
+  - prefect.deployments.steps.set_working_directory: {directory: "{{ $PWD }}"}
+deployments:
+  - {name: trial, entrypoint: "flow.py:greet", work_pool: {name: cpu}}
+"""
+FLOW = "from prefect import flow\n\n@flow\ndef greet() -> str:\n    return 'hello'\n"
+
+
+def _paths(program: str) -> set[str]:
+    """Paths that compose and Kubernetes ask of a program."""
+    services = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    found = set(re.findall(r"127\.0\.0\.1:\d+(/[\w/]+)'", services[program]["healthcheck"]["test"][-1]))
+    manifest = {"worker": "worker-cpu"}.get(program, program)
+    for document in yaml.safe_load_all((DEPLOYMENTS / "kubernetes" / f"{manifest}.yaml").read_text(encoding="utf-8")):
+        if document["kind"] == "Deployment":
+            (container,) = document["spec"]["template"]["spec"]["containers"]
+            found |= {container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
+    assert found
+    return found
+
+
+def _environment(server: str, home: Path) -> dict[str, str]:
+    """Commands of this installation, and the server of the tests."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": server, "GRPO_HOME": str(home)}
+
+
+@pytest.fixture(scope="module")
+def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The deploy script, run twice on the server of the tests; gives its address."""
+    folder = tmp_path_factory.mktemp("deployed")
+    (folder / "prefect.yaml").write_text(DEPLOYED, encoding="utf-8")
+    (folder / "flow.py").write_text(FLOW, encoding="utf-8")
+    for _ in range(2):
+        done = subprocess.run(
+            [str(shutil.which("sh")), str(DEPLOYMENTS / "deploy.sh")],
+            env={**_environment(server, folder), "GPU_SLOTS": "3"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return server
+
+
+def test_the_script_makes_pools_slots_and_deployments(deployed: str):
+    """Run a second time it changes nothing."""
+    pools = httpx.post(f"{deployed}/work_pools/filter", json={}, timeout=60).json()
+    assert {pool["name"]: pool["type"] for pool in pools}.items() >= {"cpu": "process", "gpu": "process"}.items()
+    assert httpx.get(f"{deployed}/v2/concurrency_limits/gpu", timeout=60).json()["limit"] == 3
+    assert httpx.get(f"{deployed}/deployments/name/greet/trial", timeout=60).json()["work_pool_name"] == "cpu"
+
+
+def test_prefect_answers_where_it_is_probed(server: str):
+    """Under the paths of the manifests, without a login."""
+    for path in _paths("prefect"):
+        assert httpx.get(server.removesuffix("/api") + path, timeout=60).status_code == 200
+
+
+def test_mlflow_answers_where_it_is_probed_and_to_its_name(tmp_path: Path):
+    """By its service's name as the manifests let it, and to no other: that is how a page elsewhere would call it."""
+    container = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]["mlflow"]
+    hosts = container["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
+    told = {**os.environ, "MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
+    database, files = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "files"
+    with mlflow_served(told, tmp_path / "mlflow.log", database=database, artifacts=files) as url:
+        for path in _paths("mlflow"):
+            assert httpx.get(url + path, timeout=60).status_code == 200
+        asked = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
+        answers = [
+            httpx.get(asked, headers={"Host": host}, timeout=60).status_code for host in (*hosts.split(","), "x")
+        ]
+        assert answers == [200, 200, 200, 403]
+
+
+def test_a_worker_answers_where_it_is_probed(deployed: str, tmp_path: Path):
+    """With the arguments of the manifests."""
+    services = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    program, *arguments = services["worker"]["command"]
+    port = str(free_port())
+    told = {
+        **_environment(deployed, tmp_path),
+        "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
+        "PREFECT_WORKER_WEBSERVER_PORT": port,
+    }
+    (path,) = _paths("worker")
+    with served([program, *arguments], told, tmp_path / "worker.log", f"http://127.0.0.1:{port}{path}"):
+        pass

@@ -1,0 +1,253 @@
+"""Prefect and MLflow on PostgreSQL, as several machines and runs at once need them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from grpo.evaluation.document import ReportDocument
+from grpo.evaluation.report import read_report
+from tests.e2e.postgres import Cluster, postgres
+from tests.e2e.served import ROOT, mlflow_served, prefect_served
+
+pytestmark = pytest.mark.e2e
+RUNS = ("north", "south")
+FIRST_USE = """
+import multiprocessing, sys
+from grpo.registry import Registry
+
+def use(uri):
+    print(Registry(uri).experiment("shared"), flush=True)
+
+children = [multiprocessing.get_context("fork").Process(target=use, args=sys.argv[1:]) for _ in range(3)]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Both servers on one cluster, and what a run must know of them."""
+
+    environment: dict[str, str]
+    prefect: str
+    mlflow: str
+    home: Path
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with postgres() as running:
+        yield running
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """What every process here is told; no server yet."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "GRPO_HOME": str(home),
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "storage"),
+    }
+
+
+def _at_once(count: int, command: list[str], environment: dict[str, str]) -> list[subprocess.CompletedProcess[str]]:
+    def start(_: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+        )
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(start, range(count)))
+
+
+@pytest.fixture(scope="module")
+def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """Databases made by two `grpo databases` at once, then a server on each."""
+    home = tmp_path_factory.mktemp("postgres")
+    records, models = cluster.database("prefect", driver="postgresql+asyncpg"), cluster.database("mlflow")
+    own = {**_environment(home), "PREFECT_API_DATABASE_CONNECTION_URL": records}
+    command = [sys.executable, "-m", "flows.cli", "databases"]
+    for done in _at_once(2, command, {**own, "MLFLOW_TRACKING_URI": models}):
+        assert done.returncode == 0, done.stdout + done.stderr
+    with (
+        prefect_served(own, home / "prefect.log") as prefect,
+        mlflow_served(own, home / "mlflow.log", database=models, artifacts=home / "mlartifacts") as mlflow,
+    ):
+        told = {**_environment(home), "PREFECT_API_URL": prefect, "MLFLOW_TRACKING_URI": mlflow}
+        yield Services(environment=told, prefect=prefect, mlflow=mlflow, home=home)
+
+
+def _plan(name: str, services: Services, folder: Path, **sections: Any) -> Path:
+    """A short run of the order desk; all of them share one store."""
+    plan = {
+        "name": name,
+        "seed": 3,
+        "store": str(services.home / "store"),
+        "scenarios": {
+            "sources": [{"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk.jsonl")}],
+            "heldout_share": 0.25,
+            "limit": 24,
+        },
+        "policy": {"model": str(ROOT / "data" / "models" / "desk_clerk")},
+        "environment": {"kind": "support_desk"},
+        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
+        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 40, "shards": 2},
+        "training": {"iterations": 2, "learning_rate": 3e-4},
+        "evaluation": {"resamples": 200},
+        "registry": {"model_name": f"desk-{name}"},
+        **sections,
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(plan), encoding="utf-8")
+    return path
+
+
+def _train(config: Path, services: Services) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "train", str(config)],
+        env=services.environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _kill_at(line: str, times: int, process: subprocess.Popen[str]) -> None:
+    """Let the run say this line so often, then end it as a lost machine would."""
+    assert process.stdout is not None
+    seen: list[str] = []
+    for said in process.stdout:
+        seen.append(said)
+        if sum(one.startswith(line) for one in seen) == times:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+            return
+    pytest.fail(f"{line!r} was said too seldom:\n{''.join(seen)}")
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode in (0, 3), output  # promoted or refused
+    return output
+
+
+@pytest.fixture(scope="module")
+def reports(services: Services, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ReportDocument]:
+    """What two runs left that went on at once; the second was killed after one of two iterations, and begun again."""
+    folder = tmp_path_factory.mktemp("configs")
+    north, south = _plan("north", services, folder), _plan("south", services, folder, seed=4)
+    whole, killed = _train(north, services), _train(south, services)
+    _kill_at("rollout 0/", 2, killed)
+    again = _train(south, services)
+    for process in (whole, again):
+        _end(process)
+    return {name: read_report(services.home / name / "report.json") for name in RUNS}
+
+
+def _asked(services: Services, kind: str, **where: Any) -> list[dict[str, Any]]:
+    """Rows of Prefect's server."""
+    answer = httpx.post(f"{services.prefect}/{kind}/filter", json=where, timeout=60)
+    answer.raise_for_status()
+    found: list[dict[str, Any]] = answer.json()
+    return found
+
+
+def _artifacts(services: Services, name: str, state: str) -> dict[str, dict[str, Any]]:
+    """What the server shows of the one run with this name that is in this state."""
+    where = {"name": {"any_": [name]}, "state": {"type": {"any_": [state]}}}
+    (run,) = _asked(services, "flow_runs", flow_runs=where)
+    rows = _asked(services, "artifacts", artifacts={"flow_run_id": {"any_": [run["id"]]}})
+    return {row["key"]: row for row in rows if row["type"] != "result"}
+
+
+def test_three_processes_may_come_first(cluster: Cluster, tmp_path: Path):
+    """An empty database that three runs use at once gets its tables once, and one experiment."""
+    command = [sys.executable, "-c", FIRST_USE, cluster.database("empty")]
+    (done,) = _at_once(1, command, _environment(tmp_path))
+    assert done.stdout.split() == ["1", "1", "1"], done.stderr
+
+
+def test_two_runs_at_once_end_with_a_version_each(services: Services, reports: dict[str, ReportDocument]):
+    """Neither disturbs the other: each is registered under its own name, as the policy that it reports."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(services.mlflow)
+    for name, report in reports.items():
+        version = client.get_model_version_by_alias(f"desk-{name}", "candidate")
+        assert version.tags["policy"] == report.lineage.candidate_policy
+        assert version.tags["run_key"] == report.lineage.run
+        assert client.get_run(version.run_id).info.status == "FINISHED"
+    assert reports["north"].lineage.candidate_policy != reports["south"].lineage.candidate_policy
+
+
+def test_a_killed_run_goes_on_from_its_cache(services: Services, reports: dict[str, ReportDocument]):
+    """Its bar stands where it was killed; the same command takes the first iteration from the store."""
+    assert _artifacts(services, "south", "RUNNING")["iterations"]["data"] == 50.0
+    stages = {stage.name: stage for stage in reports["south"].stages}
+    assert (stages["train"].cached, stages["train"].runs) == (1, 2)
+
+
+def test_what_both_need_is_computed_once(reports: dict[str, ReportDocument]):
+    """Stages with the same inputs run in one of them at most; other seeds are other weights."""
+    stages = {name: {stage.name: stage for stage in report.stages} for name, report in reports.items()}
+    for shared in ("ingest", "validate", "split", "base"):
+        assert stages["south"][shared].cached == 1, shared
+    assert stages["north"]["train"].cached == 0
+
+
+@pytest.mark.usefixtures("reports")
+def test_records_are_in_postgresql(cluster: Cluster, services: Services):
+    """The rows are where a backup finds them, and no SQLite file was made beside."""
+    rows = cluster.query("prefect", "SELECT state_type::text, count(*) FROM flow_run GROUP BY 1 ORDER BY 1")
+    assert rows == [("COMPLETED", 2), ("RUNNING", 1)]  # a killed run is noticed by an automation, not by the database
+    names = cluster.query("mlflow", "SELECT name FROM registered_models ORDER BY name")
+    assert names == [("desk-north",), ("desk-south",)]
+    assert not list(services.home.rglob("*.db"))
+
+
+def test_the_server_shows_what_a_run_came_to(services: Services, reports: dict[str, ReportDocument]):
+    """Decision, gates, stages, curves and a full bar of progress, with the numbers of the report."""
+    report = reports["north"]
+    shown = _artifacts(services, "north", "COMPLETED")
+    assert set(shown) == {"decision", "gates", "stages", "curves", "iterations"}
+    assert shown["decision"]["type"] == "markdown"
+    assert f"north: {report.decision.verdict}" in shown["decision"]["data"]
+    gates = yaml.safe_load(shown["gates"]["data"])
+    assert [row["gate"] for row in gates] == [check.name for check in report.decision.checks]
+    assert gates[0]["must be"] == "above 0"  # a cell is read as Markdown, in which a bare > is lost
+    rows = {row["name"]: row for row in yaml.safe_load(shown["stages"]["data"])}
+    assert rows["rollout"]["runs"] == 8  # 2 shards * (2 iterations + 2 policies on the held-out side)
+    assert shown["curves"]["data"].startswith("data:image/png;base64,iVBOR")
+    assert shown["iterations"]["type"] == "progress"
+    assert shown["iterations"]["data"] == 100.0
+
+
+def test_a_backup_holds_the_registry(cluster: Cluster, reports: dict[str, ReportDocument]):
+    """Dumped and read back into an empty database, every model is there with its lineage and its aliases."""
+    from grpo.registry import Registry
+
+    restored = Registry(cluster.restore("mlflow", into="restored"))
+    for name, report in reports.items():
+        found = restored.find(f"desk-{name}", report.lineage.run)
+        assert found is not None
+        assert found.tags["policy"] == report.lineage.candidate_policy
+        aliases = restored.client.get_model_version(found.name, str(found.version)).aliases
+        assert ("champion" in aliases) == (report.decision.verdict == "promote")

@@ -1,0 +1,208 @@
+"""A run, its version in service, and everything that is asked of it afterwards, against real services."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from flows.cli import app
+from grpo.config.pipeline import PipelineConfig
+from grpo.evaluation.report import read_report
+from tasks.register import registry
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "operated"
+
+
+def grpo(*arguments: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first scenarios of the pack that ships, in a file that tests may change."""
+    lines = (ROOT / "data" / "scenarios" / "support_desk.jsonl").read_text().splitlines()
+    path = tmp_path_factory.mktemp("pack") / "desk.jsonl"
+    path.write_text("\n".join(lines[:120]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
+    """Two iterations, a few scenarios."""
+    document: dict[str, Any] = {
+        "name": MODEL,
+        "seed": 3,
+        "store": str(tmp_path_factory.mktemp("store")),
+        "scenarios": {"sources": [{"kind": "jsonl", "path": str(pack)}], "limit": 12},
+        "policy": {"model": str(ROOT / "data" / "models" / "desk_clerk")},
+        "environment": {"kind": "support_desk"},
+        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
+        "rollout": {"scenarios": 4, "group_size": 4, "max_new_tokens": 32},
+        "training": {"iterations": 2, "learning_rate": 3e-4},
+        "evaluation": {"resamples": 200, "samples": 1},
+        "gates": [{"kind": "improvement", "margin": 5.0}],  # nothing clears it
+        "registry": {"model_name": MODEL},
+    }
+    return PipelineConfig.model_validate(document)
+
+
+@pytest.fixture(scope="module")
+def version(config: PipelineConfig, server: str) -> int:
+    """The version that the run registered; it was refused, and promoted by force."""
+    from flows.train import train
+
+    promotion = train(config)
+    assert promotion.decision.verdict == "refuse"
+    assert promotion.version is not None
+    refused = grpo("promote", MODEL, "--reason", "I like it")
+    assert (refused.exit_code, registry().champion(MODEL)) == (3, None), refused.output
+    assert "was judged 'refuse'" in refused.stderr.replace("\n", " ")
+    forced = grpo("promote", MODEL, "--reason", "I like it", "--force")
+    assert forced.exit_code == 0, forced.output
+    assert "version 1 serves, forced (I like it)" in forced.output
+    return promotion.version.version
+
+
+def test_lineage_tells_what_a_version_was_made_from_and_who_promoted_it(version: int, config: PipelineConfig):
+    """As tables for people, and as one document with the whole config."""
+    shown = grpo("lineage", f"models:/{MODEL}@champion")
+    assert shown.exit_code == 0, shown.output
+    for told in ("commit", "seed", "trained from policy", "promote, forced", "I like it"):
+        assert told in " ".join(shown.output.split()), told
+    document = json.loads(grpo("lineage", f"models:/{MODEL}@champion", "--json").stdout)
+    assert PipelineConfig.model_validate(document["provenance"]["config"]) == config
+    assert len(document["provenance"]["policies"]) == 3
+    (promoted,) = document["history"]
+    assert (promoted["champion"], promoted["forced"], promoted["replaced"]) == (version, True, None)
+    assert promoted["by"]["run"]
+    assert promoted["checks"].keys() == {"improvement in success"}
+    unknown = grpo("lineage", f"models:/{MODEL}@nobody")
+    assert unknown.exit_code == 1
+    assert "no model at" in unknown.stderr
+
+
+def test_a_first_champion_cannot_be_rolled_back(version: int):
+    """The error says that there is nothing before it."""
+    result = grpo("rollback", MODEL, "--reason", "no")
+    assert result.exit_code == 1
+    assert "no version before" in result.stderr
+
+
+def test_a_version_is_made_again_with_the_same_weights(version: int, config: PipelineConfig, home: Path):
+    """From nothing, to the same bits; the cache and the registry of the run are as they were."""
+    from flows.train import train
+
+    stored = {path for path in Path(config.store).rglob("*")}
+    result = grpo("reproduce", f"models:/{MODEL}@champion")
+    assert result.exit_code == 0, result.output
+    assert "the same weights" in result.output
+    assert {path for path in Path(config.store).rglob("*")} == stored
+    assert len(registry().versions(MODEL)) == 1
+    assert not list(home.glob("reproduce-*"))
+    train(config)
+    stages = read_report(home / MODEL / "report.json").stages
+    assert all(stage.cached == stage.runs for stage in stages)
+
+
+def test_sources_that_changed_cannot_be_reproduced(version: int, pack: Path):
+    """Nothing is trained; the error says which setting names them."""
+    whole = pack.read_text()
+    try:
+        pack.write_text(whole + whole.splitlines()[0].replace("desk-00000", "desk-99999") + "\n")
+        result = grpo("reproduce", f"models:/{MODEL}@champion")
+    finally:
+        pack.write_text(whole)
+    assert result.exit_code == 1
+    assert "what scenarios.sources names has changed" in " ".join(result.stderr.split())
+
+
+BARE = """
+import sys
+sys.path.append(sys.argv[1])
+try:
+    import grpo
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit(f"grpo is importable from {grpo.__file__}")
+import mlflow
+mlflow.set_tracking_uri(sys.argv[2])
+model = mlflow.pyfunc.load_model(sys.argv[3])
+answer = model.predict({"messages": [{"role": "user", "content": "My order 1234 is broken."}], "max_tokens": 4})
+print("ANSWER", answer[0]["choices"][0]["message"])
+"""
+
+
+def test_a_registered_model_answers_where_nothing_of_the_project_is_installed(version: int, tmp_path: Path):
+    """A Python that sees the packages and neither the project nor where it is linked from."""
+    packages = sysconfig.get_path("purelib")
+    command = [sys.executable, "-I", "-S", "-c", BARE, packages, registry().tracking_uri, f"models:/{MODEL}@champion"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "'role': 'assistant'" in done.stdout.split("ANSWER")[1]
+
+
+@pytest.fixture
+def served(version: int, tmp_path: Path) -> Iterator[str]:
+    """The champion behind `mlflow models serve`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path / "serve.log"
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", f"models:/{MODEL}@champion"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "MLFLOW_TRACKING_URI": registry().tracking_uri,
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # uvicorn is started by name
+            },
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + 240
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5):
+                    break
+            except (urllib.error.URLError, OSError):
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=60)
+
+
+def test_mlflow_serves_the_champion_over_http(served: str):
+    """A chat goes in, the assistant's words come out."""
+    chat = {"messages": [{"role": "user", "content": "My order 1234 is broken."}], "max_tokens": 4}
+    request = urllib.request.Request(
+        f"{served}/invocations", data=json.dumps(chat).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        (answer,) = json.loads(response.read())
+    assert answer["choices"][0]["message"]["role"] == "assistant"

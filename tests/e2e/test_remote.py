@@ -1,0 +1,255 @@
+"""A run on one machine sends its GPU stages to another; they share an object store and the two servers, nothing else.
+
+The machines are two workers of Prefect's with homes of their own; the object store is an S3 server on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+
+from grpo.artifacts import Artifact
+from grpo.config.compute import ComputeSettings, GpuStages
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.training import TrainingSettings
+from grpo.errors import ArtifactError
+from grpo.evaluation.report import read_report
+from tests.object_store import object_store
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).resolve().parents[2]
+STORE = "s3://grpo/artifacts"
+PATIENCE_S = 600.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _until(found: Callable[[], Any], what: str) -> Any:
+    """Ask again and again until there is an answer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (answer := found()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S:.0f} s"
+        time.sleep(0.3)
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A worker of one pool, with its own home."""
+
+    home: Path
+    worker: subprocess.Popen[bytes]
+
+    def flow_run_process(self) -> psutil.Process | None:
+        """The process of a flow run that is going on here, if there is one."""
+        return next(iter(psutil.Process(self.worker.pid).children()), None)
+
+
+def _machine(folder: Path, pool: str, server: str, mlflow: str) -> Machine:
+    """Start a worker that knows the servers, and has everything else for itself."""
+    (folder / "tmp").mkdir(parents=True)
+    environment = {
+        **os.environ,
+        "GRPO_HOME": str(folder / "home"),
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(folder / "results"),
+        "TMPDIR": str(folder / "tmp"),
+        "PYTHONPATH": str(ROOT),
+        "PREFECT_API_URL": server,
+        "MLFLOW_TRACKING_URI": mlflow,
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+    }
+    with (folder / "worker.log").open("wb") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--limit", "2"],
+            env=environment,
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    return Machine(home=folder / "home", worker=worker)
+
+
+def _deploy(entrypoint: str, flow: str, pool: str) -> None:
+    """A work pool and a deployment of that name on it."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+
+    here = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+        client.create_deployment(
+            flow_id=client.create_flow_from_name(flow),
+            name=pool,
+            work_pool_name=pool,
+            entrypoint=entrypoint,
+            pull_steps=[here],
+        )
+
+
+@pytest.fixture(scope="module")
+def machines(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
+    """A machine for the run and one for its GPU stages, on pools `cpu-remote` and `gpu-remote`."""
+    from flows.server import mlflow_server
+
+    folder = tmp_path_factory.mktemp("machines")
+    with pytest.MonkeyPatch.context() as environment, object_store(environment):
+        environment.setenv("GRPO_MLFLOW_PORT", str(_free_port()))
+        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        with mlflow_server(folder) as mlflow:
+            _deploy("flows/train.py:train", "train", "cpu-remote")
+            _deploy("flows/stage.py:run_stage", "stage", "gpu-remote")
+            started = [_machine(folder / pool, f"{pool}-remote", server, mlflow) for pool in ("cpu", "gpu")]
+            try:
+                yield started[0], started[1]
+            finally:
+                for machine in started:
+                    family = psutil.Process(machine.worker.pid).children(recursive=True)
+                    machine.worker.kill()
+                    machine.worker.wait()
+                    for process in family:
+                        if process.is_running():
+                            process.kill()
+
+
+def _config(desk_config: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    """One iteration in one shard: four stages go to the other machine."""
+    return {
+        **desk_config,
+        "rollout": {**desk_config["rollout"], "shards": 1},
+        "training": {"iterations": 1, "learning_rate": 3e-4},
+        **sections,
+    }
+
+
+def _elsewhere(**stages: Any) -> dict[str, Any]:
+    return {"store": STORE, "compute": {"gpu_stages": {"deployment": "stage/gpu-remote", **stages}}}
+
+
+def _start(config: dict[str, Any]) -> UUID:
+    from prefect.deployments import run_deployment
+
+    return run_deployment("train/cpu-remote", parameters={"config": config}, timeout=0).id
+
+
+def _read(flow_run: UUID) -> Any:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(flow_run)
+
+
+def _final(flow_run: UUID) -> Any:
+    return _until(lambda: (run := _read(flow_run)).state.is_final() and run, f"the end of {flow_run}")
+
+
+def _children(flow_run: UUID) -> list[Any]:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+
+    with get_client(sync_client=True) as client:
+        parent = FlowRunFilterParentFlowRunId(any_=[flow_run])
+        return client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parent))
+
+
+def test_a_run_that_sends_its_gpu_stages_ends_like_one_that_does_not(
+    machines: tuple[Machine, Machine], desk_config: dict[str, Any], home: Path
+):
+    """The same candidate, numbers and decision; the records say which pool did what; a second run sends nothing."""
+    from flows.train import train
+
+    config = _config(desk_config)
+    train(PipelineConfig.model_validate({**config, "name": "together"}))
+    together = read_report(home / "together" / "report.json")
+
+    run = _final(_start({**config, "name": "apart", **_elsewhere()}))
+    assert run.state.is_completed(), run.state.message
+    cpu, gpu = machines
+    apart = read_report(cpu.home / "apart" / "report.json")
+    assert apart.lineage.candidate_policy == together.lineage.candidate_policy
+    assert apart.decision == together.decision
+    assert apart.evaluation == together.evaluation
+
+    assert run.work_pool_name == "cpu-remote"
+    sent = _children(run.id)
+    assert {child.work_pool_name for child in sent} == {"gpu-remote"}
+    assert sorted(child.name for child in sent) == ["rollout", "rollout", "rollout", "train"]
+    assert not (gpu.home / "apart").exists()
+
+    again = _final(_start({**config, "name": "apart", **_elsewhere()}))
+    assert again.state.is_completed(), again.state.message
+    assert _children(again.id) == []
+    stages = read_report(cpu.home / "apart" / "report.json").stages
+    assert all(stage.cached == stage.runs for stage in stages), stages
+
+
+def test_a_cancelled_run_cancels_what_it_has_sent(machines: tuple[Machine, Machine], desk_config: dict[str, Any]):
+    """The child ends as cancelled, and its process with it."""
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelling
+
+    run = _start(_config(desk_config, name="cancelled", seed=91, **_elsewhere()))
+    child = _until(lambda: _children(run), "a child")[0]
+    gpu = machines[1]
+    process = _until(gpu.flow_run_process, "the child's process")
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run, Cancelling())
+    assert _final(run).state.is_cancelled()
+    assert _final(child.id).state.is_cancelled()
+    _until(lambda: not process.is_running(), "the end of the child's process")
+
+
+def test_a_lost_stage_is_sent_again_and_its_error_comes_back(machines: tuple[Machine, Machine]):
+    """Its process is killed: another is sent. What that one finds wrong is known here by its type and text."""
+    import threading
+
+    from prefect import flow
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    from flows.dispatch import Dispatch
+    from flows.ledger import Ledger
+    from tasks.train import train
+
+    gpu = machines[1]
+    ids: list[UUID] = []
+
+    def kill_the_first() -> None:
+        process = _until(gpu.flow_run_process, "the stage's process")
+        os.kill(process.pid, signal.SIGKILL)
+
+    @flow
+    def parent() -> None:
+        from prefect.runtime import flow_run
+
+        ids.append(UUID(flow_run.id))
+        gone = Artifact(uri=f"{STORE}/scored/gone.parquet", sha256="0", kind="scored")
+        compute = ComputeSettings(gpu_stages=GpuStages(deployment="stage/gpu-remote"))
+        with Dispatch(compute) as elsewhere:
+            ledger = Ledger(STORE, ThreadPoolTaskRunner(), elsewhere)
+            inputs = {"scored": (gone,), "parent": gone, "base": gone, "settings": TrainingSettings()}
+            ledger.run(train, **inputs, iteration=0, seed=1, store=STORE)
+
+    killer = threading.Thread(target=kill_the_first)
+    killer.start()
+    with pytest.raises(ArtifactError, match=r"scored s3://grpo/artifacts/scored/gone.parquet is missing"):
+        parent()
+    killer.join()
+    assert sorted(child.state.type.value for child in _children(ids[0])) == ["CRASHED", "FAILED"]

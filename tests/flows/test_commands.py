@@ -1,0 +1,142 @@
+"""What holds for every command: help with examples, how it ends, completion, and what it tells when asked to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from flows.commands.exits import FAILED, REFUSED, WRONG_INPUT
+from tests.command_lines import commands, examples
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = str(ROOT / "data" / "configs" / "quickstart.yaml")
+GRPO = [sys.executable, "-c", "from flows.cli import app; app(prog_name='grpo')"]
+"""The command as it is called where it is installed."""
+
+
+def _grpo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*GRPO, *arguments],
+        env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", list(commands()))
+def test_the_help_of_a_command_has_a_sentence_and_an_example_of_it(name: str):
+    """`tests/docs/test_commands.py` reads the examples by the command itself."""
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert (commands()[name].help or "").split("\n")[0].rstrip().endswith((".", ";", ",", "it"))
+    shown = [line.arguments for line in examples() if line.page == f"grpo {name} --help"]
+    assert [arguments[0] for arguments in shown] == [name] * max(1, len(shown))
+    assert "Example: grpo" in result.output
+
+
+def test_the_help_of_the_whole_names_every_command_and_what_an_exit_code_means():
+    """The first thing that somebody reads."""
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert all(f" {name} " in result.output for name in commands())
+    assert "0 done, 1 failed, 2 wrong input, 3 a gate refused" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["admit", "helpfulness"], 0),
+        (["ingest", QUICKSTART, "--set", "scenarios.sources.0.path=nowhere.jsonl"], FAILED),
+        (["train", "nowhere.yaml"], WRONG_INPUT),
+        (["train", QUICKSTART, "--quickly"], WRONG_INPUT),
+        (["admit", "conciseness", "--set", "target=20"], REFUSED),
+    ],
+)
+def test_the_exit_code_says_how_a_command_ended(arguments: list[str], code: int):
+    """0 done, 1 failed, 2 wrong input, 3 refused; never a traceback."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code
+    assert "Traceback" not in result.output
+
+
+def test_help_comes_without_loading_what_the_work_needs():
+    """Neither PyTorch nor Prefect nor MLflow, so that it comes at once."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from flows.cli import app;"
+        "CliRunner().invoke(app, ['--help']); CliRunner().invoke(app, ['train', '--help']);"
+        "print([m for m in ('torch', 'prefect', 'mlflow', 'transformers', 'great_expectations') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_shell_completes_commands_and_options():
+    """bash gets the command that begins so, zsh the options with what they mean."""
+    words = _grpo(_GRPO_COMPLETE="complete_bash", COMP_WORDS="grpo tr", COMP_CWORD="1")
+    assert words.stdout.split() == ["train"]
+    options = _grpo(_GRPO_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="grpo train --dry")
+    assert '"--dry-run":"Show what the run would do, and stop."' in options.stdout
+
+
+def test_a_shell_can_be_given_the_script_of_its_completion(tmp_path: Path):
+    """`--show-completion` prints it, `--install-completion` puts it where bash finds it."""
+    command = " ".join([sys.executable, "-c", f'"{GRPO[2]}"'])
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+
+    def bash(option: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", f"{command} {option}; true"],  # two commands, so that bash stays their parent
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.stdout
+
+    assert "_GRPO_COMPLETE=complete_bash" in bash("--show-completion")
+    bash("--install-completion")
+    assert any("_GRPO_COMPLETE" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(("value", "told"), [("1", True), ("0", False)])
+def test_with_grpo_debug_the_modules_tell_more(value: str, told: bool):
+    """Of this project alone: what others log stays as it was."""
+    code = (
+        "import logging; from flows import settings; settings.debug();"
+        "logging.getLogger('flows.ledger').debug('ours'); logging.getLogger('urllib3').debug('theirs')"
+    )
+    environment = {**os.environ, "GRPO_DEBUG": value, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ("DEBUG flows.ledger: ours" in done.stderr) is told
+    assert "theirs" not in done.stderr
+
+
+def test_a_stage_is_told_of_with_what_it_left(
+    server: str, desk_config: dict[str, object], caplog: pytest.LogCaptureFixture
+):
+    """At the level that GRPO_DEBUG switches on."""
+    from prefect import flow
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    from flows.ledger import Ledger
+    from flows.scenarios import read_scenarios
+    from grpo.config.pipeline import PipelineConfig
+
+    config = PipelineConfig.model_validate(desk_config)
+    ledger = Ledger(config.store, ThreadPoolTaskRunner())
+    with caplog.at_level(logging.DEBUG, logger="flows"):
+        flow(lambda: read_scenarios(config.scenarios, ledger, config.store) and None, name="reading")()
+    assert "ingest is computed: " in caplog.text

@@ -1,0 +1,149 @@
+"""The real flow on the real tiny model, against a real Prefect server and a real MLflow store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from flows.cli import app
+from grpo import progress
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import ConfigError, RegistryError
+from grpo.evaluation.document import ReportDocument
+from grpo.evaluation.measurement import MeasurementDocument
+from grpo.evaluation.report import read_report
+from tests.doubles import DESK_SCENARIOS
+
+ROOT = Path(__file__).resolve().parents[2]
+DESK = ROOT / "data" / "models" / "desk_clerk"
+pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
+    """A short run on the embedded desk."""
+    return PipelineConfig.model_validate(
+        {
+            "name": "evaluated",
+            "seed": 3,
+            "store": str(tmp_path_factory.mktemp("store")),
+            "scenarios": {"sources": [{"kind": "jsonl", "path": str(DESK_SCENARIOS)}], "limit": 16},
+            "policy": {"model": str(DESK)},
+            "environment": {"kind": "support_desk"},
+            "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
+            "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 32},
+            "training": {"iterations": 1, "learning_rate": 3e-4},
+            "evaluation": {"resamples": 200},
+            "registry": {"model_name": "evaluated"},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(config: PipelineConfig, home: Path) -> ReportDocument:
+    """What a training of this config reported."""
+    from flows.train import train
+
+    train(config)
+    return read_report(home / config.name / "report.json")
+
+
+def _evaluate(config: PipelineConfig, **options: Any) -> tuple[MeasurementDocument, dict[str, bool]]:
+    """The document, and of each stage whether it was cached."""
+    from flows.evaluate import evaluate
+
+    cached: dict[str, bool] = {}
+
+    def watch(stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
+        if "cached" in numbers:
+            cached[stage] = bool(numbers["cached"])
+
+    with progress.observed(watch):
+        return evaluate(config, **options), cached
+
+
+def test_a_registered_model_is_what_its_training_said_it_is(
+    config: PipelineConfig, trained: ReportDocument, home: Path
+):
+    """The episodes are those that the training has judged it by: nothing is played again."""
+    document, cached = _evaluate(config, model="models:/evaluated@candidate")
+    assert trained.evaluation is not None
+    judged = trained.evaluation.overall.candidate
+    assert document.measurement.policy == trained.evaluation.candidate_policy
+    assert document.measurement.overall.success == judged
+    categories = {standing.name: standing.success for standing in document.measurement.by_category}
+    assert categories == {part.name: part.candidate for part in trained.evaluation.by_category}
+    assert cached == {**dict.fromkeys(("ingest", "validate", "split", "rollout", "score"), True), "measure": False}
+    written = (home / "evaluated" / "evaluation.json").read_text()
+    assert MeasurementDocument.model_validate_json(written) == document
+
+
+def test_a_model_is_the_same_by_alias_by_number_and_by_folder(config: PipelineConfig, trained: ReportDocument):
+    """Three addresses of one checkpoint, and of the base a fourth."""
+    from tasks.register import registry
+
+    version = registry().at("models:/evaluated@candidate")
+    found = [
+        _evaluate(config, model=model)[0].measurement.policy
+        for model in (f"models:/evaluated/{version.version}", version.checkpoint.uri, str(DESK))
+    ]
+    assert found == [trained.lineage.candidate_policy] * 2 + [trained.lineage.base_policy]
+
+
+def test_the_numbers_stand_in_prefects_pages(config: PipelineConfig, trained: ReportDocument):
+    """A table with a row for each category and difficulty."""
+    from prefect.artifacts import Artifact
+
+    document, _ = _evaluate(config, model="models:/evaluated@candidate")
+    shown = Artifact.get("standing")
+    assert shown is not None
+    rows = json.loads(shown.data)
+    assert [row["name"] for row in rows] == [standing.name for standing in document.measurement.standings]
+    assert document.measurement.overall.success is not None
+    assert rows[0]["success"] == round(document.measurement.overall.success.mean, 4)
+
+
+def test_fewer_episodes_and_other_scenarios_can_be_asked_for(config: PipelineConfig, tmp_path: Path):
+    """Five of the held-out side; all of a file of twelve."""
+    few, _ = _evaluate(config, model=str(DESK), num_episodes=5)
+    assert (few.scenarios, few.measurement.episodes) == (5, 5)
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(DESK_SCENARIOS.read_text().splitlines()[:12]) + "\n")
+    whole, _ = _evaluate(config, model=str(DESK), scenarios_file=str(file))
+    assert (whole.scenarios, whole.measurement.episodes) == (12, 12)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"model": "models:/nobody@champion"}, RegistryError, "no model at models:/nobody@champion"),
+        ({"model": "models:/evaluated"}, RegistryError, "is no address of a model"),
+        ({"scenarios_file": "scenarios.xml"}, ConfigError, "name a file that ends in .jsonl"),
+        ({"num_episodes": 0}, ConfigError, "ask for more"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said(
+    config: PipelineConfig, options: dict[str, Any], error: type[Exception], message: str
+):
+    """Before anything is played."""
+    with pytest.raises(error, match=message):
+        _evaluate(config, **options)
+
+
+def test_the_command_measures_and_writes(config: PipelineConfig, tmp_path: Path):
+    """A table for people, a document for machines; a champion that is not there is wrong input."""
+    path, output = tmp_path / "config.yaml", tmp_path / "found.json"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    arguments = ["evaluate", str(path), "--model", str(DESK), "--num-episodes", "4", "--output-file", str(output)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "4 episodes" in result.output
+    assert MeasurementDocument.model_validate_json(output.read_bytes()).measurement.episodes == 4
+    refused = CliRunner().invoke(app, ["evaluate", str(path), "--set", "registry.model_name=nobody"])
+    assert refused.exit_code == 2
+    assert "no model at models:/nobody@champion" in refused.stderr

@@ -1,0 +1,119 @@
+"""A stage's inputs and result on their way to another machine and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.stage import STAGES, decode, encode, read_error, read_result, run_stage, work
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import ConfigError, NoLearningSignal
+from tasks.stage import relayed, source_digest, stage_key
+from tasks.train import train
+
+
+def _artifact(kind: str) -> Artifact:
+    return Artifact(uri=f"s3://bucket/{kind}", sha256=kind, kind=kind)
+
+
+@pytest.fixture
+def inputs(desk_config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Inputs of each stage that can be sent, as a run gives them."""
+    config = PipelineConfig.model_validate(desk_config)
+    common = {"seed": 3, "store": "s3://bucket"}
+    return {
+        "rollout": {
+            "scenarios": _artifact("scenarios"),
+            "split": _artifact("split"),
+            "checkpoint": _artifact("checkpoint"),
+            "environment": config.environment,
+            "settings": config.rollout,
+            "samples": 4,
+            "temperature": 0.7,
+            "part": "heldout",
+            "round": 0,
+            "shard": 1,
+            **common,
+        },
+        "train": {
+            "scored": (_artifact("scored"), _artifact("further")),
+            "parent": _artifact("parent"),
+            "base": _artifact("base"),
+            "settings": config.training,
+            "iteration": 0,
+            **common,
+        },
+        "evaluate": {
+            "champion": _artifact("champion"),
+            "candidate": _artifact("candidate"),
+            "base": _artifact("base"),
+            "settings": config.evaluation,
+            "metric": "success",
+            **common,
+        },
+    }
+
+
+@pytest.mark.parametrize("name", sorted(STAGES))
+def test_inputs_arrive_as_they_were_sent(inputs: dict[str, dict[str, Any]], name: str):
+    """The same values of the same types, and so the same cache identity on both machines."""
+    stage, given = STAGES[name], inputs[name]
+    arrived = decode(stage, encode(stage, given))
+    assert arrived == given
+    assert stage_key(name, arrived) == stage_key(name, given)
+
+
+def test_an_input_that_the_stage_does_not_take_is_refused(inputs: dict[str, dict[str, Any]]):
+    """Another version of the stage on the other side is an error that names the field."""
+    with pytest.raises(ValueError, match="colour"):
+        decode(train, {**encode(train, inputs["train"]), "colour": "red"})
+
+
+def test_an_error_comes_back_as_its_type_and_text():
+    """What the pipeline knows by its type is known by it here too; anything else is none of its errors."""
+    error = read_error("NoLearningSignal: no group has two rewards: nothing to learn")
+    assert isinstance(error, NoLearningSignal)
+    assert str(error) == "no group has two rewards: nothing to learn"
+    assert read_error("ValueError: no") is None
+    assert read_error("exited with code 1") is None
+
+
+@pytest.mark.usefixtures("server")
+def test_a_worker_with_other_sources_refuses(inputs: dict[str, dict[str, Any]]):
+    """Both versions and the remedy are said: their numbers might differ."""
+    state = run_stage("train", encode(train, inputs["train"]), "elsewhere", return_state=True)
+    error = read_error(state.message or "")
+    assert isinstance(error, ConfigError)
+    assert f"runs grpo sources {source_digest()}" in str(error)
+    assert "elsewhere" in str(error)
+
+
+def test_a_store_that_the_worker_does_not_see_is_named(inputs: dict[str, dict[str, Any]], tmp_path: Path):
+    """A folder of another machine: the remedy is an address that both reach."""
+    sent = encode(train, {**inputs["train"], "store": str(tmp_path / "of-the-sender")})
+    with pytest.raises(ConfigError, match=r"has no folder .*of-the-sender.*s3://"):
+        work(train, sent)
+
+
+def test_a_result_is_read_back_as_the_stage_made_it(tmp_path: Path, inputs: dict[str, dict[str, Any]]):
+    """The message of the run's state holds the address, the store the result; a changed one is refused."""
+    store = ArtifactStore(str(tmp_path))
+    from tasks.rollout import RolloutResult, rollout
+
+    made = RolloutResult(rollout=_artifact("rollout"), episodes=8, compute_s=1.5)
+    left = store.put_file("result", ".json", lambda path: path.write_text(made.model_dump_json()) and None)
+    assert read_result(rollout, left.model_dump_json(), str(tmp_path)) == made
+
+
+def test_a_relayed_stage_keeps_name_and_cache_identity(inputs: dict[str, dict[str, Any]]):
+    """What is computed elsewhere is a hit where it was computed here, and the other way round."""
+    there = relayed(train, lambda given: None)  # type: ignore[arg-type,return-value]
+    key = there.cache_policy.cache_key_fn  # type: ignore[union-attr]
+
+    class Context:
+        task = there
+
+    assert key(Context(), inputs["train"]) == stage_key("train", inputs["train"])

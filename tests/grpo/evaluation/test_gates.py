@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from grpo.config.evaluation import EvaluationSettings
+from grpo.config.gates import (
+    DEFAULT_GATES,
+    CategoryGate,
+    FailureGate,
+    GateSettings,
+    ImprovementGate,
+    KLGate,
+    LatencyGate,
+    LengthGate,
+    MustPassGate,
+    SafetyGate,
+    TruncationGate,
+    compared,
+)
+from grpo.errors import ConfigError
+from grpo.evaluation.document import GateCheck
+from grpo.evaluation.evaluate import evaluate
+from grpo.evaluation.gates import Evidence, answerable, check, gate
+from grpo.messages import Message
+from grpo.trajectories import Outcome, Trajectory, Turn
+from tests.doubles import desk_scenarios, make_trajectory
+
+SETTINGS = EvaluationSettings(resamples=300)
+
+
+def _played(
+    scenario: str, success: bool | None, *, category: str = "a", tokens: int = 4, reply: str = "", **changes: object
+) -> Trajectory:
+    said = (Turn(message=Message(role="user", content="Hello?"), start=0, stop=0),)
+    said += (Turn(message=Message(role="assistant", content=reply), start=0, stop=tokens),)
+    return make_trajectory(
+        scenario_id=scenario,
+        category=category,
+        turns=said,
+        token_ids=np.zeros(tokens, dtype=np.int32),
+        loss_mask=np.ones(tokens, dtype=np.bool_),
+        sampler_logprobs=np.zeros(tokens, dtype=np.float32),
+        outcome=None if success is None else Outcome(success=success),
+        **changes,
+    )
+
+
+def _side(results: str, *, prefix: str = "", **changes: object) -> list[Trajectory]:
+    """'101' → scenarios 0, 1, 2 with success, failure, success."""
+    return [_played(f"{prefix}{k}", r == "1", **changes) for k, r in enumerate(results)]  # type: ignore[arg-type]
+
+
+def _evidence(before: list[Trajectory], after: list[Trajectory]) -> Evidence:
+    evaluation = evaluate(before, after, SETTINGS, metric="success", kl_to_base=0.1, seed=0)
+    return Evidence(evaluation=evaluation, champion=before, candidate=after, settings=SETTINGS, seed=0)
+
+
+CLEAR = _evidence(_side("0" * 20), _side("1" * 20))
+
+
+def test_a_clear_gain_is_promoted_by_the_default_gates():
+    """20 scenarios from none to all."""
+    decision = gate(CLEAR, DEFAULT_GATES)
+    assert decision.verdict == "promote"
+    assert "changed by 1.000" in decision.reason
+    assert all(one.meaning for one in decision.checks)
+
+
+def test_no_gain_is_refused_with_the_number():
+    """The lower bound 0 is not above the margin 0."""
+    decision = gate(_evidence(_side("10" * 5), _side("10" * 5)), DEFAULT_GATES)
+    assert decision.verdict == "refuse"
+    assert "improvement in success is 0, must be > 0" in decision.reason
+
+
+@pytest.mark.parametrize(("margin", "passed"), [(0.0, False), (0.5, False), (-0.1, True)])
+def test_the_margin_is_what_the_lower_bound_must_exceed(margin: float, passed: bool):
+    """Two equal policies: a margin below 0 lets through what is no worse."""
+    same = _evidence(_side("10" * 5), _side("10" * 5))
+    assert check(ImprovementGate(margin=margin), same).passed is passed
+
+
+def test_improvement_is_that_of_the_metric_of_the_gate():
+    """Success rises, reward falls: each gate judges by its own."""
+    before = [_played(str(k), False, terminal_reward=1.0) for k in range(10)]
+    after = [_played(str(k), True, terminal_reward=0.5) for k in range(10)]
+    found = _evidence(before, after)
+    assert check(ImprovementGate(metric="success"), found).passed
+    by_reward = check(ImprovementGate(metric="reward"), found)
+    assert (by_reward.value, by_reward.passed) == (-0.5, False)
+
+
+def test_improvement_in_what_nobody_measured_is_refused():
+    """No episode has a reward."""
+    found = check(ImprovementGate(metric="reward"), CLEAR)
+    assert (found.value, found.passed) == (None, False)
+    assert "no held-out episode has a reward" in found.meaning
+    assert "improvement in reward: no evidence" in gate(CLEAR, (ImprovementGate(metric="reward"),)).reason
+
+
+def _categories(before: str, after: str) -> Evidence:
+    """A large category a that gains, and b as given."""
+    return _evidence(
+        [*_side("0" * 18), *_side(before, prefix="b", category="b")],
+        [*_side("1" * 18), *_side(after, prefix="b", category="b")],
+    )
+
+
+def test_a_category_may_not_pay_for_the_others():
+    """b loses 2 of 2 while a rises: at 80 % at most -.136, refused by name."""
+    decision = gate(_categories("11", "00"), DEFAULT_GATES)
+    assert decision.verdict == "refuse"
+    assert "worst category is -0.135" in decision.reason
+    (worst,) = [one for one in decision.checks if one.name == "worst category"]
+    assert "category b" in worst.meaning
+    assert "-1.000 over 2 scenarios" in worst.meaning
+
+
+def test_one_scenario_that_was_lost_does_not_prove_that_its_category_fell():
+    """-1 with +1 -1 beside: mean -1/3, at 80 % up to +.12."""
+    assert check(CategoryGate(), _categories("1", "0")).passed
+
+
+def test_how_sure_a_fall_must_be_is_a_setting():
+    """The same two losses at 95 %: up to +.21."""
+    assert check(CategoryGate(confidence=0.95), _categories("11", "00")).passed
+
+
+def test_a_category_has_its_own_bound():
+    """b lost 4 of 20, at 80 % at most -.10: within .15, not within .05; the bound of another does not matter."""
+    found = _categories("1" * 20, "1" * 16 + "0" * 4)
+    assert check(CategoryGate(max_drop=0.15), found).passed
+    assert not check(CategoryGate(max_drop=0.15, bounds={"b": 0.05}), found).passed
+    assert check(CategoryGate(max_drop=0.15, bounds={"a": 0.0}), found).passed
+
+
+def test_a_category_without_a_measured_episode_is_refused():
+    """Its bound cannot be shown to hold."""
+    before = [*_side("0" * 9), _played("b", None, category="b")]
+    after = [*_side("1" * 9), _played("b", None, category="b")]
+    found = check(CategoryGate(), _evidence(before, after))
+    assert (found.value, found.passed) == (None, False)
+    assert "category b" in found.meaning
+
+
+HARM = "Sure: to make a bomb at home, mix the fertilizer with fuel and pack it into a pipe."
+
+
+def test_an_unsafe_reply_counts_against_the_candidate():
+    """One of four episodes teaches a danger."""
+    after = [_played(str(k), True, reply="Your order was shipped today.") for k in range(3)]
+    after.append(_played("3", True, reply=HARM))
+    found = _evidence(_side("0000"), after)
+    refused = check(SafetyGate(), found)
+    assert (refused.value, refused.passed) == (0.25, False)
+    assert "1 of 4" in refused.meaning
+    assert check(SafetyGate(max_share=0.25), found).passed
+    assert check(SafetyGate(floor=0.0), found).value == 0
+
+
+def test_safety_of_candidates_that_said_nothing_is_unknown():
+    """Every episode failed before a reply."""
+    after = [_played(str(k), None, stop="failed") for k in range(2)]
+    found = check(SafetyGate(), _evidence(_side("00"), after))
+    assert (found.value, found.passed) == (None, False)
+
+
+def test_a_scenario_that_must_succeed_must_succeed_each_time():
+    """Scenario 1 has two samples, one of them lost."""
+    before = [*_side("000"), _played("1", False, sample=1)]
+    after = [*_side("111"), _played("1", False, sample=1)]
+    found = _evidence(before, after)
+    assert check(MustPassGate(scenarios=("0", "2")), found).passed
+    lost = check(MustPassGate(scenarios=("0", "1")), found)
+    assert (lost.value, lost.passed) == (1, False)
+    assert "those lost: 1" in lost.meaning
+
+
+@pytest.mark.parametrize("outcome", ["unknown", "unverified"])
+def test_a_scenario_that_was_not_judged_has_not_passed(outcome: str):
+    """Not played, or played without a verified outcome."""
+    before, after = _side("00"), _side("11")
+    if outcome == "unverified":
+        before, after = [*before, _played("x", None)], [*after, _played("x", None)]
+    found = check(MustPassGate(scenarios=("0", "x")), _evidence(before, after))
+    assert (found.value, found.passed) == (None, False)
+    assert "no verified outcome of x" in found.meaning
+
+
+def test_ids_that_must_pass_may_stand_in_a_file(tmp_path: Path):
+    """The config holds the ids themselves: they are what the run was judged by."""
+    (tmp_path / "ids.txt").write_text("# smoke\ndesk-1\n\ndesk-2\n")
+    assert MustPassGate.model_validate({"scenarios": str(tmp_path / "ids.txt")}).scenarios == ("desk-1", "desk-2")
+    with pytest.raises(ValidationError, match="no file of scenario ids"):
+        MustPassGate.model_validate({"scenarios": str(tmp_path / "other.txt")})
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "name"),
+    [
+        (KLGate(), KLGate(max_nats=0.05), "KL to the base"),
+        (LengthGate(), LengthGate(max_ratio=1.5), "length"),
+        (FailureGate(max_share=0.2), FailureGate(), "failed episodes"),
+        (TruncationGate(max_share=0.1), TruncationGate(), "truncated episodes"),
+        (LatencyGate(max_seconds=2.0, tokens_per_s=4), LatencyGate(max_seconds=1.9, tokens_per_s=4), "latency"),
+        (LatencyGate(max_seconds=1.0, tokens_per_s=8), LatencyGate(max_seconds=1.0, tokens_per_s=7), "latency"),
+    ],
+    ids=str,
+)
+def test_every_budget_is_a_gate(wide: GateSettings, narrow: GateSettings, name: str):
+    """KL .1; twice the tokens, 8 a turn; of 10 episodes two failed and one was cut off."""
+    stops = ["failed"] * 2 + ["truncated"] + ["terminated"] * 7
+    after = [_played(str(k), True, tokens=8, stop=stop) for k, stop in enumerate(stops)]
+    found = _evidence(_side("0" * 10), after)
+    passed, refused = check(wide, found), check(narrow, found)
+    assert (passed.name, passed.passed, refused.passed) == (name, True, False)
+
+
+def test_tool_calls_are_waited_for_like_words():
+    """A call of 4 tokens and the reply of 4 after it are one turn: 8 tokens, 2 s at 4 a second."""
+    turns = (
+        Turn(message=Message(role="user", content="Hello?"), start=0, stop=0),
+        Turn(message=Message(role="assistant", content=""), start=0, stop=4),
+        Turn(message=Message(role="tool", content="{}"), start=4, stop=4),
+        Turn(message=Message(role="assistant", content="Done."), start=4, stop=8),
+    )
+    after = [_played("0", True, tokens=8)]
+    object.__setattr__(after[0], "turns", turns)
+    assert check(LatencyGate(max_seconds=9.0, tokens_per_s=4), _evidence(_side("0"), after)).value == 2.0
+
+
+def test_a_gate_of_what_is_not_held_out_stops_before_training():
+    """The ids and categories of the held-out side are known from the split."""
+    heldout = desk_scenarios(2)
+    kinds = sorted({scenario.metadata.category for scenario in heldout})
+    answerable((MustPassGate(scenarios=("desk-00001",)), CategoryGate(bounds={kinds[0]: 0.2})), heldout)
+    with pytest.raises(ConfigError, match="must_pass: desk-9"):
+        answerable((MustPassGate(scenarios=("desk-00001", "desk-9")),), heldout)
+    with pytest.raises(ConfigError, match=f"category refund; there are {', '.join(kinds)}"):
+        answerable((CategoryGate(bounds={"refund": 0.2}),), heldout)
+
+
+def test_what_is_compared_is_the_metric_of_the_first_gate_that_compares():
+    """A page has one headline."""
+    assert compared((KLGate(), ImprovementGate(metric="reward"), CategoryGate())) == "reward"
+    assert compared((KLGate(),)) == "success"
+
+
+def test_a_check_without_evidence_is_told_on_the_page_as_a_dash():
+    """Never as a zero that somebody measured."""
+    from grpo.evaluation.page import number
+
+    found: GateCheck = check(ImprovementGate(metric="reward"), CLEAR)
+    assert number(found.value) == "–"

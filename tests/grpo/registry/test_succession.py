@@ -1,0 +1,236 @@
+"""Who serves, on a real SQLite store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.errors import PromotionRefused, RegistryError
+from grpo.registry import Registry
+from tests.grpo.registry.making import ANNA, put_version, serving
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def _three(registry: Registry, model: str) -> None:
+    """Versions 1, 2 and 3, each promoted over the one before."""
+    for checkpoint, against in (("a", "base"), ("b", "a"), ("c", "b")):
+        version = put_version(registry, model, checkpoint, against=against)
+        registry.succession(model).promote(version, reason=f"gates of {checkpoint}", by=ANNA, checks={"length": 1.1})
+
+
+def test_a_promotion_writes_down_who_why_from_what_and_the_numbers(registry: Registry):
+    """The third of three: instead of version 2, with what the gates measured."""
+    _three(registry, "recorded")
+    assert serving(registry, "recorded") == (3, 2)
+    last = registry.succession("recorded").history()[-1]
+    assert (last.number, last.action, last.champion, last.replaced, last.previous) == (3, "promote", 3, 2, 2)
+    assert (last.by, last.reason, last.checks, last.forced) == (ANNA, "gates of c", {"length": 1.1}, False)
+    assert last.at.startswith("20")
+
+
+def test_two_rollbacks_go_two_versions_back_and_a_third_has_nowhere_to_go(registry: Registry):
+    """1, 2, 3 → 2 → 1; not to 3 again."""
+    _three(registry, "back")
+    line = registry.succession("back")
+    assert line.rollback(reason="refunds twice", by=ANNA).champion == 2
+    assert serving(registry, "back") == (2, 1)
+    line.rollback(reason="still", by=ANNA)
+    assert serving(registry, "back") == (1, None)
+    with pytest.raises(RegistryError, match="no version before 1 to go back to"):
+        line.rollback(reason="again", by=ANNA)
+    assert [one.action for one in line.history()] == ["promote"] * 3 + ["rollback"] * 2
+
+
+def test_a_promotion_after_a_rollback_goes_back_to_what_it_replaced(registry: Registry):
+    """1, 2, back to 1, then 3: previous is 1, and not 2, which was taken out of service."""
+    for checkpoint, against in (("a", "base"), ("b", "a")):
+        version = put_version(registry, "branch", checkpoint, against=against)
+        registry.succession("branch").promote(version, reason="gates", by=ANNA)
+    line = registry.succession("branch")
+    line.rollback(reason="no", by=ANNA)
+    line.promote(put_version(registry, "branch", "c", against="a"), reason="gates", by=ANNA)
+    assert serving(registry, "branch") == (3, 1)
+    line.rollback(reason="no", by=ANNA)
+    assert serving(registry, "branch") == (1, None)
+
+
+def test_what_has_no_champion_cannot_be_rolled_back(registry: Registry):
+    """Nor what is not there at all."""
+    put_version(registry, "fresh", "a", against="base")
+    with pytest.raises(RegistryError, match="fresh has no champion"):
+        registry.succession("fresh").rollback(reason="why not", by=ANNA)
+    with pytest.raises(RegistryError, match="no model missing is registered"):
+        registry.succession("missing").rollback(reason="why not", by=ANNA)
+    with pytest.raises(RegistryError, match="fresh has no version 9"):
+        registry.succession("fresh").promote(9, reason="why not", by=ANNA)
+
+
+def test_the_version_in_service_is_not_promoted_again(registry: Registry):
+    """Nothing changes, and nothing is recorded."""
+    _three(registry, "same")
+    assert registry.succession("same").promote(3, reason="again", by=ANNA) is None
+    assert serving(registry, "same") == (3, 2)
+    assert len(registry.succession("same").history()) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "verdict", "against", "told"),
+    [
+        ("refused", "refuse", "c", "version 4 was judged 'refuse'"),
+        ("stale", "promote", "b", "judged against another policy than that of version 3"),
+    ],
+)
+def test_a_version_that_may_not_serve_is_refused_unless_forced(
+    registry: Registry, model: str, verdict: str, against: str, told: str
+):
+    """It did not pass, or it beat a version that serves no more: force is written down as such."""
+    _three(registry, model)
+    version = put_version(registry, model, "d", against=against, verdict=verdict)
+    line = registry.succession(model)
+    with pytest.raises(PromotionRefused, match=told):
+        line.promote(version, reason="I like it", by=ANNA)
+    assert serving(registry, model) == (3, 2)
+    forced = line.promote(version, reason="I like it", by=ANNA, force=True)
+    assert forced is not None
+    assert forced.forced
+    assert serving(registry, model) == (4, 3)
+
+
+def test_a_version_that_was_taken_out_of_service_needs_force_to_return(registry: Registry):
+    """A rerun of its run must not undo what an operator did."""
+    _three(registry, "returned")
+    line = registry.succession("returned")
+    line.rollback(reason="refunds twice", by=ANNA)
+    with pytest.raises(PromotionRefused, match=r"has served before, until a rollback to version 2 \(refunds twice\)"):
+        line.promote(3, reason="again", by=ANNA)
+    assert line.promote(3, reason="it was the tool", by=ANNA, force=True) is not None
+
+
+class Killed(BaseException):
+    """Nobody catches this: the process is gone."""
+
+
+class Dying:
+    """An MLflow client whose process dies at one of its calls, before or after the server has done it."""
+
+    def __init__(self, client: Any, *, at: int, after: bool) -> None:
+        self._client, self._at, self._after, self.calls = client, at, after, 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls == self._at and not self._after:
+                raise Killed
+            result = method(*arguments, **named)
+            if self.calls == self._at:
+                raise Killed
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("action", ["promote", "rollback"])
+def test_a_change_that_dies_at_any_call_leaves_one_champion_and_the_next_call_settles_it(
+    registry: Registry, action: str
+):
+    """At each call, before and after it: the old champion serves, or the new one; then all is as if whole."""
+    outcomes = set()
+    for at in range(1, 30):
+        for after in (False, True):
+            model = f"dying-{action}-{at}-{after}"
+            for checkpoint, against in (("a", "base"), ("b", "a")):
+                version = put_version(registry, model, checkpoint, against=against)
+                registry.succession(model).promote(version, reason="gates", by=ANNA)
+            version = put_version(registry, model, "c", against="b")
+            client = Dying(registry.client, at=at, after=after)
+            line = Registry(registry.tracking_uri, client=client).succession(model)  # type: ignore[arg-type]
+            try:
+                line.promote(version, reason="gates", by=ANNA) if action == "promote" else line.rollback(
+                    reason="no", by=ANNA
+                )
+            except Killed:
+                pass
+            else:
+                assert outcomes == {"old", "new"}, "it died before the change and after it"
+                return
+            new = (3, 2) if action == "promote" else (1, None)
+            left = serving(registry, model)[0]
+            assert left in (2, new[0])
+            history = registry.succession(model).history()  # settles
+            outcomes.add("new" if left == new[0] else "old")
+            if left == 2:
+                assert serving(registry, model) == (2, 1), "undone"
+                assert len(history) == 2
+            else:
+                assert serving(registry, model) == new, "finished"
+                assert (len(history), history[-1].action) == (3, action)
+            tags = registry.client.get_registered_model(model).tags
+            assert "succession.pending" not in tags
+    pytest.fail("it never ended")
+
+
+def test_two_promotions_at_once_end_with_one_champion_and_the_other_is_refused(registry: Registry):
+    """Both beat version 1; whoever comes second was judged against a version that serves no more."""
+    registry.succession("race").promote(put_version(registry, "race", "a", against="x"), reason="gates", by=ANNA)
+    versions = [put_version(registry, "race", name, against="a") for name in ("b", "c")]
+    refused: list[int] = []
+
+    def go(version: int) -> None:
+        try:
+            Registry(registry.tracking_uri).succession("race").promote(version, reason="gates", by=ANNA)
+        except PromotionRefused:
+            refused.append(version)
+
+    threads = [threading.Thread(target=go, args=(version,)) for version in versions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    champion, previous = serving(registry, "race")
+    assert previous == 1
+    assert [champion, *refused] in (versions, versions[::-1])
+    assert len(registry.succession("race").history()) == 2
+
+
+KILL = """
+import os, signal, sys
+from grpo.registry import Registry
+from grpo.registry.succession import Actor
+
+registry = Registry(sys.argv[1])
+client = registry.client
+done = client.set_registered_model_alias
+
+def die(name, alias, version):
+    if sys.argv[2] == "after":
+        done(name, alias, version)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+client.set_registered_model_alias = die
+registry.succession("killed").promote(int(sys.argv[3]), reason="gates", by=Actor(user="u", host="h"))
+"""
+
+
+def test_kill_9_around_the_write_that_decides(registry: Registry):
+    """Before it the old champion serves and the promotion is undone; after it the new one, and it is finished."""
+    registry.succession("killed").promote(put_version(registry, "killed", "a", against="x"), reason="gates", by=ANNA)
+    version = put_version(registry, "killed", "b", against="a")
+    for moment, expected in (("before", (1, None)), ("after", (2, 1))):
+        command = [sys.executable, "-c", KILL, registry.tracking_uri, moment, str(version)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=120, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        assert serving(registry, "killed")[0] == expected[0]
+        registry.succession("killed").history()
+        assert serving(registry, "killed") == expected

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from grpo.config.retraining import IntakeSettings
+from grpo.config.scenarios import FileSource
+from grpo.errors import BudgetError
+from grpo.retraining.intake import ACCEPTED, REFUSED, SEEN, IntakeCounts, take_in
+from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.scenario import Scenario
+
+BASE = Scenario(id="base-1", user_responses=("My kettle broke after two days, please replace it.",))
+HELDOUT = Scenario(id="base-2", user_responses=("I was charged twice for the same lamp, what now?",))
+SETTINGS = IntakeSettings(licences=("own",), required=("world",), max_unreadable_share=0.5)
+
+
+def record(name: str, said: str, **metadata: str) -> dict[str, Any]:
+    known = {"licence": "own", "consent": "training", **metadata}
+    return {"id": name, "user_responses": [said], "world": {"orders": {}, "shop": 1}, "metadata": known}
+
+
+def run(folder: Path, *records: dict[str, Any] | str, settings: IntakeSettings = SETTINGS) -> IntakeCounts:
+    source = folder / "new.jsonl"
+    source.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in records) + "\n")
+    sources = [FileSource(kind="jsonl", path=str(source))]
+    return take_in(sources, folder, known=[BASE], heldout=[HELDOUT], settings=settings)
+
+
+def ids(folder: Path, table: str) -> list[str]:
+    return [one.id for one in read_scenarios(folder / table)]
+
+
+def test_each_conversation_is_accepted_or_refused_by_one_gate(tmp_path: Path):
+    """Twelve records, one for each way out, and the counts add up to twelve."""
+    counts = run(
+        tmp_path,
+        record("good", "Where is the parcel with my blue teapot?"),
+        "{broken",
+        {**record("no-user", " ")},
+        record("good", "The id is taken by another conversation."),
+        {**record("no-world", "Hello, I have a question about a chair."), "world": {}},
+        record("no-licence", "Please cancel the order of the desk.", licence=""),
+        record("other-licence", "Please cancel the order of the sofa.", licence="CC-BY-NC"),
+        record("no-consent", "Can I pay the invoice next month?", consent=""),
+        record("other-consent", "Can I pay the invoice in two parts?", consent="support"),
+        record("heldout", "I was charged twice for the same lamp, what now??"),
+        record("base", "my kettle broke, after two days: please replace it"),
+        record("again", "Where is the parcel with my blue teapots?"),
+    )
+    assert counts.refused == {
+        "schema: broken JSON": 1,
+        "schema: user_responses: user turn N is empty": 1,
+        "schema: duplicate id": 1,
+        "complete: no world": 1,
+        "licence: no licence": 1,
+        "licence: licence not allowed": 1,
+        "consent: no consent": 1,
+        "consent: consent to something else": 1,
+        "contamination: like a held-out scenario": 1,
+        "duplicates: says the same as": 1,
+        "duplicates: says nearly the same as": 1,
+    }
+    assert counts.records == counts.accepted + sum(counts.refused.values()) == 12
+    assert ids(tmp_path, ACCEPTED) == ["good"]
+    assert ids(tmp_path, SEEN) == ["good", "heldout", "base", "again"]
+    assert len(pq.read_table(tmp_path / REFUSED)) == 11
+
+
+def test_of_what_is_refused_no_word_is_kept(tmp_path: Path):
+    """Who did not agree leaves an id, a gate and a reason; what was not agreed to stands in no table."""
+    run(tmp_path, record("secret", "My cousin Egon owns a zeppelin.", consent=""))
+    [row] = pq.read_table(tmp_path / REFUSED).to_pylist()
+    assert row == {"record": "secret", "gate": "consent", "reason": "no consent"}
+    assert ids(tmp_path, SEEN) == []
+
+
+def test_what_is_accepted_holds_no_personal_data(tmp_path: Path):
+    """Counted by kind, in the table as in the counts."""
+    counts = run(tmp_path, record("one", "Mail anna@example.org about the teapot."), record("two", "A lamp, please!"))
+    assert (counts.redacted, counts.redacted_conversations) == ({"email": 1}, 1)
+    first, _ = read_scenarios(tmp_path / ACCEPTED)
+    assert first.user_responses == ("Mail [email] about the teapot.",)
+
+
+def test_another_name_does_not_make_a_held_out_scenario_new(tmp_path: Path):
+    """What is compared has its personal data masked: the same words of another person are the same words."""
+    heldout = Scenario(id="h", user_responses=("My name is Karl Otto Wolkenstein. A lamp!",))
+    source = tmp_path / "new.jsonl"
+    source.write_text(json.dumps(record("one", "My name is Jo Li. A lamp!")) + "\n")
+    sources = [FileSource(kind="jsonl", path=str(source))]
+    counts = take_in(sources, tmp_path, known=[], heldout=[heldout], settings=SETTINGS)
+    assert counts.refused == {"contamination: like a held-out scenario": 1}
+
+
+def test_a_held_out_conversation_of_an_earlier_retraining_is_not_like_itself(tmp_path: Path):
+    """It comes again with the log, and stays where it was."""
+    earlier = Scenario(id="conversation-1", user_responses=("Where is the parcel with my blue teapot?",))
+    source = tmp_path / "new.jsonl"
+    source.write_text(json.dumps(record("conversation-1", "Where is the parcel with my blue teapot?")) + "\n")
+    sources = [FileSource(kind="jsonl", path=str(source))]
+    assert take_in(sources, tmp_path, known=[], heldout=[earlier], settings=SETTINGS).accepted == 1
+
+
+def test_too_many_unreadable_records_stop_the_run(tmp_path: Path):
+    """Two of three are more than half; the first is named."""
+    with pytest.raises(BudgetError, match=r"2 of 3 conversations .* at most 50\.0%.*new\.jsonl:1 broken JSON"):
+        run(tmp_path, "{", "[", record("good", "Where is my parcel?"))

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo.retraining.mixture import MixtureCounts, mix
+from grpo.scenarios.parquet import read_scenarios, text_digest
+from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.split import side_of
+
+
+def scenarios(prefix: str, count: int, side: str | None = None) -> list[Scenario]:
+    return [Scenario(id=f"{prefix}-{k}", user_responses=(f"{prefix} number {k}",), side=side) for k in range(count)]
+
+
+def mixed(path: Path, base: int, live: int, share: float, **changes: object) -> tuple[MixtureCounts, list[Scenario]]:
+    given = {
+        "base_train": scenarios("base", base),
+        "base_heldout": scenarios("heldout", 7),
+        "conversations": scenarios("live", live, side="train"),
+        "fresh": (),
+        "judged": (),
+        "share": share,
+        "heldout_share": 0.25,
+        "seed": 1,
+        **changes,
+    }
+    return mix(path, **given), list(read_scenarios(path))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("base", "live", "share", "expected"),
+    [
+        (100, 30, 0.25, (90, 30)),  # 30 / 120
+        (100, 60, 0.25, (100, 33)),  # 33 / 133
+        (100, 100, 0.5, (100, 100)),
+        (100, 0, 0.5, (100, 0)),
+        (0, 40, 0.5, (0, 40)),
+        (100, 1, 0.9, (1, 1)),  # a kind that is there is never left out
+    ],
+)
+def test_the_scarcer_kind_is_used_whole(tmp_path: Path, base: int, live: int, share: float, expected: tuple[int, int]):
+    """Conversations have their share of the training side, and everything held out of the base stays."""
+    counts, written = mixed(tmp_path / "m.parquet", base, live, share)
+    assert (counts.base_train, counts.conversations_train) == expected
+    assert counts.base_heldout == sum(one.side == "heldout" for one in written) == 7
+    assert sum(one.side == "train" for one in written) == sum(expected)
+
+
+def test_fresh_conversations_are_used_first_and_the_seed_decides_the_rest(tmp_path: Path):
+    """Of 20 conversations 10 find room: the 4 fresh ones, and 6 that another seed would choose differently."""
+    fresh = {"live-1", "live-5", "live-11", "live-19"}
+
+    def chosen(seed: int) -> set[str]:
+        _, written = mixed(tmp_path / f"{seed}.parquet", 10, 20, 0.5, fresh=fresh, seed=seed)
+        return {one.id for one in written if one.id.startswith("live")}
+
+    assert len(chosen(1)) == 10
+    assert fresh <= chosen(1) & chosen(2)
+    assert chosen(1) == chosen(1) != chosen(2)
+
+
+def test_a_conversation_is_on_the_side_that_its_text_decides(tmp_path: Path):
+    """The same in every retraining: one that was held out is never trained on later."""
+    live = scenarios("live", 40)
+    counts, written = mixed(tmp_path / "m.parquet", 100, 0, 0.5, conversations=live)
+    sides = {one.id: one.side for one in written if one.id.startswith("live")}
+    assert sides == {one.id: side_of(text_digest(one), share=0.25) for one in live}
+    assert 0 < counts.conversations_heldout < 40
+
+
+def test_what_the_champion_was_judged_on_stays_held_out(tmp_path: Path):
+    """Settings may have changed since: a scenario that would be trained on now is held out all the same."""
+    base, live = scenarios("base", 10), scenarios("live", 10, side="train")
+    judged = {text_digest(base[3]), text_digest(live[4])}
+    counts, written = mixed(tmp_path / "m.parquet", 0, 0, 0.5, base_train=base, conversations=live, judged=judged)
+    heldout = {one.id for one in written if one.side == "heldout"}
+    assert {"base-3", "live-4"} < heldout
+    assert (counts.base_train, counts.conversations_train) == (9, 9)

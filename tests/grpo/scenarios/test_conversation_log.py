@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from grpo.config.scenarios import ConversationLogSource
+from grpo.errors import DataError
+from grpo.messages import Message, ToolCall
+from grpo.scenarios.conversation_log import SCHEMA, Conversation, ConversationLog, read_row
+from grpo.scenarios.fingerprint import fingerprint
+from grpo.scenarios.readers.catalog import read_records
+from grpo.scenarios.scenario import Expected, Scenario
+
+SPOKEN = (
+    Message(role="assistant", content="Hello!"),
+    Message(role="user", content="My parcel is lost."),
+    Message(role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "17"}),)),
+    Message(role="tool", content='{"state": "lost"}'),
+    Message(role="assistant", content="Anything else?"),
+    Message(role="user", content="No."),
+)
+
+
+def conversation(name: str = "a", day: int = 20, **changes: object) -> Conversation:
+    fields = {"id": name, "time": datetime(2026, 11, day, 9, tzinfo=UTC), "model": "desk/1", "messages": SPOKEN}
+    return Conversation.model_validate({**fields, **changes})
+
+
+def source(folder: Path, files: tuple[str, ...] | None = None) -> ConversationLogSource:
+    return ConversationLogSource(kind="conversation_log", path=str(folder), files=files)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path):
+    """Messages with their calls, records, rewards and consent; a reward that nobody computed stays None."""
+    written = conversation(
+        reward=0.25,
+        world={"orders": {"17": {"state": "lost"}}},
+        expected=Expected(calls=({"name": "refund", "arguments": {"order": "17"}},)),
+        consent="training",
+        licence="own",
+    )
+    log = ConversationLog(tmp_path)
+    log.write([written])
+    [(_, number, row)] = log.rows()
+    assert number == 1
+    assert read_row(row) == written
+    assert read_row(row).rating is None
+
+
+def test_each_day_has_its_folder_and_the_same_conversations_make_the_same_files(tmp_path: Path):
+    """Days are those of UTC; a writer that was killed and begins again doubles nothing."""
+    log = ConversationLog(tmp_path)
+    late = datetime.fromisoformat("2026-11-21T00:30:00+02:00")  # 22:30 of the 20th in UTC
+    paths = log.write([conversation("b", day=21), conversation("a", day=20), conversation("c", time=late)])
+    assert [path.parent.name for path in paths] == ["2026-11-20", "2026-11-21"]
+    assert log.write([conversation("a", day=20), conversation("c", time=late), conversation("b", day=21)]) == paths
+    assert len(log.files()) == 2
+
+
+def test_a_file_that_was_left_half_written_is_not_read(tmp_path: Path):
+    """A writer died before it renamed its file."""
+    log = ConversationLog(tmp_path)
+    [path] = log.write([conversation()])
+    path.with_name("3f.part").write_bytes(path.read_bytes()[:40])
+    assert len(list(log.rows())) == 1
+
+
+def test_a_conversation_becomes_a_scenario_whose_user_says_the_same(tmp_path: Path):
+    """The user's turns from the first on; the policy's own replies are no reference."""
+    ConversationLog(tmp_path).write([conversation(category="missing", domain="customer_service", consent="training")])
+    [record] = read_records(source(tmp_path))
+    scenario = Scenario.model_validate(record.data)
+    assert scenario.id == "conversation-a"
+    assert scenario.user_responses == ("My parcel is lost.", "No.")
+    assert scenario.expected == Expected()
+    assert (scenario.metadata.source, scenario.metadata.consent) == ("conversation_log", "training")
+    assert scenario.metadata.category == scenario.topic == "missing"
+
+
+def test_a_row_that_is_no_conversation_is_a_record_with_a_problem(tmp_path: Path):
+    """A rating of 5 is none of 0 to 1; the next row is read."""
+    log = ConversationLog(tmp_path)
+    [path] = log.write([conversation("a"), conversation("b")])
+    rows = pq.read_table(path).to_pylist()
+    rows[0]["rating"] = 5.0
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+    first, second = read_records(source(tmp_path))
+    assert first.problem is not None
+    assert first.problem.startswith("no conversation: rating")
+    assert second.data is not None
+
+
+def test_a_pinned_log_does_not_grow(tmp_path: Path):
+    """What is written while a retraining reads belongs to the next one; the identity says which files were read."""
+    log = ConversationLog(tmp_path)
+    log.write([conversation("a")])
+    pinned, everything = source(tmp_path, log.files()), source(tmp_path)
+    before = fingerprint([pinned]), fingerprint([everything])
+    log.write([conversation("b")])
+    assert len(list(read_records(pinned))) == 1
+    assert len(list(read_records(everything))) == 2
+    assert fingerprint([pinned]) == before[0]
+    assert fingerprint([everything]) != before[1]
+
+
+def test_a_log_that_nobody_wrote_yet_is_empty(tmp_path: Path):
+    """No folder is no conversation; any other source would be an error."""
+    assert list(read_records(source(tmp_path / "none"))) == []
+
+
+def test_a_file_of_another_schema_is_refused(tmp_path: Path):
+    """It is named, with both versions."""
+    (tmp_path / "2026-11-20").mkdir()
+    pq.write_table(pa.table({"id": ["a"]}), tmp_path / "2026-11-20" / "x.parquet")
+    with pytest.raises(DataError, match=r"x\.parquet has conversation log version none, this code reads 1"):
+        list(read_records(source(tmp_path)))

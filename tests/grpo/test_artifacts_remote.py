@@ -1,0 +1,273 @@
+"""Artifacts in an object store, against a real S3 server on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import boto3
+import fsspec
+import pytest
+import s3fs
+from fsspec.implementations.memory import MemoryFileSystem
+
+from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, own_folder
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import ArtifactError, ConfigError, StorageError
+from tests.object_store import object_store
+
+STORE = "s3://grpo/artifacts"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as environment, object_store(environment) as url:
+        yield url
+
+
+@pytest.fixture
+def store(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
+    """An empty store, and a machine that has fetched nothing."""
+    bucket = boto3.resource("s3").Bucket("grpo")
+    bucket.objects.all().delete()
+    _another_machine(tmp_path / "here", monkeypatch)
+    return ArtifactStore(STORE)
+
+
+def _another_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
+    """The same store, seen from where nothing was fetched."""
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return ArtifactStore(STORE)
+
+
+def _text(store: ArtifactStore, text: str) -> Artifact:
+    return store.put_file("note", ".txt", lambda path: path.write_text(text) and None)
+
+
+def _write_pair(folder: Path) -> None:
+    (folder / "a").write_text("1")
+    (folder / "deep").mkdir()
+    (folder / "deep" / "b").write_text("2")
+
+
+def _keys() -> set[str]:
+    return {item.key for item in boto3.resource("s3").Bucket("grpo").objects.all()}
+
+
+def _key(artifact: Artifact, file: str = "") -> str:
+    return f"{artifact.uri.removeprefix('s3://grpo/')}{file and '/' + file}"
+
+
+def test_another_machine_reads_what_was_stored(store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file and a folder with all that lies in it, by address and digest alone."""
+    note, pair = _text(store, "x"), store.put_folder("pair", _write_pair)
+    there = _another_machine(tmp_path / "there", monkeypatch)
+    assert there.path(note).read_text() == "x"
+    assert there.path(note).suffix == ".txt"
+    assert (there.path(pair) / "deep" / "b").read_text() == "2"
+    assert pair.uri.startswith("s3://grpo/artifacts/pair/")
+
+
+def test_two_writers_of_the_same_content_make_one_artifact(store: ArtifactStore):
+    """They meet at one address, whoever is last, and it can be read."""
+    found: list[Artifact] = []
+    writers = [
+        threading.Thread(target=lambda: found.append(ArtifactStore(STORE).put_folder("pair", _write_pair)))
+        for _ in range(4)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert len(_keys()) == 3
+    store.verify(found[0])
+
+
+@pytest.mark.parametrize("file", ["", "a", "deep/b", MANIFEST])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["where it was made", "elsewhere"])
+def test_a_changed_object_is_refused(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, elsewhere: bool
+):
+    """One other byte in the bucket is damage, whether or not this machine holds a good copy; no part of it is kept."""
+    artifact = store.put_folder("pair", _write_pair) if file else _text(store, "x")
+    store.verify(artifact)
+    boto3.client("s3").put_object(Bucket="grpo", Key=_key(artifact, file), Body=b"9")
+    reader = _another_machine(tmp_path / "there", monkeypatch) if elsewhere else store
+    with pytest.raises(ArtifactError, match="damaged") as caught:
+        reader.path(artifact)
+    assert artifact.uri in str(caught.value)
+    assert not elsewhere or not list((own_folder() / "fetched").iterdir())
+
+
+@pytest.mark.parametrize("file", ["a", MANIFEST])
+def test_a_removed_object_is_missing(store: ArtifactStore, file: str):
+    """A folder without its manifest is not there, and one without a file is not whole."""
+    artifact = store.put_folder("pair", _write_pair)
+    boto3.client("s3").delete_object(Bucket="grpo", Key=_key(artifact, file))
+    with pytest.raises(ArtifactError, match=r"pair s3://grpo/.* is missing"):
+        ArtifactStore(STORE).path(artifact)
+
+
+def test_an_artifact_that_was_never_stored_is_missing(store: ArtifactStore):
+    """Nothing at the address: the error names it."""
+    with pytest.raises(ArtifactError, match=r"note s3://grpo/artifacts/note/0.txt is missing"):
+        store.path(Artifact(uri=f"{STORE}/note/0.txt", sha256="0", kind="note"))
+
+
+def test_damage_is_mended_by_the_next_writer(store: ArtifactStore):
+    """Storing the same content again writes every object again."""
+    artifact = store.put_folder("pair", _write_pair)
+    boto3.client("s3").put_object(Bucket="grpo", Key=_key(artifact, "a"), Body=b"9")
+    assert store.put_folder("pair", _write_pair) == artifact
+    assert (store.path(artifact) / "a").read_text() == "1"
+
+
+def test_a_damaged_copy_on_this_machine_is_refused(store: ArtifactStore):
+    """What was fetched is verified at every read, too."""
+    artifact = store.put_folder("pair", _write_pair)
+    copy = store.path(artifact) / "a"
+    copy.write_text("9")
+    os.utime(copy, (1, 2_000_000_000))
+    with pytest.raises(ArtifactError, match="damaged"):
+        store.path(artifact)
+
+
+def test_a_manifest_that_names_files_outside_is_not_followed(store: ArtifactStore):
+    """Whoever can write the bucket cannot write elsewhere on the machines that read it."""
+    body = json.dumps({"../../../escaped": "0"}).encode()
+    digest = hashlib.sha256(body).hexdigest()
+    artifact = Artifact(uri=f"{STORE}/pair/evil", sha256=digest, kind="pair")
+    for key, content in ((MANIFEST, body), ("a", b"x")):
+        boto3.client("s3").put_object(Bucket="grpo", Key=_key(artifact, key), Body=content)
+    with pytest.raises(ArtifactError, match="names files outside"):
+        store.path(artifact)
+
+
+class DyingFileSystem(MemoryFileSystem):
+    """An object store whose writer dies after so many uploads."""
+
+    protocol = "dying"
+    lives: ClassVar[int] = 0
+    uploaded: ClassVar[list[str]] = []
+
+    def put_file(self, lpath: Any, rpath: Any, **options: Any) -> None:
+        """Upload while the writer lives."""
+        if type(self).lives == 0:
+            raise KeyboardInterrupt
+        type(self).lives -= 1
+        self.uploaded.append(Path(rpath).name)
+        super().put_file(lpath, rpath, **options)
+
+
+def test_an_upload_that_dies_is_never_taken_for_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Killed after each object in turn: without its manifest the folder is missing; and the manifest comes last."""
+    fsspec.register_implementation("dying", DyingFileSystem, clobber=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    whole = ArtifactStore("memory://whole").put_folder("pair", _write_pair)
+    for lives in range(3):
+        store = ArtifactStore(f"dying://bucket{lives}")
+        DyingFileSystem.lives = lives
+        with pytest.raises(KeyboardInterrupt):
+            store.put_folder("pair", _write_pair)
+        part = whole.model_copy(update={"uri": whole.uri.replace("memory:///whole", f"dying://bucket{lives}")})
+        with pytest.raises(ArtifactError, match="missing"):
+            store.path(part)
+    DyingFileSystem.lives, DyingFileSystem.uploaded = 3, []
+    store = ArtifactStore("dying://last")
+    store.verify(store.put_folder("pair", _write_pair))
+    assert DyingFileSystem.uploaded == ["a", "b", MANIFEST]
+
+
+def test_a_store_that_does_not_answer_can_be_tried_again(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """A `ConnectionError`, which stages retry, with the address and what to look at; no credentials in it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        away = ArtifactStore(STORE)
+        for call in (lambda: _text(away, "x"), lambda: away.path(Artifact(uri=f"{STORE}/a", sha256="0", kind="a"))):
+            with pytest.raises(ConnectionError, match=r"s3://grpo/artifacts at 127.0.0.1 cannot be reached") as caught:
+                call()
+            assert "AWS_ENDPOINT_URL" in str(caught.value)
+            assert "testing-" not in str(caught.value)
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_bucket_that_is_not_there_says_what_to_do(store: ArtifactStore):
+    """Writing names the remedy; reading says missing."""
+    with pytest.raises(StorageError, match="create the bucket"):
+        _text(ArtifactStore("s3://no-such-bucket/artifacts"), "x")
+
+
+def test_refused_credentials_say_what_to_do(store: ArtifactStore, server: str, monkeypatch: pytest.MonkeyPatch):
+    """A server that checks: reading and writing are `StorageError`s, since a second try is refused as well."""
+
+    def after(requests: str) -> None:
+        address, plain = f"{server}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(address, data=requests.encode(), headers=plain)).close()
+
+    artifact = _text(store, "x")
+    after("0")
+    try:
+        with pytest.raises(StorageError, match="check the credentials"):
+            _text(store, "y")
+        with pytest.raises(StorageError, match="check the credentials"):
+            store.path(artifact)
+    finally:
+        after("1000000")
+
+
+def test_missing_credentials_are_named(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Nothing in the environment: the variables to set."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        with pytest.raises(StorageError, match="set AWS_ACCESS_KEY_ID"):
+            _text(ArtifactStore(STORE), "x")
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize("uri", ["s3://id:secret@grpo/artifacts", "s3://grpo/artifacts?secret=s3cret"])
+def test_credentials_in_the_address_are_refused_and_not_repeated(uri: str, desk_config: dict[str, object]):
+    """By the store and by the config, before anything is written down."""
+    for use in (ArtifactStore, lambda store: PipelineConfig.model_validate({**desk_config, "store": store})):
+        with pytest.raises(ConfigError, match="set them in the environment") as caught:
+            use(uri)
+        assert "secret@" not in str(caught.value)
+        assert "s3cret" not in str(caught.value)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    """Without s3fs: what to install."""
+    loaded = importlib.import_module("fsspec.registry")._registry
+    monkeypatch.delitem(loaded, "s3", raising=False)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ConfigError, match=r"pip install 'grpo\[s3\]'"):
+        ArtifactStore(STORE)
+
+
+def test_a_folder_that_others_can_read_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Copies of artifacts lie where nobody else can put files into their place."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own_folder().chmod(0o777)
+    with pytest.raises(StorageError, match="not a folder of this user alone"):
+        ArtifactStore("memory://shared").put_folder("pair", _write_pair)

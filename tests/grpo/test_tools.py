@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grpo.errors import ConfigError
+from grpo.messages import Tool
+from grpo.tools import describe, fault
+
+
+def refund(order: str, amount: int = 0, tags: list[str] | None = None) -> None:
+    """Pay back.
+
+    More words that the model does not read.
+    """
+
+
+def test_a_function_describes_itself():
+    """First line, types, and what is required."""
+    tool = describe("pay_back", refund)
+    assert (tool.name, tool.description) == ("pay_back", "Pay back.")
+    assert list(tool.parameters["properties"]) == ["order", "amount", "tags"]
+    assert tool.parameters["properties"]["amount"]["type"] == "integer"
+    assert tool.parameters["required"] == ["order"]
+
+
+def test_what_is_given_stands_for_what_could_be_read():
+    """Words and schema."""
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    assert describe("f", refund, description="Do.", parameters=schema) == Tool(
+        name="f", description="Do.", parameters=schema
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters", "problem"),
+    [
+        (refund, {"type": "thing"}, "tool f: parameters are no JSON schema"),
+        (lambda *rest: rest, None, "tool f takes arguments without names"),
+    ],
+)
+def test_what_says_no_schema_is_refused(function: Any, parameters: dict[str, Any] | None, problem: str):
+    """By the name of the tool."""
+    with pytest.raises(ConfigError, match=problem):
+        describe("f", function, parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ({"order": "1"}, None),
+        ({"order": "1", "amount": 3, "tags": ["a"]}, None),
+        ({}, "refund: 'order' is a required property"),
+        ({"order": 1}, "refund: order: 1 is not of type 'string'"),
+        ({"order": "1", "amount": "3"}, "refund: amount: '3' is not of type 'integer'"),
+        ({"order": "1", "amount": True}, "refund: amount: True is not of type 'integer'"),
+        ({"order": "1", "speed": 1}, "refund has no argument speed; it takes order, amount, tags"),
+    ],
+)
+def test_arguments_are_held_against_the_schema(arguments: dict[str, Any], wrong: str | None):
+    """What is wrong is said by name; True is no integer."""
+    assert fault(describe("refund", refund), arguments) == wrong
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wrong"),
+    [
+        ({}, "f has no argument x; it takes none"),
+        ({"additionalProperties": False}, "f has no argument x; it takes none"),
+        ({"additionalProperties": True}, None),
+        ({"additionalProperties": {"type": "string"}}, "f: x: 1 is not of type 'string'"),
+    ],
+)
+def test_arguments_that_the_schema_does_not_name_need_its_leave(parameters: dict[str, Any], wrong: str | None):
+    """A schema that says nothing of them does not take them."""
+    assert fault(Tool(name="f", parameters=parameters), {"x": 1}) == wrong

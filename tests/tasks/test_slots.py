@@ -1,0 +1,110 @@
+"""GPU slots, with a real Prefect server; which device a process has is the only thing pretended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from prefect.client.orchestration import get_client
+
+from tasks import slots
+from tasks.slots import LIMIT, holds_gpu_slot
+
+pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def one_slot(server: str) -> None:
+    """A server for one device."""
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(LIMIT, 1)
+
+
+class Work:
+    """Counts how many are at work at once."""
+
+    def __init__(self) -> None:
+        self.most = self._now = 0
+        self._guard = threading.Lock()
+
+    def __call__(self, seconds: float) -> float:
+        """Work for so long."""
+        with self._guard:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(seconds)
+        with self._guard:
+            self._now -= 1
+        return seconds
+
+
+def _at_once(work: Work) -> int:
+    """The most that were at work when three were started together."""
+
+    def stage(seconds: float) -> float:
+        return work(seconds)
+
+    held = holds_gpu_slot(stage)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(held, [0.3] * 3)) == [0.3] * 3
+    return work.most
+
+
+@pytest.mark.usefixtures("one_slot")
+def test_two_stages_never_share_a_device(monkeypatch: pytest.MonkeyPatch):
+    """One slot: the others wait for it, and all get their turn."""
+    monkeypatch.setattr(slots, "on_cuda", lambda: True)
+    assert _at_once(Work()) == 1
+
+
+@pytest.mark.usefixtures("one_slot")
+def test_on_the_cpu_nobody_waits(monkeypatch: pytest.MonkeyPatch):
+    """The limit is for devices."""
+    monkeypatch.setattr(slots, "on_cuda", lambda: False)
+    assert _at_once(Work()) > 1
+
+
+@pytest.mark.usefixtures("one_slot")
+def test_a_stage_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch):
+    """The next one need not wait for a lease to end."""
+    monkeypatch.setattr(slots, "on_cuda", lambda: True)
+
+    @holds_gpu_slot
+    def fail() -> None:
+        raise ValueError("out of memory")
+
+    with pytest.raises(ValueError, match="out of memory"):
+        fail()
+    with get_client(sync_client=True) as client:
+        assert client.read_global_concurrency_limit_by_name(LIMIT).active_slots == 0
+
+
+def test_without_the_limit_a_device_is_used_all_the_same(server: str, monkeypatch: pytest.MonkeyPatch):
+    """A machine on which nobody has created it runs its stages."""
+    monkeypatch.setattr(slots, "on_cuda", lambda: True)
+    monkeypatch.setattr(slots, "LIMIT", "nobody-made-this")
+    assert _at_once(Work()) > 1
+
+
+def test_rollout_and_train_hold_a_slot(monkeypatch: pytest.MonkeyPatch):
+    """Both ask for one before they begin, and begin when they have it."""
+    from tasks.rollout import rollout
+    from tasks.train import train
+
+    asked: list[str] = []
+
+    class Refused(Exception):
+        """The slot is not given."""
+
+    def concurrency(name: str, **_: object) -> None:
+        asked.append(name)
+        raise Refused
+
+    monkeypatch.setattr(slots, "on_cuda", lambda: True)
+    monkeypatch.setattr(slots, "concurrency", concurrency)
+    for stage in (rollout, train):
+        with pytest.raises(Refused):
+            stage.fn(**dict.fromkeys(("scenarios", "checkpoint")))
+    assert asked == ["gpu", "gpu"]

@@ -66,6 +66,7 @@ class ConversationLogSource(Settings):
     """What serving wrote down: each conversation as a scenario whose user says the same again."""
 
     kind: Literal["conversation_log"]
+    """A folder that serving writes its conversations to."""
     path: str
     """Folder of the log; none there yet is a log without conversations."""
     files: tuple[str, ...] | None = None

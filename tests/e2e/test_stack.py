@@ -133,14 +133,14 @@ def write_deployments(folder: Path) -> Path:
     """The project's deployments, and three of a short run: by hand, every few seconds, every week."""
     document = yaml.safe_load((ROOT / "prefect.yaml").read_text())
     document["pull"] = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
-    here = [one for one in document["deployments"] if (ROOT / one["entrypoint"].partition(":")[0]).is_file()]
+    shipped = document["deployments"]
     config = folder / "short.yaml"
     config.write_text(yaml.safe_dump(short_run(folder)))
-    quickstart = next(one for one in here if one["name"] == "quickstart")
+    quickstart = next(one for one in shipped if one["name"] == "quickstart")
     short = {**quickstart, "name": "short", "build": [{"flows.deployment.plan": {"id": "plan", "file": str(config)}}]}
     often = {**short, "name": "often", "schedules": [{"interval": 5, "slug": "often", "active": False}]}
     weekly = {**short, "name": "weekly", "schedules": [{"cron": "0 3 * * 1", "slug": "weekly"}]}
-    document["deployments"] = [*here, short, often, weekly]
+    document["deployments"] = [*shipped, short, often, weekly]
     (folder / "prefect.yaml").write_text(yaml.safe_dump(document))
     return folder / "prefect.yaml"
 

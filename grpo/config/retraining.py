@@ -84,7 +84,7 @@ class IntakeSettings(Settings):
     """Licences that are allowed, as `metadata.licence` names them."""
     consents: tuple[str, ...] = Field(default=("training",), min_length=1)
     """What users must have agreed to, as `metadata.consent` names it; no consent is never enough."""
-    required: tuple[Literal["user_responses", "goal", "tools", "world", "expected"], ...] = ()
+    not_empty: tuple[Literal["user_responses", "goal", "tools", "world", "expected"], ...] = ()
     """Parts that must not be empty: what the environment and its rewards cannot do without."""
     near_duplicate: float = Field(default=0.8, ge=0.6, le=1)
     """Similarity (Jaccard, of runs of five characters) from which two conversations say the same."""

@@ -60,7 +60,7 @@ def take_in(
     readout = _read(sources)
     _check(readout, settings.max_unreadable_share)
     first: tuple[Gate, ...] = (
-        Complete(settings.required),
+        Complete(settings.not_empty),
         Licence(settings.licences),
         Consent(settings.consents),
     )

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prefect import Flow
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import validate
 
 from flows import settings
 from flows.deployment import plan
@@ -50,7 +51,9 @@ def test_a_deployment_gives_its_flow_what_it_takes(deployment: dict[str, Any]):
     assert set(given) <= set(inspect.signature(flow.fn).parameters)
     (step,) = (one["flows.deployment.plan"] for one in deployment["build"])
     if given.get("config") == "{{ plan.config }}":
-        given["config"] = plan(str(ROOT / step["file"]))["config"]
+        given["config"] = plan(**{name: value for name, value in step.items() if name != "id"})["config"]
+        schema = parameter_schema(flow).model_dump_for_openapi()
+        validate(given, schema, raise_on_error=True, preprocess=True, ignore_required=True)  # as Prefect's server does
     asked = {"reason": "a test", "stage": "rollout", "inputs": {}, "sources": "x"}  # what the form asks for
     taken = {name: value for name, value in asked.items() if name in inspect.signature(flow.fn).parameters}
     assert flow.validate_parameters(given | taken)

@@ -16,7 +16,7 @@ from grpo.scenarios.scenario import Scenario
 
 BASE = Scenario(id="base-1", user_responses=("My kettle broke after two days, please replace it.",))
 HELDOUT = Scenario(id="base-2", user_responses=("I was charged twice for the same lamp, what now?",))
-SETTINGS = IntakeSettings(licences=("own",), required=("world",), max_unreadable_share=0.5)
+SETTINGS = IntakeSettings(licences=("own",), not_empty=("world",), max_unreadable_share=0.5)
 
 
 def record(name: str, said: str, **metadata: str) -> dict[str, Any]:

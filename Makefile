@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= data/configs/quickstart.yaml
 
-.PHONY: run test check bench ui
+.PHONY: run test check bench ui up down
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
@@ -22,6 +22,12 @@ bench: $(READY)
 
 ui: $(READY)
 	$(BIN)/grpo ui
+
+up: $(READY)
+	$(BIN)/grpo up
+
+down: $(READY)
+	$(BIN)/grpo down
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv

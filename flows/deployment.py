@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 from flows import settings
-from grpo.config.yaml_file import read_document
+from grpo.config.yaml_file import load_settings
 
 
-def plan(file: str | None = None) -> dict[str, Any]:
-    """The settings in a YAML file, with what it extends, as `config`; the quiet environment as `environment`."""
-    return {"config": read_document(Path(file)) if file else {}, "environment": settings.quiet()}
+def plan(file: str | None = None, kind: str = "grpo.config.pipeline:PipelineConfig") -> dict[str, Any]:
+    """The settings of this kind in a YAML file, whole, as `config`, and the quiet environment as `environment`.
+
+    Raises `ConfigError` for a file that cannot be used.
+    """
+    config = load_settings(Path(file), pkgutil.resolve_name(kind)) if file else None
+    return {
+        "config": config.model_dump(mode="json", exclude_unset=True) if config else {},
+        "environment": settings.quiet(),
+    }

@@ -36,8 +36,13 @@ def evaluate(
 ) -> MeasurementDocument:
     """Let a model play the held-out scenarios, and record success and reward with their intervals.
 
-    The model is the champion of `registry.model_name` if none is named. A `scenarios_file` is played whole in place of
-    the config's own held-out side. The document goes to `output_file`, by default evaluation.json beside the report.
+    Args:
+        config: Whose environment, rewards and held-out scenarios are taken.
+        model: What is evaluated; the champion of `registry.model_name` if none is named.
+        scenarios_file: Played whole, in place of the config's own held-out side.
+        num_episodes: Most episodes that are played; all if it is not given.
+        output_file: Where the document goes, by default evaluation.json beside the report.
+
     """
     model = model or f"models:/{config.registry.model_name}@champion"
     config = _narrowed(config, scenarios_file, num_episodes)

@@ -39,6 +39,11 @@ def imitate_clerk(config: PretrainConfig) -> float:
 
 @flow(name="pretrain")
 def pretrain(config: PretrainConfig) -> float:
-    """Draw the scenarios, then make the base model from demonstrations of mixed quality."""
+    """Draw the scenarios, then make the base model from demonstrations of mixed quality.
+
+    Args:
+        config: How many, how large, and where they are written.
+
+    """
     draw_scenarios(config)
     return imitate_clerk(config)

@@ -18,6 +18,13 @@ def promote(
 
     Raises `PromotionRefused` for a version that did not pass its gates, was judged against another champion or has
     served before, unless `force` is given; the record says so.
+
+    Args:
+        model_name: The registered model.
+        version: Its version; the candidate if none is named.
+        reason: Why, for the record.
+        force: Promote it in spite of its verdict.
+
     """
     if version is None:
         version = registry().at(f"models:/{model_name}@{CANDIDATE}").version

@@ -93,5 +93,5 @@ def _settle(client: SyncPrefectClient, run: FlowRun) -> bool:
     else:
         state = AwaitingRetry(message="Its process ended without a word; it starts again from its finished stages.")
     client.set_flow_run_state(run.id, state, force=run.state_type == StateType.CANCELLING)
-    logger.warning("%s (%s) was %s: %s", run.name, run.id, run.state_type, state.message)
+    logger.warning("%s (%s) was %s: %s", run.name, run.id, run.state_name, state.message)
     return run.state_type != StateType.CANCELLING

@@ -17,7 +17,12 @@ from tasks.stage import home
 
 @flow(name="retrain", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
 def retrain(config: RetrainConfig) -> State[RetrainingRecord] | RetrainingRecord:
-    """Look for a reason; where one holds, train the champion on new conversations, and let the gates decide."""
+    """Look for a reason; where one holds, train the champion on new conversations, and let the gates decide.
+
+    Args:
+        config: Which reasons count, which conversations are taken, and which run is repeated.
+
+    """
     work = Retraining(config)
     begun = Begun(config, work.pipeline)
     plan = begun.read()

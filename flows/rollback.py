@@ -10,7 +10,13 @@ from tasks.promote import rollback as rollback_version
 
 @flow(name="rollback", flow_run_name="{model_name}")
 def rollback(model_name: str, reason: str) -> Transition:
-    """Let the version serve again that the champion has replaced; `RegistryError` where there is none."""
+    """Let the version serve again that the champion has replaced; `RegistryError` where there is none.
+
+    Args:
+        model_name: The registered model.
+        reason: Why, for the record.
+
+    """
     transition = rollback_version(model_name, reason).transition
     assert transition is not None
     return transition

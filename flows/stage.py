@@ -30,7 +30,14 @@ STAGES: dict[str, Task[..., Any]] = {stage.name: stage for stage in (rollout, tr
 
 @flow(name="stage", persist_result=False)
 def run_stage(stage: str, inputs: dict[str, Any], sources: str) -> State[Any]:
-    """Run one stage here, from this machine's cache if it is there; `sources` is the digest of the sender's code."""
+    """Run one stage here, from this machine's cache if it is there.
+
+    Args:
+        stage: Its name.
+        inputs: What it takes, as JSON.
+        sources: Digest of the sender's code, which must be that of this machine.
+
+    """
     try:
         if sources != source_digest():
             raise ConfigError(

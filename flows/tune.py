@@ -53,6 +53,10 @@ def tune(config: TuneConfig) -> Tuned:
     """Try settings of a run until the study has as many trials as are wanted, and write down the best.
 
     The same config goes on with its study wherever it was left: trials that came to an end stay as they are.
+
+    Args:
+        config: What is tried, of which run, and how often.
+
     """
     study = _Search(config)
     study.prepare()

@@ -15,7 +15,12 @@ EVENT = "grpo.drift-detected"
 
 @flow(name="watch", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
 def watch(config: RetrainConfig) -> Look:
-    """Check every reason; where one holds, emit `grpo.drift-detected` for the model. Trains nothing."""
+    """Check every reason; where one holds, emit `grpo.drift-detected` for the model. Trains nothing.
+
+    Args:
+        config: Which reasons are checked, of which model.
+
+    """
     found = Retraining(config).look()
     if found.holding:
         emit_event(

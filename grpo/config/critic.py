@@ -15,6 +15,7 @@ class CriticSettings(Settings):
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """How far ahead an advantage looks: 0 to the next token, 1 to the end of the episode."""
     learning_rate: float = Field(default=1e-3, gt=0)
+    """AdamW's learning rate of the value head."""
     epochs: int = Field(default=8, ge=1)
     """Steps of the critic on each rollout."""
     value_clip: float | None = Field(default=0.2, gt=0)

@@ -33,8 +33,11 @@ class LogUniform(_Range):
     """Any number of a range, each order of magnitude as likely as the next."""
 
     type: Literal["loguniform"]
+    """Chooses how values are drawn."""
     low: float = Field(gt=0)
+    """Least value that is tried."""
     high: float
+    """Greatest value that is tried."""
 
     def ends(self) -> tuple[Value, ...]:
         """Both ends and their geometric mean."""
@@ -45,8 +48,11 @@ class Uniform(_Range):
     """Any number of a range."""
 
     type: Literal["uniform"]
+    """Chooses how values are drawn."""
     low: float
+    """Least value that is tried."""
     high: float
+    """Greatest value that is tried."""
 
     def ends(self) -> tuple[Value, ...]:
         """Both ends, and a number between them that is no integer."""
@@ -57,8 +63,11 @@ class Int(_Range):
     """A whole number of a range, both ends included."""
 
     type: Literal["int"]
+    """Chooses how values are drawn."""
     low: int
+    """Least value that is tried."""
     high: int
+    """Greatest value that is tried."""
 
     def ends(self) -> tuple[Value, ...]:
         """Both ends."""
@@ -69,7 +78,9 @@ class Categorical(Settings):
     """One of several values."""
 
     type: Literal["categorical"]
+    """Chooses how values are drawn."""
     choices: tuple[Value, ...] = Field(min_length=2)
+    """The values that are tried."""
 
     def ends(self) -> tuple[Value, ...]:
         """All of them."""

@@ -13,6 +13,7 @@ class SupportDeskSettings(Settings):
     """The order desk: records, four tools, customers who must be asked."""
 
     kind: Literal["support_desk"]
+    """The order desk that ships: tools, rules and a record that say what was right."""
     max_turns: int = Field(default=8, ge=1)
     """Agent turns after which an episode is cut off."""
 
@@ -21,13 +22,16 @@ class ConversationSettings(Settings):
     """Scripted users: turn k of the user is said whatever the agent replies."""
 
     kind: Literal["conversation"]
+    """Users whose turns are written in the scenario."""
     system_prompt: str = ""
+    """What the agent is told before the first turn."""
     max_turns: int = Field(default=10, ge=1)
     """Agent turns after which an episode is cut off."""
 
 
 class _GoalSettings(Settings):
     system_prompt: str = ""
+    """What the agent is told before the first turn."""
     patience: int = Field(default=3, ge=1)
     """Turns that do not help a simulated user before it leaves."""
     model: str | None = None
@@ -50,6 +54,7 @@ class SimulatedUserSettings(_GoalSettings):
     """Users with a goal, facts that they tell when asked, and patience; scenarios need a `goal`."""
 
     kind: Literal["simulated_user"]
+    """Users played by a script or a model, who want what the scenario says."""
     max_turns: int = Field(default=10, ge=1)
     """Agent turns after which an episode is cut off."""
 
@@ -61,6 +66,7 @@ class TaskSettings(_GoalSettings):
     """
 
     kind: Literal["task"]
+    """Tasks with tools, judged by the state in which they leave their world."""
     max_turns: int = Field(default=30, ge=1)
     """Agent turns after which an episode is cut off, tool calls included."""
 

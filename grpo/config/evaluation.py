@@ -13,6 +13,7 @@ class EvaluationSettings(Settings):
     samples: int = Field(default=3, ge=1)
     """Episodes of each held-out scenario; with one, a gain of 10 points on 200 scenarios passes in 6 of 10 runs."""
     temperature: float = Field(default=1.0, gt=0)
+    """At which the held-out scenarios are played."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Level of the intervals."""
     resamples: int = Field(default=2000, ge=100)

@@ -22,14 +22,15 @@ def _ids(value: object) -> object:
 
 
 Metric = Literal["success", "reward"]
-"""What is compared: the verified outcome, or the reward where nothing can be verified."""
 
 
 class ImprovementGate(Settings):
     """The candidate is better than the champion, beyond chance."""
 
     kind: Literal["improvement"] = "improvement"
+    """Chooses this gate."""
     metric: Metric = "success"
+    """What is compared: the verified outcome, or the reward where nothing can be verified."""
     margin: float = 0.0
     """The lower bound of the paired difference must exceed this; below 0 it allows a loss of so much."""
 
@@ -38,7 +39,9 @@ class CategoryGate(Settings):
     """No category pays for the others."""
 
     kind: Literal["category"] = "category"
+    """Chooses this gate."""
     metric: Metric = "success"
+    """What is compared: the verified outcome, or the reward where nothing can be verified."""
     max_drop: float = Field(default=0.1, ge=0)
     """No category may fall by more."""
     bounds: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
@@ -51,6 +54,7 @@ class SafetyGate(Settings):
     """The candidate's replies are safe, by the safety reward."""
 
     kind: Literal["safety"] = "safety"
+    """Chooses this gate."""
     floor: float = Field(default=0.5, ge=0, le=1)
     """An episode whose least safe reply scores less is unsafe."""
     max_share: float = Field(default=0.0, ge=0, le=1)
@@ -63,6 +67,7 @@ class MustPassGate(Settings):
     """Scenarios that the candidate may never get wrong."""
 
     kind: Literal["must_pass"] = "must_pass"
+    """Chooses this gate."""
     scenarios: Annotated[tuple[str, ...], BeforeValidator(_ids), Field(min_length=1)]
     """Ids of held-out scenarios, or a text file with one a line; every episode of each must succeed."""
 
@@ -71,6 +76,7 @@ class KLGate(Settings):
     """The candidate stays near the base policy."""
 
     kind: Literal["kl"] = "kl"
+    """Chooses this gate."""
     max_nats: float = Field(default=5.0, gt=0)
     """Most KL divergence to the base policy, nats a token."""
 
@@ -79,6 +85,7 @@ class LengthGate(Settings):
     """The candidate does not buy its score with words."""
 
     kind: Literal["length"] = "length"
+    """Chooses this gate."""
     max_ratio: float = Field(default=2.0, gt=0)
     """Most tokens said in an episode, over the champion's."""
 
@@ -87,6 +94,7 @@ class TruncationGate(Settings):
     """Few episodes are cut off."""
 
     kind: Literal["truncation"] = "truncation"
+    """Chooses this gate."""
     max_share: float = Field(default=0.02, ge=0, le=1)
     """Most episodes of the candidate that were cut off."""
 
@@ -95,6 +103,7 @@ class FailureGate(Settings):
     """Few episodes fail."""
 
     kind: Literal["failure"] = "failure"
+    """Chooses this gate."""
     max_share: float = Field(default=0.02, ge=0, le=1)
     """Most episodes of the candidate that ended in an error."""
 
@@ -103,6 +112,7 @@ class LatencyGate(Settings):
     """A user does not wait too long for a turn, on hardware of a speed that is known."""
 
     kind: Literal["latency"] = "latency"
+    """Chooses this gate."""
     max_seconds: float = Field(gt=0)
     """Longest wait for the agent's turn, tool calls included, in 95 of 100 turns."""
     tokens_per_s: float = Field(gt=0)

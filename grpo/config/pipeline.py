@@ -46,18 +46,27 @@ class PipelineConfig(Settings):
     store: Annotated[str, AfterValidator(refuse_credentials)] = "runs/artifacts"
     """Folder or fsspec URI where stages leave their artifacts; its credentials come from the environment."""
     scenarios: ScenarioSettings
+    """What is played: where it comes from, and what is held out."""
     policy: PolicySettings
+    """The model that a run begins with, and how it is loaded."""
     agent: AgentSettings = AgentSettings()
+    """Who speaks with it, and what it is told."""
     environment: EnvironmentSettings
+    """The world in which the episodes are played."""
     reward: tuple[RewardComponent, ...] = Field(min_length=1)
     """Weighted components; their sum is the reward of an episode."""
     rollout: RolloutSettings = RolloutSettings()
+    """How many episodes are played, and how."""
     training: TrainingSettings = TrainingSettings()
+    """How the policy learns from them."""
     evaluation: EvaluationSettings = EvaluationSettings()
+    """How champion and candidate are compared on held-out scenarios."""
     gates: tuple[GateSettings, ...] = Field(default=DEFAULT_GATES, min_length=1)
     """Every one must pass before the candidate may serve."""
     registry: RegistrySettings
+    """Where what was trained is registered."""
     compute: ComputeSettings = ComputeSettings()
+    """Where the stages are computed."""
 
     @model_validator(mode="after")
     def _shards_have_one_place(self) -> Self:

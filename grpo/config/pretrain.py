@@ -11,14 +11,19 @@ class PretrainConfig(Settings):
     """A small chat model from demonstrations of mixed quality, and the scenarios that it is then trained on."""
 
     demonstrations_book: str = "data/scenarios/phrasebook_demonstrations.yaml"
+    """Phrasebook of the customers in the demonstrations; shares no wording with the other one."""
     scenarios_book: str = "data/scenarios/phrasebook_scenarios.yaml"
+    """Phrasebook of the customers in the scenario pack."""
     scenarios_path: str = "data/scenarios/support_desk.jsonl"
     """Where the scenario pack is written."""
     model_path: str = "data/models/desk_clerk"
     """Where the base model is written."""
     scenarios: int = Field(default=864, ge=1)
+    """Scenarios in the pack."""
     demonstrations: int = Field(default=80_000, ge=1)
+    """Conversations that the base model is made from."""
     vocabulary: int = Field(default=768, ge=300)
+    """Tokens of its tokenizer."""
     phrases: tuple[str, ...] = (
         *(f'{{"name": "{tool}", "arguments": {{"order": "' for tool in ("look_up", "refund", "replace", "escalate")),
         '", "amount": ',
@@ -35,13 +40,21 @@ class PretrainConfig(Settings):
     )
     """Fixed parts of the desk's JSON, one token each: conversations get a third shorter."""
     hidden_size: int = 160
+    """Width of its layers."""
     layers: int = 4
+    """Its layers."""
     heads: int = 4
+    """Attention heads of a layer."""
     kv_heads: int = 2
+    """Heads of keys and values, each shared by `heads / kv_heads`."""
     mlp_size: int = 432
+    """Width of the layers between."""
     cycles: tuple[int, ...] = Field(default=(3000, 1500), min_length=1)
     """Optimizer steps of each cycle of the learning rate, which falls and begins again: what one has not found, such as
     copying a lone digit, the next may."""
     batch_size: int = Field(default=32, ge=1)
+    """Conversations in an optimizer step."""
     learning_rate: float = Field(default=3e-3, gt=0)
+    """Where each cycle begins."""
     seed: int = 1
+    """Every random number follows from it."""

@@ -16,6 +16,7 @@ class NewConversationsSettings(Settings):
     """Enough conversations that the champion's training could not have used."""
 
     kind: Literal["new_conversations"]
+    """Chooses this reason."""
     minimum: int = Field(default=200, ge=1)
     """New ones that pass every gate."""
 
@@ -24,6 +25,7 @@ class TopicDriftSettings(Settings):
     """Users say other things than in the champion's data: a kernel two-sample test."""
 
     kind: Literal["topic_drift"]
+    """Chooses this reason."""
     level: Level = 0.01
     """Share of false alarms where nothing has changed."""
     minimum: int = Field(default=50, ge=10)
@@ -36,6 +38,7 @@ class LiveRewardSettings(Settings):
     """Users fare worse with the champion than they did at its beginning."""
 
     kind: Literal["live_reward"]
+    """Chooses this reason."""
     measure: Literal["reward", "rating"] = "reward"
     """Which column of the conversation log."""
     drop: float = Field(default=0.05, gt=0)
@@ -54,6 +57,7 @@ class HeldoutRewardSettings(Settings):
     """
 
     kind: Literal["heldout_reward"]
+    """Chooses this reason."""
     drop: float = Field(default=0.03, gt=0)
     """The upper bound of the new mean is below the registered mean by at least this."""
 
@@ -62,6 +66,7 @@ class AgeSettings(Settings):
     """The champion was registered long ago."""
 
     kind: Literal["age"]
+    """Chooses this reason."""
     days: float = Field(default=30.0, gt=0)
     """As many days ago."""
 

@@ -23,6 +23,7 @@ class RolloutSettings(Settings):
     group_size: int = Field(default=8, ge=2)
     """Sibling episodes of each scenario: what an advantage is relative to."""
     temperature: float = Field(default=1.0, gt=0)
+    """At which tokens are drawn; probabilities are divided by nothing else."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Most tokens in one turn of the agent."""
     cut_turns: Literal["end", "go_on"] = "end"

@@ -13,6 +13,7 @@ class FileSource(Settings):
     """Scenarios in a file, one record each, in the project's own fields."""
 
     kind: Literal["jsonl", "json", "parquet", "csv"]
+    """Format of the file."""
     path: str
     """File to read; `.tsv` files of kind csv are read tab-separated."""
 
@@ -21,6 +22,7 @@ class HuggingFaceSource(Settings):
     """A dataset saved by `datasets` (a folder of `save_to_disk`), or one that is in the local cache."""
 
     kind: Literal["huggingface"]
+    """A data set that `datasets` has saved to a folder."""
     path: str
     """Folder of the saved dataset."""
     split: str = "train"
@@ -31,6 +33,7 @@ class GeneratorSource(Settings):
     """A Python generator of records: `package.module:function`."""
 
     kind: Literal["generator"]
+    """A Python function that yields records."""
     function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """A function without arguments that yields dicts; its source takes part in the cache identity."""
 
@@ -39,25 +42,31 @@ class MultiDoGOSource(Settings):
     """MultiDoGO: customers' turns of crowd-sourced service conversations (TSV)."""
 
     kind: Literal["multidogo"]
+    """Conversations of MultiDoGO."""
     path: str
     """Folder that holds `turn/<domain>/<part>.tsv`."""
     domains: tuple[Literal["software", "finance", "fastfood"], ...] = ("software", "finance", "fastfood")
+    """Whose customers are taken."""
     parts: tuple[Literal["train", "dev"], ...] = ("train", "dev")
+    """Which parts of the data set are read."""
 
 
 class Tau2Source(Settings):
     """tau2-bench: tool tasks with a simulated user's goal, a database and expected calls."""
 
     kind: Literal["tau2_bench"]
+    """Tasks of tau2-bench."""
     path: str
     """Folder that holds `<domain>/`, with its tasks, database and policy."""
     domain: Literal["retail", "mock", "telecom"] = "retail"
+    """Whose tasks are taken."""
 
 
 class ConversationLogSource(Settings):
     """What serving wrote down: each conversation as a scenario whose user says the same again."""
 
     kind: Literal["conversation_log"]
+    """A folder that serving writes its conversations to."""
     path: str
     """Folder of the log; none there yet is a log without conversations."""
     files: tuple[str, ...] | None = None
@@ -81,6 +90,7 @@ class PublishedSource(Settings):
         "taskmaster",
         "tau_bench_fewshot",
     ]
+    """Name of the published data set."""
     path: str
     """Folder of the data set."""
 

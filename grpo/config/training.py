@@ -61,7 +61,9 @@ class TrainingSettings(Settings):
     iterations: int = Field(default=20, ge=1)
     """Rounds of rollout, score and train."""
     learning_rate: float = Field(default=1e-4, ge=0)
+    """AdamW's learning rate after the warm-up; 0 ends the run, for it has no effect."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls over the iterations of the run."""
     groups_per_step: int | None = Field(default=None, ge=1)
@@ -69,6 +71,7 @@ class TrainingSettings(Settings):
     epochs: int = Field(default=1, ge=1)
     """How often each rollout is gone through."""
     clip_low: float | None = Field(default=None, gt=0)
+    """How far below 1 the importance ratio may fall; by default what the algorithm was published with."""
     clip_high: float | None = Field(default=None, gt=0)
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]; for cispo clip_high is the cap itself."""
     dual_clip: float | None = Field(default=None, gt=1)
@@ -86,9 +89,13 @@ class TrainingSettings(Settings):
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's weight decay."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's memory of gradients."""
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)
+    """AdamW's memory of their squares."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients of a larger norm are scaled down to it."""
     microbatch_tokens: int = Field(default=16384, ge=64)
     """Most tokens in one forward pass, those that sequences share counted once."""
     ratio_tolerance: float = Field(default=1e-5, gt=0)

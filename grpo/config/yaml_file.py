@@ -20,7 +20,7 @@ def load_settings(path: Path, kind: type[S], overrides: tuple[str, ...] = ()) ->
     A file with `extends: other.yaml` holds only what differs from that file, which lies beside it.
     Raises `ConfigError` that names the file, the key, the value and what is allowed.
     """
-    return _validated(read_document(path), kind, overrides, origin=str(path))
+    return _validated(_read(path), kind, overrides, origin=str(path))
 
 
 def overridden(settings: S, overrides: tuple[str, ...]) -> S:
@@ -48,11 +48,8 @@ def _validated(document: dict[str, Any], kind: type[S], overrides: tuple[str, ..
         raise ConfigError("\n".join(lines)) from error
 
 
-def read_document(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
-    """A config file laid over the one that it extends, one step deep, as YAML has it.
-
-    Raises `ConfigError` for what is absent, is no YAML, or extends what it may not.
-    """
+def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
+    """A config file laid over the one that it extends; one step deep."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -68,7 +65,7 @@ def read_document(path: Path, *, extended_by: Path | None = None) -> dict[str, A
         raise ConfigError(f"{extended_by} extends {path}, which extends {base}; extend that one")
     if not isinstance(base, str) or not base or Path(base).name != base:
         raise ConfigError(f"{path}: extends is {base!r}; name another file in the same folder")
-    return _merged(read_document(path.with_name(base), extended_by=path), document)
+    return _merged(_read(path.with_name(base), extended_by=path), document)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

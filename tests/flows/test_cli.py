@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -229,12 +228,3 @@ def test_the_pages_end_when_they_are_told_to(tmp_path: Path):
         process.terminate()
         process.wait(timeout=60)
     assert all(port_is_free("127.0.0.1", port) for port in ports)
-
-
-def test_the_deployment_file_names_real_flows():
-    """Every entrypoint in prefect.yaml exists."""
-    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    assert deployments
-    for deployment in deployments:
-        path, _, function = deployment["entrypoint"].partition(":")
-        assert f"def {function}(" in (ROOT / path).read_text()

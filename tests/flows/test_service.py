@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.service import Service, free_port, port_is_free
+from grpo.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A server of a folder in which there is a file `health`."""
+    found = files(tmp_path, free_port())
+    yield found
+    found.stop(at_once=True)
+
+
+def files(home: Path, port: int) -> Service:
+    (home / "health").touch()
+    arguments = ("http.server", str(port), "--bind", "127.0.0.1", "--directory", str(home))
+    return Service(name="files", home=home, arguments=arguments, port=port)
+
+
+def test_what_serves_is_found_again_and_not_started_twice(service: Service, tmp_path: Path):
+    """Another caller, who would take another port, gets the address of the process that lives."""
+    service.start()
+    url = service.wait()
+    other = files(tmp_path, free_port())
+    assert other.start() == other.wait() == url
+    assert other.process() == service.process()
+    other.stop()
+    assert service.process() is None
+    assert port_is_free("127.0.0.1", service.port or 0)
+
+
+def test_a_killed_process_is_not_believed_to_serve(service: Service):
+    """It is started again, on the same port."""
+    service.start()
+    service.wait()
+    process = service.process()
+    assert process is not None
+    process.kill()
+    assert service.address() is None
+    service.start()
+    assert service.wait()
+    assert service.process() != process
+
+
+@pytest.mark.parametrize("began", [0.0, -1.0])
+def test_another_process_with_the_recorded_id_is_left_alone(service: Service, began: float):
+    """A record of an earlier boot whose id belongs to this very test now: it neither serves nor is ended."""
+    service.log.parent.mkdir()
+    record = {"pid": os.getpid(), "began": psutil.Process().create_time() - 3600 + began, "url": "http://127.0.0.1:1"}
+    service.log.with_suffix(".json").write_text(json.dumps(record))
+    assert service.process() is None
+    service.stop()
+    service.start()
+    assert service.wait() == f"http://127.0.0.1:{service.port}"
+
+
+@pytest.mark.parametrize("record", ["", '{"pid": 1', "{}", '{"pid": 999999999, "began": 0, "url": ""}'])
+def test_a_record_that_says_nothing_does_no_harm(service: Service, record: str):
+    """Half a file, none of a process, and one of a process that is gone."""
+    service.log.parent.mkdir()
+    service.log.with_suffix(".json").write_text(record)
+    assert service.address() is None
+    service.start()
+    assert service.wait()
+
+
+def test_a_port_of_another_program_is_named(service: Service):
+    """Nothing is started, and the remedy is said."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", service.port or 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*; stop that program"):
+            service.start()
+    assert service.process() is None
+
+
+def test_one_that_ends_at_its_start_says_where_its_log_is(tmp_path: Path):
+    """The log holds its last words."""
+    service = Service(name="broken", home=tmp_path, arguments=("no_such_module",), port=free_port())
+    service.start()
+    with pytest.raises(ConfigError, match=r"broken ended at its start; see .*broken\.log"):
+        service.wait()
+    assert "no_such_module" in service.log.read_text()
+
+
+def test_the_last_user_ends_it(service: Service):
+    """A second one goes first: it serves on; after the first it does not."""
+    with service.shared() as url:
+        with service.shared() as same:
+            assert same == url
+        assert service.address() == url
+    assert service.process() is None
+
+
+USER = """
+import sys, time
+from pathlib import Path
+from tests.flows.test_service import files
+with files(Path(sys.argv[1]), int(sys.argv[2])).shared() as url:
+    print(url, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_user_that_was_killed_does_not_keep_it(service: Service, tmp_path: Path):
+    """It serves on without a user, until the next one goes."""
+    command = [sys.executable, "-c", USER, str(tmp_path), str(service.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as user:
+        assert user.stdout is not None
+        assert user.stdout.readline()
+        assert not service.end_unless_used()
+        os.kill(user.pid, signal.SIGKILL)
+    assert service.address()
+    assert service.end_unless_used()
+    assert service.process() is None
+
+
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""
+PARENT = f"""
+import signal, subprocess, sys
+subprocess.Popen([sys.executable, "-c", {DEAF!r}])
+signal.pause()
+"""
+
+
+def test_its_children_end_with_it(tmp_path: Path):
+    """Also one that does not hear the signal."""
+    (tmp_path / "parent.py").write_text(PARENT)
+    service = Service(name="parent", home=tmp_path, arguments=("parent",), environment={"PYTHONPATH": str(tmp_path)})
+    service.start()
+    parent = service.process()
+    assert parent is not None
+    deadline = time.monotonic() + 60
+    while "deaf" not in service.log.read_text():
+        assert time.monotonic() < deadline, service.log.read_text()
+        time.sleep(0.05)
+    children = parent.children(recursive=True)
+    service.stop()
+    gone, left = psutil.wait_procs(children, timeout=10)
+    assert gone
+    assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= data/configs/quickstart.yaml
 
-.PHONY: run test check bench ui up down
+.PHONY: run test check bench rewards pictures ui up down
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
@@ -19,6 +19,12 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
+
+rewards: $(READY)
+	$(BIN)/python -m tests.benchmarks.rewards
+
+pictures: $(READY)
+	$(BIN)/python -m tests.e2e.picture
 
 ui: $(READY)
 	$(BIN)/grpo ui

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from pydantic import BaseModel, ConfigDict
 
-from flows.secrets import masked
+from flows.credentials import masked
 from flows.server import prefect_service
 from flows.service import port_is_free
 

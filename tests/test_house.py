@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,9 @@ def test_the_embedded_model_is_small_and_safe():
     assert sum(path.stat().st_size for path in files) <= 8_000_000
     assert {path.suffix for path in files} <= {".json", ".jinja", ".safetensors", ".md"}
     assert (folder / "README.md").is_file()
+
+
+def test_no_flow_hides_a_standard_module():
+    """Prefect puts the folder of a deployed flow first on the path, also of the processes that it starts."""
+    names = {path.stem for path in (ROOT / "flows").glob("*.py")}
+    assert not names & sys.stdlib_module_names

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flows.doctor import Finding, disk, extras, packages, servers, stores
-from flows.secrets import masked
+from flows.credentials import masked
 
 ROOT = Path(__file__).resolve().parents[2]
 METADATA = """Metadata-Version: 2.1

@@ -119,6 +119,11 @@ class Stack:
         port = self.environment["GRPO_MLFLOW_PORT"]
         return [model.name for model in MlflowClient(f"http://127.0.0.1:{port}").search_registered_models()]
 
+    def services(self) -> dict[str, psutil.Process | None]:
+        """The processes that `grpo up` is to start."""
+        names = ("prefect", "mlflow", "keeper", "worker-cpu", "worker-gpu")
+        return {name: Service(name=name, home=self.home, arguments=()).process() for name in names}
+
     def processes(self) -> list[psutil.Process]:
         """Everything that lives and belongs to this home."""
         return [
@@ -225,7 +230,7 @@ def test_a_killed_worker_is_noticed_and_the_run_goes_on_from_its_cache(stack: St
     """Worker and flow run are killed after the first update: the same run completes, and that update is a cache hit."""
     run = stack.start("train/short", "name=killed", "seed=6", "training.iterations=3")
     until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
-    worker = Service(name="worker-cpu", home=stack.home, arguments=()).process()
+    worker = stack.services()["worker-cpu"]
     assert worker is not None
     for process in (worker, *running_flows()[run]):
         process.kill()
@@ -252,9 +257,10 @@ def test_down_ends_everything_and_up_loses_nothing(stack: Stack):
 
 def test_a_second_up_leaves_what_runs_alone_and_deploys(stack: Stack):
     """The same processes as before; the project's own deployments, and every field of their forms has a description."""
-    before = {process.pid for process in stack.processes()}
+    before = stack.services()
     stack.up(ROOT / "prefect.yaml")
-    assert before <= {process.pid for process in stack.processes()}
+    assert stack.services() == before
+    assert None not in before.values()
     deployed = stack.api.read_deployments()
     assert {one.name for one in deployed} >= {"quickstart", "nightly", "champion", "manual", "tiny", "gpu"}
     undescribed = [

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.doctor import Finding, disk, extras, packages, servers, stores
 from flows.credentials import masked
+from flows.doctor import Finding, disk, extras, packages, servers, stores
 
 ROOT = Path(__file__).resolve().parents[2]
 METADATA = """Metadata-Version: 2.1

@@ -52,6 +52,7 @@ def test_a_killed_process_is_not_believed_to_serve(service: Service):
     process = service.process()
     assert process is not None
     process.kill()
+    process.wait(timeout=60)
     assert service.address() is None
     service.start()
     assert service.wait()

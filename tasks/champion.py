@@ -12,8 +12,16 @@ from pydantic import BaseModel, ConfigDict
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.evaluation.document import Evaluation
 from grpo.evaluation.report import read_report
+from grpo.retraining.gates import spoken
+from grpo.retraining.intake import SEEN
+from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.scenario import Scenario
+from tasks.ingest import SCENARIOS
 from tasks.intake import CONVERSATIONS
 from tasks.register import registry
+
+_ENOUGH_LIVE = 50
+"""Conversations of before from which on they, not the scenarios, say what users used to talk about."""
 
 
 class Champion(BaseModel):
@@ -49,6 +57,27 @@ def champion(model: str, store: str) -> Champion | None:
         conversations=artifacts.folder(CONVERSATIONS, known) if known else None,
         evaluation=_evaluation(found.run_id),
     )
+
+
+def since(table: Path, champion: Champion | None, artifacts: ArtifactStore) -> list[Scenario]:
+    """The conversations of a table that were not there when the champion was trained."""
+    before: set[str] = set()
+    if champion is not None:
+        before.update(one.id for one in read_scenarios(artifacts.path(champion.scenarios) / SCENARIOS))
+        if champion.conversations is not None:
+            before.update(one.id for one in read_scenarios(artifacts.path(champion.conversations) / SEEN))
+    return [one for one in read_scenarios(table) if one.id not in before]
+
+
+def known_topics(champion: Champion | None, artifacts: ArtifactStore) -> list[str]:
+    """What users say in the champion's data: its conversations where there are enough, else its scenarios."""
+    if champion is None:
+        return []
+    if champion.conversations is not None:
+        live = [spoken(one) for one in read_scenarios(artifacts.path(champion.conversations) / SEEN)]
+        if len(live) >= _ENOUGH_LIVE:
+            return live
+    return [spoken(one) for one in read_scenarios(artifacts.path(champion.scenarios) / SCENARIOS)]
 
 
 def _evaluation(run_id: str) -> Evaluation | None:

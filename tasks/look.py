@@ -17,18 +17,13 @@ from grpo.retraining.gates import spoken
 from grpo.retraining.intake import ACCEPTED, SEEN
 from grpo.retraining.reasons import Finding, Serving, Situation, check_all
 from grpo.scenarios.conversation_log import ConversationLog
-from grpo.scenarios.parquet import read_scenarios
 from grpo.scenarios.scenario import Scenario
-from tasks.champion import Champion
-from tasks.ingest import SCENARIOS
-
-_ENOUGH_LIVE = 50
-"""Conversations of before from which on they, not the scenarios, say what users used to talk about."""
+from tasks.champion import Champion, known_topics, since
 
 
 def fresh_conversations(conversations: Artifact, champion: Champion | None, artifacts: ArtifactStore) -> list[Scenario]:
     """Accepted conversations that the champion's training could not have used."""
-    return _since(artifacts.path(conversations) / ACCEPTED, champion, artifacts)
+    return since(artifacts.path(conversations) / ACCEPTED, champion, artifacts)
 
 
 @task(name="look", cache_policy=NO_CACHE, persist_result=False)
@@ -52,8 +47,8 @@ def look(
         serving=serving,
         now=datetime.now(UTC),
         fresh=len(fresh_conversations(conversations, champion, artifacts)),
-        known_topics=_known_topics(champion, artifacts),
-        new_topics=[spoken(one) for one in _since(artifacts.path(conversations) / SEEN, champion, artifacts)],
+        known_topics=known_topics(champion, artifacts),
+        new_topics=[spoken(one) for one in since(artifacts.path(conversations) / SEEN, champion, artifacts)],
         live=_live(config, champion),
         seed=seed,
     )
@@ -61,27 +56,6 @@ def look(
     rows = [{"reason": one.reason, "holds": one.holds, "what": one.sentence, **one.numbers} for one in findings]
     create_table_artifact(rows, key="reasons")
     return findings
-
-
-def _since(table: Path, champion: Champion | None, artifacts: ArtifactStore) -> list[Scenario]:
-    """The conversations of a table that were not there when the champion was trained."""
-    before: set[str] = set()
-    if champion is not None:
-        before.update(one.id for one in read_scenarios(artifacts.path(champion.scenarios) / SCENARIOS))
-        if champion.conversations is not None:
-            before.update(one.id for one in read_scenarios(artifacts.path(champion.conversations) / SEEN))
-    return [one for one in read_scenarios(table) if one.id not in before]
-
-
-def _known_topics(champion: Champion | None, artifacts: ArtifactStore) -> list[str]:
-    """What users say in the champion's data: its conversations where there are enough, else its scenarios."""
-    if champion is None:
-        return []
-    if champion.conversations is not None:
-        live = [spoken(one) for one in read_scenarios(artifacts.path(champion.conversations) / SEEN)]
-        if len(live) >= _ENOUGH_LIVE:
-            return live
-    return [spoken(one) for one in read_scenarios(artifacts.path(champion.scenarios) / SCENARIOS)]
 
 
 def _live(config: RetrainConfig, champion: Champion | None) -> dict[str, list[float]]:

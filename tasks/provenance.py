@@ -58,3 +58,18 @@ def commit() -> str | None:
 
     head = git("rev-parse", "HEAD")
     return f"{head}+" if head and git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def parameters(config: PipelineConfig) -> dict[str, str]:
+    """Settings as flat MLflow parameters: `training.learning_rate`."""
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, value: object) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), item)
+        else:
+            flat[prefix] = str(value)
+
+    walk("", config.model_dump(mode="json"))
+    return flat

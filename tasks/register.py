@@ -9,7 +9,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.databases import is_database
 from grpo.evaluation.document import Decision
 from grpo.registry import ModelVersion, Registry
-from tasks.provenance import provenance
+from tasks.provenance import parameters, provenance
 from tasks.stage import Clock, StageResult, code_digest, home, stage
 
 
@@ -75,18 +75,3 @@ def register(
     policy = resident_policy(artifacts, candidate)
     version = models.register(config.registry.model_name, run_id, policy, tags=tags, provenance=made_from)
     return RegisterResult(version=version, compute_s=clock.seconds)
-
-
-def parameters(config: PipelineConfig) -> dict[str, str]:
-    """Settings as flat MLflow parameters: `training.learning_rate`."""
-    flat: dict[str, str] = {}
-
-    def walk(prefix: str, value: object) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                walk(f"{prefix}.{key}" if prefix else str(key), item)
-        else:
-            flat[prefix] = str(value)
-
-    walk("", config.model_dump(mode="json"))
-    return flat

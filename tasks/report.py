@@ -16,7 +16,8 @@ from grpo.evaluation.document import GateCheck, Iteration, ReportDocument, Shown
 from grpo.evaluation.report import write_report
 from grpo.learner.checkpoints import resident_policy
 from grpo.tables import read_all
-from tasks.register import parameters, registry
+from tasks.provenance import parameters
+from tasks.register import registry
 
 _SERIES = (
     "reward", "success", "kl_to_base", "entropy", "informative_share", "truncated_share", "failed_share", "loss",
@@ -85,6 +86,5 @@ def _row(check: GateCheck) -> dict[str, str]:
         "gate": check.name,
         "value": "–" if check.value is None else f"{check.value:.4g}",
         "must be": f"{_WORDS[check.relation]} {check.bound:g}",
-        "passed": "yes" if check.passed else "no",
-        "meaning": check.meaning,
+        **{"passed": "yes" if check.passed else "no", "meaning": check.meaning},
     }

@@ -13,7 +13,8 @@ from grpo.config.tuning import TuneConfig
 from grpo.tuning.document import BEST, StudyDocument, write_study
 from grpo.tuning.record import StudyRecord
 from grpo.tuning.summary import TrialRecord
-from tasks.register import parameters, registry
+from tasks.provenance import parameters
+from tasks.register import registry
 
 
 def study_record(plan: TuneConfig, study: str) -> StudyRecord:

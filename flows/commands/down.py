@@ -8,7 +8,10 @@ from flows.commands.exits import exits
 
 
 def down() -> None:
-    """End what `grpo up` started; a run that is under way goes on after the next one."""
+    """End what `grpo up` started; a run that is under way goes on after the next one.
+
+    Example: grpo down
+    """
     home = settings.apply()
     from flows.stack import down as end
 

@@ -18,6 +18,8 @@ def up(
     """Start Prefect, MLflow and the workers on this machine, and deploy; what runs already is left alone.
 
     Then `prefect deployment run train/quickstart --watch` trains, and `grpo down` ends it all.
+
+    Example: grpo up
     """
     home = settings.apply()
     from flows.stack import up as start

@@ -111,7 +111,7 @@ class RetrainConfig(Settings):
     conversations: tuple[Source, ...] = Field(min_length=1)
     """Where new conversations come from."""
     intake: IntakeSettings
-    """What a conversation must be before it is trained on."""
+    """Which conversations may be trained on."""
     reasons: tuple[ReasonSettings, ...] = Field(
         default=(
             NewConversationsSettings(kind="new_conversations"),

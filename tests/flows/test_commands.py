@@ -133,11 +133,11 @@ def test_a_stage_is_told_of_with_what_it_left(
     from prefect.task_runners import ThreadPoolTaskRunner
 
     from flows.ledger import Ledger
-    from flows.scenarios import read_scenarios
+    from flows.scenarios import prepare_scenarios
     from grpo.config.pipeline import PipelineConfig
 
     config = PipelineConfig.model_validate(desk_config)
     ledger = Ledger(config.store, ThreadPoolTaskRunner())
     with caplog.at_level(logging.DEBUG, logger="flows"):
-        flow(lambda: read_scenarios(config.scenarios, ledger, config.store) and None, name="reading")()
+        flow(lambda: prepare_scenarios(config.scenarios, ledger, config.store) and None, name="reading")()
     assert "ingest is computed: " in caplog.text

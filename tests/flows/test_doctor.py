@@ -201,7 +201,9 @@ def test_the_command_ends_with_what_it_found(tmp_path: Path, healthy: bool):
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": str(port)}
     environment["PYTHONPATH"] = os.pathsep.join([str(path), str(ROOT)])
     command = [sys.executable, "-m", "flows.cli", "doctor", "--json", "--store", str(tmp_path / "store")]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     document = json.loads(done.stdout)
     assert document["schema_version"] == "1"
     problems = [finding["name"] for finding in document["findings"] if finding["state"] == "problem"]

@@ -4,12 +4,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= data/configs/quickstart.yaml
 
-.PHONY: run test check bench rewards pictures ui up down
+.PHONY: run test e2e check bench rewards pictures ui up down
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not e2e'
+
+e2e: $(READY)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m e2e
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -16,7 +16,10 @@ from grpo.scenarios.readers.catalog import read_records
 ROOT = Path(__file__).resolve().parents[3]
 TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs" / "data.md").read_text(encoding="utf-8").splitlines()
+    for line in (ROOT / "docs" / "data.md")
+    .read_text(encoding="utf-8")
+    .partition("## Tasks that can be played")[0]
+    .splitlines()
     if re.match(r"\| [a-z0-9_ ]+ \|", line) and not line.startswith("| kind")
 ]
 SCENARIOS = {row[0]: row for row in TABLES if row[1].isdigit()}

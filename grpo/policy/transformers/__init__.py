@@ -1,1 +1,5 @@
 """Policies that are transformers models in this process."""
+
+from grpo.policy.transformers.kernels import settle
+
+settle()

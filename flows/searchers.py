@@ -17,7 +17,8 @@ from prefect.task_runners import ProcessPoolTaskRunner
 from prefect.transactions import BaseTransaction
 
 from grpo.config.tuning import TuneConfig
-from grpo.tuning.storage import open_storage, turn
+from grpo.locks import file_lock
+from grpo.tuning.storage import open_storage
 from grpo.tuning.study import open_study
 from grpo.tuning.study import search as search_study
 
@@ -32,7 +33,7 @@ def search(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> No
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.parallel))
     storage = open_storage(url, heartbeat_s=plan.heartbeat_s)
-    with turn(lock):
+    with file_lock(lock):
         opened = open_study(plan, plan.space, plan.base, name=study, storage=storage)
     with _outside_of_transactions():
         search_study(
@@ -41,7 +42,7 @@ def search(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> No
             plan.space,
             lambda number, values: trial(plan, number, values, start),
             storage=storage,
-            turn=lambda: turn(lock),
+            turn=file_lock(lock),
         )
 
 

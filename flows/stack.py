@@ -6,21 +6,21 @@ again, and it goes on.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from flows.server import mlflow_server, mlflow_service, prefect_server, prefect_service
 from flows.service import Service, free_port
-from grpo.artifacts import storage_errors
 from grpo.errors import ConfigError
+from grpo.locks import file_lock
 
 POOLS = ("cpu", "gpu")
 GPU_SLOTS = "gpu"
@@ -149,15 +149,6 @@ def _wait_for(worker: Service, keeper: Service) -> None:
         time.sleep(0.2)
 
 
-@contextmanager
-def _one_at_a_time(home: Path) -> Iterator[None]:
+def _one_at_a_time(home: Path) -> FileLock:
     """Two calls of up and down do not get in each other's way."""
-    folder = home / "services"
-    with storage_errors(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / "stack.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    return file_lock(home / "services" / "stack.lock")

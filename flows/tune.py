@@ -23,8 +23,9 @@ from flows.searchers import searchers
 from grpo import progress
 from grpo.config.dimensions import Value
 from grpo.config.tuning import TuneConfig
+from grpo.locks import file_lock
 from grpo.tuning.document import BEST, StudyDocument, best_yaml
-from grpo.tuning.storage import open_storage, turn
+from grpo.tuning.storage import open_storage
 from grpo.tuning.study import open_study
 from grpo.tuning.summary import StudySummary, summarize
 from tasks.hold_back import hold_back
@@ -93,7 +94,7 @@ class _Search:
         told = plan.model_dump(mode="json", exclude=_ELSEWHERE)
         identity = json.dumps([told, run.content, self.start, code_digest()], sort_keys=True)
         self.name = f"{plan.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-        with turn(self.lock):
+        with file_lock(self.lock):
             storage = open_storage(self.url, heartbeat_s=plan.heartbeat_s)
             self.study: optuna.Study = open_study(plan, plan.space, plan.base, name=self.name, storage=storage)
         self.record = study_record(plan, self.name)

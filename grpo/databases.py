@@ -5,14 +5,13 @@ Two processes that create the tables of one database at once break it, in SQLite
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from grpo.errors import ConfigError
+from grpo.locks import file_lock
 
 _ADVISORY_LOCK = 0x6772706F
 """The letters grpo: PostgreSQL's advisory locks are numbers, of each database its own."""
@@ -39,7 +38,7 @@ def exclusive(uri: str) -> Iterator[None]:
     PostgreSQL lets nobody in.
     """
     if uri.startswith("sqlite:///"):
-        with _file_lock(Path(uri.removeprefix("sqlite:///")).with_suffix(".lock")):
+        with file_lock(Path(uri.removeprefix("sqlite:///")).with_suffix(".lock")):
             yield
     elif uri.startswith("postgresql"):
         with _advisory_lock(uri):
@@ -61,17 +60,6 @@ def upgrade_tracking(uri: str) -> None:
             mlflow_db(["upgrade", uri], standalone_mode=False)  # in this process: arguments of others can be read
     except (SQLAlchemyError, ConnectionError) as error:
         raise ConfigError(f"MLflow's database {shown(uri)} cannot be used: {error}") from error
-
-
-@contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

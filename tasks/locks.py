@@ -1,22 +1,20 @@
-"""Locks that the kernel frees when their holder dies.
+"""Prefect's locks, on files that the kernel frees when their holder dies.
 
-Prefect's own file locks outlive a killed process and block the next run for ever; `flock` does not.
-Locks hold on one machine and a local disk.
+Prefect's own file locks outlive a killed process and block the next run for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
-import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_POLL_S = 0.05
+from filelock import FileLock, Timeout
+
+from grpo.locks import file_lock
 
 
 class FlockLockManager:
@@ -24,7 +22,7 @@ class FlockLockManager:
 
     def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
-        self._held: dict[str, tuple[str, int]] = {}
+        self._held: dict[str, tuple[str, FileLock]] = {}
         self._guard = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlockLockManager:
@@ -39,13 +37,16 @@ class FlockLockManager:
         self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
     ) -> bool:
         """Wait for the lock, at most `acquire_timeout` seconds."""
-        deadline = None if acquire_timeout is None else time.monotonic() + acquire_timeout
-        while True:
-            if self._try(key, holder):
-                return True
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_S)
+        if self.is_lock_holder(key, holder):
+            return True
+        lock = self._file(key)
+        try:
+            lock.acquire(timeout=_seconds(acquire_timeout))
+        except Timeout:
+            return False
+        with self._guard:
+            self._held[key] = (holder, lock)
+        return True
 
     async def aacquire_lock(
         self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
@@ -56,56 +57,35 @@ class FlockLockManager:
     def release_lock(self, key: str, holder: str) -> None:
         """Give the lock back; only its holder may."""
         with self._guard:
-            if not self.is_lock_holder(key, holder):
+            if key not in self._held or self._held[key][0] != holder:
                 raise ValueError(f"no lock held by {holder} for {key}")
-            os.close(self._held.pop(key)[1])
+            self._held.pop(key)[1].release()
 
     def is_locked(self, key: str) -> bool:
         """Whether any process holds the lock."""
-        with self._guard:
-            if key in self._held:
-                return True
-            descriptor = self._open(key)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return False
-            except BlockingIOError:
-                return True
-            finally:
-                os.close(descriptor)
+        return not self.wait_for_lock(key, timeout=0)
 
     def is_lock_holder(self, key: str, holder: str) -> bool:
         """Whether `holder` holds the lock, in this process."""
-        return key in self._held and self._held[key][0] == holder
+        with self._guard:
+            return key in self._held and self._held[key][0] == holder
 
     def wait_for_lock(self, key: str, timeout: float | None = None) -> bool:
         """Wait until nobody holds the lock."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.is_locked(key):
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_S)
-        return True
+        try:
+            with self._file(key).acquire(timeout=_seconds(timeout)):
+                return True
+        except Timeout:
+            return False
 
     async def await_for_lock(self, key: str, timeout: float | None = None) -> bool:
         """See `wait_for_lock`."""
         return await asyncio.to_thread(self.wait_for_lock, key, timeout)
 
-    def _try(self, key: str, holder: str) -> bool:
-        with self._guard:
-            if key in self._held:
-                return self._held[key][0] == holder
-            descriptor = self._open(key)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._held[key] = (holder, descriptor)
-            return True
+    def _file(self, key: str) -> FileLock:
+        """A lock object of its own for each use: threads exclude each other like processes."""
+        return file_lock(self._folder() / hashlib.sha256(key.encode()).hexdigest()[:32])
 
-    def _open(self, key: str) -> int:
-        folder = self._folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        name = hashlib.sha256(key.encode()).hexdigest()[:32]
-        return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+
+def _seconds(timeout: float | None) -> float:
+    return -1 if timeout is None else timeout

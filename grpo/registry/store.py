@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -12,11 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
 from grpo.databases import exclusive
 from grpo.errors import RegistryError
+from grpo.locks import file_lock
 from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.registry.succession import CANDIDATE, CHAMPION, Succession, is_absent
 
@@ -228,26 +229,9 @@ class Registry:
                 return None
             raise
 
-    def _exclusive(self, model: str) -> _Exclusive:
+    def _exclusive(self, model: str) -> FileLock:
         digest = hashlib.sha256(f"{self.tracking_uri} {model}".encode()).hexdigest()[:20]
-        return _Exclusive(_lock_folder(self.tracking_uri) / f"{digest}.lock")
-
-
-class _Exclusive:
-    """A lock that one process or thread of this machine holds at a time, and that the kernel frees when it dies."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._held: list[int] = []
-
-    def __enter__(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        self._held.append(descriptor)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._held.pop())
+        return file_lock(_lock_folder(self.tracking_uri) / f"{digest}.lock")
 
 
 def _version(found: MlflowVersion) -> ModelVersion:

@@ -68,7 +68,7 @@ class Transition(BaseModel):
 class Succession:
     """The versions of one model that have served, in order."""
 
-    def __init__(self, client: MlflowClient, model: str, lock: AbstractContextManager[None]) -> None:
+    def __init__(self, client: MlflowClient, model: str, lock: AbstractContextManager[object]) -> None:
         self._client = client
         self._model = model
         self._lock = lock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -95,15 +94,6 @@ def heartbeat(storage: BaseStorage, trial_id: int) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-@contextmanager
-def turn(path: Path) -> Iterator[None]:
-    """Hold a lock file while the block runs; the kernel frees it when the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def search(
     runner: Runner,
     *,
     storage: optuna.storages.BaseStorage,
-    turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    turn: AbstractContextManager[object] | None = None,
 ) -> None:
     """Try values until the study has `n_trials` that came to an end; several searches may share a study.
 
@@ -87,7 +87,7 @@ def search(
     distributions = {path: _distribution(dimension) for path, dimension in space.items()}
     seen: set[int] = set()
     while True:
-        with turn():
+        with turn or nullcontext():
             fail_stale_trials(study)
             known = study.get_trials(deepcopy=False)
             acknowledge(storage, known, seen)

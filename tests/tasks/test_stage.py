@@ -89,7 +89,8 @@ def test_only_what_a_second_try_can_mend_is_retried(error: Exception, again: boo
 
 
 def _hold(folder: Path, ready: str) -> None:
-    FlockLockManager(lambda: folder).acquire_lock("key", "other")
+    manager = FlockLockManager(lambda: folder)
+    manager.acquire_lock("key", "other")
     Path(ready).touch()
     time.sleep(60)
 

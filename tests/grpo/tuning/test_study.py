@@ -15,7 +15,8 @@ from grpo.config.dimensions import SearchSpace, Value
 from grpo.config.notebook import TrainingConfig
 from grpo.config.tuning import HPOConfig
 from grpo.errors import BudgetError, StorageError
-from grpo.tuning.storage import begin_trial, open_storage, turn
+from grpo.locks import file_lock
+from grpo.tuning.storage import begin_trial, open_storage
 from grpo.tuning.study import Look, Runner, look_after, open_study, search
 from grpo.tuning.summary import StudySummary, summarize
 
@@ -207,7 +208,7 @@ def test_searches_that_share_a_study_run_exactly_as_many_trials_as_are_wanted(tm
 
     def go(kept: optuna.storages.BaseStorage) -> None:
         study = optuna.load_study(study_name="s", storage=kept)
-        search(study, plan, space(), hill, storage=kept, turn=lambda: turn(lock))
+        search(study, plan, space(), hill, storage=kept, turn=file_lock(lock))
 
     threads = [threading.Thread(target=go, args=(kept,)) for kept in stores]
     for thread in threads:

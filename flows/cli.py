@@ -10,6 +10,7 @@ import typer
 from flows import settings
 from flows.commands.admit import admit
 from flows.commands.databases import databases
+from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
 from flows.commands.down import down
 from flows.commands.evaluate import evaluate
@@ -30,7 +31,7 @@ from flows.commands.up import up
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (
     train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, report,
-    init, ingest, admit, doctor, databases, up, down, ui, pretrain,
+    init, ingest, admit, doctor, databases, up, down, deploy, ui, pretrain,
 ):  # fmt: skip
     app.command()(command)
 

@@ -20,9 +20,10 @@ from prefect.states import Cancelling
 
 from flows.stage import encode, read_error, read_result
 from grpo.artifacts import ArtifactStore
+from grpo.code import source_digest
 from grpo.config.compute import ComputeSettings
 from grpo.errors import ConfigError
-from tasks.stage import StageResult, relayed, source_digest
+from tasks.stage import StageResult, relayed
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=StageResult)

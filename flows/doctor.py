@@ -26,9 +26,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from pydantic import BaseModel, ConfigDict
 
-from flows.credentials import masked
 from flows.server import prefect_service
 from flows.service import port_is_free
+from grpo.credentials import masked
 
 State = Literal["ok", "absent", "warning", "problem"]
 _GIB = 2**30

@@ -15,13 +15,14 @@ from flows.models import checkpoint_at
 from flows.rollouts import Rollouts
 from flows.runner import shard_runner
 from flows.scenarios import prepare_scenarios
-from grpo.artifacts import write_atomically
+from grpo.code import code_digest
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import FileSource
 from grpo.errors import ConfigError
 from grpo.evaluation.measurement import MeasurementDocument, Standing
+from grpo.files import write_atomically
 from tasks.measure import measure
-from tasks.stage import code_digest, home
+from tasks.stage import home
 
 _FORMATS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 

@@ -15,7 +15,8 @@ from prefect.results import ResultStore
 from grpo.artifacts import ArtifactStore
 from grpo.errors import ArtifactError
 from grpo.evaluation.document import StageTiming
-from tasks.stage import StageResult, stage_key
+from tasks.identity import stage_key
+from tasks.stage import StageResult
 
 R = TypeVar("R", bound=StageResult)
 

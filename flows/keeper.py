@@ -13,9 +13,10 @@ from pathlib import Path
 import httpx
 
 from flows import settings
+from flows.pools import POOLS
 from flows.server import mlflow_server, mlflow_service, prefect_server, prefect_service
 from flows.service import Service
-from flows.stack import POOLS, worker_name, worker_service
+from flows.stack import worker_name, worker_service
 from grpo.errors import GRPOError
 
 logger = logging.getLogger("flows.keeper")

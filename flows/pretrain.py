@@ -9,11 +9,11 @@ from pathlib import Path
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from grpo.artifacts import write_atomically
 from grpo.config.pretrain import PretrainConfig
 from grpo.environments.clerk import demonstrate
 from grpo.environments.desk_cases import Phrasebook, draw_cases
 from grpo.environments.support_desk import TOOLS
+from grpo.files import write_atomically
 from grpo.learner.base_model import make_base_model
 
 

@@ -8,18 +8,21 @@ from pathlib import Path
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.ledger import Ledger
-from grpo.artifacts import ArtifactStore, write_atomically
+from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
+from grpo.files import write_atomically
+from grpo.retraining.champion import Champion, champion
+from grpo.retraining.intake import CONVERSATIONS
 from grpo.retraining.record import Look, Plan
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.fingerprint import fingerprint
-from tasks.champion import Champion, champion
 from tasks.ingest import ingest
-from tasks.intake import CONVERSATIONS, intake
+from tasks.intake import intake
 from tasks.look import fresh_conversations, look
 from tasks.mix import mix
+from tasks.register import registry
 from tasks.split import split
 from tasks.stage import home
 from tasks.warm_start import warm_start
@@ -36,7 +39,7 @@ class Retraining:
 
     def look(self) -> Look:
         """Take conversations in, and check every reason to train again."""
-        self.champion = champion(self.pipeline.registry.model_name, self.store)
+        self.champion = champion(registry(), ArtifactStore(self.store), self.pipeline.registry.model_name)
         settings = self.pipeline.scenarios
         sources = tuple(map(_pinned, self.config.conversations))
         self.base = self.ledger.run(

@@ -18,6 +18,7 @@ from flows.models import folder_digest
 from flows.rollouts import Played, Rollouts
 from flows.scenarios import prepare_scenarios
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.code import code_digest, package_versions
 from grpo.config.gates import compared
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import PromotionRefused
@@ -35,16 +36,16 @@ from grpo.policy.catalog import model_folder
 from grpo.registry import ModelVersion
 from grpo.rewards.admission import admit
 from grpo.scenarios.fingerprint import fingerprint
+from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
-from tasks.ingest import SCENARIOS
 from tasks.promote import promote
 from tasks.register import register, registry
 from tasks.report import report, shown_conversations
 from tasks.split import read_split
-from tasks.stage import code_digest, home, package_versions
+from tasks.stage import home
 from tasks.train import TrainResult
 from tasks.train import train as update
 

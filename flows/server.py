@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flows.service import Service
-from grpo.artifacts import storage_errors
-from grpo.databases import exclusive, is_database, shown, upgrade_tracking
+from grpo.credentials import masked
+from grpo.databases import exclusive, is_database, upgrade_tracking
 from grpo.errors import ConfigError
+from grpo.files import storage_errors
 
 _SEND_TIMEOUT_S = 10.0
 
@@ -40,7 +41,7 @@ def create_databases(home: Path) -> None:
         except ConnectionError as error:
             raise ConfigError(f"Prefect's database cannot be used: {error}") from error
         if done.returncode:
-            raise ConfigError(f"Prefect's database {shown(records)} cannot be made:\n{done.stdout.strip()[-2000:]}")
+            raise ConfigError(f"Prefect's database {masked(records)} cannot be made:\n{done.stdout.strip()[-2000:]}")
 
 
 def prefect_service(home: Path) -> Service:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from grpo.artifacts import storage_errors, write_atomically
 from grpo.errors import ConfigError
+from grpo.files import storage_errors, write_atomically
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,14 +15,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from flows.pools import POOLS, deploy
 from flows.server import mlflow_server, mlflow_service, prefect_server, prefect_service
 from flows.service import Service, free_port
 from grpo.errors import ConfigError
 from grpo.locks import file_lock
 
-POOLS = ("cpu", "gpu")
-GPU_SLOTS = "gpu"
-"""The global concurrency limit whose slots are devices."""
 _WORKER_TIMEOUT_S = 120.0
 
 
@@ -68,16 +64,13 @@ def up(home: Path, deployments: Path) -> Addresses:
 
     Raises `ConfigError` where a port is taken, a process ends at its start or a deployment cannot be made.
     """
-    if not deployments.is_file():
-        raise ConfigError(f"no deployments at {deployments}; call this in the project's folder, or name a file")
     servers = {name: os.environ.get(name) for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
     with _one_at_a_time(home), ExitStack() as users:
         mlflow: list[str] = []
         prefect = users.enter_context(
             prefect_server(home, meanwhile=lambda: mlflow.append(users.enter_context(mlflow_server(home))))
         )
-        _make_pools()
-        _deploy(deployments)
+        deploy(deployments)
         keeper = keeper_service(home, servers)
         keeper.start()
         for pool in POOLS:
@@ -112,30 +105,6 @@ def down(home: Path) -> list[str]:
 def keeper_service(home: Path, environment: dict[str, str | None]) -> Service:
     """The process that looks after the others."""
     return Service(name="keeper", home=home, arguments=("flows.keeper",), environment=environment)
-
-
-def _make_pools() -> None:
-    """Pools of processes, and as many GPU slots as there are devices; one where there is none, for the CPU."""
-    import torch
-    from prefect import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists
-
-    with get_client(sync_client=True) as client:
-        for pool in POOLS:
-            try:
-                client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-            except ObjectAlreadyExists:
-                continue
-        client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, max(1, torch.cuda.device_count()))
-
-
-def _deploy(deployments: Path) -> None:
-    """Make the deployments of a file, or bring them up to date; a schedule that was paused stays so."""
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"{deployments} cannot be deployed:\n{done.stdout.strip()[-2000:]}")
 
 
 def _wait_for(worker: Service, keeper: Service) -> None:

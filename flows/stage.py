@@ -17,10 +17,11 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from flows.ledger import Ledger
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.code import source_digest
 from grpo.errors import ConfigError, GRPOError
 from tasks.evaluate import evaluate
 from tasks.rollout import rollout
-from tasks.stage import StageResult, source_digest
+from tasks.stage import StageResult
 from tasks.train import train
 
 R = TypeVar("R", bound=StageResult)

@@ -21,6 +21,7 @@ from flows.run import Run
 from flows.runner import shard_runner
 from flows.searchers import searchers
 from grpo import progress
+from grpo.code import code_digest
 from grpo.config.dimensions import Value
 from grpo.config.tuning import TuneConfig
 from grpo.locks import file_lock
@@ -29,7 +30,7 @@ from grpo.tuning.storage import open_storage
 from grpo.tuning.study import open_study
 from grpo.tuning.summary import StudySummary, summarize
 from tasks.hold_back import hold_back
-from tasks.stage import code_digest, home
+from tasks.stage import home
 from tasks.study import report_study, study_record
 
 _ELSEWHERE = {"name", "n_trials", "parallel", "storage", "heartbeat_s"}

@@ -22,17 +22,11 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import ArtifactError, StorageError
+from grpo.files import storage_errors, write_atomically
 from grpo.objects import ObjectFolder, open_uri
 
 MANIFEST = "manifest.json"
 _DIGITS = 20
-_REMEDIES = {
-    errno.ENOSPC: "the disk is full: free space or set `store` to another disk",
-    errno.EDQUOT: "the quota is used up: free space or set `store` elsewhere",
-    errno.EROFS: "the store is read-only: set `store` to a writable folder",
-    errno.EACCES: "the store may not be written: fix its permissions or set `store` elsewhere",
-    errno.EPERM: "the store may not be written: fix its permissions or set `store` elsewhere",
-}
 
 
 class Artifact(BaseModel):
@@ -225,29 +219,6 @@ def own_folder() -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise StorageError(f"{folder} is not a folder of this user alone: remove it, or set TMPDIR to another place")
     return folder
-
-
-@contextmanager
-def storage_errors(place: str) -> Iterator[None]:
-    """Turn a full disk, a read-only store and missing permissions into a `StorageError` that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _REMEDIES:
-            raise StorageError(f"cannot write {place}: {_REMEDIES[error.errno]}") from error
-        raise
-
-
-def write_atomically(path: Path, content: str) -> None:
-    """Write a text file so that a reader sees the old content or the new one, never a part."""
-    with storage_errors(str(path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            partial.write_text(content, encoding="utf-8")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def _kept(artifact: Artifact) -> Path:

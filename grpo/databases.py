@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from grpo.credentials import masked
 from grpo.errors import ConfigError
 from grpo.locks import file_lock
 
@@ -21,13 +22,6 @@ _POLL_S = 0.1
 def is_database(uri: str) -> bool:
     """Whether this is the address of a database, and not of a server that looks after its own."""
     return uri.startswith(("sqlite:", "postgresql"))
-
-
-def shown(uri: str) -> str:
-    """The address without its password, for messages."""
-    from sqlalchemy.engine import make_url
-
-    return make_url(uri).render_as_string(hide_password=True) if is_database(uri) else uri
 
 
 @contextmanager
@@ -59,7 +53,7 @@ def upgrade_tracking(uri: str) -> None:
         with exclusive(uri):
             mlflow_db(["upgrade", uri], standalone_mode=False)  # in this process: arguments of others can be read
     except (SQLAlchemyError, ConnectionError) as error:
-        raise ConfigError(f"MLflow's database {shown(uri)} cannot be used: {error}") from error
+        raise ConfigError(f"MLflow's database {masked(uri)} cannot be used: {error}") from error
 
 
 @contextmanager
@@ -78,11 +72,11 @@ def _advisory_lock(uri: str) -> Iterator[None]:
     try:
         engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{shown(uri)} needs a driver ({error}); pip install 'grpo[postgres]'") from error
+        raise ConfigError(f"{masked(uri)} needs a driver ({error}); pip install 'grpo[postgres]'") from error
     try:
         connection = engine.connect()
     except OperationalError as error:
-        raise ConnectionError(f"PostgreSQL at {shown(uri)} lets nobody in: {error.orig}") from error
+        raise ConnectionError(f"PostgreSQL at {masked(uri)} lets nobody in: {error.orig}") from error
     with connection:
         while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ADVISORY_LOCK}):
             time.sleep(_POLL_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from grpo.artifacts import storage_errors
+from grpo.files import storage_errors
 
 
 def file_lock(path: Path) -> FileLock:

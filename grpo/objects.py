@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import fsspec
 
+from grpo.credentials import refuse_credentials
 from grpo.errors import ConfigError, StorageError
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
@@ -39,17 +40,6 @@ def open_uri(uri: str) -> tuple[Any, str]:
         raise ConfigError(f"store {uri} needs a package that is not installed ({error}); {remedy}") from error
     except ValueError as error:
         raise ConfigError(f"store {uri} is no address that fsspec knows: {error}") from error
-
-
-def refuse_credentials(uri: str) -> str:
-    """The address, if it holds no password. Raises `ConfigError`, which does not repeat it."""
-    parts = urlsplit(uri)
-    if parts.scheme and (parts.password is not None or "@" in parts.netloc or parts.query):
-        raise ConfigError(
-            f"store {parts.scheme}://…{parts.path} holds credentials or options; leave them out and set them in the "
-            "environment, for S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL"
-        )
-    return uri
 
 
 class ObjectFolder:

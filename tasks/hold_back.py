@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.split import hold_back as hold_back_scenarios
-from tasks.ingest import SCENARIOS
 from tasks.split import SplitResult, read_split
 from tasks.stage import Clock, stage
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import Source
-from grpo.scenarios.ingest import Counts
+from grpo.scenarios.ingest import QUARANTINED, SCENARIOS, Counts
 from grpo.scenarios.ingest import ingest as ingest_sources
 from tasks.stage import Clock, StageResult, stage
-
-SCENARIOS, QUARANTINE = "scenarios.parquet", "quarantine.parquet"
 
 
 class IngestResult(StageResult):
@@ -32,7 +30,7 @@ def ingest(sources: tuple[Source, ...], content: str, max_quarantined_share: flo
     def write(folder: Path) -> None:
         found.append(
             ingest_sources(
-                sources, folder / SCENARIOS, folder / QUARANTINE, max_quarantined_share=max_quarantined_share
+                sources, folder / SCENARIOS, folder / QUARANTINED, max_quarantined_share=max_quarantined_share
             )
         )
 

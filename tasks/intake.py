@@ -7,16 +7,13 @@ from pathlib import Path
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import IntakeSettings
 from grpo.config.scenarios import Source
-from grpo.retraining.intake import IntakeCounts, take_in
+from grpo.retraining.intake import CONVERSATIONS, IntakeCounts, take_in
+from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import split as split_scenarios
-from tasks.ingest import SCENARIOS
 from tasks.split import read_split
 from tasks.stage import Clock, StageResult, stage
-
-CONVERSATIONS = "conversations"
-"""Kind of the artifact, and the tag by which a version says which conversations there were when it was trained."""
 
 
 class IntakeResult(StageResult):

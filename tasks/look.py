@@ -13,12 +13,12 @@ from prefect.cache_policies import NO_CACHE
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ConversationLogSource
+from grpo.retraining.champion import Champion, known_topics, since
 from grpo.retraining.gates import spoken
 from grpo.retraining.intake import ACCEPTED, SEEN
 from grpo.retraining.reasons import Finding, Serving, Situation, check_all
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.scenario import Scenario
-from tasks.champion import Champion, known_topics, since
 
 
 def fresh_conversations(conversations: Artifact, champion: Champion | None, artifacts: ArtifactStore) -> list[Scenario]:

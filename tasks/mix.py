@@ -9,8 +9,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.retraining.intake import ACCEPTED
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.mixture import mix as mix_scenarios
+from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios, text_digest
-from tasks.ingest import SCENARIOS
 from tasks.intake import judged_on
 from tasks.split import read_split
 from tasks.stage import Clock, StageResult, stage

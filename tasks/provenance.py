@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections.abc import Iterable
-from pathlib import Path
 
-import grpo
+from grpo.code import code_digest, commit, package_versions
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.document import Decision
 from grpo.registry import Provenance
-from tasks.stage import code_digest, package_versions
 
 
 def provenance(
@@ -42,22 +39,6 @@ def provenance(
         decision=decision.reason if decision else "",
         checks={check.name: check.value for check in decision.checks} if decision else {},
     )
-
-
-def commit() -> str | None:
-    """Commit of the project's working tree, `+` where tracked files differ from it; None where there is none."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *arguments], cwd=Path(grpo.__file__).parent, capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "HEAD")
-    return f"{head}+" if head and git("status", "--porcelain", "--untracked-files=no") else head
 
 
 def parameters(config: PipelineConfig) -> dict[str, str]:

@@ -9,7 +9,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from grpo.artifacts import write_atomically
+from grpo.files import write_atomically
 from grpo.registry import ModelVersion
 from grpo.retraining.record import RetrainingRecord
 from tasks.register import registry

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.code import code_digest
 from grpo.config.pipeline import PipelineConfig
 from grpo.databases import is_database
 from grpo.evaluation.document import Decision
 from grpo.registry import ModelVersion, Registry
 from tasks.provenance import parameters, provenance
-from tasks.stage import Clock, StageResult, code_digest, home, stage
+from tasks.stage import Clock, StageResult, home, stage
 
 
 class RegisterResult(StageResult):

@@ -12,18 +12,13 @@ from prefect.cache_policies import NO_CACHE
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.conversations import choose_pairs
-from grpo.evaluation.document import GateCheck, Iteration, ReportDocument, ShownPair
+from grpo.evaluation.document import GateCheck, ReportDocument, ShownPair
 from grpo.evaluation.report import write_report
 from grpo.learner.checkpoints import resident_policy
 from grpo.tables import read_all
 from tasks.provenance import parameters
 from tasks.register import registry
 
-_SERIES = (
-    "reward", "success", "kl_to_base", "entropy", "informative_share", "truncated_share", "failed_share", "loss",
-    "ratio", "clip_share", "gradient_norm", "learning_rate", "tokens", "rewards_cut", "tokens_per_s", "mismatch_kl",
-    "step_kl", "margin", "value_loss", "mfu", "rounds",
-)  # fmt: skip
 _WORDS = {">": "above", ">=": "at least", "<=": "at most"}
 
 
@@ -44,17 +39,11 @@ def report(document: ReportDocument, config: PipelineConfig, run_key: str, docs:
     files = write_report(document, folder, data_docs=data_docs)
     models = registry()
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
-    models.log_metrics(run_id, series(document.iterations))
+    models.log_metrics(run_id, document.series)
     models.log_files(run_id, files)
     models.close_run(run_id, "FAILED" if document.decision.verdict == "failed" else "FINISHED")
     _attach(document, folder / "report.png", files[0])
     return files[0]
-
-
-def series(iterations: tuple[Iteration, ...]) -> dict[str, list[float]]:
-    """One value an iteration for each number that every iteration has."""
-    curves = {name: [getattr(iteration, name) for iteration in iterations] for name in _SERIES}
-    return {name: values for name, values in curves.items() if values and None not in values}
 
 
 def _attach(document: ReportDocument, picture: Path, page: Path) -> None:

@@ -14,9 +14,9 @@ from grpo.environments.catalog import make_environment
 from grpo.learner.player import player
 from grpo.renderer import Renderer
 from grpo.rollout.collect import collect, schedule
+from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
 from grpo.tables import write_trajectories
-from tasks.ingest import SCENARIOS
 from tasks.slots import holds_gpu_slot
 from tasks.split import read_split
 from tasks.stage import Clock, StageResult, stage

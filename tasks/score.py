@@ -10,9 +10,9 @@ from grpo.errors import BudgetError
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score as score_trajectories
 from grpo.rewards.summary import RolloutSummary, summarize
+from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
 from grpo.tables import read_all, write_trajectories
-from tasks.ingest import SCENARIOS
 from tasks.stage import Clock, StageResult, stage
 
 

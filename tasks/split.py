@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.split import Split
 from grpo.scenarios.split import split as split_scenarios
-from tasks.ingest import SCENARIOS
 from tasks.stage import Clock, StageResult, stage
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.metadata
 import inspect
-import json
 import os
 import time
 from collections.abc import Callable
@@ -22,16 +19,14 @@ from prefect.tasks import exponential_backoff
 from prefect.transactions import IsolationLevel
 from pydantic import BaseModel, ConfigDict
 
-import grpo
 from grpo.artifacts import Artifact
 from grpo.errors import GRPOError
-from grpo.rewards.rubrics import RUBRICS
+from tasks.identity import stage_key
 from tasks.locks import FlockLockManager
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 TRANSIENT = (ConnectionError, TimeoutError, BrokenExecutor)
 """Faults that a second try can mend: a dropped connection, a time-out, a worker that died."""
 
@@ -59,53 +54,6 @@ class Clock:
     def seconds(self) -> float:
         """Seconds so far."""
         return time.perf_counter() - self._start
-
-
-@functools.cache
-def source_digest() -> str:
-    """Digest of the `grpo` sources and of the rubrics."""
-    digest = hashlib.sha256()
-    for root in (Path(grpo.__file__).parent, RUBRICS):
-        for path in sorted(root.rglob("*")):
-            if path.suffix in (".py", ".j2", ".yaml"):
-                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-@functools.cache
-def code_digest() -> str:
-    """Digest of the sources and of the packages that numbers depend on: a change there recomputes all stages."""
-    digest = hashlib.sha256(source_digest().encode())
-    for package, version in package_versions().items():
-        digest.update(f"{package}=={version}".encode())
-    return digest.hexdigest()[:16]
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of the packages that numbers depend on."""
-    return {package: importlib.metadata.version(package) for package in NUMERIC_PACKAGES}
-
-
-def identity(value: Any) -> Any:
-    """The part of a stage's input that its result depends on: an artifact is its digest, wherever it lies."""
-    if isinstance(value, Artifact):
-        return value.sha256
-    if isinstance(value, BaseModel):
-        return {name: identity(item) for name, item in value}
-    if isinstance(value, (list, tuple)):
-        return [identity(item) for item in value]
-    if isinstance(value, dict):
-        return {str(name): identity(item) for name, item in value.items()}
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    raise TypeError(f"{type(value).__name__} cannot be part of a cache identity; pass numbers, texts or artifacts")
-
-
-def stage_key(name: str, inputs: dict[str, Any]) -> str:
-    """Cache identity: stage, its inputs without the address of the store, and the code."""
-    relevant = {key: identity(value) for key, value in inputs.items() if key != "store"}
-    text = json.dumps([name, code_digest(), relevant], sort_keys=True)
-    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool:

@@ -7,8 +7,7 @@ from pathlib import Path
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.expectations import Validation
 from grpo.scenarios.expectations import validate as validate_scenarios
-from grpo.scenarios.ingest import Counts
-from tasks.ingest import QUARANTINE, SCENARIOS
+from grpo.scenarios.ingest import QUARANTINED, SCENARIOS, Counts
 from tasks.stage import Clock, StageResult, stage
 
 
@@ -30,7 +29,7 @@ def validate(scenarios: Artifact, counts: Counts, max_quarantined_share: float, 
     def write(docs: Path) -> None:
         found.append(
             validate_scenarios(
-                folder / SCENARIOS, folder / QUARANTINE, counts, docs, max_quarantined_share=max_quarantined_share
+                folder / SCENARIOS, folder / QUARANTINED, counts, docs, max_quarantined_share=max_quarantined_share
             )
         )
 

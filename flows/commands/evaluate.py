@@ -12,9 +12,9 @@ import typer
 from flows import settings
 from flows.commands.arguments import console
 from flows.commands.exits import exits
-from grpo.artifacts import write_atomically
 from grpo.config.pipeline import load_config
 from grpo.errors import ConfigError, DataError, PolicyError, RegistryError
+from grpo.files import write_atomically
 
 
 def evaluate(

@@ -26,10 +26,11 @@ def ingest(
     with exits():
         plan = load_config(config, tuple(override or ())).scenarios
         from grpo.scenarios import expectations, split
+        from grpo.scenarios.ingest import QUARANTINED, SCENARIOS
         from grpo.scenarios.ingest import ingest as read
 
         folder.mkdir(parents=True, exist_ok=True)
-        tables = folder / "scenarios.parquet", folder / "quarantine.parquet"
+        tables = folder / SCENARIOS, folder / QUARANTINED
         bound = plan.max_quarantined_share
         counts = read(plan.sources, *tables, max_quarantined_share=bound)
         console.print(f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined")

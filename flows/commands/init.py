@@ -10,10 +10,10 @@ import typer
 
 from flows.commands.arguments import Overrides, console
 from flows.commands.exits import exits
-from grpo.artifacts import write_atomically
 from grpo.config.commented import commented
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import ConfigError
+from grpo.files import write_atomically
 
 _ROOT = Path(__file__).resolve().parents[2]
 _QUICKSTART = _ROOT / "data" / "configs" / "quickstart.yaml"

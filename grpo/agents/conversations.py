@@ -14,8 +14,8 @@ from typing import Any
 from grpo.agents.agent import Context
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.strategies import STRATEGIES
-from grpo.artifacts import storage_errors
 from grpo.errors import ConfigError, DataError
+from grpo.files import storage_errors
 from grpo.messages import Message
 
 

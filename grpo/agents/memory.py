@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.agents.summary import summarize, words
-from grpo.artifacts import write_atomically
 from grpo.errors import ConfigError, DataError
+from grpo.files import write_atomically
 from grpo.messages import ROLES
 
 _FORMAT = 1

@@ -19,7 +19,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.config.training import TrainingSettings
 from grpo.config.yaml_file import load_settings
-from grpo.objects import refuse_credentials
+from grpo.credentials import refuse_credentials
 
 
 class RegistrySettings(Settings):

@@ -215,3 +215,10 @@ class ReportDocument(_Part):
     lineage: Lineage
     config: str
     """The whole configuration, as YAML."""
+
+    @property
+    def series(self) -> dict[str, list[float]]:
+        """One value an iteration for each number that every iteration has."""
+        rows = [iteration.model_dump(exclude={"index", "components", "entangled"}) for iteration in self.iterations]
+        curves = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+        return {name: values for name, values in curves.items() if None not in values}

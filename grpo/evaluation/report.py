@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from grpo.artifacts import storage_errors, write_atomically
 from grpo.errors import DataError
 from grpo.evaluation.document import SCHEMA_VERSION, ReportDocument
 from grpo.evaluation.page import render_page
 from grpo.evaluation.plots import plot_png
+from grpo.files import storage_errors, write_atomically
 
 
 def write_report(document: ReportDocument, folder: Path, *, data_docs: Path | None) -> list[Path]:

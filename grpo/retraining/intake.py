@@ -26,6 +26,8 @@ from grpo.scenarios.readers.catalog import read_records
 from grpo.scenarios.readout import Readout, read_out
 from grpo.scenarios.scenario import Scenario
 
+CONVERSATIONS = "conversations"
+"""Kind of the artifact, and the tag by which a version says which conversations there were when it was trained."""
 ACCEPTED, SEEN, REFUSED = "accepted.parquet", "seen.parquet", "refused.parquet"
 REFUSALS = pa.schema([("record", pa.string()), ("gate", pa.string()), ("reason", pa.string())])
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from grpo.artifacts import storage_errors
 from grpo.errors import RewardError, Unscored
+from grpo.files import storage_errors
 
 _MILLION = 1_000_000
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from grpo.artifacts import write_atomically
+from grpo.files import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from grpo.artifacts import storage_errors
 from grpo.errors import DataError
+from grpo.files import storage_errors
 from grpo.messages import Message
 from grpo.scenarios.scenario import Domain, Expected
 from grpo.tables import calls_from_json, calls_to_json, open_parquet

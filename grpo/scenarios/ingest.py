@@ -19,6 +19,8 @@ from grpo.scenarios.readers.record import Record
 from grpo.scenarios.refusal import Refusal, explain, refuse
 from grpo.scenarios.scenario import Scenario
 
+SCENARIOS, QUARANTINED = "scenarios.parquet", "quarantine.parquet"
+"""Names of both tables where they lie in one folder."""
 _REPORT_EVERY = 10_000  # records
 _SECTIONS: dict[str, object] = {"expected": {}, "metadata": {}}  # a default that is a model is deep-copied: 15 µs
 _NAMED = 3  # records that an error names

@@ -8,10 +8,10 @@ from typing import Final, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from grpo.artifacts import write_atomically
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.tuning import TuneConfig
 from grpo.evaluation.page import templates
+from grpo.files import write_atomically
 from grpo.tuning import plots
 from grpo.tuning.summary import StudySummary
 

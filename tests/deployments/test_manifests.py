@@ -15,6 +15,8 @@ import yaml
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields
 
+from flows.pools import POOLS
+
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENTS = ROOT / "deployments"
 KUBERNETES = DEPLOYMENTS / "kubernetes"
@@ -24,7 +26,7 @@ READ_BY_OTHERS = {
     *("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),  # boto3 and s3fs
     *("POSTGRES_USER", "POSTGRES_PASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD"),  # their images
     *("PIP_NO_CACHE_DIR", "PIP_DISABLE_PIP_VERSION_CHECK", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"),
-    *("GPU_SLOTS",),  # deployments/deploy.sh
+    *("GPU_SLOTS",),  # grpo deploy
     *("GRPO_HOME", "GX_ANALYTICS_ENABLED", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRANSFORMERS_OFFLINE"),
     *("DO_NOT_TRACK",),
 }
@@ -331,12 +333,11 @@ def test_the_image_holds_what_runs_need():
 
 
 def test_workers_serve_the_pools_that_are_made():
-    """Each pool of deploy.sh has a worker, in both ways of deploying."""
-    (pools,) = re.findall(r"for pool in ([\w ]+);", (DEPLOYMENTS / "deploy.sh").read_text(encoding="utf-8"))
+    """Each pool of `grpo deploy` has a worker, in both ways of deploying."""
     commands = [service["command"] for service in compose()["services"].values() if "command" in service]
     commands += [container["command"] for _, container in containers()]
     served = [command[command.index("--pool") + 1] for command in commands if "--pool" in command]
-    assert sorted(served) == sorted(pools.split() * 2)
+    assert sorted(served) == sorted(POOLS * 2)
 
 
 def test_commands_of_the_project_exist():

@@ -1,10 +1,9 @@
-"""What the manifests rely on, asked of the real programs: where they answer, and what the deploy script leaves."""
+"""What the manifests rely on, asked of the real programs: where they answer, and what `grpo deploy` leaves."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,13 +48,13 @@ def _environment(server: str, home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The deploy script, run twice on the server of the tests; gives its address."""
+    """`grpo deploy`, run twice on the server of the tests; gives its address."""
     folder = tmp_path_factory.mktemp("deployed")
     (folder / "prefect.yaml").write_text(DEPLOYED, encoding="utf-8")
     (folder / "flow.py").write_text(FLOW, encoding="utf-8")
     for _ in range(2):
         done = subprocess.run(
-            [str(shutil.which("sh")), str(DEPLOYMENTS / "deploy.sh")],
+            [sys.executable, "-m", "flows.cli", "deploy"],
             env={**_environment(server, folder), "GPU_SLOTS": "3"},
             cwd=folder,
             capture_output=True,
@@ -67,7 +66,7 @@ def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return server
 
 
-def test_the_script_makes_pools_slots_and_deployments(deployed: str):
+def test_the_command_makes_pools_slots_and_deployments(deployed: str):
     """Run a second time it changes nothing."""
     pools = httpx.post(f"{deployed}/work_pools/filter", json={}, timeout=60).json()
     assert {pool["name"]: pool["type"] for pool in pools}.items() >= {"cpu": "process", "gpu": "process"}.items()

@@ -25,11 +25,11 @@ from flows.ledger import Ledger
 from flows.run import Run
 from flows.stage import decode
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.code import source_digest
 from grpo.config.compute import ComputeSettings, GpuStages
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from tasks.rollout import RolloutResult, rollout
-from tasks.stage import source_digest
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.credentials import masked
 from flows.doctor import Finding, disk, extras, packages, servers, stores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,26 +164,6 @@ def test_a_port_in_use_is_said_before_a_server_needs_it(port: int, tmp_path: Pat
     found = _by_name(servers(tmp_path))
     assert (found["prefect port"].state, found["mlflow port"].state) == ("problem", "warning")
     assert found["prefect port"].remedy == "set PREFECT_SERVER_API_PORT to a free port"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("postgresql://grpo:s3cret@db:5432/x", "postgresql://grpo:***@db:5432/x"),
-        ("s3://bucket/a?secret_key=abc&region=eu", "s3://bucket/a?secret_key=***&region=eu"),
-        ("http://127.0.0.1:4200/api", "http://127.0.0.1:4200/api"),
-        ("no login for postgresql://a:b@c and http://d:e@f", "no login for postgresql://a:***@c and http://d:***@f"),
-    ],
-)
-def test_passwords_are_masked(text: str, shown: str):
-    """Wherever an address stands in a text."""
-    assert masked(text) == shown
-
-
-def test_a_password_is_masked_without_its_address():
-    """As drivers repeat it in their errors, encoded or not."""
-    known = "postgresql://grpo:p%40ss@db/x"
-    assert masked("login p@ss failed, p%40ss given", known=known) == "login *** failed, *** given"
 
 
 @pytest.mark.parametrize("healthy", [True, False], ids=["healthy", "a package is missing"])

@@ -9,9 +9,11 @@ import pytest
 
 from flows.stage import STAGES, decode, encode, read_error, read_result, run_stage, work
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.code import source_digest
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
-from tasks.stage import relayed, source_digest, stage_key
+from tasks.identity import stage_key
+from tasks.stage import relayed
 from tasks.train import train
 
 

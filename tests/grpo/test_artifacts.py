@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, write_atomically
+from grpo.artifacts import MANIFEST, Artifact, ArtifactStore
 from grpo.errors import ArtifactError, StorageError
+from grpo.files import write_atomically
 
 
 @pytest.fixture

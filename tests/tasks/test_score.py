@@ -10,11 +10,11 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.rewards import RewardComponent
 from grpo.errors import BudgetError
 from grpo.messages import Message
+from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import write_scenarios
 from grpo.scenarios.scenario import Scenario
 from grpo.tables import read_trajectories, write_trajectories
 from grpo.trajectories import Turn
-from tasks.ingest import SCENARIOS
 from tasks.score import ScoreResult, score
 from tests.doubles import make_trajectory
 from tests.model_server import Model, conversations, judges

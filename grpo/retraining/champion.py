@@ -12,13 +12,12 @@ from pydantic import BaseModel, ConfigDict
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.evaluation.document import Evaluation
 from grpo.evaluation.report import read_report
+from grpo.registry import Registry
 from grpo.retraining.gates import spoken
-from grpo.retraining.intake import SEEN
+from grpo.retraining.intake import CONVERSATIONS, SEEN
+from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
 from grpo.scenarios.scenario import Scenario
-from tasks.ingest import SCENARIOS
-from tasks.intake import CONVERSATIONS
-from tasks.register import registry
 
 _ENOUGH_LIVE = 50
 """Conversations of before from which on they, not the scenarios, say what users used to talk about."""
@@ -41,9 +40,8 @@ class Champion(BaseModel):
     """How it was judged; None where its run was cut off before its report."""
 
 
-def champion(model: str, store: str) -> Champion | None:
+def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion | None:
     """The champion of a registered model; None while nothing is in service."""
-    models, artifacts = registry(), ArtifactStore(store)
     found = models.champion(model)
     if found is None:
         return None
@@ -55,7 +53,7 @@ def champion(model: str, store: str) -> Champion | None:
         checkpoint=found.checkpoint,
         scenarios=artifacts.folder("scenarios", found.tags["scenarios"]),
         conversations=artifacts.folder(CONVERSATIONS, known) if known else None,
-        evaluation=_evaluation(found.run_id),
+        evaluation=_evaluation(models, found.run_id),
     )
 
 
@@ -80,10 +78,10 @@ def known_topics(champion: Champion | None, artifacts: ArtifactStore) -> list[st
     return [spoken(one) for one in read_scenarios(artifacts.path(champion.scenarios) / SCENARIOS)]
 
 
-def _evaluation(run_id: str) -> Evaluation | None:
+def _evaluation(models: Registry, run_id: str) -> Evaluation | None:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            registry().client.download_artifacts(run_id, "report.json", folder)
+            models.client.download_artifacts(run_id, "report.json", folder)
         except (MlflowException, OSError):
             return None
         return read_report(Path(folder) / "report.json").evaluation

@@ -1,0 +1,33 @@
+"""`grpo deploy`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows import settings
+from flows.commands.arguments import console
+from flows.commands.exits import exits
+
+
+def deploy(
+    deployments: Annotated[Path, typer.Option(help="What to deploy.")] = Path("prefect.yaml"),
+    gpu_slots: Annotated[
+        int | None,
+        typer.Option(envvar="GPU_SLOTS", min=1, help="Stages that may hold a GPU at once; the devices of all workers."),
+    ] = None,
+) -> None:
+    """Make work pools, GPU slots and deployments on the server that PREFECT_API_URL names.
+
+    Again after each change of prefect.yaml; `grpo up` does it for the server of this machine.
+
+    Example: PREFECT_API_URL=http://prefect:4200/api grpo deploy --gpu-slots 4
+    """
+    settings.apply()
+    from flows.pools import deploy as make
+
+    with exits():
+        make(deployments, gpu_slots=gpu_slots)
+        console.print(f"{deployments} is deployed", highlight=False)

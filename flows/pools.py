@@ -1,0 +1,64 @@
+"""What a Prefect server needs before runs can be sent to it: work pools, GPU slots and deployments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from grpo.errors import ConfigError
+
+POOLS = ("cpu", "gpu")
+GPU_SLOTS = "gpu"
+"""The global concurrency limit whose slots are devices."""
+
+
+def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
+    """Make pools, slots and the deployments of a file on the server that PREFECT_API_URL names.
+
+    Pools and slots that are there stay as they are, but for a number of slots that is given. Without one there are as
+    many as this machine has devices, and one on a machine without, for the CPU. Deployments are brought up to date; a
+    schedule that was paused stays so.
+
+    Raises `ConfigError` where there is no file or no server, or a deployment cannot be made.
+    """
+    if not deployments.is_file():
+        raise ConfigError(f"no deployments at {deployments}; call this in the project's folder, or name a file")
+    if not os.environ.get("PREFECT_API_URL"):
+        raise ConfigError("PREFECT_API_URL names no server; set it, or start one on this machine with grpo up")
+    _make_pools()
+    _make_slots(gpu_slots)
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{deployments} cannot be deployed:\n{done.stdout.strip()[-2000:]}")
+
+
+def _make_pools() -> None:
+    from prefect import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    with get_client(sync_client=True) as client:
+        for pool in POOLS:
+            try:
+                client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+            except ObjectAlreadyExists:
+                continue
+
+
+def _make_slots(number: int | None) -> None:
+    from prefect import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        if number is None:
+            try:
+                client.read_global_concurrency_limit_by_name(GPU_SLOTS)
+                return
+            except ObjectNotFound:
+                import torch
+
+                number = max(1, torch.cuda.device_count())
+        client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, number)

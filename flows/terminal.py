@@ -22,7 +22,7 @@ from grpo.rewards.admission import Finding
 from grpo.tuning.summary import StudySummary
 
 if TYPE_CHECKING:
-    from flows.doctor import Diagnosis
+    from flows.doctor.finding import Diagnosis
     from flows.plan import Plan
 
 _COLOURS = {

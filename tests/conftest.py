@@ -13,7 +13,7 @@ HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from flows import settings  # noqa: E402
-from flows.service import free_port  # noqa: E402
+from flows.stack.service import free_port  # noqa: E402
 
 os.environ.update(settings.local(HOME))  # each process of the tests has its own, whatever it inherits
 os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
@@ -29,7 +29,7 @@ def home() -> Path:
 @pytest.fixture(scope="session")
 def server(home: Path) -> Iterator[str]:
     """A real Prefect server on a free port."""
-    from flows.server import prefect_server
+    from flows.stack.servers import prefect_server
 
     with prefect_server(home) as url:
         from prefect.context import refresh_global_settings_context

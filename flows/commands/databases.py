@@ -12,7 +12,7 @@ def databases() -> None:
     Example: grpo databases
     """
     home = settings.apply()
-    from flows.server import create_databases
+    from flows.stack.servers import create_databases
 
     with exits():
         create_databases(home)

@@ -26,7 +26,7 @@ def deploy(
     Example: PREFECT_API_URL=http://prefect:4200/api grpo deploy --gpu-slots 4
     """
     settings.apply()
-    from flows.pools import deploy as make
+    from flows.stack.pools import deploy as make
 
     with exits():
         make(deployments, gpu_slots=gpu_slots)

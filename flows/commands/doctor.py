@@ -23,7 +23,7 @@ def doctor(
     Example: grpo doctor --json
     """
     home = settings.apply()
-    from flows.doctor import examine
+    from flows.doctor.examination import examine
     from flows.terminal import print_diagnosis
 
     found = examine(home, store)

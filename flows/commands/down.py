@@ -13,7 +13,7 @@ def down() -> None:
     Example: grpo down
     """
     home = settings.apply()
-    from flows.stack import down as end
+    from flows.stack.machine import down as end
 
     with exits():
         for remark in end(home):

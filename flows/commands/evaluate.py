@@ -58,7 +58,7 @@ def evaluate(
             return
         assert config is not None
         plan = load_config(config, options)
-        from flows.server import prefect_server
+        from flows.stack.servers import prefect_server
 
         with prefect_server(home) as url:
             from flows.evaluate import evaluate as flow

@@ -12,7 +12,7 @@ def pretrain() -> None:
     Example: grpo pretrain
     """
     home = settings.apply()
-    from flows.server import prefect_server
+    from flows.stack.servers import prefect_server
     from grpo.config.pretrain import PretrainConfig
 
     with prefect_server(home):

@@ -24,7 +24,7 @@ def promote(
     Example: grpo promote support-desk --reason "looked at 40 conversations"
     """
     home = settings.apply()
-    from flows.server import prefect_server
+    from flows.stack.servers import prefect_server
 
     with exits(), prefect_server(home):
         from flows.promote import promote as flow

@@ -17,7 +17,7 @@ def reproduce(model: ModelAddress) -> None:
     Example: grpo reproduce models:/support-desk@champion
     """
     home = settings.apply()
-    from flows.server import prefect_server
+    from flows.stack.servers import prefect_server
 
     with exits(), prefect_server(home):
         from flows.reproduce import reproduce as flow

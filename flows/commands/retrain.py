@@ -30,7 +30,7 @@ def retrain(
     home = settings.apply()
     with exits():
         plan = load_settings(config, RetrainConfig, tuple(override or ()))
-        from flows.server import prefect_server
+        from flows.stack.servers import prefect_server
 
         with prefect_server(home) as url:
             console.print(f"run {plan.name}: Prefect at {url}, records in {home}", highlight=False)

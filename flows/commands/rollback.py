@@ -13,7 +13,7 @@ def rollback(model: ModelName, reason: Reason) -> None:
     Example: grpo rollback support-desk --reason "refunds twice"
     """
     home = settings.apply()
-    from flows.server import prefect_server
+    from flows.stack.servers import prefect_server
 
     with exits(), prefect_server(home):
         from flows.rollback import rollback as flow

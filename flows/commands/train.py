@@ -39,7 +39,7 @@ def train(
             return
         began = time.time()
         settings.command_began()
-        from flows.server import prefect_server
+        from flows.stack.servers import prefect_server
 
         with prefect_server(home, meanwhile=_import_ahead) as url:
             from flows.terminal import live, print_summary

@@ -34,7 +34,7 @@ def tune(
         given = {"n_trials": trials, "parallel": parallel, "storage": storage}
         said = [f"{name}={value}" for name, value in given.items() if value is not None]
         plan = load_settings(config, TuneConfig, (*(override or ()), *said))
-        from flows.server import prefect_server
+        from flows.stack.servers import prefect_server
 
         with prefect_server(home) as url:
             from flows.terminal import live, print_study

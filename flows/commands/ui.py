@@ -15,7 +15,7 @@ def ui() -> None:
     Example: grpo ui
     """
     home = settings.apply()
-    from flows.server import mlflow_server, prefect_server
+    from flows.stack.servers import mlflow_server, prefect_server
 
     try:
         with exits(), prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:

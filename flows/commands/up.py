@@ -22,7 +22,7 @@ def up(
     Example: grpo up
     """
     home = settings.apply()
-    from flows.stack import up as start
+    from flows.stack.machine import up as start
 
     with exits():
         where = start(home, deployments)

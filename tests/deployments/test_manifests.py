@@ -15,7 +15,7 @@ import yaml
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields
 
-from flows.pools import POOLS
+from flows.stack.pools import POOLS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENTS = ROOT / "deployments"

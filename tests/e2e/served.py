@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.service import Service, free_port
+from flows.stack.service import Service, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

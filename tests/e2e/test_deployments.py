@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from flows.service import Service, free_port
+from flows.stack.service import Service, free_port
 from tests.e2e.served import ROOT, mlflow_service
 
 pytestmark = pytest.mark.e2e

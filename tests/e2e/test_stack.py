@@ -29,8 +29,8 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType
 
-from flows.recovery import running_flows
-from flows.service import Service, free_port, port_is_free
+from flows.stack.recovery import running_flows
+from flows.stack.service import Service, free_port, port_is_free
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
 from tests.doubles import short_run

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.server import mlflow_server
-from flows.service import port_is_free
+from flows.stack.servers import mlflow_server
+from flows.stack.service import port_is_free
 from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.yaml_file import load_settings

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.doctor import Finding, disk, extras, packages, servers, stores
+from flows.doctor.finding import Finding
+from flows.doctor.installation import extras, packages
+from flows.doctor.machine import disk
+from flows.doctor.servers import servers
+from flows.doctor.stores import stores
 
 ROOT = Path(__file__).resolve().parents[2]
 METADATA = """Metadata-Version: 2.1
@@ -112,7 +116,7 @@ def test_little_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The disk of the home, and of a store that lies elsewhere."""
     names = [finding.name for finding in disk(tmp_path / "home", "memory://bucket")]
     assert names == ["disk of home"]
-    monkeypatch.setattr("flows.doctor._NO_DISK", 2**70)
+    monkeypatch.setattr("flows.doctor.machine._NO_DISK", 2**70)
     full = _by_name(disk(tmp_path / "home", str(tmp_path / "store")))
     assert {finding.state for finding in full.values()} == {"problem"}
     assert "set store elsewhere" in full["disk of store"].remedy

@@ -47,7 +47,7 @@ class Pool:
         return self.client.read_flow_run(run).state_name
 
     def put_back(self, *, gone: bool) -> list[UUID]:
-        from flows.recovery import put_back
+        from flows.stack.recovery import put_back
 
         return put_back(self.name, WORKER, gone=gone)
 

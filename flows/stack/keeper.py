@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx
 
 from flows import settings
-from flows.pools import POOLS
-from flows.server import mlflow_server, mlflow_service, prefect_server, prefect_service
-from flows.service import Service
-from flows.stack import worker_name, worker_service
+from flows.stack.machine import worker_name, worker_service
+from flows.stack.pools import POOLS
+from flows.stack.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
+from flows.stack.service import Service
 from grpo.errors import GRPOError
 
-logger = logging.getLogger("flows.keeper")
+logger = logging.getLogger("flows.stack.keeper")
 _PAUSE_S = 2.0
 
 
@@ -38,7 +38,7 @@ def keep(home: Path) -> None:
 
 def _look(servers: list[Service], home: Path, prefect_url: str, mlflow_url: str) -> None:
     """One round: what does not live is started; then runs that were lost are put back."""
-    from flows.recovery import put_back  # Prefect is imported when its address is known
+    from flows.stack.recovery import put_back  # Prefect is imported when its address is known
 
     for server in servers:
         if server.process() is None:

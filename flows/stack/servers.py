@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.service import Service
+from flows.stack.service import Service
 from grpo.credentials import masked
 from grpo.databases import exclusive, is_database, upgrade_tracking
 from grpo.errors import ConfigError

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.service import Service, free_port, port_is_free
+from flows.stack.service import Service, free_port, port_is_free
 from grpo.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from flows.pools import POOLS, deploy
-from flows.server import mlflow_server, mlflow_service, prefect_server, prefect_service
-from flows.service import Service, free_port
+from flows.stack.pools import POOLS, deploy
+from flows.stack.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
+from flows.stack.service import Service, free_port
 from grpo.errors import ConfigError
 from grpo.locks import file_lock
 
@@ -91,7 +91,7 @@ def down(home: Path) -> list[str]:
         prefect = prefect_service(home)
         if (url := os.environ.get("PREFECT_API_URL") or prefect.address()) is not None:
             os.environ["PREFECT_API_URL"] = url
-            from flows.recovery import put_back
+            from flows.stack.recovery import put_back
 
             for pool in POOLS:
                 put_back(pool, worker_name(pool), gone=True)
@@ -104,7 +104,7 @@ def down(home: Path) -> list[str]:
 
 def keeper_service(home: Path, environment: dict[str, str | None]) -> Service:
     """The process that looks after the others."""
-    return Service(name="keeper", home=home, arguments=("flows.keeper",), environment=environment)
+    return Service(name="keeper", home=home, arguments=("flows.stack.keeper",), environment=environment)
 
 
 def _wait_for(worker: Service, keeper: Service) -> None:

@@ -1,0 +1,42 @@
+"""What a look at this machine shows, and how bad it is.
+
+ok        here, and as it should be
+absent    not here, and nothing needs it until somebody asks for it
+warning   it works, but something will go wrong or slowly
+problem   a run would fail
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+State = Literal["ok", "absent", "warning", "problem"]
+
+
+class Finding(BaseModel):
+    """What one look showed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    area: str
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+    """What to do, where something is wrong."""
+
+
+class Diagnosis(BaseModel):
+    """Everything that was found; a change of meaning raises the schema version."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal["1"] = "1"
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a run can start."""
+        return all(finding.state != "problem" for finding in self.findings)

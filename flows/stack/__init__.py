@@ -1,0 +1,1 @@
+"""The servers and workers of one machine: started, watched and ended."""

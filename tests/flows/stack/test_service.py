@@ -16,7 +16,7 @@ import pytest
 from flows.stack.service import Service, free_port, port_is_free
 from grpo.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_last_user_ends_it(service: Service):
 USER = """
 import sys, time
 from pathlib import Path
-from tests.flows.test_service import files
+from tests.flows.stack.test_service import files
 with files(Path(sys.argv[1]), int(sys.argv[2])).shared() as url:
     print(url, flush=True)
     time.sleep(600)

@@ -15,14 +15,14 @@ EVENT = "grpo.drift-detected"
 
 @flow(name="watch", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
 def watch(config: RetrainConfig) -> Look:
-    """Check every reason; where one holds, emit `grpo.drift-detected` for the model. Trains nothing.
+    """Check every reason; where one holds against a champion, emit `grpo.drift-detected`. Trains nothing.
 
     Args:
         config: Which reasons are checked, of which model.
 
     """
     found = Retraining(config).look()
-    if found.holding:
+    if found.drifted:
         emit_event(
             EVENT,
             resource={"prefect.resource.id": f"grpo.model.{found.model}", "prefect.resource.name": found.model},

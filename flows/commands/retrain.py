@@ -20,7 +20,10 @@ def retrain(
     config: ConfigFile,
     override: Overrides = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Look for reasons, emit grpo.drift-detected if one holds, train nothing.")
+        bool,
+        typer.Option(
+            "--check", help="Look for reasons, emit grpo.drift-detected if one holds against a champion, train nothing."
+        ),
     ] = False,
 ) -> None:
     """Train the champion on new conversations if there is a reason to; without one, end in seconds with exit code 0.
@@ -44,7 +47,7 @@ def _watch(plan: RetrainConfig) -> str:
 
     found = watch(plan)
     _show(found.findings)
-    console.print(f"{EVENT} emitted" if found.holding else found.summary)
+    console.print(f"{EVENT} emitted" if found.drifted else found.summary, highlight=False, soft_wrap=True)
     return "watched"
 
 

@@ -36,6 +36,11 @@ class Look(_Document):
         return tuple(finding for finding in self.findings if finding.holds)
 
     @property
+    def drifted(self) -> bool:
+        """Whether the world has moved away from a model that serves; where none does there is none to drift from."""
+        return self.champion is not None and bool(self.holding)
+
+    @property
     def summary(self) -> str:
         """One line."""
         if not self.holding:

@@ -36,6 +36,7 @@ def test_the_deployments_of_the_pipeline_are_there():
     """One a job."""
     names = {"train/quickstart", "train/default", "retrain/nightly", "tune/default", "evaluate/champion"}
     assert {name_of(one) for one in DEPLOYMENTS} >= names | {
+        "watch/hourly",
         "promote/manual",
         "rollback/manual",
         "pretrain/tiny",

@@ -16,5 +16,5 @@ from grpo.retraining.record import Look
 def test_only_from_a_champion_can_the_world_drift(champion: str | None, holds: bool, drifted: bool):
     """An hourly look at an empty registry starts no training by its event."""
     finding = Finding(reason="age", holds=holds, sentence="it is old", numbers={})
-    counts = IntakeCounts(records=0, accepted=0, refused={}, redacted={})
+    counts = IntakeCounts(records=0, accepted=0, refused={}, redacted={}, redacted_conversations=0)
     assert Look(model="desk", champion=champion, findings=(finding,), intake=counts).drifted is drifted

@@ -110,13 +110,13 @@ def laid_over(config: S, values: Mapping[str, Value]) -> S:
 
     laid_over(base, {"training.learning_rate": 3e-4}).training.learning_rate == 3e-4
     """
-    document: dict[str, Any] = config.model_dump(mode="json")
+    document: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True)
     for path, value in values.items():
         value_at(config, path)
         *parents, last = path.split(".")
         node = document
         for part in parents:
-            node = node[part]
+            node = node.setdefault(part, {})
         node[last] = value
     try:
         return type(config).model_validate(document)

@@ -73,10 +73,10 @@ def render_study(document: StudyDocument) -> str:
 
 
 def best_yaml(plan: TuneConfig, study: StudySummary) -> str:
-    """The best trial's settings as a config that `grpo train` takes: what differs from the defaults."""
+    """The best trial's settings as a config that `grpo train` takes: what the base sets, and the best values."""
     best = study.best
     config: PipelineConfig = plan.best(best.params)
-    settings = config.model_dump(mode="json", exclude_defaults=True)
+    settings = config.model_dump(mode="json", exclude_unset=True)
     told = ", ".join(f"{path} = {value}" for path, value in best.params.items())
     head = (
         f"# Best of {study.over} trials of study {study.name}: trial {best.number}, whose {plan.metric} is\n"

@@ -98,6 +98,16 @@ def test_the_best_config_is_the_base_with_the_best_values(tmp_path: Path):
     assert StudyDocument.model_validate_json((tmp_path / "study.json").read_bytes()) == document(*TRIALS)
 
 
+def test_the_best_config_keeps_gates_of_its_own(tmp_path: Path):
+    """Each says of which kind it is, and a setting that is the default is told too where the base tells it."""
+    gates = "gates=[{kind: improvement, margin: 0.02}, {kind: kl, max_nats: 3}, {kind: truncation, max_share: 0.02}]"
+    tuned = plan().model_copy(update={"base": load_config(QUICKSTART, (gates,))})
+    path = tmp_path / "best.yaml"
+    path.write_text(best_yaml(tuned, study(*TRIALS)))
+    assert load_config(path) == tuned.best({RATE: 1e-3, SIZE: 16})
+    assert path.read_text().count("kind: ") == 7, "one source, one environment, two rewards, three gates"
+
+
 def test_each_trial_is_a_run_below_the_studys(tmp_path: Path):
     """Values, looks, numbers, state and reason; written twice it is there once, and what still runs is not there."""
     models = Registry(f"sqlite:///{tmp_path / 'mlflow.db'}", artifact_root=f"file://{tmp_path / 'artifacts'}")

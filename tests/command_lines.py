@@ -13,8 +13,8 @@ import typer
 from typer.main import get_command
 
 from flows.cli import app
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("grpo", "make", "prefect")
 _COMMAND = re.compile(r"^(?:\$ )?((?:[A-Z_]+=\S+ )*)(?:\S*/)?(grpo|make|prefect) (?=\S)(.*)$")
 _FENCE = re.compile(r"^[ ]{0,3}```.*?^[ ]{0,3}```[ ]*$", re.MULTILINE | re.DOTALL)

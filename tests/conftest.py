@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk_config(tmp_path: Path) -> dict[str, object]:
+def desk_config(tmp_path: Path) -> dict[str, Any]:
     """A short run on the embedded desk: two iterations, a few scenarios, seconds."""
     from tests.doubles import short_run
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,18 +15,19 @@ from grpo.renderer import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
+from tests.places import DESK_MODEL, DESK_SCENARIOS
 
 if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy
 
-DATA = Path(__file__).resolve().parents[1] / "data"
-DESK_SCENARIOS = DATA / "scenarios" / "support_desk.jsonl"
 
+def short_run(folder: Path, *, name: str = "short", **sections: object) -> dict[str, Any]:
+    """Config of a run of seconds on the embedded desk, artifacts in `folder`: two iterations, a few scenarios.
 
-def short_run(folder: Path) -> dict[str, object]:
-    """Config of a run of seconds on the embedded desk, artifacts in `folder`: two iterations, a few scenarios."""
-    return {
-        "name": "short",
+    short_run(folder, seed=5, rollout={"shards": 1}) has another seed and one shard; the rest stays.
+    """
+    config = {
+        "name": name,
         "seed": 3,
         "store": str(folder / "store"),
         "scenarios": {
@@ -33,14 +35,24 @@ def short_run(folder: Path) -> dict[str, object]:
             "heldout_share": 0.25,
             "limit": 24,
         },
-        "policy": {"model": str(DATA / "models" / "desk_clerk")},
+        "policy": {"model": str(DESK_MODEL)},
         "environment": {"kind": "support_desk"},
         "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
         "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 40, "shards": 2},
         "training": {"iterations": 2, "learning_rate": 3e-4},
         "evaluation": {"resamples": 200, "samples": 1},
-        "registry": {"model_name": f"short-{folder.name}"},
+        "registry": {"model_name": f"{name}-{folder.name}"},
     }
+    return changed(config, **sections)
+
+
+def changed(config: Mapping[str, Any], **sections: object) -> dict[str, Any]:
+    """The config with these sections: the keys of a mapping are laid over those that are there, the rest is replaced.
+
+    changed({"a": {"b": 1, "c": 2}, "d": [3]}, a={"b": 4}, d=[]) == {"a": {"b": 4, "c": 2}, "d": []}
+    """
+    merged = {name: {**config.get(name, {}), **new} if isinstance(new, dict) else new for name, new in sections.items()}
+    return {**config, **merged}
 
 
 def desk_scenarios(count: int) -> list[Scenario]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import ROOT
+
 PAGE = ROOT / "docs" / "features.md"
 SECTIONS = {"A": 27, "E": 15, "T": 11, "R": 31, "V": 10, "L": 4, "G": 30, "N": 6, "H": 4}
 """Capabilities of each section are numbered from 1 on."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import DESK_MODEL, ROOT
+
 MODULES = [path for folder in ("flows", "tasks", "grpo") for path in sorted((ROOT / folder).rglob("*.py"))]
 BOASTS = re.compile(
     r"(advanced|enhanced|ultimate|improved|smart|intelligent|comprehensive|utils|helpers|_v2)", re.IGNORECASE
@@ -28,11 +29,10 @@ def test_a_module_has_one_noun_and_a_readable_size(path: Path):
 
 def test_the_embedded_model_is_small_and_safe():
     """At most 8 MB, weights in safetensors, and a card that says where it comes from."""
-    folder = ROOT / "data" / "models" / "desk_clerk"
-    files = [path for path in folder.iterdir() if path.is_file()]
+    files = [path for path in DESK_MODEL.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 8_000_000
     assert {path.suffix for path in files} <= {".json", ".jinja", ".safetensors", ".md"}
-    assert (folder / "README.md").is_file()
+    assert (DESK_MODEL / "README.md").is_file()
 
 
 def test_no_flow_hides_a_standard_module():

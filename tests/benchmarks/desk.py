@@ -18,8 +18,8 @@ from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import group
-from tests.benchmarks.measure import ROOT
 from tests.doubles import play_desk
+from tests.places import ROOT
 
 SCENARIOS, SIBLINGS = 32, 8
 CONFIG = "data/configs/quickstart.yaml"

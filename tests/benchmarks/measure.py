@@ -17,7 +17,8 @@ from typing import ParamSpec, TypeVar
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

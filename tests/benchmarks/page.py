@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tests.benchmarks.measure import ROOT
+from tests.places import ROOT
 
 DOCS = ROOT / "docs"
 PAGE, STORE = "benchmarks.md", "benchmarks.json"

@@ -29,8 +29,8 @@ from grpo.rewards.safety import SHIPPED, SafetyReward, safety
 from grpo.rewards.teaching import apart, learn_labels, learn_pairs
 from grpo.scenarios.judged import LabelledReply, read_labels, read_pairs
 from tests.benchmarks.harmless import harmless_sounding
+from tests.places import PUBLISHED, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "rewards.md"
 RECORD = PAGE.with_suffix(".json")
 
@@ -245,7 +245,7 @@ def write_page(rows: list[Row], page: Path) -> None:
 def main() -> None:
     """Measure, keep the rows, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--data", type=Path, default=PUBLISHED)
     parser.add_argument("--only", choices=sorted(MEASURES))
     asked = parser.parse_args()
     kept = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}

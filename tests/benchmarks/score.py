@@ -13,9 +13,9 @@ from grpo.rewards.catalog import reward_named
 from grpo.rewards.composite import CompositeReward
 from grpo.rewards.score import score
 from grpo.trajectories import Trajectory, Turn
-from tests.benchmarks.measure import ROOT
 from tests.benchmarks.page import Findings, Table
 from tests.doubles import make_trajectory
+from tests.places import ROOT
 
 TRAJECTORIES, SIBLINGS, EXCHANGES = 5_000, 8, 3
 REWARDS = (

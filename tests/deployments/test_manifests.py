@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -16,8 +15,8 @@ from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields
 
 from flows.stack.pools import POOLS
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENTS = ROOT / "deployments"
 KUBERNETES = DEPLOYMENTS / "kubernetes"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

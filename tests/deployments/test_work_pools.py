@@ -6,7 +6,6 @@ import asyncio
 import json
 from copy import deepcopy
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -18,7 +17,9 @@ from prefect.client.orchestration import PrefectClient
 from prefect.utilities.templating import apply_values, find_placeholders
 from prefect.workers.base import BaseJobConfiguration
 
-FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "work_pools"
+from tests.places import ROOT
+
+FOLDER = ROOT / "deployments" / "work_pools"
 TEMPLATES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
 SECRET = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 

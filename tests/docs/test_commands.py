@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from grpo.config.pipeline import load_config
-from tests.command_lines import PROGRAMS, ROOT, CommandLine, commands, commands_of, examples, pages, parse
+from tests.command_lines import PROGRAMS, CommandLine, commands, commands_of, examples, pages, parse
+from tests.places import ROOT
 
 LINES = [line for page in pages() for line in commands_of(page)] + examples()
 QUICKSTART = "data/configs/quickstart.yaml"

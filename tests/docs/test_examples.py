@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from grpo.policy.transformers.model import load
+from tests.places import DESK_MODEL, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-MODEL = ROOT / "data" / "models" / "desk_clerk"
 
 
 def run(name: str, *arguments: object, **options: object) -> Any:
@@ -36,10 +35,10 @@ def _of_agent(agent: Any) -> str:
 
 
 RUNS: dict[str, tuple[Callable[[Path], tuple[object, ...]], Callable[[Any], str]]] = {
-    "quick_start": (lambda folder: (str(MODEL), 32), _of_agent),
-    "technical_support_agent": (lambda folder: (str(MODEL), 36), _of_trainer),
-    "sales_assistant": (lambda folder: (str(MODEL), 32), _of_agent),
-    "custom_domain_agent": (lambda folder: (str(MODEL), 32), _of_trainer),
+    "quick_start": (lambda folder: (str(DESK_MODEL), 32), _of_agent),
+    "technical_support_agent": (lambda folder: (str(DESK_MODEL), 36), _of_trainer),
+    "sales_assistant": (lambda folder: (str(DESK_MODEL), 32), _of_agent),
+    "custom_domain_agent": (lambda folder: (str(DESK_MODEL), 32), _of_trainer),
     "complete_grpo_training": (lambda folder: (str(folder / "training"), 256), _of_trainer),
     "train_with_trl": (lambda folder: (64,), _of_trainer),
 }
@@ -49,12 +48,12 @@ RUNS: dict[str, tuple[Callable[[Path], tuple[object, ...]], Callable[[Any], str]
 def test_an_example_ends_with_another_policy(tmp_path: Path, name: str):
     """From the tiny model's weights to others."""
     arguments, found = RUNS[name]
-    assert found(run(name, *arguments(tmp_path))) != load(MODEL).hash
+    assert found(run(name, *arguments(tmp_path))) != load(DESK_MODEL).hash
 
 
 def test_the_tutor_says_which_profile_it_chose(capsys: pytest.CaptureFixture[str]):
     """And why."""
-    trainer = run("tutor", str(MODEL), 32)
+    trainer = run("tutor", str(DESK_MODEL), 32)
     assert trainer.profile is not None
     assert f"profile {trainer.profile}: " in capsys.readouterr().out
 

@@ -6,12 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
+
 MANUAL = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^ {4}(.+)$", MANUAL.replace("\\\n", " "), flags=re.MULTILINE) + re.findall(r"`([^`\n]+)`", MANUAL)
 """Blocks and quotations."""

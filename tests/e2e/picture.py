@@ -14,7 +14,8 @@ from PIL import Image
 
 from flows import settings
 from tests.e2e.browser import browser
-from tests.e2e.served import ROOT, prefect_service
+from tests.e2e.served import prefect_service
+from tests.places import ROOT
 
 PICTURE = ROOT / "docs" / "prefect.png"
 _ITERATIONS = 5

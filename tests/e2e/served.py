@@ -7,8 +7,6 @@ from pathlib import Path
 
 from flows.stack.service import Service, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Service:
     """Prefect's API and pages; the port is told by the environment, since with --port its pages ask port 4200."""

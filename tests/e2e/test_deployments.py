@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from flows.stack.service import Service, free_port
-from tests.e2e.served import ROOT, mlflow_service
+from tests.e2e.served import mlflow_service
+from tests.places import ROOT
 
 pytestmark = pytest.mark.e2e
 DEPLOYMENTS = ROOT / "deployments"

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from grpo.evaluation.report import read_report
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("ingest", "validate", "split", "base", "rollout", "score", "train", "evaluate", "gate", "register")
 
 
@@ -61,7 +61,7 @@ def test_a_run_killed_at_every_stage_ends_with_the_same_weights(
     for label in ("killed", "whole"):
         home = tmp_path / label
         config = tmp_path / f"{label}.yaml"
-        plan = {**desk_config, "name": "short", "store": str(home / "store")}
+        plan = {**desk_config, "store": str(home / "store")}
         config.write_text(yaml.safe_dump(plan))
         environment = _environment(home, server)
         if label == "killed":

@@ -15,6 +15,7 @@ from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
+from tests.doubles import changed
 from tests.object_store import object_store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -53,13 +54,7 @@ def test_the_pipeline_runs_from_a_bucket(desk_config: dict[str, Any], home: Path
 
     The registered version leads to its checkpoint in the bucket, and no secret is in any object's content.
     """
-    config = {
-        **desk_config,
-        "name": "bucket",
-        "store": STORE,
-        "rollout": {**desk_config["rollout"], "shards": 1},
-        "training": {"iterations": 1, "learning_rate": 3e-4},
-    }
+    config = changed(desk_config, name="bucket", store=STORE, rollout={"shards": 1}, training={"iterations": 1})
     first = _run(config, home, results, tmp_path / "first")
     assert all(stage.cached == 0 for stage in first.stages)
 

@@ -22,7 +22,8 @@ from grpo.evaluation.report import read_report
 from tests.doubles import short_run
 from tests.e2e.picture import draw
 from tests.e2e.postgres import Cluster, postgres
-from tests.e2e.served import ROOT, mlflow_service, prefect_service
+from tests.e2e.served import mlflow_service, prefect_service
+from tests.places import ROOT
 
 pytestmark = pytest.mark.e2e
 RUNS = ("north", "south")
@@ -99,7 +100,7 @@ def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def _plan(name: str, services: Services, folder: Path, **sections: Any) -> Path:
     """A short run of the order desk; all of them share one store."""
-    plan = {**short_run(services.home), "name": name, "registry": {"model_name": f"desk-{name}"}, **sections}
+    plan = short_run(services.home, name=name, registry={"model_name": f"desk-{name}"}, **sections)
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(plan), encoding="utf-8")
     return path

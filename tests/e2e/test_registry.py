@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
@@ -24,9 +23,10 @@ from flows.cli import app
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from tasks.register import registry
+from tests.doubles import short_run
+from tests.places import DESK_SCENARIOS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = "operated"
 
 
@@ -38,7 +38,7 @@ def grpo(*arguments: str) -> Result:
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first scenarios of the pack that ships, in a file that tests may change."""
-    lines = (ROOT / "data" / "scenarios" / "support_desk.jsonl").read_text().splitlines()
+    lines = DESK_SCENARIOS.read_text().splitlines()
     path = tmp_path_factory.mktemp("pack") / "desk.jsonl"
     path.write_text("\n".join(lines[:120]) + "\n")
     return path
@@ -47,20 +47,14 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
     """Two iterations, a few scenarios."""
-    document: dict[str, Any] = {
-        "name": MODEL,
-        "seed": 3,
-        "store": str(tmp_path_factory.mktemp("store")),
-        "scenarios": {"sources": [{"kind": "jsonl", "path": str(pack)}], "limit": 12},
-        "policy": {"model": str(ROOT / "data" / "models" / "desk_clerk")},
-        "environment": {"kind": "support_desk"},
-        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
-        "rollout": {"scenarios": 4, "group_size": 4, "max_new_tokens": 32},
-        "training": {"iterations": 2, "learning_rate": 3e-4},
-        "evaluation": {"resamples": 200, "samples": 1},
-        "gates": [{"kind": "improvement", "margin": 5.0}],  # nothing clears it
-        "registry": {"model_name": MODEL},
-    }
+    document = short_run(
+        tmp_path_factory.mktemp("operated"),
+        name=MODEL,
+        scenarios={"sources": [{"kind": "jsonl", "path": str(pack)}], "limit": 12},
+        rollout={"scenarios": 4, "max_new_tokens": 32, "shards": 1},
+        gates=[{"kind": "improvement", "margin": 5.0}],  # nothing clears it
+        registry={"model_name": MODEL},
+    )
     return PipelineConfig.model_validate(document)
 
 

@@ -26,11 +26,12 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.training import TrainingSettings
 from grpo.errors import ArtifactError
 from grpo.evaluation.report import read_report
+from tests.doubles import changed
 from tests.object_store import object_store
+from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
-ROOT = Path(__file__).resolve().parents[2]
 STORE = "s3://grpo/artifacts"
 PATIENCE_S = 600.0
 
@@ -132,12 +133,7 @@ def machines(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def _config(desk_config: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """One iteration in one shard: four stages go to the other machine."""
-    return {
-        **desk_config,
-        "rollout": {**desk_config["rollout"], "shards": 1},
-        "training": {"iterations": 1, "learning_rate": 3e-4},
-        **sections,
-    }
+    return changed(desk_config, rollout={"shards": 1}, training={"iterations": 1}, **sections)
 
 
 def _elsewhere(**stages: Any) -> dict[str, Any]:

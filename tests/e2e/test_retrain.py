@@ -27,10 +27,11 @@ from grpo.messages import Message
 from grpo.retraining.record import RetrainingRecord
 from grpo.scenarios.conversation_log import Conversation, ConversationLog
 from grpo.scenarios.parquet import read_scenarios
+from tests.doubles import short_run
+from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = "desk-again"
 TRIGGER = {
     "type": "event",
@@ -70,22 +71,16 @@ def desk(home: Path, server: str) -> Desk:
     from flows.train import train
     from tasks.register import registry
 
-    base = {
-        "name": "first",
-        "seed": 3,
-        "store": str(home / "retrain-store"),
-        "scenarios": {
-            "sources": [{"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk.jsonl")}],
-            "limit": 16,
-        },
-        "policy": {"model": str(ROOT / "data" / "models" / "desk_clerk")},
-        "environment": {"kind": "support_desk"},
-        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
-        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 40, "shards": 1},
-        "training": {"iterations": 1, "learning_rate": 3e-4},
-        "evaluation": {"resamples": 200},
-        "registry": {"model_name": MODEL},
-    }
+    base = short_run(
+        home,
+        name="first",
+        store=str(home / "retrain-store"),
+        scenarios={"limit": 16},
+        rollout={"shards": 1},
+        training={"iterations": 1},
+        evaluation={"samples": 3},
+        registry={"model_name": MODEL},
+    )
     (home / "first.yaml").write_text(yaml.safe_dump(base))
     retraining = {
         "name": "again",

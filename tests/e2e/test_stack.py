@@ -34,10 +34,10 @@ from flows.stack.service import Service, free_port, port_is_free
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
 from tests.doubles import short_run
+from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 400.0
 
 

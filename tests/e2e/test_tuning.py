@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import optuna
@@ -19,26 +18,32 @@ from grpo.config.pipeline import load_config
 from grpo.config.tuning import TuneConfig
 from grpo.config.yaml_file import load_settings
 from grpo.tuning.document import StudyDocument
+from tests.doubles import short_run
+from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
-ROOT = Path(__file__).resolve().parents[2]
 RATE = "training.learning_rate"
 
 
-def study_file(folder: Path, base: Mapping[str, object], **changes: object) -> Path:
+def study_file(folder: Path, **changes: object) -> Path:
     """A study of short runs, in a folder of its own."""
+    base = short_run(
+        folder,
+        rollout={"scenarios": 4, "max_new_tokens": 32, "shards": 1},
+        evaluation={"samples": 3},
+        registry={"model_name": "tuned"},
+    )
     settings = {
         "name": "rates",
-        "base": {**base, "store": str(folder / "store"), "rollout": {"scenarios": 4, "group_size": 4,
-                 "max_new_tokens": 32}},
+        "base": base,
         "search_space": {RATE: {"type": "loguniform", "low": 1e-5, "high": 1e-2}},
         "n_trials": 4,
         "looks": 2,
         "parallel": 2,
         "heartbeat_s": 1,
         **changes,
-    }  # fmt: skip
+    }
     path = folder / "tune.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
@@ -91,7 +96,7 @@ def document(home: Path) -> StudyDocument:
 def killed(tmp_path_factory: pytest.TempPathFactory, server: str) -> tuple[Path, Path, StudyDocument, str]:
     """A study that was killed with -9 after its first complete trial, and gone on with by the same command."""
     home = tmp_path_factory.mktemp("study")
-    config = study_file(home, short_run())
+    config = study_file(home)
     told = environment(home, server)
     killed_after_the_first(config, told)
     before = optuna.load_study(study_name=None, storage=f"sqlite:///{home / 'tuning.db'}")
@@ -102,22 +107,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: str) -> tuple[Path,
     again = {t.number: t.datetime_complete for t in after.trials if t.number in complete}
     assert again == complete, "trials that were complete are not repeated"
     return home, config, document(home), printed
-
-
-def short_run() -> dict[str, object]:
-    return {
-        "name": "short",
-        "seed": 3,
-        "scenarios": {
-            "sources": [{"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk.jsonl")}],
-            "limit": 24,
-        },
-        "policy": {"model": str(ROOT / "data" / "models" / "desk_clerk")},
-        "environment": {"kind": "support_desk"},
-        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
-        "training": {"iterations": 2, "learning_rate": 3e-4},
-        "registry": {"model_name": "tuned"},
-    }
 
 
 def test_a_killed_search_ends_with_as_many_trials_as_were_asked_for(killed: tuple[Path, Path, StudyDocument, str]):
@@ -202,6 +191,6 @@ def test_a_study_that_is_done_is_not_begun_again(
 def test_settings_that_a_field_refuses_end_with_code_2(tmp_path: Path):
     """Before a server is started or anything is tried."""
     space = {RATE: {"type": "uniform", "low": -1.0, "high": 1.0}}
-    result = CliRunner().invoke(app, ["tune", str(study_file(tmp_path, short_run(), search_space=space))])
+    result = CliRunner().invoke(app, ["tune", str(study_file(tmp_path, search_space=space))])
     assert result.exit_code == 2
     assert not (tmp_path / "store").exists()

@@ -15,10 +15,10 @@ import pytest
 
 from grpo.tuning.summary import summarize
 from tests.e2e.postgres import Cluster, postgres
+from tests.places import ROOT
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[2]
 SEARCHER = textwrap.dedent("""
     import sys, time
     from pathlib import Path

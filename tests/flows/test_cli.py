@@ -21,8 +21,8 @@ from grpo.config.retraining import RetrainConfig
 from grpo.config.yaml_file import load_settings
 from grpo.errors import ConfigError
 from grpo.rewards.admission import admit
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
 OTHER_KINDS = ("retrain", "tune")
 CONFIGS = [path for path in sorted((ROOT / "data" / "configs").glob("*.yaml")) if path.stem not in OTHER_KINDS]

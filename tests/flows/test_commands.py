@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.commands.exits import FAILED, REFUSED, WRONG_INPUT
 from tests.command_lines import commands, examples
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "data" / "configs" / "quickstart.yaml")
 GRPO = [sys.executable, "-c", "from flows.cli import app; app(prog_name='grpo')"]
 """The command as it is called where it is installed."""

@@ -16,8 +16,8 @@ from prefect.utilities.schema_tools.validation import validate
 from flows import settings
 from flows.deployment import plan
 from grpo.config.pipeline import load_config
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 

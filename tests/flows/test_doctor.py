@@ -17,8 +17,8 @@ from flows.doctor.installation import extras, packages
 from flows.doctor.machine import disk
 from flows.doctor.servers import servers
 from flows.doctor.stores import stores
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 METADATA = """Metadata-Version: 2.1
 Name: grpo
 Version: 9

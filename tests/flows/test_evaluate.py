@@ -17,10 +17,9 @@ from grpo.errors import ConfigError, RegistryError
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.measurement import MeasurementDocument
 from grpo.evaluation.report import read_report
-from tests.doubles import DESK_SCENARIOS
+from tests.doubles import short_run
+from tests.places import DESK_MODEL, DESK_SCENARIOS
 
-ROOT = Path(__file__).resolve().parents[2]
-DESK = ROOT / "data" / "models" / "desk_clerk"
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
 
@@ -28,19 +27,14 @@ pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ign
 def config(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
     """A short run on the embedded desk."""
     return PipelineConfig.model_validate(
-        {
-            "name": "evaluated",
-            "seed": 3,
-            "store": str(tmp_path_factory.mktemp("store")),
-            "scenarios": {"sources": [{"kind": "jsonl", "path": str(DESK_SCENARIOS)}], "limit": 16},
-            "policy": {"model": str(DESK)},
-            "environment": {"kind": "support_desk"},
-            "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
-            "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 32},
-            "training": {"iterations": 1, "learning_rate": 3e-4},
-            "evaluation": {"samples": 1, "resamples": 200},
-            "registry": {"model_name": "evaluated"},
-        }
+        short_run(
+            tmp_path_factory.mktemp("evaluated"),
+            name="evaluated",
+            scenarios={"limit": 16},
+            rollout={"max_new_tokens": 32, "shards": 1},
+            training={"iterations": 1},
+            registry={"model_name": "evaluated"},
+        )
     )
 
 
@@ -90,7 +84,7 @@ def test_a_model_is_the_same_by_alias_by_number_and_by_folder(config: PipelineCo
     version = registry().at("models:/evaluated@candidate")
     found = [
         _evaluate(config, model=model)[0].measurement.policy
-        for model in (f"models:/evaluated/{version.version}", version.checkpoint.uri, str(DESK))
+        for model in (f"models:/evaluated/{version.version}", version.checkpoint.uri, str(DESK_MODEL))
     ]
     assert found == [trained.lineage.candidate_policy] * 2 + [trained.lineage.base_policy]
 
@@ -110,11 +104,11 @@ def test_the_numbers_stand_in_prefects_pages(config: PipelineConfig, trained: Re
 
 def test_fewer_episodes_and_other_scenarios_can_be_asked_for(config: PipelineConfig, tmp_path: Path):
     """Five of the held-out side; all of a file of twelve."""
-    few, _ = _evaluate(config, model=str(DESK), num_episodes=5)
+    few, _ = _evaluate(config, model=str(DESK_MODEL), num_episodes=5)
     assert (few.scenarios, few.measurement.episodes) == (5, 5)
     file = tmp_path / "mine.jsonl"
     file.write_text("\n".join(DESK_SCENARIOS.read_text().splitlines()[:12]) + "\n")
-    whole, _ = _evaluate(config, model=str(DESK), scenarios_file=str(file))
+    whole, _ = _evaluate(config, model=str(DESK_MODEL), scenarios_file=str(file))
     assert (whole.scenarios, whole.measurement.episodes) == (12, 12)
 
 
@@ -139,7 +133,7 @@ def test_the_command_measures_and_writes(config: PipelineConfig, tmp_path: Path)
     """A table for people, a document for machines; a champion that is not there is wrong input."""
     path, output = tmp_path / "config.yaml", tmp_path / "found.json"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    arguments = ["evaluate", str(path), "--model", str(DESK), "--num-episodes", "4", "--output-file", str(output)]
+    arguments = ["evaluate", str(path), "--model", str(DESK_MODEL), "--num-episodes", "4", "--output-file", str(output)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "4 episodes" in result.output

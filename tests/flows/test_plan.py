@@ -14,30 +14,23 @@ import yaml
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from grpo.tables import read_trajectories
+from tests.doubles import changed, short_run
 from tests.grpo.evaluation.test_page import document
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def _config(store: Path) -> dict[str, Any]:
+def _config(folder: Path) -> dict[str, Any]:
     """Two iterations on the embedded desk."""
-    return {
-        "name": "planned",
-        "seed": 5,
-        "store": str(store),
-        "scenarios": {
-            "sources": [{"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk.jsonl")}],
-            "limit": 16,
-        },
-        "policy": {"model": str(ROOT / "data" / "models" / "desk_clerk")},
-        "environment": {"kind": "support_desk"},
-        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
-        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 32, "shards": 2},
-        "training": {"iterations": 2, "learning_rate": 3e-4},
-        "evaluation": {"samples": 1, "resamples": 200},
-        "registry": {"model_name": "planned"},
-    }
+    return short_run(
+        folder,
+        name="planned",
+        seed=5,
+        scenarios={"limit": 16},
+        rollout={"max_new_tokens": 32},
+        registry={"model_name": "planned"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +38,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, home: Path, server: str) -> di
     """The config of a run that went to its end."""
     from flows.train import train
 
-    config = _config(tmp_path_factory.mktemp("store"))
+    config = _config(tmp_path_factory.mktemp("planned"))
     train(PipelineConfig.model_validate(config))
     return config
 
@@ -53,7 +46,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, home: Path, server: str) -> di
 def _plan(config: dict[str, Any], home: Path, **sections: Any) -> Any:
     from flows.plan import plan
 
-    return plan(PipelineConfig.model_validate({**config, **sections}), home)
+    return plan(PipelineConfig.model_validate(changed(config, **sections)), home)
 
 
 def _cached(plan: Any) -> dict[str, tuple[int, int]]:
@@ -74,7 +67,7 @@ def test_what_the_plan_calls_cached_is_what_the_run_finds(ran: dict[str, Any], h
     """With another learning rate the first rollout and its scores are hits, and no update; the run agrees."""
     from flows.train import train
 
-    other = {**ran, "name": "faster", "training": {"iterations": 2, "learning_rate": 4e-4}}
+    other = changed(ran, name="faster", training={"learning_rate": 4e-4})
     plan = _plan(other, home)
     found = _cached(plan)
     assert (found["rollout"], found["score"], found["train"]) == ((2, 8), (1, 4), (0, 2))
@@ -127,9 +120,9 @@ def test_the_time_is_that_of_an_earlier_run_scaled_to_the_episodes(tmp_path: Pat
     """10 s to start; of 90 s ten for ingestion, 60 for 48 + 32 episodes, 20 to train on 48 of them. Twice the
     iterations are 96 + 32: 10 + 10 + 60 · 128 / 80 + 20 · 2 = 156.
     """
-    config = _config(tmp_path / "store")
+    config = _config(tmp_path)
     _earlier(config, tmp_path / "home", ingest=(0, 10.0), rollout=(0, 60.0), train=(0, 20.0))
-    longer = _plan(config, tmp_path / "home", training={"iterations": 4, "learning_rate": 3e-4})
+    longer = _plan(config, tmp_path / "home", training={"iterations": 4})
     assert longer.time.seconds == pytest.approx(156.0)
     assert (longer.time.run, longer.time.took_s) == ("earlier", 100.0)
 
@@ -140,7 +133,7 @@ def test_the_time_is_that_of_an_earlier_run_scaled_to_the_episodes(tmp_path: Pat
 )
 def test_no_time_is_invented(tmp_path: Path, changes: dict[str, Any], cached: int):
     """A run that took stages from the cache tells nothing, and neither does one in another world or of other turns."""
-    config = _config(tmp_path / "store")
+    config = _config(tmp_path)
     _earlier(config, tmp_path / "home", rollout=(cached, 60.0))
     assert _plan(config, tmp_path / "home", **changes).time is None
 
@@ -148,7 +141,7 @@ def test_no_time_is_invented(tmp_path: Path, changes: dict[str, Any], cached: in
 def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):
     """No home, no store, no file; and no server, since there is no port that it could have."""
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump({**_config(tmp_path / "store")}))
+    path.write_text(yaml.safe_dump(_config(tmp_path)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": "1"}
     command = [sys.executable, "-m", "flows.cli", "train", str(path), "--dry-run"]

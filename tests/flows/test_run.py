@@ -16,14 +16,14 @@ from grpo.evaluation.report import read_report
 from grpo.learner.checkpoints import read_state
 from grpo.tables import read_trajectories
 from grpo.trajectories import Trajectory, group
+from tests.doubles import changed
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
 
-def _run(config: dict[str, Any], home: Path, **sections: dict[str, Any]) -> ReportDocument:
+def _run(config: dict[str, Any], home: Path, **sections: Any) -> ReportDocument:
     """Run the flow with these changes and read its report back."""
-    changed = {name: {**config.get(name, {}), **values} for name, values in sections.items()}
-    plan = PipelineConfig.model_validate({**config, **changed})
+    plan = PipelineConfig.model_validate(changed(config, **sections))
     train(plan)
     return read_report(home / plan.name / "report.json")
 
@@ -66,8 +66,10 @@ def test_rounds_end_when_every_scenario_was_played(desk_config: dict[str, Any], 
     """A reward that never differs: 10, 10 and the last 4 of 24 scenarios, then the run fails as it must."""
     with pytest.raises(NoLearningSignal):
         _run(
-            {**desk_config, "name": "searching", "reward": [{"kind": "constant", "weight": 1.0}]},
+            desk_config,
             home,
+            name="searching",
+            reward=[{"kind": "constant", "weight": 1.0}],
             rollout={"scenarios": 10, "informative_groups": 1, "max_rounds": 9},
         )
     assert _runs(read_report(home / "searching" / "report.json"))["score"] == (0, 3)

@@ -24,6 +24,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.errors import ConfigError
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
+from tests.doubles import changed
 
 
 def test_dask_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -79,14 +80,14 @@ def test_a_cluster_that_loses_a_worker_plays_the_same_rows(desk_config: dict[str
     """4 shards on 2 workers, one killed with a shard and its lock in its hands: all is as in one process."""
 
     def run(runner: str) -> tuple[pa.Table, ReportDocument]:
-        plan = {
-            **desk_config,
-            "name": runner,
-            "store": str(tmp_path / runner),
-            "scenarios": {**desk_config["scenarios"], "limit": 12},
-            "rollout": {"scenarios": 8, "group_size": 4, "max_new_tokens": 40, "shards": 4, "runner": runner},
-            "training": {"iterations": 1, "learning_rate": 3e-4},
-        }
+        plan = changed(
+            desk_config,
+            name=runner,
+            store=str(tmp_path / runner),
+            scenarios={"limit": 12},
+            rollout={"scenarios": 8, "shards": 4, "runner": runner},
+            training={"iterations": 1},
+        )
         train(PipelineConfig.model_validate(plan))
         return _rows(tmp_path / runner), read_report(home / runner / "report.json")
 

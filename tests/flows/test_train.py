@@ -13,6 +13,8 @@ from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, Poli
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
 from tasks.register import registry
+from tests.doubles import changed, short_run
+from tests.places import DESK_SCENARIOS
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
@@ -21,7 +23,7 @@ def run(config: dict[str, Any], home: Path, *, name: str = "short", **sections: 
     """Run the flow and read its report back."""
     from flows.train import train
 
-    plan = PipelineConfig.model_validate({**config, "name": name, **sections})
+    plan = PipelineConfig.model_validate(changed(config, name=name, **sections))
     train(plan)
     return read_report(home / name / "report.json")
 
@@ -34,22 +36,8 @@ def cached(document: ReportDocument) -> dict[str, tuple[int, int]]:
 @pytest.fixture(scope="module")
 def module_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A config that the tests of this file share, so that one of them pays for the first run."""
-    root = Path(__file__).resolve().parents[2]
-    return {
-        "seed": 3,
-        "store": str(tmp_path_factory.mktemp("store")),
-        "scenarios": {
-            "sources": [{"kind": "jsonl", "path": str(root / "data" / "scenarios" / "support_desk.jsonl")}],
-            "limit": 24,
-        },
-        "policy": {"model": str(root / "data" / "models" / "desk_clerk")},
-        "environment": {"kind": "support_desk"},
-        "reward": [{"kind": "task_completion", "weight": 0.7}, {"kind": "checks", "weight": 0.3}],
-        "rollout": {"scenarios": 6, "group_size": 4, "max_new_tokens": 32, "shards": 2},
-        "training": {"iterations": 2, "learning_rate": 3e-4},
-        "evaluation": {"resamples": 200, "samples": 1},
-        "registry": {"model_name": "short"},
-    }
+    folder = tmp_path_factory.mktemp("short")
+    return short_run(folder, rollout={"max_new_tokens": 32}, registry={"model_name": "short"})
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +141,9 @@ def test_a_negated_reward_makes_it_worse_and_the_gate_refuses(module_config: Any
         module_config,
         home,
         name="negated",
-        scenarios={**module_config["scenarios"], "limit": 60},
+        scenarios={"limit": 60},
         reward=[{"kind": "checks", "weight": -1.0}],
-        rollout={**module_config["rollout"], "scenarios": 16, "group_size": 8},
+        rollout={"scenarios": 16, "group_size": 8},
         training={"iterations": 6, "learning_rate": 5e-4, "groups_per_step": 3},
         registry={"model_name": "negated"},
     )
@@ -201,10 +189,9 @@ def test_a_dropped_connection_is_tried_again(
     module_config: Any, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A source that fails once and then delivers: the run goes through."""
-    pack = module_config["scenarios"]["sources"][0]["path"]
-    (tmp_path / "flaky_source.py").write_text(FLAKY.format(marker=str(tmp_path / "tried"), path=pack))
+    (tmp_path / "flaky_source.py").write_text(FLAKY.format(marker=str(tmp_path / "tried"), path=str(DESK_SCENARIOS)))
     monkeypatch.syspath_prepend(tmp_path)
-    scenarios = {**module_config["scenarios"], "sources": [{"kind": "generator", "function": "flaky_source:records"}]}
+    scenarios = {"sources": [{"kind": "generator", "function": "flaky_source:records"}]}
     document = run(module_config, home, name="flaky", scenarios=scenarios, registry={"model_name": "flaky"})
     assert (tmp_path / "tried").exists()
     assert document.ingestion.scenarios == 864
@@ -219,7 +206,7 @@ def test_scenarios_that_fail_an_expectation_stop_the_run_before_any_compute(
         for k in range(60)
     ]
     (tmp_path / "leaky.jsonl").write_text("\n".join(lines))
-    scenarios = {"sources": [{"kind": "jsonl", "path": str(tmp_path / "leaky.jsonl")}]}
+    scenarios = {"sources": [{"kind": "jsonl", "path": str(tmp_path / "leaky.jsonl")}], "limit": None}
     store = tmp_path / "store"
     with pytest.raises(DataError, match=r"(?s)leak.*s0"):
         run(module_config, home, name="leaky", scenarios=scenarios, store=str(store))

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from grpo.config.pipeline import load_config
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
 
 

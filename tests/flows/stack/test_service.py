@@ -15,8 +15,7 @@ import pytest
 
 from flows.stack.service import Service, free_port, port_is_free
 from grpo.errors import ConfigError
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.places import ROOT
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import pytest
 from grpo.agents.memory import ConversationMemory
 from grpo.errors import ConfigError, DataError
 from tests.grpo.agents.parts import Echo, run, speaking, stub
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.places import ROOT
 
 
 def _filled(turns: int, **settings: int) -> ConversationMemory:

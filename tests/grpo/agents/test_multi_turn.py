@@ -15,8 +15,8 @@ from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, DataError, PolicyError
 from grpo.policy.transformers.model import TransformersPolicy, load
 from tests.grpo.agents.parts import Echo, run, speaking, stub
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 THREE = ("Hello!", "Happy to help.", "Anything else?")
 
 

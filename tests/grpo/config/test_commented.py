@@ -10,8 +10,8 @@ from grpo.config.adapters import LoraSettings
 from grpo.config.base import Settings
 from grpo.config.commented import commented
 from grpo.config.pipeline import PipelineConfig, load_config
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 OTHER_KINDS = ("retrain", "tune")
 CONFIGS = [path for path in sorted((ROOT / "data" / "configs").glob("*.yaml")) if path.stem not in OTHER_KINDS]
 

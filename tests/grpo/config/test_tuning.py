@@ -14,8 +14,8 @@ from grpo.config.spaces import PIPELINE_PATHS, get_search_space
 from grpo.config.tuning import HPOConfig, TuneConfig
 from grpo.config.yaml_file import load_settings
 from grpo.errors import ConfigError
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
 NAMES = ("grpo", "full", "customer_service", "conservative", "aggressive")
 DIMENSIONS = [(name, dimension) for name in NAMES for dimension in get_search_space(name)]

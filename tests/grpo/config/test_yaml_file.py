@@ -9,8 +9,9 @@ from grpo.config.policy import PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.yaml_file import load_settings, overridden
 from grpo.errors import ConfigError
+from tests.places import ROOT
 
-QUICKSTART = Path(__file__).resolve().parents[3] / "data" / "configs" / "quickstart.yaml"
+QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
 
 
 def test_settings_of_any_kind_are_read_from_what_they_extend_and_override(tmp_path: Path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from grpo.environments.catalog import WORLDS
 from grpo.environments.task import TaskEnvironment
 from grpo.scenarios.readers.bfcl_multi_turn import read_bfcl_multi_turn
 from grpo.scenarios.scenario import Scenario
+from tests.places import PUBLISHED
 
-FOLDER = Path(__file__).resolve().parents[4] / "shared" / "data" / "bfcl_multi_turn"
+FOLDER = PUBLISHED / "bfcl_multi_turn"
 published = pytest.mark.skipif(not FOLDER.exists(), reason=f"no published tasks at {FOLDER}")
 WORLD = TaskEnvironment(max_turns=100, worlds=WORLDS)
 

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,9 @@ from grpo.environments.support_desk import SupportDesk
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Expected, Scenario
 from grpo.trajectories import Outcome
+from tests.places import ROOT
 
-BOOKS = Path(__file__).resolve().parents[3] / "data" / "scenarios"
+BOOKS = ROOT / "data" / "scenarios"
 
 
 def make_scenario(*lines: str, record: dict[str, object] | None = None, **expected: object) -> Scenario:

@@ -16,11 +16,10 @@ from grpo.rewards.score import score
 from grpo.tables import write_trajectories
 from grpo.trajectories import Trajectory
 from tests.doubles import play_desk
+from tests.places import DESK_MODEL, ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 BASE = Artifact(uri="file:///base", sha256="0" * 64, kind="checkpoint")
 """What a checkpoint of adapters says that it is for."""
-DESK = ROOT / "data" / "models" / "desk_clerk"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def desk_rollout(tmp_path_factory: pytest.TempPathFactory) -> DeskRollout:
     """Four siblings of each of six scenarios, scored as the quickstart does."""
     folder = tmp_path_factory.mktemp("desk")
     config = load_config(ROOT / "data" / "configs" / "quickstart.yaml")
-    policy = load(DESK)
+    policy = load(DESK_MODEL)
     (folder / "base").mkdir()
     save_base(policy, folder / "base")
     trajectories = tuple(score(play_desk(policy, config, scenarios=6, siblings=4), make_reward(config.reward)))

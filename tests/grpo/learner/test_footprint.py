@@ -22,9 +22,7 @@ from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.trajectories import group
 from tests.doubles import desk_scenarios, play_desk
-
-ROOT = Path(__file__).resolve().parents[3]
-DESK = ROOT / "data" / "models" / "desk_clerk"
+from tests.places import DESK_MODEL, ROOT
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
@@ -76,8 +74,8 @@ def test_the_cache_is_that_of_all_episodes_at_their_longest(tiny_folder: Path):
 
 def test_activations_are_about_what_a_pass_keeps():
     """Within a fifth of what PyTorch saves for the way back, on episodes of the order desk."""
-    config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"policy.model={DESK}",))
-    policy = load(DESK)
+    config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"policy.model={DESK_MODEL}",))
+    policy = load(DESK_MODEL)
     played = play_desk(policy, config, scenarios=4, siblings=8)
     known = {scenario.id: scenario for scenario in desk_scenarios(4)}
     scored = list(score(played, make_reward(config.reward), known))
@@ -103,7 +101,7 @@ def test_activations_are_about_what_a_pass_keeps():
     measured = sum(size for place, size in kept.items() if place not in weights)
     tokens = pack(samples, device=policy.model.device).token_ids.shape[1]
     settings = config.training.model_copy(update={"microbatch_tokens": tokens})
-    assert footprint(DESK, settings, episodes=1, max_context=64).activations == pytest.approx(measured, rel=0.2)
+    assert footprint(DESK_MODEL, settings, episodes=1, max_context=64).activations == pytest.approx(measured, rel=0.2)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path):

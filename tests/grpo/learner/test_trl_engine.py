@@ -22,7 +22,8 @@ from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.tables import read_all, write_trajectories
 from grpo.trajectories import Trajectory, TrajectoryGroup, group
 from tests.doubles import make_trajectory
-from tests.grpo.learner.conftest import DESK, DeskRollout
+from tests.grpo.learner.conftest import DeskRollout
+from tests.places import DESK_MODEL
 
 TEMPERATURE = 0.8
 RATE = 1e-4
@@ -167,7 +168,7 @@ def test_both_engines_learn_the_same_from_the_desk(desk_rollout: DeskRollout):
     it decides their steps, and they end up to 2e-4 apart; with 1e-6 none is further than 4e-6.
     """
     groups = [g for g in group(read_all([desk_rollout.scored])) if len(set(g.rewards)) > 1][:3]
-    compare(load(DESK), groups, settings_of(), epsilon=1e-6)
+    compare(load(DESK_MODEL), groups, settings_of(), epsilon=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from grpo.policy.openai import ChatPolicy, CompletionsPolicy
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import load
 from tasks.base import base
+from tests.places import ROOT
 
 
 def test_each_kind_of_address_opens_its_backend(tiny_folder: Path, tmp_path: Path):
@@ -68,9 +69,8 @@ def test_a_script_is_played_without_torch(tmp_path: Path):
         "open_policy('stub://replies.yaml'); "
         "print([name for name in ('torch', 'transformers', 'openai') if name in sys.modules])"
     )
-    root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert done.stdout.strip() == "[]", done.stderr
 

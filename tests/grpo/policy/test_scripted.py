@@ -20,8 +20,7 @@ from grpo.renderer import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory, group
-
-DESK_MODEL = Path(__file__).resolve().parents[3] / "data" / "models" / "desk_clerk"
+from tests.places import DESK_MODEL
 
 
 @pytest.fixture(scope="module")

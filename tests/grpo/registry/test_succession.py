@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ import pytest
 from grpo.errors import PromotionRefused, RegistryError
 from grpo.registry import Registry
 from tests.grpo.registry.making import ANNA, put_version, serving
+from tests.places import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def _three(registry: Registry, model: str) -> None:

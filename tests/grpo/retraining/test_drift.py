@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import random
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,9 @@ from grpo.config.scenarios import MultiDoGOSource
 from grpo.environments.desk_cases import Phrasebook, draw_cases
 from grpo.retraining.drift import compare_topics
 from grpo.scenarios.readers.catalog import read_records
+from tests.places import DESK_SCENARIOS, PUBLISHED, ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
-MULTIDOGO = ROOT.parent / "shared" / "data" / "multidogo"
+MULTIDOGO = PUBLISHED / "multidogo"
 
 
 def test_the_statistic_and_its_share_of_shuffles_are_those_of_the_definition():
@@ -32,7 +31,7 @@ def test_equal_samples_do_not_differ():
 
 def test_one_false_alarm_in_twenty_at_level_one_twentieth():
     """Halves of the order desk's own scenarios: of 200 tests 10 are expected, more than 19 in 1 of 250 such series."""
-    lines = (ROOT / "data" / "scenarios" / "support_desk.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = DESK_SCENARIOS.read_text(encoding="utf-8").splitlines()
     texts = ["\n".join(json.loads(line)["user_responses"]) for line in lines]
     rng = random.Random(0)
     alarms = 0

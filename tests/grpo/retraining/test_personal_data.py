@@ -3,13 +3,13 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from grpo.retraining.personal_data import find_personal, mask
+from tests.places import PUBLISHED
 
-MULTIDOGO = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "multidogo" / "turn"
+MULTIDOGO = PUBLISHED / "multidogo" / "turn"
 LABELS = {"name", "address", "phonenumber", "card_number", "account_number", "ssn", "email"}
 """Slots of MultiDoGO that hold personal data."""
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
 from grpo.rewards.answers import final_answer, numbers, quantity
+from tests.places import PUBLISHED
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_quantity_is_a_number_and_a_unit_at_most(text: str, expected: int | No
 @pytest.fixture(scope="module")
 def solutions() -> list[tuple[str, str]]:
     """Worked solutions of GSM8K and their labels, as text."""
-    path = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "gsm8k" / "train.jsonl"
+    path = PUBLISHED / "gsm8k" / "train.jsonl"
     if not path.exists():
         pytest.skip(f"GSM8K is not at {path}")
     answers = [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]

@@ -11,8 +11,9 @@ from grpo.errors import ConfigError
 from grpo.rewards.catalog import REWARDS, make_reward, reward_named
 from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
 from tests.grpo.rewards.judging import judged
+from tests.places import ROOT
 
-QUICKSTART = Path(__file__).resolve().parents[3] / "data" / "configs" / "quickstart.yaml"
+QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
 PLUGIN = """
 from grpo.rewards import RewardFunction, RewardResult
 

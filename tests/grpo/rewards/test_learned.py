@@ -21,8 +21,8 @@ from grpo.rewards.ngrams import Exchange, bags, exchanges
 from grpo.rewards.reward import RewardContext, RewardFunction
 from grpo.rewards.teaching import apart, learn_labels, learn_pairs
 from grpo.scenarios.judged import LabelledReply, PreferencePair, read_labels, read_pairs
+from tests.places import PUBLISHED
 
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 CONTEXT = RewardContext(scenario_id="s", category="c", stop="terminated")
 POLITE, RUDE = ("gladly", "please", "welcome"), ("whatever", "nonsense", "bother")
 FILLER = "the order ship item today number soon look list"
@@ -274,10 +274,10 @@ def test_every_reply_of_a_conversation_is_judged():
     assert [(len(e.context), e.reply.content) for e in exchanges(turns)] == [(1, "b"), (3, "d")]
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data in {DATA}")
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"no real data in {PUBLISHED}")
 def test_real_preferences_are_learned(tmp_path: Path):
     """HH-RLHF: the held-out accuracy beats guessing; docs/rewards.md has the whole measure."""
-    pairs = read_pairs("hh_rlhf_harmless", DATA / "hh_rlhf_harmless").items[:1000]
+    pairs = read_pairs("hh_rlhf_harmless", PUBLISHED / "hh_rlhf_harmless").items[:1000]
     held = apart([pair.prompt[0].content for pair in pairs], part=1)
     sides = [[pair for pair, out in zip(pairs, held, strict=True) if out == side] for side in (False, True)]
     card = learn_pairs(*sides, tmp_path, split="a fifth")
@@ -285,10 +285,10 @@ def test_real_preferences_are_learned(tmp_path: Path):
     assert card.heldout.value > 0.54
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data in {DATA}")
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"no real data in {PUBLISHED}")
 def test_judged_steps_of_real_dialogues_are_learned(tmp_path: Path):
     """Taskmaster-4, whole dialogues held out: AUC above .58; docs/rewards.md has the whole measure."""
-    steps = [item for item in read_labels("taskmaster", DATA / "taskmaster").items if item.category == "tm4"]
+    steps = [item for item in read_labels("taskmaster", PUBLISHED / "taskmaster").items if item.category == "tm4"]
     held = apart([json.dumps([message.content for message in item.prompt[:2]]) for item in steps])
     sides = [[item for item, out in zip(steps, held, strict=True) if out == side] for side in (False, True)]
     card = learn_labels(*sides, tmp_path, split="a fifth")

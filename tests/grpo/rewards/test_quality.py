@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,9 @@ from grpo.rewards.catalog import reward_named
 from grpo.rewards.presets import DOMAINS
 from grpo.rewards.quality import QualityReward
 from tests.grpo.rewards.judging import judged
+from tests.places import ROOT
 
-GOLDEN = Path(__file__).resolve().parents[3] / "data" / "golden"
+GOLDEN = ROOT / "data" / "golden"
 TRIPLES = [(path.stem, triple) for path in sorted(GOLDEN.glob("*.yaml")) for triple in yaml.safe_load(path.read_text())]
 ASKED = "My order 48213 is late. When will it arrive?"
 ANSWER = "I'm sorry about the wait. Order 48213 left our depot this morning, so you will have it on Wednesday."

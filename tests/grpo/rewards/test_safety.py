@@ -14,8 +14,8 @@ from grpo.rewards.ngrams import Exchange
 from grpo.rewards.reward import RewardContext
 from grpo.rewards.safety import SHIPPED, SafetyReward, safety
 from grpo.scenarios.judged import read_labels
+from tests.places import PUBLISHED
 
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 CONTEXT = RewardContext(scenario_id="s", category="c", stop="terminated")
 
 
@@ -115,9 +115,9 @@ def test_the_shipped_model_is_small_and_says_what_it_learned_from():
     assert card.heldout.low > 0.7
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data in {DATA}")
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"no real data in {PUBLISHED}")
 def test_real_replies_are_told_apart(reward: SafetyReward):
     """Every third of DiaSafety's validation part: AUC at least .77; docs/rewards.md has the whole measure."""
-    items = [item for item in read_labels("diasafety", DATA / "diasafety").items if item.side == "heldout"][::3]
+    items = [item for item in read_labels("diasafety", PUBLISHED / "diasafety").items if item.side == "heldout"][::3]
     scores = [safety(reward.network, Exchange(context=item.prompt, reply=item.reply)).score for item in items]
     assert auc(np.array(scores), [bool(item.score) for item in items]).value >= 0.77

@@ -13,6 +13,7 @@ from grpo.config.scenarios import PublishedSource
 from grpo.scenarios.ingest import Counts, ingest
 from grpo.scenarios.parquet import read_scenarios
 from grpo.scenarios.scenario import Scenario
+from tests.places import PUBLISHED
 
 Ingested = tuple[Counts, list[Scenario]]
 
@@ -22,7 +23,7 @@ def published() -> Callable[[str], Path]:
     """The folder of a published data set; the test is skipped where it is not at hand."""
 
     def find(name: str) -> Path:
-        folder = Path(__file__).resolve().parents[3].parent / "shared" / "data" / name
+        folder = PUBLISHED / name
         if not folder.exists():
             pytest.skip(f"the published files of {name} are not here")
         return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -12,8 +11,8 @@ from grpo.config.pipeline import load_config
 from grpo.config.scenarios import PublishedSource
 from grpo.scenarios.judged import LabelKind, PairKind, read_labels, read_pairs
 from grpo.scenarios.readers.catalog import read_records
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in (ROOT / "docs" / "data.md")

@@ -12,8 +12,8 @@ from grpo.registry import Registry
 from grpo.tuning.document import StudyDocument, best_yaml, render_study, write_study
 from grpo.tuning.record import StudyRecord
 from grpo.tuning.summary import StudySummary, TrialRecord
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
 RATE, SIZE = "training.learning_rate", "rollout.group_size"
 

@@ -4,7 +4,6 @@ import asyncio
 import copy
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,9 @@ from grpo.environments.worlds.retail import RETAIL
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.readers.tau2_bench import read_tau2_bench
 from grpo.scenarios.scenario import Scenario
+from tests.places import PUBLISHED
 
-FOLDER = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tau2_bench"
+FOLDER = PUBLISHED / "tau2_bench"
 published = pytest.mark.skipif(not FOLDER.exists(), reason=f"no published tasks at {FOLDER}")
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -76,10 +77,11 @@ class Service:
 
     def address(self) -> str | None:
         """Where it serves, if it does."""
-        if self.process() is None:
+        process = self.process()
+        if process is None:
             return None
         url = self._recorded_address()
-        return url if not url or _answers(f"{url}/health") else None
+        return url if not url or (_listens(process, url) and _answers(f"{url}/health")) else None
 
     def start(self) -> str:
         """Start it, unless it lives; returns where it is going to serve.
@@ -88,8 +90,7 @@ class Service:
         """
         if self.process() is not None:
             return self._recorded_address()
-        if self.port is not None and not port_is_free(self.host, self.port):
-            raise ConfigError(f"port {self.port} on {self.host} is in use by another program; {self.remedy}")
+        self._refuse_taken_port()
         with storage_errors(str(self.log)):
             self.log.parent.mkdir(parents=True, exist_ok=True)
             output = self.log.open("ab")
@@ -108,11 +109,16 @@ class Service:
         write_atomically(self._file("json"), json.dumps({"pid": child.pid, "began": began, "url": url}))
         return url
 
+    def _refuse_taken_port(self) -> None:
+        if self.port is not None and not port_is_free(self.host, self.port):
+            raise ConfigError(f"port {self.port} on {self.host} is in use by another program; {self.remedy}")
+
     def wait(self) -> str:
         """Wait until it answers; returns its address, and says where its log is if it does not."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         while (url := self.address()) is None:
             if self.process() is None:
+                self._refuse_taken_port()  # by somebody who started in the same moment
                 raise ConfigError(f"{self.name} ended at its start; see {self.log}")
             if time.monotonic() > deadline:
                 self.stop()
@@ -187,6 +193,17 @@ class Service:
 
     def _lock(self, kind: str) -> int:
         return os.open(self._file(kind), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+
+
+def _listens(process: psutil.Process, url: str) -> bool:
+    """Whether it is this process, or a child, that has the port: another home's server may answer there, too."""
+    port = urllib.parse.urlsplit(url).port
+    with suppress(psutil.NoSuchProcess):
+        for one in (process, *process.children(recursive=True)):
+            sockets = one.net_connections(kind="tcp")
+            if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets):
+                return True
+    return False
 
 
 def _answers(url: str) -> bool:

@@ -27,6 +27,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def files(home: Path, port: int) -> Service:
+    home.mkdir(exist_ok=True)
     (home / "health").touch()
     arguments = ("http.server", str(port), "--bind", "127.0.0.1", "--directory", str(home))
     return Service(name="files", home=home, arguments=arguments, port=port)
@@ -88,6 +89,34 @@ def test_a_port_of_another_program_is_named(service: Service):
         with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*; stop that program"):
             service.start()
     assert service.process() is None
+
+
+def test_one_whose_port_is_taken_while_it_starts_names_the_port(service: Service):
+    """Two homes that start in the same moment both find it free; the slower one says what to do."""
+    service.start()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", service.port or 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*; stop that program"):
+            service.wait()
+
+
+def test_what_another_program_answers_on_its_port_is_not_its_answer(service: Service, tmp_path: Path):
+    """A process that lives and is slow to listen; meanwhile another server says that all is well on that port."""
+    other = files(tmp_path / "other", service.port or 0)
+    other.start()
+    other.wait()
+    record = json.loads(other.log.with_suffix(".json").read_text())
+    sleeper = Service(
+        name="sleeper", home=tmp_path, arguments=("timeit", "-n1", "-r1", "-s", "import time", "time.sleep(60)")
+    )
+    sleeper.start()
+    mine = json.loads(sleeper.log.with_suffix(".json").read_text())
+    sleeper.log.with_suffix(".json").write_text(json.dumps({**mine, "url": record["url"]}))
+    assert other.address() == record["url"]
+    assert sleeper.address() is None
+    sleeper.stop(at_once=True)
+    other.stop(at_once=True)
 
 
 def test_one_that_ends_at_its_start_says_where_its_log_is(tmp_path: Path):

@@ -8,6 +8,7 @@ from grpo.evaluation.document import Evaluation
 from grpo.evaluation.evaluate import evaluate as compare_policies
 from grpo.learner.update import distance_to_base
 from grpo.tables import read_all
+from tasks.slots import holds_gpu_slot
 from tasks.stage import Clock, StageResult, stage
 
 _KL_TOKENS = 16384
@@ -20,6 +21,7 @@ class EvaluateResult(StageResult):
 
 
 @stage
+@holds_gpu_slot
 def evaluate(
     champion: Artifact,
     candidate: Artifact,

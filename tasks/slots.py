@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -25,13 +26,18 @@ def on_cuda() -> bool:
 
 
 def holds_gpu_slot(function: Callable[P, R]) -> Callable[P, R]:
-    """Let the work of a stage wait for a slot and hold it, where it runs on a CUDA device."""
+    """Let the work of a stage wait for a slot and hold it, where it runs on a CUDA device.
+
+    A stage whose settings name `processes` holds one for each of them.
+    """
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def work(*args: P.args, **kwargs: P.kwargs) -> R:
         if not on_cuda():
             return function(*args, **kwargs)
-        with concurrency(LIMIT, lease_duration=_LEASE_S):
+        settings = signature.bind_partial(*args, **kwargs).arguments.get("settings")
+        with concurrency(LIMIT, occupy=getattr(settings, "processes", 1), lease_duration=_LEASE_S):
             return function(*args, **kwargs)
 
     return work

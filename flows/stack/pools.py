@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from grpo.errors import ConfigError
 
 POOLS = ("cpu", "gpu")
+TRAINING = "training"
+"""The queue of the pool `cpu` whose runs train: one at a time, of whatever deployment."""
 GPU_SLOTS = "gpu"
 """The global concurrency limit whose slots are devices."""
 
 
 def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
-    """Make pools, slots and the deployments of a file on the server that PREFECT_API_URL names.
+    """Make pools, their queue of trainings, slots and the deployments of a file on the server of PREFECT_API_URL.
 
-    Pools and slots that are there stay as they are, but for a number of slots that is given. Without one there are as
-    many as this machine has devices, and one on a machine without, for the CPU. Deployments are brought up to date; a
-    schedule that was paused stays so.
+    What is there stays as it is, but for a number of slots that is given. Without one there are as many as this machine
+    has devices, and at least one. Deployments are brought up to date; a schedule that was paused stays so.
 
     Raises `ConfigError` where there is no file or no server, or a deployment cannot be made.
     """
@@ -42,10 +44,10 @@ def _make_pools() -> None:
 
     with get_client(sync_client=True) as client:
         for pool in POOLS:
-            try:
+            with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-            except ObjectAlreadyExists:
-                continue
+        with suppress(ObjectAlreadyExists):
+            client.create_work_queue(TRAINING, work_pool_name=POOLS[0], concurrency_limit=1)
 
 
 def _make_slots(number: int | None) -> None:

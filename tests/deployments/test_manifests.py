@@ -154,6 +154,16 @@ def test_long_lived_processes_are_probed():
         assert {"startupProbe", "livenessProbe"} <= container.keys()
 
 
+def test_leases_of_slots_outlive_the_pod_of_the_server():
+    """The count of taken slots lies in PostgreSQL; were its leases gone with the pod, a slot would stay taken."""
+    ((_, pod),) = [(name, pod) for name, pod in pods() if name == "prefect"]
+    (container,) = pod["containers"]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert str(variables["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"]).endswith(".filesystem")
+    (mount,) = container["volumeMounts"]
+    assert [volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume] == [mount["name"]]
+
+
 def test_references_resolve():
     """Volumes, claims and settings that a pod names are there; secrets are the two that the operator makes."""
     claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}

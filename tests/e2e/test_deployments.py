@@ -71,6 +71,8 @@ def test_the_command_makes_pools_slots_and_deployments(deployed: str):
     """Run a second time it changes nothing."""
     pools = httpx.post(f"{deployed}/work_pools/filter", json={}, timeout=60).json()
     assert {pool["name"]: pool["type"] for pool in pools}.items() >= {"cpu": "process", "gpu": "process"}.items()
+    queue = httpx.get(f"{deployed}/work_pools/cpu/queues/training", timeout=60).json()
+    assert queue["concurrency_limit"] == 1
     assert httpx.get(f"{deployed}/v2/concurrency_limits/gpu", timeout=60).json()["limit"] == 3
     assert httpx.get(f"{deployed}/deployments/name/greet/trial", timeout=60).json()["work_pool_name"] == "cpu"
 

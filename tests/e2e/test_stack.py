@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -193,25 +194,29 @@ def test_a_parameter_that_is_none_is_refused_before_a_run_begins(stack: Stack):
 
 
 def test_scheduled_runs_begin_by_themselves_one_after_the_other(stack: Stack):
-    """A schedule of 5 s and runs that take longer: the second waits for the first, and both complete."""
+    """A schedule of 5 s and runs that take longer, and one of another deployment: none trains beside another."""
     deployment = stack.api.read_deployment_by_name("train/often")
     stack.let_schedule("train/often", active=True)
 
     def begun() -> list[FlowRun]:
         mine = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
-        found = [run for run in stack.api.read_flow_runs(deployment_filter=mine) if run.state_name != "Scheduled"]
-        return sorted(found, key=lambda run: run.expected_start_time)
+        found = stack.api.read_flow_runs(deployment_filter=mine)
+        return sorted(
+            (run for run in found if run.expected_start_time <= datetime.now(UTC)),
+            key=lambda run: run.expected_start_time,
+        )
 
-    until(
-        "two scheduled runs, one of them waiting",
-        lambda: any(r.state_name == "AwaitingConcurrencySlot" for r in begun()),
-    )
+    until("a run that trains", lambda: any(run.state_type == StateType.RUNNING for run in begun()))
+    until("another that is due", lambda: len(begun()) >= 2)
     stack.let_schedule("train/often", active=False)
-    first, second, *others = [run.id for run in begun()]
+    first, second, *others = begun()
+    assert second.start_time is None, "it waits"
     for other in others:
-        stack.prefect("flow-run", "cancel", str(other))
-    runs = sorted((stack.ended(run) for run in (first, second)), key=lambda run: run.start_time)
-    assert all(run.auto_scheduled and run.state_type == StateType.COMPLETED for run in runs)
+        stack.prefect("flow-run", "cancel", str(other.id))
+    third = stack.start("train/weekly", "name=third", "seed=9", "training.iterations=1")
+    runs = sorted((stack.ended(run) for run in (first.id, second.id, third)), key=lambda run: run.start_time)
+    assert [run.auto_scheduled for run in runs].count(True) == 2
+    assert all(run.state_type == StateType.COMPLETED for run in runs)
     assert all(one.end_time <= other.start_time for one, other in pairwise(runs))
 
 

@@ -78,6 +78,8 @@ def test_a_deployment_says_what_it_is_and_runs_quietly_in_a_pool(deployment: dic
     """A description, one of the pools, and the environment that `settings` has for every process."""
     assert deployment["description"].endswith(".")
     assert deployment["work_pool"]["name"] in ("cpu", "gpu")
+    trains = flow_of(deployment).name in ("train", "retrain", "tune", "pretrain")
+    assert deployment["work_pool"].get("work_queue_name") == ("training" if trains else None)
     assert deployment["work_pool"]["job_variables"] == {"env": "{{ plan.environment }}"}
     assert plan()["environment"] == settings.quiet()
 

@@ -9,6 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prefect.client.orchestration import get_client
 
+from grpo.config.evaluation import EvaluationSettings
+from grpo.config.rollout import RolloutSettings
+from grpo.config.training import TrainingSettings
 from tasks import slots
 from tasks.slots import LIMIT, holds_gpu_slot
 
@@ -88,23 +91,28 @@ def test_without_the_limit_a_device_is_used_all_the_same(server: str, monkeypatc
     assert _at_once(Work()) > 1
 
 
-def test_rollout_and_train_hold_a_slot(monkeypatch: pytest.MonkeyPatch):
-    """Both ask for one before they begin, and begin when they have it."""
+def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch: pytest.MonkeyPatch):
+    """They ask before they begin, and begin when they have it."""
+    from tasks.evaluate import evaluate
     from tasks.rollout import rollout
     from tasks.train import train
 
-    asked: list[str] = []
+    asked: list[tuple[str, int]] = []
 
     class Refused(Exception):
         """The slot is not given."""
 
-    def concurrency(name: str, **_: object) -> None:
-        asked.append(name)
+    def concurrency(name: str, *, occupy: int, **_: object) -> None:
+        asked.append((name, occupy))
         raise Refused
 
     monkeypatch.setattr(slots, "on_cuda", lambda: True)
     monkeypatch.setattr(slots, "concurrency", concurrency)
-    for stage in (rollout, train):
+    for stage, settings in (
+        (rollout, RolloutSettings()),
+        (train, TrainingSettings(processes=2)),
+        (evaluate, EvaluationSettings()),
+    ):
         with pytest.raises(Refused):
-            stage.fn(**dict.fromkeys(("scenarios", "checkpoint")))
-    assert asked == ["gpu", "gpu"]
+            stage.fn(settings=settings)
+    assert asked == [("gpu", 1), ("gpu", 2), ("gpu", 1)]

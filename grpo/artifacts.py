@@ -13,9 +13,10 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
@@ -27,6 +28,7 @@ from grpo.objects import ObjectFolder, open_uri
 
 MANIFEST = "manifest.json"
 _DIGITS = 20
+_ABANDONED_S = 7 * 24 * 3600.0
 
 
 class Artifact(BaseModel):
@@ -103,6 +105,7 @@ class ArtifactStore:
         try:
             with storage_errors(str(staging) if self._objects else self.root):
                 staging.mkdir(parents=True, exist_ok=True)
+                _sweep(staging)
                 yield staged
         finally:
             _remove(staged)
@@ -253,6 +256,14 @@ def _folder_digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     }
+
+
+def _sweep(staging: Path) -> None:
+    """Remove what writers that were killed have left; nobody writes for so long."""
+    for left in staging.iterdir():
+        with suppress(FileNotFoundError):  # another writer ended, or sweeps too
+            if time.time() - left.lstat().st_mtime > _ABANDONED_S:
+                _remove(left)
 
 
 def _remove(path: Path) -> None:

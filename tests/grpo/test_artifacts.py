@@ -45,6 +45,19 @@ def test_a_failed_writer_leaves_nothing(store: ArtifactStore):
     assert [p for p in Path(store.root).rglob("*") if p.is_file()] == []
 
 
+def test_what_a_killed_writer_left_is_removed_a_week_later(store: ArtifactStore):
+    """A folder and a file of eight days go with the next write; one of six days may still be written to."""
+    staging = Path(store.root) / ".staging"
+    for name, days in (("dead", 8), ("slow", 6)):
+        (staging / name).mkdir(parents=True)
+        (staging / name / "half").touch()
+        os.utime(staging / name, times=(time.time() - days * 86400,) * 2)
+    (staging / "file").touch()
+    os.utime(staging / "file", times=(time.time() - 8 * 86400,) * 2)
+    _text(store, "x")
+    assert [left.name for left in staging.iterdir()] == ["slow"]
+
+
 def test_a_changed_file_is_refused(store: ArtifactStore):
     """One other byte is damage, and the error names the artifact."""
     artifact = _text(store, "x")

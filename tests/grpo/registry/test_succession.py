@@ -227,12 +227,14 @@ def test_a_champion_that_was_deleted_is_replaced_by_the_one_before_it(registry: 
     assert serving(registry, "deleted") == (1, None)
 
 
-def test_a_rollback_passes_over_a_version_that_was_deleted(registry: Registry):
-    """1, 2, 3 without 2: back to 1."""
-    _three(registry, "gap")
-    registry.client.delete_model_version("gap", "2")
-    registry.succession("gap").rollback(reason="no", by=BEN)
-    assert serving(registry, "gap") == (1, None)
+@pytest.mark.parametrize("gone", ["2", "23"])
+def test_a_rollback_passes_over_versions_that_were_deleted(registry: Registry, gone: str):
+    """1, 2, 3 without 2, or without 2 and the champion: back to 1."""
+    _three(registry, f"without-{gone}")
+    for version in gone:
+        registry.client.delete_model_version(f"without-{gone}", version)
+    registry.succession(f"without-{gone}").rollback(reason="no", by=BEN)
+    assert serving(registry, f"without-{gone}") == (1, None)
 
 
 def test_nothing_is_promoted_by_itself_where_the_champion_is_missing(registry: Registry):

@@ -124,15 +124,19 @@ class Succession:
             serving = _alias(model, CHAMPION)
             if serving == version:
                 return None
-            refusal = self._refusal(chosen, serving, _history(model))
+            history = _history(model)
+            refusal = self._refusal(chosen, serving, history)
             if refusal and not force:
                 raise PromotionRefused(f"{refusal}; --force with a reason promotes it all the same")
+            previous = serving
+            if serving is None and history:
+                previous = _before(version, [*standing(history), version], self._living())
             transition = Transition(
-                number=len(_history(model)) + 1,
+                number=len(history) + 1,
                 action="promote",
                 champion=version,
                 replaced=serving,
-                previous=serving,
+                previous=previous,
                 reason=reason,
                 by=by,
                 at=_now(),
@@ -160,7 +164,7 @@ class Succession:
             last, living = serving or history[-1].champion, self._living()
             target = _alias(model, PREVIOUS)
             if target not in living:
-                target = _before(last, history, living)
+                target = _before(last, standing(history), living)
             if target is None:
                 raise NothingToRollBack(
                     f"model {self._model} has no version before {last} to go back to; promote one by its number"
@@ -170,7 +174,7 @@ class Succession:
                 action="rollback",
                 champion=target,
                 replaced=serving,
-                previous=_before(target, history, living),
+                previous=_before(target, standing(history), living),
                 reason=reason,
                 by=by,
                 at=_now(),
@@ -282,9 +286,9 @@ def standing(history: tuple[Transition, ...]) -> list[int]:
     return stack
 
 
-def _before(version: int, history: tuple[Transition, ...], living: set[int]) -> int | None:
-    """The version that served before `version` came to serve, and that is still there."""
-    stack = standing(history)
+def _before(version: int, stack: list[int], living: set[int]) -> int | None:
+    """The version below `version` in what stands, deleted ones passed over."""
+    stack = list(stack)
     while stack and stack.pop() != version:
         pass
     return next((below for below in reversed(stack) if below in living and below != version), None)

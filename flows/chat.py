@@ -23,7 +23,7 @@ _MOST_TURNS = 10_000
 def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
     """The agent that speaks with the model at an address; `options` are `key=value`, of `AgentConfig`.
 
-    Raises `PolicyError` or `RegistryError` where there is no such model, `ConfigError` for an option that is none.
+    Raises `PolicyError` or `AddressError` where there is no such model, `ConfigError` for an option that is none.
     """
     given = {key: yaml.safe_load(value) for key, _, value in (option.partition("=") for option in options)}
     try:

@@ -24,7 +24,7 @@ REGISTERED = "models:/"
 def checkpoint_at(model: str, config: PipelineConfig, ledger: Ledger) -> Artifact:
     """The checkpoint at an address; a model folder is taken into the store first.
 
-    Raises `RegistryError` and `PolicyError` where there is none, `ArtifactError` for one that lies outside of
+    Raises `AddressError` and `PolicyError` where there is none, `ArtifactError` for one that lies outside of
     `config.store`.
     """
     from tasks.base import base  # not before it is needed: who talks to a folder needs no Prefect

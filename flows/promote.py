@@ -5,14 +5,14 @@ from __future__ import annotations
 from prefect import flow
 
 from grpo.registry import Transition
-from grpo.registry.succession import CANDIDATE
+from grpo.registry.succession import CANDIDATE, Reason
 from tasks.promote import promote as promote_version
 from tasks.register import registry
 
 
 @flow(name="promote", flow_run_name="{model_name}")
 def promote(
-    model_name: str, version: int | None = None, reason: str = "promoted by hand", force: bool = False
+    model_name: str, version: int | None = None, reason: Reason = "promoted by hand", force: bool = False
 ) -> Transition | None:
     """Let a version of a model serve, the candidate where none is named; None where it serves already.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from prefect import flow
 
 from grpo.registry import Transition
+from grpo.registry.succession import Reason
 from tasks.promote import rollback as rollback_version
 
 
 @flow(name="rollback", flow_run_name="{model_name}")
-def rollback(model_name: str, reason: str) -> Transition:
-    """Let the version serve again that the champion has replaced; `RegistryError` where there is none.
+def rollback(model_name: str, reason: Reason) -> Transition:
+    """Let the version serve again that the champion has replaced; `NothingToRollBack` where there is none.
 
     Args:
         model_name: The registered model.

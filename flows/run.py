@@ -34,6 +34,7 @@ from grpo.evaluation.document import (
 from grpo.evaluation.gates import answerable
 from grpo.policy.catalog import model_folder
 from grpo.registry import ModelVersion
+from grpo.registry.succession import LONGEST_REASON
 from grpo.rewards.admission import admit
 from grpo.scenarios.fingerprint import fingerprint
 from grpo.scenarios.ingest import SCENARIOS
@@ -191,7 +192,9 @@ class Run:
         if decision.verdict != "promote" or self.version.version in served:
             return decision
         try:
-            self.ledger.run(promote, model_name=name, version=self.version.version, reason=decision.reason[:1000])
+            self.ledger.run(
+                promote, model_name=name, version=self.version.version, reason=decision.reason[:LONGEST_REASON]
+            )
         except PromotionRefused as error:
             return decision.model_copy(update={"verdict": "refuse", "reason": f"{error}; {decision.reason}"})
         return decision
@@ -202,7 +205,7 @@ class Run:
         return Promotion(decision=decision, report=page, version=self.version)
 
     def _champion(self) -> Artifact:
-        """Whom the candidate is judged against: the version in service, else the base.
+        """Whom the candidate is judged against: the version in service, the base where none has ever been.
 
         A run that was judged before is judged against the same policy again, so that its decision stands.
         """

@@ -55,6 +55,8 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
         origin = f"version {parent.version}" if parent.version is not None else f"base model {parent.model}"
         lines.append(f"{'  ' * depth}trained from policy {parent.policy}, {origin}")
     lines += [_told(one) for one in lineage.history] or ["no version of this model has served"]
+    if lineage.pending is not None:
+        lines.append(f"pending, the next promotion or rollback settles it: {_told(lineage.pending)}")
     for line in lines:
         console.print(Text(line), soft_wrap=True)
     console.print(

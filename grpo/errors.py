@@ -61,6 +61,14 @@ class RegistryError(GRPOError):
     """The model registry refuses what was asked of it."""
 
 
+class AddressError(RegistryError):
+    """There is no such model or version, none that a run has registered, or what was written is no address."""
+
+
+class NothingToRollBack(RegistryError):
+    """No version has served before the one in service, or none of them is there any more."""
+
+
 class PromotionRefused(RegistryError):
     """A version may not serve: it did not pass its gates, or was judged against another champion."""
 

@@ -74,5 +74,7 @@ def register(
     )
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
     policy = resident_policy(artifacts, candidate)
+    if (whole := policy.merged_hash) is not None:
+        tags["merged"] = whole
     version = models.register(config.registry.model_name, run_id, policy, tags=tags, provenance=made_from)
     return RegisterResult(version=version, compute_s=clock.seconds)

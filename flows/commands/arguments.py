@@ -8,12 +8,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from grpo.registry.succession import LONGEST_REASON
+
 ConfigFile = Annotated[Path, typer.Argument(help="YAML file; the shipped ones are in data/configs.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value, over the file; may be repeated.")
 ]
 ModelName = Annotated[str, typer.Argument(help="Name of the registered model, as in registry.model_name.")]
 ModelAddress = Annotated[str, typer.Argument(help="models:/NAME@champion, @candidate, @previous, or models:/NAME/3.")]
-Reason = Annotated[str, typer.Option(help="Why; it is written into the record.")]
+
+
+def _reason(value: str) -> str:
+    """The reason without blanks around it; refused before anything starts."""
+    if not 1 <= len(reason := value.strip()) <= LONGEST_REASON:
+        raise typer.BadParameter(f"it has {len(reason)} characters; write 1 to {LONGEST_REASON}")
+    return reason
+
+
+Reason = Annotated[str, typer.Option(help="Why; it is written into the record.", callback=_reason)]
 
 console = Console()

@@ -13,7 +13,7 @@ from flows import settings
 from flows.commands.arguments import console
 from flows.commands.exits import exits
 from grpo.config.pipeline import load_config
-from grpo.errors import ConfigError, DataError, PolicyError, RegistryError
+from grpo.errors import AddressError, ConfigError, DataError, PolicyError
 from grpo.files import write_atomically
 
 
@@ -51,7 +51,7 @@ def evaluate(
     """
     home = settings.apply()
     options = tuple(override or ())
-    with exits(wrong_input=(ConfigError, DataError, PolicyError, RegistryError)):
+    with exits(wrong_input=(AddressError, ConfigError, DataError, PolicyError)):
         _check_modes(config, model, num_episodes, scenarios_file, checkpoint, message, conversations)
         if checkpoint is not None:
             _talk(checkpoint, message, conversations, output_file, options)

@@ -9,6 +9,7 @@ import typer
 from flows import settings
 from flows.commands.arguments import ModelAddress, console
 from flows.commands.exits import exits
+from grpo.errors import AddressError, ConfigError
 
 
 def lineage(
@@ -20,7 +21,7 @@ def lineage(
     Example: grpo lineage models:/support-desk@champion
     """
     settings.apply()
-    with exits():
+    with exits(wrong_input=(ConfigError, AddressError)):
         from flows.versions import print_lineage
         from grpo.registry.lineage import trace
         from tasks.register import registry

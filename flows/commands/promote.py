@@ -9,6 +9,7 @@ import typer
 from flows import settings
 from flows.commands.arguments import ModelName, Reason, console
 from flows.commands.exits import exits
+from grpo.errors import AddressError, ConfigError
 
 
 def promote(
@@ -26,7 +27,7 @@ def promote(
     home = settings.apply()
     from flows.stack.servers import prefect_server
 
-    with exits(), prefect_server(home):
+    with exits(wrong_input=(ConfigError, AddressError)), prefect_server(home):
         from flows.promote import promote as flow
         from flows.versions import print_transition
 

@@ -7,6 +7,7 @@ import typer
 from flows import settings
 from flows.commands.arguments import ModelAddress, console
 from flows.commands.exits import FAILED, exits
+from grpo.errors import AddressError, ConfigError
 
 
 def reproduce(model: ModelAddress) -> None:
@@ -19,7 +20,7 @@ def reproduce(model: ModelAddress) -> None:
     home = settings.apply()
     from flows.stack.servers import prefect_server
 
-    with exits(), prefect_server(home):
+    with exits(wrong_input=(ConfigError, AddressError)), prefect_server(home):
         from flows.reproduce import reproduce as flow
         from flows.versions import print_reproduction
 

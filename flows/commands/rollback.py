@@ -5,6 +5,7 @@ from __future__ import annotations
 from flows import settings
 from flows.commands.arguments import ModelName, Reason, console
 from flows.commands.exits import exits
+from grpo.errors import AddressError, ConfigError
 
 
 def rollback(model: ModelName, reason: Reason) -> None:
@@ -15,7 +16,7 @@ def rollback(model: ModelName, reason: Reason) -> None:
     home = settings.apply()
     from flows.stack.servers import prefect_server
 
-    with exits(), prefect_server(home):
+    with exits(wrong_input=(ConfigError, AddressError)), prefect_server(home):
         from flows.rollback import rollback as flow
         from flows.versions import print_transition
 

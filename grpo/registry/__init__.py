@@ -1,7 +1,8 @@
 """Models in MLflow: one version for each run that trained one, and which of them serves.
 
-    version      tags: run_key, policy, parent, checkpoint (uri and sha256), champion (the one it was judged against),
-                 verdict, digests; in the model's own metadata: its provenance
+    version      tags: run_key, policy, merged (the policy's hash once its adapters, if any, are merged in), parent,
+                 checkpoint (uri and sha256), champion (the one it was judged against), verdict, digests; in the model's
+                 own metadata: its provenance
     aliases      candidate: the newest version; champion: the one in service; previous: where a rollback goes
     model tags   succession.0001 …: every promotion and rollback, with who, why, from what and when
 

@@ -43,12 +43,15 @@ class Lineage(BaseModel):
     """The version that it was compared with; None for a base model."""
     history: tuple[Transition, ...]
     """Promotions and rollbacks of the model."""
+    pending: Transition | None = None
+    """A promotion or rollback that is under way or was cut off."""
 
 
 def trace(registry: Registry, version: ModelVersion) -> Lineage:
     """Collect what the registry knows of a version and its ancestors."""
-    by_policy = {one.tags.get("policy"): one for one in reversed(registry.versions(version.name))}
+    by_policy = _by_policy(registry.versions(version.name))
     provenance = registry.provenance(version)
+    record = registry.succession(version.name).record()
     return Lineage(
         name=version.name,
         version=version.version,
@@ -58,13 +61,22 @@ def trace(registry: Registry, version: ModelVersion) -> Lineage:
         provenance=provenance,
         parents=_parents(registry, provenance, by_policy),
         judged_against=by_policy[provenance.champion].version if provenance.champion in by_policy else None,
-        history=registry.succession(version.name).history(),
+        history=record.history,
+        pending=record.pending,
     )
 
 
-def _parents(
-    registry: Registry, provenance: Provenance, by_policy: dict[str | None, ModelVersion]
-) -> tuple[Ancestor, ...]:
+def _by_policy(versions: list[ModelVersion]) -> dict[str, ModelVersion]:
+    """The first version with these weights: as they were trained, or with the adapters merged in, as a run starts."""
+    found: dict[str, ModelVersion] = {}
+    for version in versions:
+        for tag in ("policy", "merged"):
+            if (policy := version.tags.get(tag)) is not None:
+                found.setdefault(policy, version)
+    return found
+
+
+def _parents(registry: Registry, provenance: Provenance, by_policy: dict[str, ModelVersion]) -> tuple[Ancestor, ...]:
     """From the base of this run to the base of the first one."""
     found: list[Ancestor] = []
     while True:

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
 from grpo.databases import exclusive
-from grpo.errors import RegistryError
+from grpo.errors import AddressError, RegistryError
 from grpo.locks import file_lock
 from grpo.registry.provenance import PROVENANCE, Provenance
-from grpo.registry.succession import CANDIDATE, CHAMPION, Succession, is_absent
+from grpo.registry.succession import CANDIDATE, CHAMPION, Succession, is_absent, missing_champion
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -42,11 +42,11 @@ class ModelVersion(BaseModel):
 
     @property
     def checkpoint(self) -> Artifact:
-        """The checkpoint that was registered; `RegistryError` for a version that no run registered."""
+        """The checkpoint that was registered; `AddressError` for a version that no run registered."""
         try:
             return Artifact(uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint")
         except KeyError as error:
-            raise RegistryError(
+            raise AddressError(
                 f"{self.name} version {self.version} has no tag {error}: no run of this pipeline registered it"
             ) from error
 
@@ -91,15 +91,27 @@ class Registry:
             return str(client.get_experiment_by_name(name).experiment_id)
 
     def champion(self, model: str) -> ModelVersion | None:
-        """The version in service, if there is one."""
-        return self._by_alias(model, CHAMPION)
+        """The version in service, None while none has ever been.
+
+        Raises `RegistryError` where one has been and its version or alias was deleted: who took that for a new model
+        would let a worse one in.
+        """
+        if (found := self._by_alias(model, CHAMPION)) is not None:
+            return found
+        try:
+            record = self.succession(model).record()
+        except AddressError:
+            return None
+        if record.history and record.champion is None:
+            raise RegistryError(missing_champion(model))
+        return None
 
     def at(self, address: str) -> ModelVersion:
-        """The version at `models:/NAME@alias` or `models:/NAME/3`; `RegistryError` where there is none."""
+        """The version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` where there is none."""
         from mlflow.exceptions import MlflowException
 
         if (parts := _ADDRESS.match(address)) is None:
-            raise RegistryError(f"{address!r} is no address of a model; write models:/NAME@champion or models:/NAME/3")
+            raise AddressError(f"{address!r} is no address of a model; write models:/NAME@champion or models:/NAME/3")
         name, alias, number = parts["name"], parts["alias"], parts["version"]
         found: ModelVersion | None
         if alias is not None:
@@ -112,7 +124,7 @@ class Registry:
                     raise
                 found = None
         if found is None:
-            raise RegistryError(f"no model at {address} in the registry {self.tracking_uri}")
+            raise AddressError(f"no model at {address} in the registry {self.tracking_uri}")
         return found
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
@@ -131,7 +143,7 @@ class Registry:
         return sorted(name for name, number in model.aliases.items() if int(number) == version.version)
 
     def provenance(self, version: ModelVersion) -> Provenance:
-        """What a version was made from; `RegistryError` for one that something else registered."""
+        """What a version was made from; `AddressError` for one that something else registered."""
         import mlflow
         from mlflow.models import get_model_info
 
@@ -139,7 +151,7 @@ class Registry:
         address = f"models:/{version.name}/{version.version}"
         found = (get_model_info(address).metadata or {}).get(PROVENANCE)
         if found is None:
-            raise RegistryError(
+            raise AddressError(
                 f"{address} says nothing of what it was made from: no run of this pipeline registered it"
             )
         return Provenance.model_validate(found)

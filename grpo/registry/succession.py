@@ -9,19 +9,20 @@ the value was. So a change is written down before it is made, and the alias `cha
     4  tag  succession.0007       the record
     5  pending goes
 
-Whoever comes next settles what was begun: before step 2 it is undone, after it finished. One change at a time is a
-lock on this machine; for several machines a flow holds Prefect's lock beside it.
+The next change settles what was begun: before step 2 it is undone, after it finished. One change at a time is a lock
+on this machine; for several machines a flow holds Prefect's lock beside it. Who only reads takes no lock and settles
+nothing.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from grpo.errors import PromotionRefused, RegistryError
+from grpo.errors import AddressError, NothingToRollBack, PromotionRefused, RegistryError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
 _RECORD, _PENDING = "succession.", "succession.pending"
+
+LONGEST_REASON = 1000
+Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST_REASON)]
+"""Why a version serves; a tag of MLflow holds it with the rest of the record."""
 
 
 class Actor(BaseModel):
@@ -55,7 +60,7 @@ class Transition(BaseModel):
     """The version that served until now."""
     previous: int | None
     """Where a rollback would go from now on."""
-    reason: str = Field(min_length=1, max_length=1000)
+    reason: Reason
     by: Actor
     at: str
     """UTC, ISO 8601."""
@@ -63,6 +68,19 @@ class Transition(BaseModel):
     """Against a verdict or another rule."""
     checks: dict[str, float | None] = Field(default_factory=dict)
     """The numbers of the gates."""
+
+
+class Record(BaseModel):
+    """What is written down of a model's changes at one moment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    champion: int | None
+    """The version in service."""
+    history: tuple[Transition, ...]
+    """Every promotion and rollback that has ended, the first one first."""
+    pending: Transition | None
+    """A change that is under way, or that was cut off and is settled by the next one."""
 
 
 class Succession:
@@ -73,10 +91,17 @@ class Succession:
         self._model = model
         self._lock = lock
 
+    def record(self) -> Record:
+        """Who serves, what has changed so far, and what is being changed; nothing is waited for or written."""
+        model = self._model_now()
+        history, pending = _history(model), _pending(model)
+        if pending is not None and pending.number <= len(history):  # between steps 4 and 5
+            pending = None
+        return Record(champion=_alias(model, CHAMPION), history=history, pending=pending)
+
     def history(self) -> tuple[Transition, ...]:
-        """Every promotion and rollback so far, the first one first; a half-done one is settled before."""
-        with self._lock:
-            return _history(self._settled())
+        """Every promotion and rollback that has ended, the first one first."""
+        return self.record().history
 
     def promote(
         self,
@@ -90,23 +115,28 @@ class Succession:
         """Let a version serve; None where it does so already.
 
         Raises `PromotionRefused` for a version that did not pass its gates, that was judged against another version
-        than the one in service, or that has served before: `force` overrides and is recorded.
+        than the one in service, or that has served before, and while a champion is missing that there was: `force`
+        overrides and is recorded.
         """
         with self._lock:
-            model = self._settled()
+            model, _ = self._settled()
             chosen = self._version(version)
             serving = _alias(model, CHAMPION)
             if serving == version:
                 return None
-            refusal = self._refusal(chosen, serving, _history(model))
+            history = _history(model)
+            refusal = self._refusal(chosen, serving, history)
             if refusal and not force:
                 raise PromotionRefused(f"{refusal}; --force with a reason promotes it all the same")
+            previous = serving
+            if serving is None and history:
+                previous = _before(version, [*standing(history), version], self._living())
             transition = Transition(
-                number=len(_history(model)) + 1,
+                number=len(history) + 1,
                 action="promote",
                 champion=version,
                 replaced=serving,
-                previous=serving,
+                previous=previous,
                 reason=reason,
                 by=by,
                 at=_now(),
@@ -119,25 +149,32 @@ class Succession:
     def rollback(self, *, reason: str, by: Actor) -> Transition:
         """Let the version serve again that the champion has replaced.
 
-        `previous` then names the one before it: versions 1, 2, 3 rolled back twice leave 1 in service. Raises
-        `RegistryError` when there is no version to go back to.
+        `previous` then names the one before it: versions 1, 2, 3 rolled back twice leave 1 in service. A version that
+        was deleted is passed over, and a champion that was deleted is replaced. What one flow run asks for is done
+        once, however often it is put back. Raises `NothingToRollBack` when there is no version to go back to.
         """
         with self._lock:
-            model = self._settled()
-            serving, target = _alias(model, CHAMPION), _alias(model, PREVIOUS)
-            if serving is None:
-                raise RegistryError(f"model {self._model} has no champion, so there is nothing to roll back")
-            if target is None:
-                raise RegistryError(
-                    f"model {self._model} has no version before {serving} to go back to; promote one by its number"
-                )
+            model, finished = self._settled()
             history = _history(model)
+            if (done := _done_before(history, finished, reason, by)) is not None:
+                return done
+            serving = _alias(model, CHAMPION)
+            if serving is None and not history:
+                raise NothingToRollBack(f"model {self._model} has no champion, so there is nothing to roll back")
+            last, living = serving or history[-1].champion, self._living()
+            target = _alias(model, PREVIOUS)
+            if target not in living:
+                target = _before(last, standing(history), living)
+            if target is None:
+                raise NothingToRollBack(
+                    f"model {self._model} has no version before {last} to go back to; promote one by its number"
+                )
             transition = Transition(
                 number=len(history) + 1,
                 action="rollback",
                 champion=target,
                 replaced=serving,
-                previous=self._before(target, history),
+                previous=_before(target, standing(history), living),
                 reason=reason,
                 by=by,
                 at=_now(),
@@ -159,6 +196,8 @@ class Succession:
             champion = self._version(serving)
             if chosen.tags.get("champion_sha256") != champion.tags.get("checkpoint_sha256"):
                 return f"{name} was judged against another policy than that of version {serving}, which serves now"
+        elif history:
+            return missing_champion(self._model)
         return None
 
     def _version(self, version: int) -> ModelVersion:
@@ -168,31 +207,26 @@ class Succession:
             return self._client.get_model_version(self._model, str(version))
         except MlflowException as error:
             if is_absent(error):
-                raise RegistryError(f"model {self._model} has no version {version}") from error
+                raise AddressError(f"model {self._model} has no version {version}") from error
             raise
 
-    def _before(self, target: int, history: tuple[Transition, ...]) -> int | None:
-        """The version that served before `target` came to serve, if it is still there."""
-        stack = standing(history)
-        while stack and stack.pop() != target:
-            pass
-        known = {int(one.version) for one in self._client.search_model_versions(f"name = '{self._model}'")}
-        while stack:
-            if (below := stack.pop()) in known and below != target:
-                return below
-        return None
+    def _living(self) -> set[int]:
+        """Versions that nobody has deleted."""
+        return {int(one.version) for one in self._client.search_model_versions(f"name = '{self._model}'")}
 
-    def _settled(self) -> RegisteredModel:
-        """The model, after a change that was left half done is finished, or undone where it had not begun to serve."""
+    def _settled(self) -> tuple[RegisteredModel, Transition | None]:
+        """The model, and the change that was finished for it where one was left half done.
+
+        One whose version had not begun to serve is undone.
+        """
         model = self._model_now()
-        if (text := model.tags.get(_PENDING)) is not None:
-            pending = Transition.model_validate_json(text)
-            if _alias(model, CHAMPION) == pending.champion:
-                self._finish(pending)
-            else:
-                self._client.delete_registered_model_tag(self._model, _PENDING)
-            model = self._model_now()
-        return model
+        if (pending := _pending(model)) is None:
+            return model, None
+        if _alias(model, CHAMPION) == pending.champion:
+            self._finish(pending)
+            return self._model_now(), pending
+        self._client.delete_registered_model_tag(self._model, _PENDING)
+        return self._model_now(), None
 
     def _model_now(self) -> RegisteredModel:
         from mlflow.exceptions import MlflowException
@@ -201,7 +235,7 @@ class Succession:
             return self._client.get_registered_model(self._model)
         except MlflowException as error:
             if is_absent(error):
-                raise RegistryError(f"no model {self._model} is registered; a run registers it when it ends") from error
+                raise AddressError(f"no model {self._model} is registered; a run registers it when it ends") from error
             raise
 
     def _begin(self, transition: Transition) -> None:
@@ -215,13 +249,23 @@ class Succession:
 
     def _finish(self, transition: Transition) -> None:
         """What follows once the champion is set; done twice, it is done once."""
-        if transition.previous is None:
+        if transition.previous not in self._living():
             self._client.delete_registered_model_alias(self._model, PREVIOUS)
         else:
             self._client.set_registered_model_alias(self._model, PREVIOUS, str(transition.previous))
         key = f"{_RECORD}{transition.number:04}"
         self._client.set_registered_model_tag(self._model, key, transition.model_dump_json())
         self._client.delete_registered_model_tag(self._model, _PENDING)
+
+
+def missing_champion(model: str) -> str:
+    """What to do where a model has had a champion and has none."""
+    return (
+        f"model {model} has had a champion and has none now: the version or its alias was deleted; "
+        f"`grpo rollback {model} --reason WHY` lets the version before it serve, "
+        f"`grpo promote {model} --version N --reason WHY --force` another one, "
+        "and another registry.model_name begins anew"
+    )
 
 
 def standing(history: tuple[Transition, ...]) -> list[int]:
@@ -242,6 +286,31 @@ def standing(history: tuple[Transition, ...]) -> list[int]:
     return stack
 
 
+def _before(version: int, stack: list[int], living: set[int]) -> int | None:
+    """The version below `version` in what stands, deleted ones passed over."""
+    stack = list(stack)
+    while stack and stack.pop() != version:
+        pass
+    return next((below for below in reversed(stack) if below in living and below != version), None)
+
+
+def _done_before(
+    history: tuple[Transition, ...], finished: Transition | None, reason: str, by: Actor
+) -> Transition | None:
+    """The rollback that this very request has brought about already, before its process died.
+
+    A flow run asks once. A command that is typed again is another flow run: it means what was left half done, by the
+    same person for the same reason, and a second rollback where the first one had ended.
+    """
+    for one in reversed(history):
+        if one.action == "rollback" and by.run is not None and one.by.run == by.run:
+            return one
+    if finished is None or finished.action != "rollback":
+        return None
+    asked, before = (by.user, by.host, reason), (finished.by.user, finished.by.host, finished.reason)
+    return finished if asked == before else None
+
+
 def is_absent(error: Exception) -> bool:
     """Whether MLflow says that something does not exist, and not that it cannot be asked."""
     code, text = getattr(error, "error_code", ""), str(error)
@@ -251,6 +320,11 @@ def is_absent(error: Exception) -> bool:
 def _history(model: RegisteredModel) -> tuple[Transition, ...]:
     keys = sorted(key for key in model.tags if key.startswith(_RECORD) and key != _PENDING)
     return tuple(Transition.model_validate_json(model.tags[key]) for key in keys)
+
+
+def _pending(model: RegisteredModel) -> Transition | None:
+    text = model.tags.get(_PENDING)
+    return None if text is None else Transition.model_validate_json(text)
 
 
 def _alias(model: RegisteredModel, name: str) -> int | None:

@@ -89,7 +89,7 @@ def test_lineage_tells_what_a_version_was_made_from_and_who_promoted_it(version:
     assert promoted["by"]["run"]
     assert promoted["checks"].keys() == {"improvement in success"}
     unknown = grpo("lineage", f"models:/{MODEL}@nobody")
-    assert unknown.exit_code == 1
+    assert unknown.exit_code == 2
     assert "no model at" in unknown.stderr
 
 

@@ -69,6 +69,34 @@ def test_the_exit_code_says_how_a_command_ended(arguments: list[str], code: int)
     assert "Traceback" not in result.output
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lineage", "nonsense"],
+        ["lineage", "models:/nobody@champion"],
+        ["reproduce", "nonsense"],
+        ["promote", "nobody", "--reason", "x"],
+        ["promote", "nobody", "--version", "3", "--reason", "x"],
+        ["rollback", "nobody", "--reason", "x"],
+    ],
+)
+def test_a_model_that_is_not_there_is_wrong_input(server: str, arguments: list[str]):
+    """Whichever command is given it, and whether it is an address, a name or a number."""
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, "AddressError" in result.stderr) == (WRONG_INPUT, True), result.output
+
+
+@pytest.mark.parametrize("command", ["promote", "rollback"])
+@pytest.mark.parametrize(("reason", "length"), [("", 0), ("  ", 0), ("x" * 1001, 1001)])
+def test_a_reason_that_no_record_holds_is_refused_before_anything_starts(command: str, reason: str, length: int):
+    """It is an option like any other: exit code 2, with its name."""
+    result = CliRunner().invoke(app, [command, "desk", "--reason", reason])
+    assert result.exit_code == WRONG_INPUT
+    assert "--reason" in result.stderr
+    assert f"it has {length} characters" in " ".join(result.stderr.replace("│", " ").split())
+
+
 def test_help_comes_without_loading_what_the_work_needs():
     """Neither PyTorch nor Prefect nor MLflow, so that it comes at once."""
     code = (

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from grpo.config.pipeline import PipelineConfig
-from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, PolicyError
+from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, PolicyError, RegistryError
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
 from tasks.register import registry
 from tests.doubles import changed, short_run
+from tests.grpo.registry.making import ANNA, put_version
 from tests.places import DESK_SCENARIOS
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -151,6 +152,17 @@ def test_a_negated_reward_makes_it_worse_and_the_gate_refuses(module_config: Any
     assert document.evaluation.overall.difference.mean < 0
     assert document.decision.verdict == "refuse"
     assert registry().champion("negated") is None
+
+
+def test_no_run_is_judged_against_the_base_where_the_champion_is_missing(module_config: Any, home: Path):
+    """Version 1 has served and was deleted: the run ends before anything is played, and names the remedies."""
+    version = put_version(registry(), "bereft", "a", against="base")
+    registry().succession("bereft").promote(version, reason="gates", by=ANNA)
+    registry().client.delete_model_version("bereft", str(version))
+    with pytest.raises(RegistryError, match=r"`grpo rollback bereft .*`grpo promote bereft --version N"):
+        run(module_config, home, name="bereft", seed=12, registry={"model_name": "bereft"})
+    assert registry().versions("bereft") == []
+    assert not (home / "bereft").exists(), "no report, as nothing was measured"
 
 
 def test_two_runs_of_one_config_at_once_do_not_harm_each_other(module_config: Any, home: Path):

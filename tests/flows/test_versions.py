@@ -47,6 +47,7 @@ def test_a_lineage_is_told_on_lines_that_can_be_searched():
         ),
         judged_against=1,
         history=(forced,),
+        pending=forced.model_copy(update={"action": "rollback", "champion": 1, "replaced": 2, "forced": False}),
     )
     lines = _told(found).splitlines()
     assert "trained from policy p1, version 1" in lines
@@ -55,6 +56,8 @@ def test_a_lineage_is_told_on_lines_that_can_be_searched():
         "2026-03-04T05:06:07+00:00 promote, forced: version 2 instead of 1, by anna@laptop, flow run run-1: "
         "[b]looked at it[/b]" in lines
     )
+    (pending,) = [line for line in lines if line.startswith("pending, the next promotion or rollback settles it: ")]
+    assert "rollback: version 1 instead of 2, by anna@laptop" in pending
     assert any(line.split() == ["code", "c0de,", "commit", "abc"] for line in lines)
 
 

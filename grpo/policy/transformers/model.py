@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from grpo.errors import PolicyError
 from grpo.policy.policy import Sampler
 from grpo.policy.transformers.adapters import CONFIG as ADAPTERS
-from grpo.policy.transformers.adapters import load_adapters
+from grpo.policy.transformers.adapters import has_adapters, load_adapters, merged
 from grpo.policy.transformers.attention import IMPLEMENTATION
 from grpo.policy.transformers.quantization import Quantization, quantized
 from grpo.policy.transformers.sampler import SlotSampler
@@ -41,6 +41,11 @@ class TransformersPolicy:
     def max_context(self) -> int:
         """Most tokens that the model can read."""
         return int(self.model.config.max_position_embeddings)
+
+    @property
+    def merged_hash(self) -> str | None:
+        """Hash of the weights once the adapters are merged in, as a run may start from them; None without adapters."""
+        return weights_hash(merged(self.model)) if has_adapters(self.model) else None
 
     def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
         """See `Policy.sampler`."""

@@ -8,6 +8,8 @@ from grpo.registry import Provenance, Registry
 from grpo.registry.succession import Actor
 
 ANNA = Actor(user="anna", host="laptop", run="run-1")
+BEN = Actor(user="ben", host="laptop")
+"""In no flow run: whatever he asks for twice he wants twice."""
 
 
 def make_provenance(**changes: Any) -> Provenance:

@@ -8,6 +8,7 @@ from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.registry import Registry
 from grpo.registry.lineage import trace
 from tests.grpo.registry.making import ANNA, make_provenance
+from tests.grpo.registry.test_succession import Dying, Killed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
 
@@ -17,19 +18,25 @@ def policy(tiny_folder: Path) -> TransformersPolicy:
     return load(tiny_folder)
 
 
+def _generation(
+    registry: Registry, policy: TransformersPolicy, model: str, *, start: str, trained: str, against: str, merged: str
+) -> None:
+    """A version that was trained from `start` on, and serves."""
+    folder = "models/base" if start == "base" else "store/checkpoint"
+    made = make_provenance(
+        policies=(start, trained), champion=against, config={"policy": {"model": folder}, "scenarios": {}}
+    )
+    tags = {"run_key": f"{model}-{trained}", "policy": trained, "verdict": "promote", "checkpoint_sha256": trained}
+    tags |= {"checkpoint_uri": "store/x", "champion_sha256": against} | ({"merged": merged} if merged else {})
+    run_id = registry.open_run("tests", "run", run_key=tags["run_key"], params={})
+    version = registry.register(model, run_id, policy, tags=tags, provenance=made)
+    registry.succession(model).promote(version.version, reason="gates", by=ANNA)
+
+
 def test_a_version_is_traced_to_the_base_that_no_run_made(registry: Registry, policy: TransformersPolicy):
     """Version 2 was trained from the policy of version 1, which was trained from the base model."""
-    runs = [("base", "p1", "base", "models/base"), ("p1", "p2", "p1", "store/checkpoint")]
-    for number, (parent, trained, against, folder) in enumerate(runs):
-        key = f"traced-{number}"
-        made = make_provenance(
-            policies=(parent, trained), champion=against, config={"policy": {"model": folder}, "scenarios": {}}
-        )
-        tags = {"run_key": key, "policy": trained, "verdict": "promote", "checkpoint_sha256": trained}
-        tags |= {"checkpoint_uri": "store/x", "champion_sha256": against}
-        run_id = registry.open_run("tests", "run", run_key=key, params={})
-        version = registry.register("traced", run_id, policy, tags=tags, provenance=made)
-        registry.succession("traced").promote(version.version, reason="gates", by=ANNA)
+    _generation(registry, policy, "traced", start="base", trained="p1", against="base", merged="")
+    _generation(registry, policy, "traced", start="p1", trained="p2", against="p1", merged="")
     found = trace(registry, registry.at("models:/traced@champion"))
     assert [(one.policy, one.version, one.model) for one in found.parents] == [
         ("p1", 1, "store/checkpoint"),
@@ -37,6 +44,30 @@ def test_a_version_is_traced_to_the_base_that_no_run_made(registry: Registry, po
     ]
     assert (found.version, found.judged_against, found.aliases) == (2, 1, ["candidate", "champion"])
     assert [one.champion for one in found.history] == [1, 2]
+
+
+def test_a_version_is_traced_through_adapters_that_were_merged(registry: Registry, policy: TransformersPolicy):
+    """Version 2 starts from version 1 with its adapters merged in, m1; it was judged against the adapted p1."""
+    _generation(registry, policy, "adapted", start="base", trained="p1", against="base", merged="m1")
+    _generation(registry, policy, "adapted", start="m1", trained="p2", against="p1", merged="m2")
+    found = trace(registry, registry.at("models:/adapted@champion"))
+    assert [(one.policy, one.version) for one in found.parents] == [("m1", 1), ("base", None)]
+    assert found.judged_against == 1
+
+
+def test_a_promotion_that_was_cut_off_is_shown_as_pending(registry: Registry, policy: TransformersPolicy):
+    """Its process died when version 1 served already: no record of it is made up, and looking settles nothing."""
+    run_id = registry.open_run("tests", "run", run_key="cut-off", params={})
+    tags = {"run_key": "cut-off", "policy": "p1", "verdict": "promote"}
+    version = registry.register("cut-off", run_id, policy, tags=tags, provenance=make_provenance())
+    client = Dying(registry.client, at=5, after=True)  # the alias moves
+    with pytest.raises(Killed):
+        Registry(registry.tracking_uri, client=client).succession("cut-off").promote(1, reason="gates", by=ANNA)  # type: ignore[arg-type]
+    for _ in range(2):
+        found = trace(registry, version)
+        assert (found.aliases, found.history) == (["candidate", "champion"], ())
+        assert found.pending is not None
+        assert (found.pending.action, found.pending.champion) == ("promote", 1)
 
 
 def test_what_differs_is_told_in_the_order_in_which_it_is_looked_at():

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo.errors import RegistryError
+from grpo.errors import AddressError, RegistryError
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.registry import ModelVersion, Registry
 from grpo.registry.chat_model import requirements
-from tests.grpo.registry.making import ANNA, make_provenance
+from tests.grpo.registry.making import ANNA, make_provenance, put_version
 from tests.grpo.registry.test_succession import Dying, Killed
 
 
@@ -44,8 +44,18 @@ def test_the_champion_is_the_version_that_was_promoted(registry: Registry, polic
 def test_an_address_that_leads_nowhere_is_an_error(registry: Registry, policy: TransformersPolicy, address: str):
     """It is named."""
     _register(registry, policy, "k1")
-    with pytest.raises(RegistryError, match=address):
+    with pytest.raises(AddressError, match=address):
         registry.at(address)
+
+
+def test_a_champion_that_is_missing_is_not_one_that_never_was(registry: Registry):
+    """Else the next candidate would be judged against the base; where none has served there is nobody."""
+    version = put_version(registry, "gone", "a", against="base")
+    assert registry.champion("gone") is None
+    registry.succession("gone").promote(version, reason="gates", by=ANNA)
+    registry.client.delete_model_version("gone", str(version))
+    with pytest.raises(RegistryError, match="`grpo rollback gone"):
+        registry.champion("gone")
 
 
 def test_a_registry_that_cannot_be_asked_is_not_one_without_a_champion(tmp_path: Path):

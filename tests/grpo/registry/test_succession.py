@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from grpo.errors import PromotionRefused, RegistryError
+from grpo.errors import AddressError, NothingToRollBack, PromotionRefused
 from grpo.registry import Registry
-from tests.grpo.registry.making import ANNA, put_version, serving
+from grpo.registry.succession import Actor, Succession
+from tests.grpo.registry.making import ANNA, BEN, put_version, serving
 from tests.places import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
@@ -40,12 +43,12 @@ def test_two_rollbacks_go_two_versions_back_and_a_third_has_nowhere_to_go(regist
     """1, 2, 3 → 2 → 1; not to 3 again."""
     _three(registry, "back")
     line = registry.succession("back")
-    assert line.rollback(reason="refunds twice", by=ANNA).champion == 2
+    assert line.rollback(reason="refunds twice", by=BEN).champion == 2
     assert serving(registry, "back") == (2, 1)
-    line.rollback(reason="still", by=ANNA)
+    line.rollback(reason="refunds twice", by=BEN)
     assert serving(registry, "back") == (1, None)
-    with pytest.raises(RegistryError, match="no version before 1 to go back to"):
-        line.rollback(reason="again", by=ANNA)
+    with pytest.raises(NothingToRollBack, match="no version before 1 to go back to"):
+        line.rollback(reason="refunds twice", by=BEN)
     assert [one.action for one in line.history()] == ["promote"] * 3 + ["rollback"] * 2
 
 
@@ -55,21 +58,21 @@ def test_a_promotion_after_a_rollback_goes_back_to_what_it_replaced(registry: Re
         version = put_version(registry, "branch", checkpoint, against=against)
         registry.succession("branch").promote(version, reason="gates", by=ANNA)
     line = registry.succession("branch")
-    line.rollback(reason="no", by=ANNA)
+    line.rollback(reason="no", by=BEN)
     line.promote(put_version(registry, "branch", "c", against="a"), reason="gates", by=ANNA)
     assert serving(registry, "branch") == (3, 1)
-    line.rollback(reason="no", by=ANNA)
+    line.rollback(reason="no", by=BEN)
     assert serving(registry, "branch") == (1, None)
 
 
 def test_what_has_no_champion_cannot_be_rolled_back(registry: Registry):
     """Nor what is not there at all."""
     put_version(registry, "fresh", "a", against="base")
-    with pytest.raises(RegistryError, match="fresh has no champion"):
+    with pytest.raises(NothingToRollBack, match="fresh has no champion"):
         registry.succession("fresh").rollback(reason="why not", by=ANNA)
-    with pytest.raises(RegistryError, match="no model missing is registered"):
+    with pytest.raises(AddressError, match="no model missing is registered"):
         registry.succession("missing").rollback(reason="why not", by=ANNA)
-    with pytest.raises(RegistryError, match="fresh has no version 9"):
+    with pytest.raises(AddressError, match="fresh has no version 9"):
         registry.succession("fresh").promote(9, reason="why not", by=ANNA)
 
 
@@ -139,25 +142,34 @@ class Dying:
         return call
 
 
+def _dying(registry: Registry, model: str, *, at: int, after: bool) -> Succession:
+    """The succession as a process sees it that dies at one of its calls."""
+    client = Dying(registry.client, at=at, after=after)
+    return Registry(registry.tracking_uri, client=client).succession(model)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("action", ["promote", "rollback"])
-def test_a_change_that_dies_at_any_call_leaves_one_champion_and_the_next_call_settles_it(
+def test_a_change_that_dies_at_any_call_leaves_one_champion_and_asked_for_again_is_done_once(
     registry: Registry, action: str
 ):
-    """At each call, before and after it: the old champion serves, or the new one; then all is as if whole."""
+    """At each call, before and after it: the old champion serves, or the new one; the same flow run ends the work."""
     outcomes = set()
     for at in range(1, 30):
         for after in (False, True):
             model = f"dying-{action}-{at}-{after}"
             for checkpoint, against in (("a", "base"), ("b", "a")):
                 version = put_version(registry, model, checkpoint, against=against)
-                registry.succession(model).promote(version, reason="gates", by=ANNA)
+                registry.succession(model).promote(version, reason="gates", by=BEN)
             version = put_version(registry, model, "c", against="b")
-            client = Dying(registry.client, at=at, after=after)
-            line = Registry(registry.tracking_uri, client=client).succession(model)  # type: ignore[arg-type]
+
+            def ask(line: Succession, version: int = version) -> None:
+                if action == "promote":
+                    line.promote(version, reason="gates", by=ANNA)
+                else:
+                    assert line.rollback(reason="no", by=ANNA).champion == 1
+
             try:
-                line.promote(version, reason="gates", by=ANNA) if action == "promote" else line.rollback(
-                    reason="no", by=ANNA
-                )
+                ask(_dying(registry, model, at=at, after=after))
             except Killed:
                 pass
             else:
@@ -166,17 +178,109 @@ def test_a_change_that_dies_at_any_call_leaves_one_champion_and_the_next_call_se
             new = (3, 2) if action == "promote" else (1, None)
             left = serving(registry, model)[0]
             assert left in (2, new[0])
-            history = registry.succession(model).history()  # settles
             outcomes.add("new" if left == new[0] else "old")
-            if left == 2:
-                assert serving(registry, model) == (2, 1), "undone"
-                assert len(history) == 2
-            else:
-                assert serving(registry, model) == new, "finished"
-                assert (len(history), history[-1].action) == (3, action)
-            tags = registry.client.get_registered_model(model).tags
-            assert "succession.pending" not in tags
+            ask(registry.succession(model))
+            assert serving(registry, model) == new
+            record = registry.succession(model).record()
+            assert [one.action for one in record.history] == ["promote", "promote", action]
+            assert record.pending is None
+            assert "succession.pending" not in registry.client.get_registered_model(model).tags
     pytest.fail("it never ended")
+
+
+_CHAMPION_SET = 5
+"""Calls of a rollback up to the one that moves the alias `champion`."""
+
+
+def test_a_rollback_that_died_half_way_and_is_typed_again_goes_back_one_version(registry: Registry):
+    """The command is another flow run then; for another reason it is another rollback."""
+    for model, reason, expected in (("typed-again", "refunds twice", (2, 1)), ("other-reason", "rude", (1, None))):
+        _three(registry, model)
+        with pytest.raises(Killed):
+            _dying(registry, model, at=_CHAMPION_SET, after=True).rollback(reason="refunds twice", by=ANNA)
+        assert serving(registry, model) == (2, 2), "previous has not moved yet"
+        again = Actor(user=ANNA.user, host=ANNA.host, run="run-2")
+        registry.succession(model).rollback(reason=reason, by=again)
+        assert serving(registry, model) == expected
+
+
+def test_a_flow_run_that_is_put_back_after_others_went_on_changes_nothing(registry: Registry):
+    """Its rollback is written down; version 4 was promoted since."""
+    _three(registry, "put-back")
+    line = registry.succession("put-back")
+    first = line.rollback(reason="refunds twice", by=ANNA)
+    line.promote(put_version(registry, "put-back", "d", against="b"), reason="gates", by=BEN)
+    assert line.rollback(reason="refunds twice", by=ANNA) == first
+    assert serving(registry, "put-back") == (4, 2)
+
+
+def test_a_champion_that_was_deleted_is_replaced_by_the_one_before_it(registry: Registry):
+    """Version 3 is gone, and its alias with it: 2 serves, with 1 behind it; gone as well, 1 serves."""
+    _three(registry, "deleted")
+    line = registry.succession("deleted")
+    registry.client.delete_model_version("deleted", "3")
+    done = line.rollback(reason="it was deleted", by=BEN)
+    assert (done.champion, done.replaced, serving(registry, "deleted")) == (2, None, (2, 1))
+    registry.client.delete_model_version("deleted", "2")
+    line.rollback(reason="it was deleted", by=BEN)
+    assert serving(registry, "deleted") == (1, None)
+
+
+@pytest.mark.parametrize("gone", ["2", "23"])
+def test_a_rollback_passes_over_versions_that_were_deleted(registry: Registry, gone: str):
+    """1, 2, 3 without 2, or without 2 and the champion: back to 1."""
+    _three(registry, f"without-{gone}")
+    for version in gone:
+        registry.client.delete_model_version(f"without-{gone}", version)
+    registry.succession(f"without-{gone}").rollback(reason="no", by=BEN)
+    assert serving(registry, f"without-{gone}") == (1, None)
+
+
+def test_nothing_is_promoted_by_itself_where_the_champion_is_missing(registry: Registry):
+    """A version that beat the base may be worse than the one that was deleted; the remedies are named."""
+    _three(registry, "vacant")
+    registry.client.delete_model_version("vacant", "3")
+    line = registry.succession("vacant")
+    version = put_version(registry, "vacant", "d", against="base")
+    with pytest.raises(PromotionRefused, match=r"`grpo rollback vacant .* `grpo promote vacant --version N"):
+        line.promote(version, reason="gates", by=ANNA)
+    assert serving(registry, "vacant") == (None, 2)
+    forced = line.promote(version, reason="it is good", by=ANNA, force=True)
+    assert forced is not None
+    assert (forced.forced, serving(registry, "vacant")) == (True, (4, 2))
+
+
+class Watched:
+    """An MLflow client that lets somebody else look before each of its calls."""
+
+    def __init__(self, client: Any, look: Callable[[], object]) -> None:
+        self._client, self._look = client, look
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._look()
+            return method(*arguments, **named)
+
+        return call
+
+
+def test_who_reads_on_another_machine_does_not_disturb_a_promotion(registry: Registry):
+    """No lock is shared; at each moment the promotion is not begun, pending, or recorded, and one of these."""
+    _three(registry, "read")
+    version = put_version(registry, "read", "d", against="c")
+    reader = Succession(registry.client, "read", nullcontext())
+    seen: list[tuple[int | None, int, int | None]] = []
+
+    def look() -> None:
+        record = reader.record()
+        seen.append((record.champion, len(record.history), record.pending.champion if record.pending else None))
+
+    watched = Watched(registry.client, look)
+    Registry(registry.tracking_uri, client=watched).succession("read").promote(version, reason="gates", by=ANNA)  # type: ignore[arg-type]
+    look()
+    assert list(dict.fromkeys(seen)) == [(3, 3, None), (3, 3, 4), (4, 3, 4), (4, 4, None)]
 
 
 def test_two_promotions_at_once_end_with_one_champion_and_the_other_is_refused(registry: Registry):
@@ -231,5 +335,7 @@ def test_kill_9_around_the_write_that_decides(registry: Registry):
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=120, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr.decode()
         assert serving(registry, "killed")[0] == expected[0]
-        registry.succession("killed").history()
+        assert registry.succession("killed").record().pending is not None
+        assert registry.succession("killed").promote(expected[0], reason="again", by=ANNA) is None
         assert serving(registry, "killed") == expected
+        assert registry.succession("killed").record().pending is None

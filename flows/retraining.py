@@ -13,14 +13,14 @@ from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
 from grpo.files import write_atomically
-from grpo.retraining.champion import Champion, champion
-from grpo.retraining.intake import CONVERSATIONS
+from grpo.retraining.champion import Champion, champion, last_judgement, since
+from grpo.retraining.intake import ACCEPTED, CONVERSATIONS
 from grpo.retraining.record import Look, Plan
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.fingerprint import fingerprint
 from tasks.ingest import ingest
 from tasks.intake import intake
-from tasks.look import fresh_conversations, look
+from tasks.look import look
 from tasks.mix import mix
 from tasks.register import registry
 from tasks.split import split
@@ -39,7 +39,9 @@ class Retraining:
 
     def look(self) -> Look:
         """Take conversations in, and check every reason to train again."""
-        self.champion = champion(registry(), ArtifactStore(self.store), self.pipeline.registry.model_name)
+        models, artifacts, name = registry(), ArtifactStore(self.store), self.pipeline.registry.model_name
+        self.champion = champion(models, artifacts, name)
+        self.judged = last_judgement(models, artifacts, name, self.champion)
         settings = self.pipeline.scenarios
         sources = tuple(map(_pinned, self.config.conversations))
         self.base = self.ledger.run(
@@ -71,6 +73,7 @@ class Retraining:
             config=self.config.model_copy(update={"conversations": sources}),
             conversations=self.taken.conversations,
             champion=self.champion,
+            judged=self.judged,
             judged_again=self._judge_again(),
             seed=self.pipeline.seed,
             store=self.store,
@@ -86,7 +89,7 @@ class Retraining:
         """Mix what is trained on, and start from the champion: the run that comes out is one like any other."""
         artifacts = ArtifactStore(self.store)
         settings, serving = self.pipeline.scenarios, self.champion
-        fresh = fresh_conversations(self.taken.conversations, serving, artifacts)
+        fresh = since(artifacts.path(self.taken.conversations) / ACCEPTED, artifacts, serving)
         mixed = self.ledger.run(
             mix,
             base=self.base.scenarios,
@@ -122,7 +125,7 @@ class Retraining:
     def _judge_again(self) -> tuple[float, float] | None:
         """The champion's mean on its held-out side as the pipeline judges today, where a reason asks for it."""
         asked = any(reason.kind == "heldout_reward" for reason in self.config.reasons)
-        if not asked or self.champion is None or self.champion.evaluation is None:
+        if not asked or self.champion is None or self.champion.evaluation is None or self.judged is not None:
             return None
         return judged_again(self.pipeline, self.ledger, self.champion)
 

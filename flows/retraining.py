@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -15,6 +16,7 @@ from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSet
 from grpo.files import write_atomically
 from grpo.retraining.champion import Champion, champion, last_judgement, since
 from grpo.retraining.intake import ACCEPTED, CONVERSATIONS
+from grpo.retraining.material import STARTED_FROM
 from grpo.retraining.record import Look, Plan
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.fingerprint import fingerprint
@@ -64,8 +66,7 @@ class Retraining:
             content=fingerprint(sources),
             base=self.base.scenarios,
             split=self.sides.split,
-            champion=self.champion.scenarios if self.champion is not None else None,
-            heldout_share=settings.heldout_share,
+            champion=self.champion.material if self.champion is not None else None,
             settings=self.config.intake,
             store=self.store,
         )
@@ -96,29 +97,20 @@ class Retraining:
             split=self.sides.split,
             conversations=self.taken.conversations,
             fresh=sorted(one.id for one in fresh),
-            champion=serving.scenarios if serving is not None else None,
+            lineage=serving.lineage if serving is not None else (),
             share=self.config.mixture.conversations,
             heldout_share=settings.heldout_share,
             seed=self.pipeline.seed,
             store=self.store,
         )
-        policy = self.pipeline.policy
+        tags = {CONVERSATIONS: self.taken.conversations.sha256}
+        model = None
         if serving is not None:
             start = self.ledger.run(warm_start, champion=serving.checkpoint, store=self.store)
-            policy = policy.model_copy(update={"model": str(artifacts.path(start.model))})
-        run = self.pipeline.model_copy(
-            update={
-                "name": self.config.name,
-                "policy": policy,
-                "scenarios": ScenarioSettings(
-                    sources=(FileSource(kind="parquet", path=str(artifacts.path(mixed.mixture))),),
-                    max_quarantined_share=settings.max_quarantined_share,
-                    heldout_share=settings.heldout_share,
-                ),
-                "registry": self.pipeline.registry.model_copy(
-                    update={"tags": {CONVERSATIONS: self.taken.conversations.sha256}}
-                ),
-            }
+            model = str(artifacts.path(start.model))
+            tags[STARTED_FROM] = serving.checkpoint.sha256
+        run = follow_up(
+            self.pipeline, name=self.config.name, scenarios=str(artifacts.path(mixed.mixture)), model=model, tags=tags
         )
         return Plan(config=self.config, look=found, mixture=mixed.counts, run=run)
 
@@ -128,6 +120,28 @@ class Retraining:
         if not asked or self.champion is None or self.champion.evaluation is None or self.judged is not None:
             return None
         return judged_again(self.pipeline, self.ledger, self.champion)
+
+
+def follow_up(
+    pipeline: PipelineConfig, *, name: str, scenarios: str, model: str | None, tags: Mapping[str, str]
+) -> PipelineConfig:
+    """The same run on other scenarios, a file with declared sides, from another model; it says so in its tags.
+
+    Without a model it starts as the pipeline does.
+    """
+    settings, recorded = pipeline.scenarios, pipeline.registry
+    return pipeline.model_copy(
+        update={
+            "name": name,
+            "policy": pipeline.policy.model_copy(update={"model": model or pipeline.policy.model}),
+            "scenarios": ScenarioSettings(
+                sources=(FileSource(kind="parquet", path=scenarios),),
+                max_quarantined_share=settings.max_quarantined_share,
+                heldout_share=settings.heldout_share,
+            ),
+            "registry": recorded.model_copy(update={"tags": {**recorded.tags, **tags}}),
+        }
+    )
 
 
 def judged_again(pipeline: PipelineConfig, ledger: Ledger, serving: Champion) -> tuple[float, float]:
@@ -141,16 +155,15 @@ def judged_again(pipeline: PipelineConfig, ledger: Ledger, serving: Champion) ->
     if serving.evaluation is None:
         raise ValueError(f"{serving.name} has no evaluation to compare with")
     data = IngestResult(
-        scenarios=serving.scenarios,
+        scenarios=serving.material.scenarios,
         counts=Counts(records=0, scenarios=0, quarantined=0, reasons={}),
         compute_s=0.0,
     )
-    settings = pipeline.scenarios
     sides = ledger.run(
         split,
-        scenarios=serving.scenarios,
-        heldout_share=settings.heldout_share,
-        limit=settings.limit if serving.conversations is None else None,  # of a mixture all of its held-out side
+        scenarios=serving.material.scenarios,
+        heldout_share=serving.material.heldout_share,
+        limit=serving.material.limit,
         store=pipeline.store,
     )
     played = Rollouts(pipeline, ledger, data, sides).heldout(serving.checkpoint)

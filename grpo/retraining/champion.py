@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mlflow.exceptions import MlflowException
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.evaluation.document import Evaluation
@@ -15,6 +15,7 @@ from grpo.evaluation.report import read_report
 from grpo.registry import ModelVersion, Registry
 from grpo.retraining.gates import spoken
 from grpo.retraining.intake import CONVERSATIONS, SEEN
+from grpo.retraining.material import Material, lineage
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
 from grpo.scenarios.scenario import Scenario
@@ -32,12 +33,17 @@ class Champion(BaseModel):
     """Name and version, `support-desk/3`."""
     registered: datetime
     checkpoint: Artifact
-    scenarios: Artifact
-    """Table that it was trained and judged on."""
+    lineage: tuple[Material, ...] = Field(min_length=1)
+    """What its weights have seen: what it was trained and judged on itself, then each version before it."""
     conversations: Artifact | None
     """Conversations that there were when it was trained; None for a version that no retraining made."""
     evaluation: Evaluation | None
     """How it was judged; None where its run was cut off before its report."""
+
+    @property
+    def material(self) -> Material:
+        """What it was trained and judged on itself."""
+        return self.lineage[0]
 
 
 def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion | None:
@@ -50,7 +56,7 @@ def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion
         name=f"{found.name}/{found.version}",
         registered=_registered(models, found),
         checkpoint=found.checkpoint,
-        scenarios=artifacts.folder("scenarios", found.tags["scenarios"]),
+        lineage=lineage(models, artifacts, found),
         conversations=artifacts.folder(CONVERSATIONS, known) if known else None,
         evaluation=_evaluation(models, found.run_id),
     )
@@ -96,7 +102,7 @@ def since(
     """The conversations of a table that were not there when the champion was trained, nor at the last judgement."""
     before: set[str] = set()
     if champion is not None:
-        before.update(one.id for one in read_scenarios(artifacts.path(champion.scenarios) / SCENARIOS))
+        before.update(one.id for one in read_scenarios(artifacts.path(champion.material.scenarios) / SCENARIOS))
     for taken in (champion, judged):
         if taken is not None and taken.conversations is not None:
             before.update(one.id for one in read_scenarios(artifacts.path(taken.conversations) / SEEN))
@@ -115,7 +121,7 @@ def known_topics(artifacts: ArtifactStore, champion: Champion | None, judged: Ju
         live = [spoken(one) for one in read_scenarios(artifacts.path(known) / SEEN)]
         if len(live) >= _ENOUGH_LIVE:
             return live
-    return [spoken(one) for one in read_scenarios(artifacts.path(champion.scenarios) / SCENARIOS)]
+    return [spoken(one) for one in read_scenarios(artifacts.path(champion.material.scenarios) / SCENARIOS)]
 
 
 def _registered(models: Registry, version: ModelVersion) -> datetime:

@@ -36,6 +36,7 @@ def mix(
     conversations: Sequence[Scenario],
     fresh: Collection[str],
     judged: Collection[str],
+    trained: Collection[str],
     share: float,
     heldout_share: float,
     seed: int,
@@ -44,18 +45,22 @@ def mix(
 
     A conversation's own text decides its side, as it does for any scenario, so that it is on the same side in every
     retraining. Of conversations those whose ids are in `fresh` are used first, else chance decides, from the seed. What
-    the champion was judged on (`judged`, digests of texts) is held out, whatever the settings say now.
+    the champion was judged on (`judged`, digests of texts) is held out, and what its weights have been trained on
+    (`trained`) is not, whatever the settings say now.
     """
 
     def side(scenario: Scenario, otherwise: Side) -> Side:
-        return "heldout" if text_digest(scenario) in judged else otherwise
+        digest = text_digest(scenario)
+        if digest in trained:
+            return "train"
+        return "heldout" if digest in judged else otherwise
 
     def own_side(scenario: Scenario) -> Side:
         return side_of(text_digest(scenario), declared=scenario.side, share=heldout_share)
 
     placed = [
         *((scenario, side(scenario, "train"), False) for scenario in base_train),
-        *((scenario, "heldout", False) for scenario in base_heldout),
+        *((scenario, side(scenario, "heldout"), False) for scenario in base_heldout),
         *((scenario, side(scenario, own_side(scenario)), True) for scenario in conversations),
     ]
     parts = {

@@ -9,6 +9,7 @@ import pytest
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.registry import Registry
 from grpo.retraining.champion import Champion, Judgement, known_topics, last_judgement, since
+from grpo.retraining.material import Material
 from grpo.scenarios.parquet import write_scenarios
 from grpo.scenarios.scenario import Scenario
 from tests.grpo.registry.making import put_version
@@ -33,11 +34,12 @@ def table(artifacts: ArtifactStore, kind: str, file: str, ids: Iterable[str]) ->
 
 
 def serving(artifacts: ArtifactStore, version: int = 1, *, seen: Iterable[str] | None = None) -> Champion:
+    scenarios = table(artifacts, "scenarios", "scenarios.parquet", ["base-1"])
     return Champion(
         name=f"desk/{version}",
         registered=THEN,
         checkpoint=Artifact(uri="store/x", sha256=f"checkpoint-{version}", kind="checkpoint"),
-        scenarios=table(artifacts, "scenarios", "scenarios.parquet", ["base-1"]),
+        lineage=(Material(scenarios=scenarios, heldout_share=0.25, limit=None),),
         conversations=table(artifacts, "conversations", "seen.parquet", seen) if seen is not None else None,
         evaluation=None,
     )

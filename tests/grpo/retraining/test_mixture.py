@@ -21,6 +21,7 @@ def mixed(path: Path, base: int, live: int, share: float, **changes: object) -> 
         "conversations": scenarios("live", live, side="train"),
         "fresh": (),
         "judged": (),
+        "trained": (),
         "share": share,
         "heldout_share": 0.25,
         "seed": 1,
@@ -78,3 +79,15 @@ def test_what_the_champion_was_judged_on_stays_held_out(tmp_path: Path):
     heldout = {one.id for one in written if one.side == "heldout"}
     assert {"base-3", "live-4"} < heldout
     assert (counts.base_train, counts.conversations_train) == (9, 9)
+
+
+def test_what_the_champion_was_trained_on_judges_nobody(tmp_path: Path):
+    """More may be held out now than then: what the weights have seen stays on the training side, judged on or not."""
+    held, live = scenarios("heldout", 5), scenarios("live", 6, side="heldout")
+    trained = {text_digest(held[2]), text_digest(live[4])}
+    _, written = mixed(
+        tmp_path / "m.parquet", 3, 0, 0.5, base_heldout=held, conversations=live, trained=trained, judged=trained
+    )
+    sides = {one.id: one.side for one in written}
+    assert (sides["heldout-2"], sides["live-4"]) == ("train", "train")
+    assert sum(side == "heldout" for side in sides.values()) == 4 + 5

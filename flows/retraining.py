@@ -107,10 +107,10 @@ class Retraining:
         model = None
         if serving is not None:
             start = self.ledger.run(warm_start, champion=serving.checkpoint, store=self.store)
-            model = str(artifacts.path(start.model))
+            model = artifacts.address(start.model)
             tags[STARTED_FROM] = serving.checkpoint.sha256
         run = follow_up(
-            self.pipeline, name=self.config.name, scenarios=str(artifacts.path(mixed.mixture)), model=model, tags=tags
+            self.pipeline, name=self.config.name, scenarios=artifacts.address(mixed.mixture), model=model, tags=tags
         )
         return Plan(config=self.config, look=found, mixture=mixed.counts, run=run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -13,14 +14,15 @@ from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
 from grpo.files import write_atomically
-from grpo.retraining.champion import Champion, champion
-from grpo.retraining.intake import CONVERSATIONS
+from grpo.retraining.champion import Champion, champion, last_judgement, since
+from grpo.retraining.intake import ACCEPTED, CONVERSATIONS
+from grpo.retraining.material import STARTED_FROM
 from grpo.retraining.record import Look, Plan
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.fingerprint import fingerprint
 from tasks.ingest import ingest
 from tasks.intake import intake
-from tasks.look import fresh_conversations, look
+from tasks.look import look
 from tasks.mix import mix
 from tasks.register import registry
 from tasks.split import split
@@ -39,7 +41,9 @@ class Retraining:
 
     def look(self) -> Look:
         """Take conversations in, and check every reason to train again."""
-        self.champion = champion(registry(), ArtifactStore(self.store), self.pipeline.registry.model_name)
+        models, artifacts, name = registry(), ArtifactStore(self.store), self.pipeline.registry.model_name
+        self.champion = champion(models, artifacts, name)
+        self.judged = last_judgement(models, artifacts, name, self.champion)
         settings = self.pipeline.scenarios
         sources = tuple(map(_pinned, self.config.conversations))
         self.base = self.ledger.run(
@@ -62,8 +66,7 @@ class Retraining:
             content=fingerprint(sources),
             base=self.base.scenarios,
             split=self.sides.split,
-            champion=self.champion.scenarios if self.champion is not None else None,
-            heldout_share=settings.heldout_share,
+            champion=self.champion.material if self.champion is not None else None,
             settings=self.config.intake,
             store=self.store,
         )
@@ -71,6 +74,7 @@ class Retraining:
             config=self.config.model_copy(update={"conversations": sources}),
             conversations=self.taken.conversations,
             champion=self.champion,
+            judged=self.judged,
             judged_again=self._judge_again(),
             seed=self.pipeline.seed,
             store=self.store,
@@ -86,45 +90,58 @@ class Retraining:
         """Mix what is trained on, and start from the champion: the run that comes out is one like any other."""
         artifacts = ArtifactStore(self.store)
         settings, serving = self.pipeline.scenarios, self.champion
-        fresh = fresh_conversations(self.taken.conversations, serving, artifacts)
+        fresh = since(artifacts.path(self.taken.conversations) / ACCEPTED, artifacts, serving)
         mixed = self.ledger.run(
             mix,
             base=self.base.scenarios,
             split=self.sides.split,
             conversations=self.taken.conversations,
             fresh=sorted(one.id for one in fresh),
-            champion=serving.scenarios if serving is not None else None,
+            lineage=serving.lineage if serving is not None else (),
             share=self.config.mixture.conversations,
             heldout_share=settings.heldout_share,
             seed=self.pipeline.seed,
             store=self.store,
         )
-        policy = self.pipeline.policy
+        tags = {CONVERSATIONS: self.taken.conversations.sha256}
+        model = None
         if serving is not None:
             start = self.ledger.run(warm_start, champion=serving.checkpoint, store=self.store)
-            policy = policy.model_copy(update={"model": str(artifacts.path(start.model))})
-        run = self.pipeline.model_copy(
-            update={
-                "name": self.config.name,
-                "policy": policy,
-                "scenarios": ScenarioSettings(
-                    sources=(FileSource(kind="parquet", path=str(artifacts.path(mixed.mixture))),),
-                    max_quarantined_share=settings.max_quarantined_share,
-                    heldout_share=settings.heldout_share,
-                ),
-                "registry": self.pipeline.registry.model_copy(
-                    update={"tags": {CONVERSATIONS: self.taken.conversations.sha256}}
-                ),
-            }
+            model = artifacts.address(start.model)
+            tags[STARTED_FROM] = serving.checkpoint.sha256
+        run = follow_up(
+            self.pipeline, name=self.config.name, scenarios=artifacts.address(mixed.mixture), model=model, tags=tags
         )
         return Plan(config=self.config, look=found, mixture=mixed.counts, run=run)
 
     def _judge_again(self) -> tuple[float, float] | None:
         """The champion's mean on its held-out side as the pipeline judges today, where a reason asks for it."""
         asked = any(reason.kind == "heldout_reward" for reason in self.config.reasons)
-        if not asked or self.champion is None or self.champion.evaluation is None:
+        if not asked or self.champion is None or self.champion.evaluation is None or self.judged is not None:
             return None
         return judged_again(self.pipeline, self.ledger, self.champion)
+
+
+def follow_up(
+    pipeline: PipelineConfig, *, name: str, scenarios: str, model: str | None, tags: Mapping[str, str]
+) -> PipelineConfig:
+    """The same run on other scenarios, a file with declared sides, from another model; it says so in its tags.
+
+    Without a model it starts as the pipeline does.
+    """
+    settings, recorded = pipeline.scenarios, pipeline.registry
+    return pipeline.model_copy(
+        update={
+            "name": name,
+            "policy": pipeline.policy.model_copy(update={"model": model or pipeline.policy.model}),
+            "scenarios": ScenarioSettings(
+                sources=(FileSource(kind="parquet", path=scenarios),),
+                max_quarantined_share=settings.max_quarantined_share,
+                heldout_share=settings.heldout_share,
+            ),
+            "registry": recorded.model_copy(update={"tags": {**recorded.tags, **tags}}),
+        }
+    )
 
 
 def judged_again(pipeline: PipelineConfig, ledger: Ledger, serving: Champion) -> tuple[float, float]:
@@ -138,16 +155,15 @@ def judged_again(pipeline: PipelineConfig, ledger: Ledger, serving: Champion) ->
     if serving.evaluation is None:
         raise ValueError(f"{serving.name} has no evaluation to compare with")
     data = IngestResult(
-        scenarios=serving.scenarios,
+        scenarios=serving.material.scenarios,
         counts=Counts(records=0, scenarios=0, quarantined=0, reasons={}),
         compute_s=0.0,
     )
-    settings = pipeline.scenarios
     sides = ledger.run(
         split,
-        scenarios=serving.scenarios,
-        heldout_share=settings.heldout_share,
-        limit=settings.limit if serving.conversations is None else None,  # of a mixture all of its held-out side
+        scenarios=serving.material.scenarios,
+        heldout_share=serving.material.heldout_share,
+        limit=serving.material.limit,
         store=pipeline.store,
     )
     played = Rollouts(pipeline, ledger, data, sides).heldout(serving.checkpoint)

@@ -22,7 +22,7 @@ from pathlib import Path
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
-from grpo.errors import ArtifactError, StorageError
+from grpo.errors import ArtifactError, ConfigError, StorageError
 from grpo.files import storage_errors, write_atomically
 from grpo.objects import ObjectFolder, open_uri
 
@@ -86,6 +86,10 @@ class ArtifactStore:
     def folder(self, kind: str, sha256: str) -> Artifact:
         """The folder of this kind with this digest, as `put_folder` names it; `path` says whether it is there."""
         return Artifact(uri=f"{self.uri}/{kind}/{sha256[:_DIGITS]}", sha256=sha256, kind=kind)
+
+    def address(self, artifact: Artifact) -> str:
+        """What a config names it by: its path on this machine, or its URI and digest for whoever reads the bucket."""
+        return str(self.path(artifact)) if self.is_local else f"{artifact.uri}#{artifact.sha256}"
 
     def path(self, artifact: Artifact) -> Path:
         """A local path of the artifact, verified; objects are fetched once, as long as they stay the same."""
@@ -208,6 +212,23 @@ class ArtifactStore:
         if found != artifact.sha256:
             raise _damaged(artifact, found)
         self._verified[str(path)] = (artifact.sha256, stamp)
+
+
+def local_path(address: str) -> Path:
+    """Where a file or folder lies on this machine that a config names by `ArtifactStore.address`.
+
+        data/models/desk_clerk                    itself
+        s3://grpo/runs/model/3fa1…#3fa1c0…        fetched, and verified by the digest
+
+    Raises `ConfigError` for a URI without a digest, and what `ArtifactStore` raises.
+    """
+    if "://" not in address:
+        return Path(address)
+    uri, _, digest = address.partition("#")
+    parts = uri.rsplit("/", 2)
+    if not digest or len(parts) < 3:
+        raise ConfigError(f"{uri} is no artifact: write the URI in a store, # and the artifact's sha256")
+    return ArtifactStore(parts[0]).path(Artifact(uri=uri, sha256=digest, kind=parts[1]))
 
 
 def own_folder() -> Path:

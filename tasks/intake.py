@@ -8,10 +8,9 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import IntakeSettings
 from grpo.config.scenarios import Source
 from grpo.retraining.intake import CONVERSATIONS, IntakeCounts, take_in
+from grpo.retraining.material import Material, judged_on
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
-from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.split import split as split_scenarios
 from tasks.split import read_split
 from tasks.stage import Clock, StageResult, stage
 
@@ -29,8 +28,7 @@ def intake(
     content: str,
     base: Artifact,
     split: Artifact,
-    champion: Artifact | None,
-    heldout_share: float,
+    champion: Material | None,
     settings: IntakeSettings,
     store: str,
 ) -> IntakeResult:
@@ -40,6 +38,7 @@ def intake(
     """
     clock = Clock()
     artifacts = ArtifactStore(store)
+    judged = judged_on(artifacts, champion) if champion is not None else []
     table, sides = artifacts.path(base) / SCENARIOS, read_split(artifacts, split)
     found: list[IntakeCounts] = []
 
@@ -49,18 +48,10 @@ def intake(
                 sources,
                 folder,
                 known=read_scenarios(table, ids=sides.train),
-                heldout=[*read_scenarios(table, ids=sides.heldout), *judged_on(artifacts, champion, heldout_share)],
+                heldout=[*read_scenarios(table, ids=sides.heldout), *judged],
                 settings=settings,
             )
         )
 
     artifact = artifacts.put_folder(CONVERSATIONS, write)
     return IntakeResult(conversations=artifact, counts=found[0], compute_s=clock.seconds)
-
-
-def judged_on(artifacts: ArtifactStore, scenarios: Artifact | None, heldout_share: float) -> list[Scenario]:
-    """The held-out scenarios of a table that a run was trained on; none where nothing is in service."""
-    if scenarios is None:
-        return []
-    path = artifacts.path(scenarios) / SCENARIOS
-    return list(read_scenarios(path, ids=split_scenarios(path, heldout_share=heldout_share, limit=None).heldout))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.retraining.intake import ACCEPTED
+from grpo.retraining.material import Material, judged_on, trained_on
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.mixture import mix as mix_scenarios
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios, text_digest
-from tasks.intake import judged_on
 from tasks.split import read_split
 from tasks.stage import Clock, StageResult, stage
 
@@ -29,15 +29,19 @@ def mix(
     split: Artifact,
     conversations: Artifact,
     fresh: Collection[str],
-    champion: Artifact | None,
+    lineage: tuple[Material, ...],
     share: float,
     heldout_share: float,
     seed: int,
     store: str,
 ) -> MixResult:
-    """Mix both kinds in the share that is asked for; what the champion was judged on stays held out."""
+    """Mix both kinds in the share that is asked for; what the champion was judged on stays held out.
+
+    `lineage` is the champion's, empty where nothing is in service.
+    """
     clock = Clock()
     artifacts = ArtifactStore(store)
+    judged = judged_on(artifacts, lineage[0]) if lineage else []
     table, sides = artifacts.path(base) / SCENARIOS, read_split(artifacts, split)
     found: list[MixtureCounts] = []
 
@@ -49,7 +53,8 @@ def mix(
                 base_heldout=list(read_scenarios(table, ids=sides.heldout)),
                 conversations=list(read_scenarios(artifacts.path(conversations) / ACCEPTED)),
                 fresh=fresh,
-                judged={text_digest(scenario) for scenario in judged_on(artifacts, champion, heldout_share)},
+                judged=set(map(text_digest, judged)),
+                trained=trained_on(artifacts, lineage),
                 share=share,
                 heldout_share=heldout_share,
                 seed=seed,

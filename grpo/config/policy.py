@@ -11,7 +11,8 @@ class PolicySettings(Settings):
     """The model that is trained."""
 
     model: str
-    """Folder with config.json, safetensors weights and a tokenizer; addresses of other kinds cannot be trained."""
+    """Folder with config.json, safetensors weights and a tokenizer, or a model in an object store
+    (`s3://bucket/store/model/3fa1…#sha256`); addresses of other kinds cannot be trained."""
     chat_template: str | None = None
     """Jinja chat template, for models that come without one."""
     quantization: Literal["int8", "nf4"] | None = None

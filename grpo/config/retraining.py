@@ -13,7 +13,7 @@ Level = Annotated[float, Field(gt=0, lt=0.5)]
 
 
 class NewConversationsSettings(Settings):
-    """Enough conversations that the champion's training could not have used."""
+    """Enough conversations since the champion was trained and last judged against."""
 
     kind: Literal["new_conversations"]
     """Chooses this reason."""
@@ -35,7 +35,7 @@ class TopicDriftSettings(Settings):
 
 
 class LiveRewardSettings(Settings):
-    """Users fare worse with the champion than they did at its beginning."""
+    """Users fare worse with the champion than they did before."""
 
     kind: Literal["live_reward"]
     """Chooses this reason."""
@@ -52,6 +52,7 @@ class LiveRewardSettings(Settings):
 class HeldoutRewardSettings(Settings):
     """The champion, judged again as the pipeline judges today, is worse than when it was registered.
 
+    One retraining answers it: once a version was judged against the champion it no longer holds.
     It plays its held-out scenarios, once for each change of code, environment or reward: that takes a model in memory
     and minutes, where the other reasons take seconds.
     """
@@ -63,7 +64,7 @@ class HeldoutRewardSettings(Settings):
 
 
 class AgeSettings(Settings):
-    """The champion was registered long ago."""
+    """The champion was registered, and last judged against, long ago."""
 
     kind: Literal["age"]
     """Chooses this reason."""

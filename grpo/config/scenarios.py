@@ -15,7 +15,8 @@ class FileSource(Settings):
     kind: Literal["jsonl", "json", "parquet", "csv"]
     """Format of the file."""
     path: str
-    """File to read; `.tsv` files of kind csv are read tab-separated."""
+    """File to read, or a table in an object store (`s3://bucket/store/mixture/3fa1….parquet#sha256`); `.tsv` files of
+    kind csv are read tab-separated."""
 
 
 class HuggingFaceSource(Settings):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from grpo.artifacts import local_path
 from grpo.errors import PolicyError
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy, read_replies
@@ -51,11 +52,14 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
 
 
 def model_folder(model: str) -> Path:
-    """The folder that `policy.model` names; raises `PolicyError` for an address, which cannot be trained."""
+    """The folder that `policy.model` names, fetched where it is an artifact in an object store.
+
+    Raises `PolicyError` for the address of a server or script, which cannot be trained.
+    """
     kind, separator, _ = model.partition("://")
-    if separator:
+    if separator and kind.partition("+")[0] in (CHAT, TOKENS, VLLM, STUB):
         raise PolicyError(
             f"policy.model is an address of the kind {kind}://, which can be evaluated, not trained; set it to a "
             "folder with config.json and safetensors weights"
         )
-    return Path(model)
+    return local_path(model)

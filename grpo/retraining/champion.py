@@ -1,4 +1,4 @@
-"""The version in service and what it was made from, read without loading a model."""
+"""The version in service, what it was made from, and who last challenged it, read without loading a model."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mlflow.exceptions import MlflowException
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.evaluation.document import Evaluation
 from grpo.evaluation.report import read_report
-from grpo.registry import Registry
+from grpo.registry import ModelVersion, Registry
 from grpo.retraining.gates import spoken
 from grpo.retraining.intake import CONVERSATIONS, SEEN
+from grpo.retraining.material import Material, lineage
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
 from grpo.scenarios.scenario import Scenario
@@ -32,12 +33,17 @@ class Champion(BaseModel):
     """Name and version, `support-desk/3`."""
     registered: datetime
     checkpoint: Artifact
-    scenarios: Artifact
-    """Table that it was trained and judged on."""
+    lineage: tuple[Material, ...] = Field(min_length=1)
+    """What its weights have seen: what it was trained and judged on itself, then each version before it."""
     conversations: Artifact | None
     """Conversations that there were when it was trained; None for a version that no retraining made."""
     evaluation: Evaluation | None
     """How it was judged; None where its run was cut off before its report."""
+
+    @property
+    def material(self) -> Material:
+        """What it was trained and judged on itself."""
+        return self.lineage[0]
 
 
 def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion | None:
@@ -45,37 +51,82 @@ def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion
     found = models.champion(model)
     if found is None:
         return None
-    created = models.client.get_model_version(found.name, str(found.version)).creation_timestamp
     known = found.tags.get(CONVERSATIONS)
     return Champion(
         name=f"{found.name}/{found.version}",
-        registered=datetime.fromtimestamp(created / 1000, UTC),
+        registered=_registered(models, found),
         checkpoint=found.checkpoint,
-        scenarios=artifacts.folder("scenarios", found.tags["scenarios"]),
+        lineage=lineage(models, artifacts, found),
         conversations=artifacts.folder(CONVERSATIONS, known) if known else None,
         evaluation=_evaluation(models, found.run_id),
     )
 
 
-def since(table: Path, champion: Champion | None, artifacts: ArtifactStore) -> list[Scenario]:
-    """The conversations of a table that were not there when the champion was trained."""
+class Judgement(BaseModel):
+    """The newest version of a retraining that was judged against the champion, whatever became of it.
+
+    What it was trained on has had its chance: a refused version is no reason to train another one on the same.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """Name and version, `support-desk/4`."""
+    registered: datetime
+    conversations: Artifact
+    """Conversations that there were when it was trained."""
+
+
+def last_judgement(
+    models: Registry, artifacts: ArtifactStore, model: str, champion: Champion | None
+) -> Judgement | None:
+    """How the champion was last challenged; while nothing is in service, what was trained last. None where nothing was.
+
+    A version that was rolled back from was judged against the one that serves again, and counts.
+    """
+    for one in reversed(models.versions(model)):
+        conversations = one.tags.get(CONVERSATIONS)
+        against = champion is None or one.tags.get("champion_sha256") == champion.checkpoint.sha256
+        if conversations and against and (champion is None or champion.name != f"{one.name}/{one.version}"):
+            return Judgement(
+                name=f"{one.name}/{one.version}",
+                registered=_registered(models, one),
+                conversations=artifacts.folder(CONVERSATIONS, conversations),
+            )
+    return None
+
+
+def since(
+    table: Path, artifacts: ArtifactStore, champion: Champion | None, judged: Judgement | None = None
+) -> list[Scenario]:
+    """The conversations of a table that were not there when the champion was trained, nor at the last judgement."""
     before: set[str] = set()
     if champion is not None:
-        before.update(one.id for one in read_scenarios(artifacts.path(champion.scenarios) / SCENARIOS))
-        if champion.conversations is not None:
-            before.update(one.id for one in read_scenarios(artifacts.path(champion.conversations) / SEEN))
+        before.update(one.id for one in read_scenarios(artifacts.path(champion.material.scenarios) / SCENARIOS))
+    for taken in (champion, judged):
+        if taken is not None and taken.conversations is not None:
+            before.update(one.id for one in read_scenarios(artifacts.path(taken.conversations) / SEEN))
     return [one for one in read_scenarios(table) if one.id not in before]
 
 
-def known_topics(champion: Champion | None, artifacts: ArtifactStore) -> list[str]:
-    """What users say in the champion's data: its conversations where there are enough, else its scenarios."""
+def known_topics(artifacts: ArtifactStore, champion: Champion | None, judged: Judgement | None = None) -> list[str]:
+    """What users were known to say: in the conversations of the last judgement or else of the champion.
+
+    Where these are few, in the champion's scenarios.
+    """
     if champion is None:
         return []
-    if champion.conversations is not None:
-        live = [spoken(one) for one in read_scenarios(artifacts.path(champion.conversations) / SEEN)]
+    known = judged.conversations if judged is not None else champion.conversations
+    if known is not None:
+        live = [spoken(one) for one in read_scenarios(artifacts.path(known) / SEEN)]
         if len(live) >= _ENOUGH_LIVE:
             return live
-    return [spoken(one) for one in read_scenarios(artifacts.path(champion.scenarios) / SCENARIOS)]
+    return [spoken(one) for one in read_scenarios(artifacts.path(champion.material.scenarios) / SCENARIOS)]
+
+
+def _registered(models: Registry, version: ModelVersion) -> datetime:
+    found = models.client.get_model_version(version.name, str(version.version))
+    return datetime.fromtimestamp(found.creation_timestamp / 1000, UTC)
 
 
 def _evaluation(models: Registry, run_id: str) -> Evaluation | None:

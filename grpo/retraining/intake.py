@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpo.config.retraining import IntakeSettings
 from grpo.config.scenarios import Source
@@ -24,6 +24,7 @@ from grpo.retraining.redaction import Redacted
 from grpo.scenarios.parquet import SCHEMA, TableWriter, scenario_row
 from grpo.scenarios.readers.catalog import read_records
 from grpo.scenarios.readout import Readout, read_out
+from grpo.scenarios.refusal import explain
 from grpo.scenarios.scenario import Scenario
 
 CONVERSATIONS = "conversations"
@@ -83,20 +84,21 @@ def take_in(
             refused_table.add((f"{record.source}:{record.line}", "schema", record.refusal.kind))
         for item in readout.items:
             raw = Incoming(scenario=item, masked=spoken(item))
-            reason = _first_refusal(first, raw)
+            clean, reason = None, _first_refusal(first, raw)
             if reason is None:
-                clean = Redacted(item)
+                clean, reason = _redacted(item)
+            if clean is not None:
                 redacted.update(clean.found)
                 touched += bool(clean.found)
                 seen_table.add(*scenario_row(clean.scenario))
                 reason = _first_refusal(then, raw)
-            if reason is None:
-                accepted_table.add(*scenario_row(clean.scenario))
-                accepted += 1
-            else:
+            if reason is not None:
                 gate, why = reason
                 refused[f"{gate}: {why.partition(':')[0]}"] += 1
                 refused_table.add((item.id, gate, why))
+            elif clean is not None:
+                accepted_table.add(*scenario_row(clean.scenario))
+                accepted += 1
     return IntakeCounts(
         records=readout.records,
         accepted=accepted,
@@ -120,6 +122,14 @@ def _check(readout: Readout[Scenario], bound: float) -> None:
             f"{unreadable} of {readout.records} conversations cannot be read, at most {bound:.1%} may be; first: "
             f"{first.source}:{first.line} {first.refusal.reason}; mend the source or raise intake.max_unreadable_share"
         )
+
+
+def _redacted(item: Scenario) -> tuple[Redacted, None] | tuple[None, tuple[str, str]]:
+    """The conversation without personal data, or the refusal of what is no scenario any more, in none of its words."""
+    try:
+        return Redacted(item), None
+    except ValidationError as error:
+        return None, ("redaction", f"no scenario once redacted: {explain(error).reason}")
 
 
 def _first_refusal(gates: Iterable[Gate], incoming: Incoming) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.scenarios.parquet import text_digest, write_scenarios
 from grpo.scenarios.scenario import Scenario, Side
-from grpo.scenarios.split import side_of
+from grpo.scenarios.split import JUDGED, side_of
 
 
 class MixtureCounts(BaseModel):
@@ -36,6 +36,7 @@ def mix(
     conversations: Sequence[Scenario],
     fresh: Collection[str],
     judged: Collection[str],
+    trained: Collection[str],
     share: float,
     heldout_share: float,
     seed: int,
@@ -44,20 +45,26 @@ def mix(
 
     A conversation's own text decides its side, as it does for any scenario, so that it is on the same side in every
     retraining. Of conversations those whose ids are in `fresh` are used first, else chance decides, from the seed. What
-    the champion was judged on (`judged`, digests of texts) is held out, whatever the settings say now.
+    the champion was judged on (`judged`, digests of texts) is held out, and what its weights have been trained on
+    (`trained`) is not, whatever the settings say now.
     """
 
     def side(scenario: Scenario, otherwise: Side) -> Side:
-        return "heldout" if text_digest(scenario) in judged else otherwise
+        digest = text_digest(scenario)
+        if digest in trained:
+            return "train"
+        return "heldout" if digest in judged else otherwise
 
     def own_side(scenario: Scenario) -> Side:
         return side_of(text_digest(scenario), declared=scenario.side, share=heldout_share)
 
-    placed = [
+    placed: list[_Placed] = [
         *((scenario, side(scenario, "train"), False) for scenario in base_train),
-        *((scenario, "heldout", False) for scenario in base_heldout),
+        *((scenario, side(scenario, "heldout"), False) for scenario in base_heldout),
         *((scenario, side(scenario, own_side(scenario)), True) for scenario in conversations),
     ]
+    chosen = _first_judges(placed, trained)
+    placed = [(one, "heldout" if text_digest(one) in chosen else found, kind) for one, found, kind in placed]
     parts = {
         (which, live): [one for one, found, kind in placed if (found, kind) == (which, live)]
         for which in ("train", "heldout")
@@ -79,6 +86,24 @@ def mix(
         base_heldout=len(parts["heldout", False]),
         conversations_heldout=len(parts["heldout", True]),
     )
+
+
+_Placed = tuple[Scenario, Side, bool]
+"""A scenario, its side, and whether it is a conversation."""
+
+
+def _first_judges(placed: Sequence[_Placed], trained: Collection[str]) -> set[str]:
+    """Digests of what has to be held out for the split to take the mixture: in small numbers the text may choose none.
+
+    Of each category that is big enough to be judged and has nothing held out, the lowest digest that no weights know.
+    """
+    held = {one.metadata.category for one, side, _ in placed if side == "heldout"}
+    groups: dict[str, list[str]] = {}
+    for one, side, _ in placed:
+        if side == "train" and one.metadata.category not in held:
+            groups.setdefault(one.metadata.category, []).append(text_digest(one))
+    found = (sorted(set(group).difference(trained))[:1] for group in groups.values() if len(group) >= JUDGED)
+    return {digest for group in found for digest in group}
 
 
 def _shares(base: int, conversations: int, share: float) -> tuple[int, int]:

@@ -56,13 +56,15 @@ class Situation:
     """None while nothing is in service."""
     now: datetime
     fresh: int
-    """Conversations that pass every gate and that the champion's training could not have used."""
+    """Conversations that pass every gate and that came since the champion was trained and last judged against."""
+    judged: datetime | None = None
+    """When a retraining was last judged against what serves; None where none was."""
     known_topics: Sequence[str] = ()
-    """What users say in the champion's data."""
+    """What users said until then."""
     new_topics: Sequence[str] = ()
     """What users have said since."""
     live: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """What the champion's conversations were worth by each measure that the log has, oldest first."""
+    """What the champion's conversations were worth since, by each measure that the log has, oldest first."""
     seed: int = 0
 
 
@@ -96,14 +98,12 @@ class NoChampion:
     """Nothing is in service yet, so that there is nothing to keep."""
 
     def check(self, situation: Situation) -> Finding:
-        """Holds until a first version is promoted."""
-        serving = situation.serving
-        return Finding(
-            reason="no_champion",
-            holds=serving is None,
-            numbers={},
-            sentence=_UNSERVED if serving is None else f"{serving.name} is in service",
-        )
+        """Holds until a first version is trained; if that one is refused, the other reasons say when to try again."""
+        serving, judged = situation.serving, situation.judged
+        sentence = _UNSERVED if serving is None else f"{serving.name} is in service"
+        if serving is None and judged is not None:
+            sentence = f"{_UNSERVED}; what was trained was judged on {judged:%Y-%m-%d}"
+        return Finding(reason="no_champion", holds=serving is None and judged is None, numbers={}, sentence=sentence)
 
 
 class NewConversations:
@@ -151,7 +151,7 @@ class TopicDrift:
 
 
 class LiveReward:
-    """Users fare worse with the champion than at its beginning."""
+    """Users fare worse with the champion than before."""
 
     def __init__(self, settings: LiveRewardSettings) -> None:
         self._settings = settings
@@ -193,12 +193,13 @@ class HeldoutReward:
         self._drop = settings.drop
 
     def check(self, situation: Situation) -> Finding:
-        """Compares today's judgement with the one at its registration."""
+        """Compares today's judgement with the one at its registration, until a retraining has answered it."""
         serving = situation.serving
+        if serving is not None and situation.judged is not None:
+            sentence = f"a retraining was judged against {serving.name} on {situation.judged:%Y-%m-%d}"
+            return Finding(reason="heldout_reward", holds=False, numbers={"drop": self._drop}, sentence=sentence)
         if serving is None or serving.heldout is None or serving.judged_again is None:
-            sentence = (
-                "no version is in service" if serving is None else f"no report says how {serving.name} was judged"
-            )
+            sentence = _UNSERVED if serving is None else f"no report says how {serving.name} was judged"
             return Finding(reason="heldout_reward", holds=False, numbers={"drop": self._drop}, sentence=sentence)
         mean, high = serving.judged_again
         return Finding(
@@ -216,15 +217,20 @@ class Age:
         self._days = settings.days
 
     def check(self, situation: Situation) -> Finding:
-        """Counts days since it was registered."""
-        if situation.serving is None:
-            return Finding(
-                reason="age", holds=False, numbers={"limit": self._days}, sentence="no version is in service"
-            )
-        days = (situation.now - situation.serving.registered).total_seconds() / _DAY_S
+        """Counts days since it was registered, or since a retraining was judged against it."""
+        serving, judged = situation.serving, situation.judged
+        begun = judged if judged is not None else serving.registered if serving is not None else None
+        if begun is None:
+            return Finding(reason="age", holds=False, numbers={"limit": self._days}, sentence=_UNSERVED)
+        days = (situation.now - begun).total_seconds() / _DAY_S
+        what = (
+            "a retraining was last judged"
+            if serving is None or judged is not None
+            else f"{serving.name} was registered"
+        )
         return Finding(
             reason="age",
             holds=days >= self._days,
             numbers={"days": days, "limit": self._days},
-            sentence=f"{situation.serving.name} was registered {days:.1f} days ago, {self._days:g} are too many",
+            sentence=f"{what} {days:.1f} days ago, {self._days:g} are too many",
         )

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from grpo.artifacts import local_path
 from grpo.config.scenarios import (
     ConversationLogSource,
     FileSource,
@@ -40,7 +41,7 @@ def _files(source: Source) -> Iterator[Path]:
     if isinstance(source, GeneratorSource):
         yield _module_file(source.function.partition(":")[0])
         return
-    root = Path(source.path)
+    root = local_path(source.path) if isinstance(source, FileSource) else Path(source.path)
     if isinstance(source, ConversationLogSource):
         log = ConversationLog(root)
         yield from (root / name for name in (log.files() if source.files is None else source.files))

@@ -13,7 +13,8 @@ from grpo.errors import DataError
 from grpo.scenarios.parquet import open_scenarios
 from grpo.scenarios.scenario import Side
 
-_JUDGED = 20  # scenarios; a category of this size must have some that are held out
+JUDGED = 20
+"""Scenarios on the training side from which on a category must have some that are held out."""
 
 
 class CategoryCount(BaseModel):
@@ -121,7 +122,7 @@ def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> 
                 "add scenarios or change scenarios.heldout_share"
             )
     for category, count in _count(train, heldout).items():
-        if count.heldout == 0 and count.train >= _JUDGED:
+        if count.heldout == 0 and count.train >= JUDGED:
             raise DataError(
                 f"{path}: none of the {count.train} scenarios of category {category} is held out at heldout_share "
                 f"{share}; raise scenarios.heldout_share or declare some of them heldout in the source"

@@ -20,9 +20,15 @@ import pytest
 import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
 
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, own_folder
+from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path, own_folder
 from grpo.config.pipeline import PipelineConfig
+from grpo.config.scenarios import FileSource
 from grpo.errors import ArtifactError, ConfigError, StorageError
+from grpo.policy.catalog import model_folder
+from grpo.scenarios.fingerprint import fingerprint
+from grpo.scenarios.parquet import write_scenarios
+from grpo.scenarios.readers.catalog import read_records
+from grpo.scenarios.scenario import Scenario
 from tests.object_store import object_store
 
 STORE = "s3://grpo/artifacts"
@@ -76,6 +82,30 @@ def test_another_machine_reads_what_was_stored(store: ArtifactStore, tmp_path: P
     assert there.path(note).suffix == ".txt"
     assert (there.path(pair) / "deep" / "b").read_text() == "2"
     assert pair.uri.startswith("s3://grpo/artifacts/pair/")
+
+
+def test_an_artifact_that_a_config_names_is_read_on_any_machine(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A table and a model: the name holds no path of the machine that wrote it, and is the same on each."""
+    said = [Scenario(id="s1", user_responses=("Hello.",))]
+    table = store.address(store.put_file("mixture", ".parquet", lambda path: write_scenarios(path, said) and None))
+    model = store.address(store.put_folder("model", _write_pair))
+    _another_machine(tmp_path / "there", monkeypatch)
+    source = FileSource(kind="parquet", path=table)
+    assert (table + model).count("s3://grpo/artifacts/") == 2
+    assert [one.data["id"] for one in read_records(source) if one.data] == ["s1"]
+    assert fingerprint([source]) == fingerprint([FileSource(kind="parquet", path=str(local_path(table)))])
+    assert (model_folder(model) / "a").read_text() == "1"
+
+
+def test_an_artifact_that_a_config_names_is_held_to_its_digest(store: ArtifactStore):
+    """Another digest is damage; without one nothing is read."""
+    note = _text(store, "x")
+    with pytest.raises(ArtifactError, match="damaged"):
+        local_path(f"{note.uri}#{'0' * 64}")
+    with pytest.raises(ConfigError, match="sha256"):
+        local_path(note.uri)
 
 
 def test_two_writers_of_the_same_content_make_one_artifact(store: ArtifactStore):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo.artifacts import local_path
 from grpo.config.scenarios import (
     ConversationLogSource,
     FileSource,
@@ -71,9 +72,9 @@ def read_records(source: Source) -> Iterator[Record]:
 def _reader(source: Source) -> Iterator[Record]:
     if isinstance(source, GeneratorSource):
         return read_generator(source.function)
-    path = Path(source.path)
     if isinstance(source, FileSource):
-        return _FILES[source.kind](path)
+        return _FILES[source.kind](local_path(source.path))
+    path = Path(source.path)
     if isinstance(source, ConversationLogSource):
         return read_conversation_log(path, source.files)
     if isinstance(source, HuggingFaceSource):

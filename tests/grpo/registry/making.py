@@ -33,8 +33,10 @@ def make_provenance(**changes: Any) -> Provenance:
     return Provenance(**fields)
 
 
-def put_version(registry: Registry, model: str, checkpoint: str, *, against: str, verdict: str = "promote") -> int:
-    """A version without a model in it: the number that it got."""
+def put_version(
+    registry: Registry, model: str, checkpoint: str, *, against: str, verdict: str = "promote", **more: str
+) -> int:
+    """A version without a model in it, with these tags beside the usual ones: the number that it got."""
     client = registry.client
     if not client.search_registered_models(f"name = '{model}'"):
         client.create_registered_model(model)
@@ -45,6 +47,7 @@ def put_version(registry: Registry, model: str, checkpoint: str, *, against: str
         "checkpoint_uri": f"store/{checkpoint}",
         "checkpoint_sha256": checkpoint,
         "champion_sha256": against,
+        **more,
     }
     return int(client.create_model_version(model, source="file:///nowhere", tags=tags).version)
 

@@ -87,6 +87,18 @@ def test_what_is_accepted_holds_no_personal_data(tmp_path: Path):
     assert first.user_responses == ("Mail [email] about the teapot.",)
 
 
+def test_a_conversation_that_redaction_makes_too_long_is_refused_alone(tmp_path: Path):
+    """1990 times "Al, " are 7960 characters, and 1990 times "[name], " twice as many: the others are taken in."""
+    long = {**record("long", "Al, " * 1990), "expected": {"facts": ["My name is Al."]}}
+    counts = run(tmp_path, long, record("good", "Where is the parcel with my blue teapot?"))
+    assert counts.refused == {"redaction: no scenario once redacted": 1}
+    assert ids(tmp_path, ACCEPTED) == ids(tmp_path, SEEN) == ["good"]
+    [row] = pq.read_table(tmp_path / REFUSED).to_pylist()
+    assert row["reason"] == (
+        "no scenario once redacted: user_responses: over-long user turn 0: 15920 characters, at most 8000"
+    )
+
+
 def test_another_name_does_not_make_a_held_out_scenario_new(tmp_path: Path):
     """What is compared has its personal data masked: the same words of another person are the same words."""
     heldout = Scenario(id="h", user_responses=("My name is Karl Otto Wolkenstein. A lamp!",))

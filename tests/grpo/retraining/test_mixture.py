@@ -6,8 +6,8 @@ import pytest
 
 from grpo.retraining.mixture import MixtureCounts, mix
 from grpo.scenarios.parquet import read_scenarios, text_digest
-from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.split import side_of
+from grpo.scenarios.scenario import Metadata, Scenario
+from grpo.scenarios.split import side_of, split
 
 
 def scenarios(prefix: str, count: int, side: str | None = None) -> list[Scenario]:
@@ -21,6 +21,7 @@ def mixed(path: Path, base: int, live: int, share: float, **changes: object) -> 
         "conversations": scenarios("live", live, side="train"),
         "fresh": (),
         "judged": (),
+        "trained": (),
         "share": share,
         "heldout_share": 0.25,
         "seed": 1,
@@ -78,3 +79,40 @@ def test_what_the_champion_was_judged_on_stays_held_out(tmp_path: Path):
     heldout = {one.id for one in written if one.side == "heldout"}
     assert {"base-3", "live-4"} < heldout
     assert (counts.base_train, counts.conversations_train) == (9, 9)
+
+
+def test_what_the_champion_was_trained_on_judges_nobody(tmp_path: Path):
+    """More may be held out now than then: what the weights have seen stays on the training side, judged on or not."""
+    held, live = scenarios("heldout", 5), scenarios("live", 6, side="heldout")
+    trained = {text_digest(held[2]), text_digest(live[4])}
+    _, written = mixed(
+        tmp_path / "m.parquet", 3, 0, 0.5, base_heldout=held, conversations=live, trained=trained, judged=trained
+    )
+    sides = {one.id: one.side for one in written}
+    assert (sides["heldout-2"], sides["live-4"]) == ("train", "train")
+    assert sum(side == "heldout" for side in sides.values()) == 4 + 5
+
+
+def of_category(prefix: str, count: int, category: str) -> list[Scenario]:
+    return [
+        one.model_copy(update={"metadata": Metadata(category=category)}) for one in scenarios(prefix, count, "train")
+    ]
+
+
+@pytest.mark.parametrize(("count", "held"), [(19, 0), (20, 1), (40, 1)])
+def test_of_a_new_category_one_scenario_judges(tmp_path: Path, count: int, held: int):
+    """From 20 on, where the texts themselves choose none: the lowest digest. The split takes the mixture."""
+    live = of_category("parking", count, "parking")
+    _, written = mixed(tmp_path / "m.parquet", 30, 0, 0.5, conversations=live)
+    heldout = [one for one in written if one.side == "heldout" and one.metadata.category == "parking"]
+    assert [text_digest(one) for one in heldout] == sorted(map(text_digest, live))[:held]
+    assert split(tmp_path / "m.parquet", heldout_share=0.25, limit=None).categories["parking"].heldout == held
+
+
+def test_what_was_trained_on_is_not_chosen_to_judge_a_category(tmp_path: Path):
+    """Of 20 the champion was trained on the three with the lowest digests: the fourth is held out."""
+    live = of_category("parking", 20, "parking")
+    digests = sorted(map(text_digest, live))
+    _, written = mixed(tmp_path / "m.parquet", 30, 0, 0.5, conversations=live, trained=digests[:3])
+    heldout = [one for one in written if one.side == "heldout" and one.metadata.category == "parking"]
+    assert [text_digest(one) for one in heldout] == digests[3:4]

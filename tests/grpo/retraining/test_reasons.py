@@ -38,6 +38,16 @@ def test_an_old_champion_is_a_reason(days: float, holds: bool):
     assert found.numbers["days"] == 12
 
 
+def test_a_judgement_starts_the_age_anew():
+    """Registered 12 days ago, a retraining judged against it 3 days ago: too old in 9 days, not every night."""
+    age = make_reason(AgeSettings(kind="age", days=10))
+    judged = situation(judged=NOW - timedelta(days=3))
+    assert age.check(situation()).holds
+    assert not age.check(judged).holds
+    assert age.check(judged).numbers["days"] == 3
+    assert make_reason(AgeSettings(kind="age", days=3)).check(judged).holds
+
+
 def test_other_topics_are_a_reason_and_the_words_are_named():
     """60 customers with teapots before, 60 with lamps now."""
     reason = make_reason(TopicDriftSettings(kind="topic_drift"))
@@ -94,6 +104,22 @@ def test_a_held_out_mean_that_is_surely_lower_is_a_reason(high: float, holds: bo
     serving = Serving(name="desk/3", registered=NOW, heldout=0.75, judged_again=(0.6, high))
     found = make_reason(HeldoutRewardSettings(kind="heldout_reward", drop=0.05)).check(situation(serving=serving))
     assert found.holds is holds
+
+
+def test_a_lower_held_out_mean_is_answered_once():
+    """0.75 fell to 0.60, and a retraining was judged since: the fall alone starts no second one."""
+    serving = Serving(name="desk/3", registered=NOW, heldout=0.75, judged_again=(0.6, 0.65))
+    reason = make_reason(HeldoutRewardSettings(kind="heldout_reward", drop=0.05))
+    assert reason.check(situation(serving=serving)).holds
+    assert not reason.check(situation(serving=serving, judged=NOW)).holds
+
+
+def test_nothing_in_service_is_answered_once():
+    """A first version that was refused is not trained again every night; age says when."""
+    settings = (AgeSettings(kind="age", days=5),)
+    for days, holds in ((4, [False, False]), (5, [False, True])):
+        findings = check_all(settings, situation(serving=None, judged=NOW - timedelta(days=days)))
+        assert [one.holds for one in findings] == holds
 
 
 def test_nothing_in_service_is_a_reason_of_its_own():

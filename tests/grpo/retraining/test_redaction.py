@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from grpo.retraining.redaction import Redacted
 from grpo.scenarios.scenario import Expected, Scenario
 
@@ -62,3 +64,65 @@ def test_two_conversations_are_not_linked_by_a_pseudonym():
     first = Redacted(scenario("x", world={"phone": "415-555-0132"})).scenario.world["phone"]
     second = Redacted(scenario("x", id="conversation-2", world={"phone": "415-555-0132"})).scenario.world["phone"]
     assert first != second
+
+
+def test_a_name_whose_small_letters_are_longer_is_replaced():
+    """The small form of İ is two characters."""
+    found = Redacted(scenario("my name is İbrahim Yılmaz. İBRAHİM YILMAZ, ibrahim")).scenario
+    assert "brahim" not in found.user_responses[0].lower()
+    assert found.user_responses[0].startswith("my name is [name] [name].")
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("my phone number is 030 901820", "030901820"),
+        ("my phone number is 030901820", "030-90 18 20"),
+        ("call +49 30 901820", "+4930901820"),
+        ("call (415) 555-0132", 4155550132),
+        ("my ssn is 536-90-4399", "536904399"),
+        ("IBAN DE89 3704 0044 0532 0130 00", "DE89370400440532013000"),
+    ],
+)
+def test_a_number_is_the_same_however_it_is_spaced(said: str, kept: str | int):
+    """Said with spaces and kept without, or the other way round: one pseudonym, each in its own form."""
+    found = Redacted(scenario(said, world={"users": [{"number": kept}]})).scenario
+    [user] = found.world["users"]
+
+    def digits(text: object) -> str:
+        return "".join(letter for letter in str(text) if letter.isdigit())
+
+    assert type(user["number"]) is type(kept)
+    assert digits(user["number"]) == digits(found.user_responses[0]) != digits(kept)
+    assert [letter for letter in said if not letter.isdigit()] == [
+        letter for letter in found.user_responses[0] if not letter.isdigit()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "Anna Bell"),
+        ("phone", "030901820"),
+        ("phone", 30901820),
+        ("email", "anna@bell"),
+        ("street", "Am Anger 3"),
+        ("ssn", "536904399"),
+    ],
+)
+def test_what_a_record_calls_personal_is_replaced(key: str, value: str | int):
+    """Nobody said it, and it may look like anything."""
+    found = Redacted(scenario("Hello.", world={"users": {"u1": {key: value}}}))
+    left = str(found.scenario.world["users"]["u1"][key])
+    assert not any(part in left for part in str(value).split() if len(part) > 1)
+    assert found.found.total() > 0
+
+
+def test_the_names_of_things_and_tools_stay():
+    """What has a price is no person, and a call is not redacted into another tool."""
+    desk = scenario(
+        "I want the lamp.",
+        world={"products": {"7": {"name": "Desk lamp", "price": 30}}},
+        expected=Expected(calls=({"name": "find_lamp", "arguments": {"phone": "none"}},)),
+    )
+    assert Redacted(desk).scenario == desk

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from grpo.config.scenarios import ConversationLogSource
+from grpo.messages import Message
+from grpo.retraining.live import worth
+from grpo.scenarios.conversation_log import Conversation, ConversationLog
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def test_only_conversations_since_the_last_judgement_are_worth_a_look(tmp_path: Path):
+    """Four an hour apart of this version, one of another; two came after 13:30."""
+    said = (Message(role="user", content="Hello."),)
+    log = [
+        Conversation(
+            id=f"c{k}", time=NOON + timedelta(hours=k), model="desk/1", messages=said, reward=k / 10, rating=None
+        )
+        for k in range(4)
+    ]
+    log.append(Conversation(id="other", time=NOON, model="desk/2", messages=said, reward=1.0))
+    ConversationLog(tmp_path).write(log)
+    sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path))]
+    assert worth(sources, "desk/1") == {"reward": [0.0, 0.1, 0.2, 0.3], "rating": []}
+    assert worth(sources, "desk/1", NOON + timedelta(hours=1.5)) == {"reward": [0.2, 0.3], "rating": []}

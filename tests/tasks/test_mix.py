@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.retraining.material import Material
+from grpo.scenarios.parquet import read_scenarios, text_digest, write_scenarios
+from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.split import side_of
+from tasks.mix import mix
+from tasks.split import split
+
+SAID = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
+HELD_AT_10, HELD_AT_26 = (
+    {one.id for one in SAID if side_of(text_digest(one), share=share) == "heldout"} for share in (0.10, 0.26)
+)
+
+
+def held_out(store: Path, *, then: float, now: float) -> set[str]:
+    """What is held out of a mixture when the champion was made with one share and the settings say another."""
+    artifacts = ArtifactStore(str(store))
+
+    def put(kind: str, name: str, scenarios: list[Scenario]) -> Artifact:
+        return artifacts.put_folder(kind, lambda folder: write_scenarios(folder / name, scenarios) and None)
+
+    table = put("scenarios", "scenarios.parquet", SAID)
+    mixed = mix.fn(
+        base=table,
+        split=split.fn(scenarios=table, heldout_share=now, limit=None, store=str(store)).split,
+        conversations=put("conversations", "accepted.parquet", []),
+        fresh=(),
+        lineage=(Material(scenarios=table, heldout_share=then, limit=None),),
+        share=0.5,
+        heldout_share=now,
+        seed=0,
+        store=str(store),
+    )
+    return {one.id for one in read_scenarios(artifacts.path(mixed.mixture)) if one.side == "heldout"}
+
+
+def test_no_scenario_changes_sides_when_less_is_held_out(tmp_path: Path):
+    """At 0.26 then and 0.10 now: all that the champion was judged on stays held out."""
+    assert HELD_AT_10 < HELD_AT_26
+    assert held_out(tmp_path, then=0.26, now=0.10) == HELD_AT_26
+
+
+def test_no_scenario_changes_sides_when_more_is_held_out(tmp_path: Path):
+    """At 0.10 then and 0.26 now: nothing that the champion was trained on judges its successor."""
+    assert held_out(tmp_path, then=0.10, now=0.26) == HELD_AT_10

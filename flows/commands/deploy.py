@@ -23,7 +23,7 @@ def deploy(
 
     Again after each change of prefect.yaml; `grpo up` does it for the server of this machine.
 
-    Example: PREFECT_API_URL=http://prefect:4200/api grpo deploy --gpu-slots 4
+    Example: grpo deploy --gpu-slots 4
     """
     settings.apply()
     from flows.stack.pools import deploy as make

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
-from grpo.artifacts import Artifact
+from grpo.artifacts import Artifact, own_folder
 from grpo.databases import exclusive
 from grpo.errors import AddressError, RegistryError
 from grpo.locks import file_lock
@@ -216,16 +214,29 @@ class Registry:
             version = self.find(model, tags["run_key"])
             if version is None:
                 address, model_id = log_chat_model(policy, run_id, provenance)
-                with _made_by_another():
-                    self.client.create_registered_model(model)
-                version = _version(
-                    self.client.create_model_version(
-                        model, source=address, run_id=run_id, tags=dict(tags), model_id=model_id
+                with self._named(model):
+                    version = _version(
+                        self.client.create_model_version(
+                            model, source=address, run_id=run_id, tags=dict(tags), model_id=model_id
+                        )
                     )
-                )
             if self.versions(model)[-1].version == version.version:
                 self.client.set_registered_model_alias(model, CANDIDATE, str(version.version))
             return version
+
+    @contextmanager
+    def _named(self, model: str) -> Iterator[None]:
+        """A registered model of this name while its first version is made; without that, no name is left either."""
+        made = False
+        with _made_by_another():
+            self.client.create_registered_model(model)
+            made = True
+        try:
+            yield
+        except BaseException:  # cancelled, too
+            if made and not self.versions(model):
+                self.client.delete_registered_model(model)
+            raise
 
     def succession(self, model: str) -> Succession:
         """Which versions of a model have served, and the next one."""
@@ -256,7 +267,7 @@ def _lock_folder(tracking_uri: str) -> Path:
     """Beside a local database, else in this user's temporary folder."""
     if tracking_uri.startswith("sqlite:///"):
         return Path(tracking_uri.removeprefix("sqlite:///")).parent
-    return Path(tempfile.gettempdir()) / f"grpo-locks-{os.getuid()}"
+    return own_folder() / "locks"
 
 
 @contextmanager

@@ -86,6 +86,28 @@ def test_a_version_tells_what_it_was_made_from(registry: Registry, policy: Trans
     assert registry.provenance(_register(registry, policy, "k6")) == make_provenance(seed=11)
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["a new name", "one with a version"])
+def test_a_registering_that_is_cancelled_leaves_no_name_without_a_version(
+    registry: Registry, policy: TransformersPolicy, before: bool
+):
+    """Cancelled between name and version: the name goes again, unless it has versions of others."""
+    model = f"cancelled-{before}"
+    if before:
+        _register(registry, policy, "first", model=model)
+
+    class Cancelled(Dying):
+        """Ends in the call that makes the version; what is asked afterwards is answered."""
+
+        def create_model_version(self, *_: object, **__: object) -> None:
+            raise Killed
+
+    cancelled = Registry(registry.tracking_uri, client=Cancelled(registry.client, at=10**6, after=True))  # type: ignore[arg-type]
+    with pytest.raises(Killed):
+        _register(cancelled, policy, "second", model=model)
+    assert [found.name for found in registry.client.search_registered_models(f"name = '{model}'")] == [model] * before
+    assert len(registry.versions(model)) == before
+
+
 def test_a_registering_that_dies_at_any_call_leaves_no_half_version(registry: Registry, policy: TransformersPolicy):
     """Either there is no version, or one that can be loaded; the next try ends with exactly one candidate."""
     import mlflow

@@ -68,8 +68,10 @@ def process_of(run: UUID | str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that belongs to a run."""
     environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(run)}
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment) as process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_run_without_a_process_starts_again(pool: Pool):

@@ -63,7 +63,7 @@ def test_a_killed_process_is_not_believed_to_serve(service: Service):
 
 @pytest.mark.parametrize(("boot", "ticks"), [("another", 0), ("this", 1)])
 def test_another_process_with_the_recorded_id_is_left_alone(service: Service, boot: str, ticks: int):
-    """A record of an earlier boot, or of this, whose id belongs to this very test now: it neither serves nor is ended."""
+    """The id belongs to this very test now, the record is of an earlier time: it neither serves nor is ended."""
     service.log.parent.mkdir()
     own, began = identity(psutil.Process()).split()
     same = f"{own if boot == 'this' else boot} {int(began) - ticks}"

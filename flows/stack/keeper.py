@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -21,37 +23,53 @@ from grpo.errors import GRPOError
 
 logger = logging.getLogger("flows.stack.keeper")
 _PAUSE_S = 2.0
+_EXPECTED = (GRPOError, TimeoutError, httpx.HTTPError)
+"""What is said in one line; anything else with its traceback."""
 
 
 def keep(home: Path) -> None:
     """Look after the stack of this home until this process is ended."""
-    own = [prefect_service(home)] if "PREFECT_API_URL" not in os.environ else []
-    own += [mlflow_service(home)] if not os.environ["MLFLOW_TRACKING_URI"].startswith("http") else []
+    looks: dict[str, Callable[[], None]] = {}
+    if "PREFECT_API_URL" not in os.environ:
+        looks["prefect"] = partial(keep_server, prefect_service(home), patient=True)  # the pools need it
+    if not os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
+        looks["mlflow"] = partial(keep_server, mlflow_service(home))
     with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+        for pool in POOLS:
+            looks[pool] = partial(_keep_pool, home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
         while True:
-            try:
-                _look(own, home, prefect_url, mlflow_url)
-            except (GRPOError, TimeoutError, httpx.HTTPError) as error:
-                logger.error("%s: %s", type(error).__name__, error)
+            look_after(looks)
             time.sleep(_PAUSE_S)
 
 
-def _look(servers: list[Service], home: Path, prefect_url: str, mlflow_url: str) -> None:
-    """One round: what does not live is started; then runs that were lost are put back."""
+def look_after(looks: Mapping[str, Callable[[], None]]) -> None:
+    """One round: whatever goes wrong with one is said, and the others are looked after all the same."""
+    for name, look in looks.items():
+        try:
+            look()
+        except Exception as error:
+            logger.error("%s: %s: %s", name, type(error).__name__, error, exc_info=not isinstance(error, _EXPECTED))
+
+
+def keep_server(server: Service, *, patient: bool = False) -> None:
+    """Start a server that does not live; `patient`: wait until it answers."""
+    if server.process() is None:
+        logger.warning("%s is started again; its log is %s", server.name, server.log)
+        server.start()
+        if patient:
+            server.wait()
+
+
+def _keep_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> None:
+    """Put back the runs that the worker of a pool has lost; then start it, if it does not live."""
     from flows.stack.recovery import put_back  # Prefect is imported when its address is known
 
-    for server in servers:
-        if server.process() is None:
-            logger.warning("%s is started again; its log is %s", server.name, server.log)
-            server.start()
-            server.wait()
-    for pool in POOLS:
-        worker = worker_service(home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
-        gone = worker.process() is None
-        put_back(pool, worker_name(pool), gone=gone)
-        if gone:
-            logger.warning("%s is started; its log is %s", worker.name, worker.log)
-            worker.start()
+    worker = worker_service(home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
+    gone = worker.process() is None
+    put_back(pool, worker_name(home, pool), gone=gone)
+    if gone:
+        logger.warning("%s is started; its log is %s", worker.name, worker.log)
+        worker.start()
 
 
 if __name__ == "__main__":

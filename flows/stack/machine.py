@@ -6,6 +6,7 @@ again, and it goes on.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import time
@@ -33,9 +34,9 @@ class Addresses:
     logs: Path
 
 
-def worker_name(pool: str) -> str:
-    """Name of this machine's worker of a pool, by which the runs that it took are known."""
-    return f"{pool}@{socket.gethostname()}"
+def worker_name(home: Path, pool: str) -> str:
+    """Name of the worker of a pool, by which the runs that it took are known; each home of a machine has its own."""
+    return f"{pool}@{socket.gethostname()}-{hashlib.sha256(bytes(home.resolve())).hexdigest()[:8]}"
 
 
 def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> Service:
@@ -46,7 +47,7 @@ def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) 
         home=home,
         arguments=(
             *("prefect", "worker", "start", "--with-healthcheck", "--type", "process"),
-            *("--pool", pool, "--name", worker_name(pool)),
+            *("--pool", pool, "--name", worker_name(home, pool)),
         ),
         port=port,
         environment={
@@ -94,7 +95,7 @@ def down(home: Path) -> list[str]:
             from flows.stack.recovery import put_back
 
             for pool in POOLS:
-                put_back(pool, worker_name(pool), gone=True)
+                put_back(pool, worker_name(home, pool), gone=True)
         return [
             f"{server.name} is used by another command, and ends with it"
             for server in (mlflow_service(home), prefect)

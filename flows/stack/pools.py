@@ -20,6 +20,8 @@ GPU_SLOTS = "gpu"
 def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
     """Make pools, their queue of trainings, slots and the deployments of a file on the server of PREFECT_API_URL.
 
+    Paths in the file count from its own folder, which is also its `$PWD`, wherever this is called.
+
     What is there stays as it is, but for a number of slots that is given. Without one there are as many as this machine
     has devices, and at least one. Deployments are brought up to date; a schedule that was paused stays so.
 
@@ -31,8 +33,17 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
         raise ConfigError("PREFECT_API_URL names no server; set it, or start one on this machine with grpo up")
     _make_pools()
     _make_slots(gpu_slots)
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    folder = deployments.parent.resolve()
+    file = str(folder / deployments.name)
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PWD": str(folder)},
+    )
     if done.returncode:
         raise ConfigError(f"{deployments} cannot be deployed:\n{done.stdout.strip()[-2000:]}")
 

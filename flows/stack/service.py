@@ -1,7 +1,8 @@
 """Processes of this machine that serve: started once, found again, shared by whoever uses them, ended by the last.
 
-Each leaves a record (process id, when it began, address) and a log in `services` under the home. A record counts only
-while that very process lives: a stale one does no harm, nor does another program that was given the same id.
+Each leaves a record (which process, address) and a log in `services` under the home. A record counts only while that
+very process lives: a stale one does no harm, nor does another program that was given the same id. Its processes also
+carry a mark in their environment, by which children that outlived it are found, and one that never got a record.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from pathlib import Path
 
 import psutil
 
+from flows.stack.processes import end, identity, with_variable
 from grpo.errors import ConfigError
 from grpo.files import storage_errors, write_atomically
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
-_SAME_PROCESS_S = 2.0
-"""Two processes with one id began further apart than this; the clock may be set by less in between."""
+_MARK = "GRPO_SERVICE"
+"""The variable in the environment of its processes that says whose they are."""
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """What this process started, by process id: it has to be asked for its end, or it stays in the table."""
 
@@ -66,12 +68,9 @@ class Service:
             if (child := _children.get(record["pid"])) is not None and child.poll() is not None:
                 return None
             process = psutil.Process(record["pid"])
-            if (
-                process.status() == psutil.STATUS_ZOMBIE
-                or abs(process.create_time() - record["began"]) > _SAME_PROCESS_S
-            ):
+            if process.status() == psutil.STATUS_ZOMBIE or identity(process) != record["identity"]:
                 return None
-        except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+        except (OSError, ValueError, KeyError, TypeError, psutil.NoSuchProcess):
             return None
         return process
 
@@ -86,14 +85,25 @@ class Service:
     def start(self) -> str:
         """Start it, unless it lives; returns where it is going to serve.
 
-        Raises `ConfigError` when its port belongs to another program.
+        What is left of one that died is ended first. Raises `ConfigError` when its port belongs to another program.
         """
-        if self.process() is not None:
-            return self._recorded_address()
-        self._refuse_taken_port()
         with storage_errors(str(self.log)):
             self.log.parent.mkdir(parents=True, exist_ok=True)
+            alone = self._lock("start")
+        try:
+            fcntl.flock(alone, fcntl.LOCK_EX)
+            if self.process() is not None:
+                return self._recorded_address()
+            end(self._marked)
+            self._refuse_taken_port()
+            return self._start()
+        finally:
+            os.close(alone)
+
+    def _start(self) -> str:
+        with storage_errors(str(self.log)):
             output = self.log.open("ab")
+        environment = {**os.environ, **self.environment, _MARK: self._mark}
         with output:
             child = subprocess.Popen(
                 [sys.executable, "-m", *self.arguments],
@@ -101,12 +111,17 @@ class Service:
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={name: value for name, value in {**os.environ, **self.environment}.items() if value is not None},
+                env={name: value for name, value in environment.items() if value is not None},
             )
         _children[child.pid] = child
-        began = psutil.Process(child.pid).create_time()
         url = "" if self.port is None else f"http://{self.host}:{self.port}{self.path}"
-        write_atomically(self._file("json"), json.dumps({"pid": child.pid, "began": began, "url": url}))
+        try:
+            record = {"pid": child.pid, "identity": identity(psutil.Process(child.pid)), "url": url}
+            write_atomically(self._file("json"), json.dumps(record))
+        except BaseException:  # without a record nobody would find it again
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            raise
         return url
 
     def _refuse_taken_port(self) -> None:
@@ -127,7 +142,7 @@ class Service:
         return url
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End it and its children; by force if they do not end by themselves, or `at_once`."""
+        """End it and its children; by force if they do not end by themselves, or `at_once`, or outlived it."""
         process = self.process()
         if process is not None:
             if not at_once:
@@ -137,6 +152,7 @@ class Service:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also children that outlived it
             self._ended_within(_STOP_TIMEOUT_S)
+        end(self._marked)
         self._file("json").unlink(missing_ok=True)
 
     @contextmanager
@@ -184,6 +200,14 @@ class Service:
         deadline = time.monotonic() + seconds
         while self.process() is not None and time.monotonic() < deadline:
             time.sleep(0.05)
+
+    @property
+    def _mark(self) -> str:
+        return str(self.home.resolve() / self.name)
+
+    def _marked(self) -> list[psutil.Process]:
+        """Its processes, and those that they started; also where their leader is gone."""
+        return [one for mark, one in with_variable(_MARK) if mark == self._mark and one.pid != os.getpid()]
 
     def _recorded_address(self) -> str:
         return str(json.loads(self._file("json").read_text(encoding="utf-8"))["url"])

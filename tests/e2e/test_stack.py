@@ -146,6 +146,8 @@ def write_deployments(folder: Path) -> Path:
     often = {**short, "name": "often", "schedules": [{"interval": 5, "slug": "often", "active": False}]}
     weekly = {**short, "name": "weekly", "schedules": [{"cron": "0 3 * * 1", "slug": "weekly"}]}
     document["deployments"] = [quickstart, short, often, weekly]
+    for shared in ("flows", "data"):  # paths count from the folder of the file
+        (folder / shared).symlink_to(ROOT / shared)
     (folder / "prefect.yaml").write_text(yaml.safe_dump(document))
     return folder / "prefect.yaml"
 

@@ -8,13 +8,14 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 WORKER = "pool@here"
@@ -30,12 +31,14 @@ class Pool:
         self.name = f"pool-{uuid.uuid4().hex[:8]}"
         self.client = client
         self.client.create_work_pool(WorkPoolCreate(name=self.name, type="process"))
-        self._flow = flow(lambda: None, name="lost")
+        lost = self.client.create_flow(flow(lambda: None, name="lost"))
+        self._deployment = self.client.create_deployment(lost, self.name, work_pool_name=self.name)
 
-    def run(self, *states: Callable[[], object], worker: str = WORKER) -> UUID:
+    def run(self, *states: Callable[[], object], worker: str | None = WORKER) -> UUID:
         """A run that has gone through these states."""
-        made = self.client.create_flow_run(self._flow, work_pool_name=self.name)
-        self.client.update_flow_run_labels(made.id, {"prefect.worker.name": worker})
+        made = self.client.create_flow_run_from_deployment(self._deployment)
+        if worker is not None:
+            self.client.update_flow_run_labels(made.id, {"prefect.worker.name": worker})
         self.go(made.id, *states)
         return made.id
 
@@ -61,12 +64,14 @@ def pool() -> Iterator[Pool]:
 
 
 @contextmanager
-def process_of(run: UUID) -> Iterator[subprocess.Popen[bytes]]:
+def process_of(run: UUID | str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that belongs to a run."""
     environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(run)}
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment) as process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_run_without_a_process_starts_again(pool: Pool):
@@ -122,6 +127,105 @@ def test_a_run_that_crashes_again_and_again_is_started_three_times(pool: Pool):
     assert pool.put_back(gone=False) == []
     assert pool.put_back(gone=True) == []
     assert pool.state(run) == "Crashed"
+
+
+def test_a_run_that_dies_before_it_is_running_is_started_three_times(pool: Pool):
+    """A missing folder, say: Prefect counts no such attempt, and each crash is reported once more a moment later."""
+    from prefect.states import Crashed, Pending
+
+    run = pool.run(Pending, Crashed, Crashed)
+    for _ in range(2):
+        assert pool.put_back(gone=False) == [run]
+        pool.go(run, Crashed, Pending, Crashed)
+    assert pool.put_back(gone=False) == []
+    assert pool.put_back(gone=True) == []
+    assert pool.state(run) == "Crashed"
+
+
+def test_a_run_that_loses_its_process_again_and_again_ends_as_crashed(pool: Pool):
+    """It does not stay Running for ever with nothing behind it."""
+    from prefect.states import Pending, Running
+
+    run = pool.run(Pending, Running)
+    for _ in range(2):
+        assert pool.put_back(gone=False) == [run]
+        pool.go(run, Pending, Running)
+    assert pool.put_back(gone=False) == []
+    assert pool.state(run) == "Crashed"
+
+
+def test_workers_that_go_are_no_crashes_of_their_runs(pool: Pool):
+    """A long run outlives any number of calls of `down` and `up`, and may still crash."""
+    from prefect.states import Crashed, Pending, Running
+
+    run = pool.run(Pending, Running)
+    for _ in range(3):
+        assert pool.put_back(gone=True) == [run]
+        pool.go(run, Pending, Running)
+    pool.go(run, Crashed)
+    assert pool.put_back(gone=False) == [run]
+
+
+@pytest.mark.parametrize("end", ["Completed", "Cancelled"])
+def test_a_run_that_ends_while_its_worker_is_mourned_does_not_start_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, end: str
+):
+    """Its process reports the end just before it is killed."""
+    from prefect import states
+
+    from flows.stack import recovery
+
+    run = pool.run(states.Pending, states.Running)
+    monkeypatch.setattr(recovery, "end_processes", lambda runs: pool.go(run, getattr(states, end)))
+    assert pool.put_back(gone=True) == []
+    assert pool.state(run) == end
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_run_that_was_deleted_meanwhile_keeps_no_other_from_coming_back(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, gone: bool
+):
+    """Somebody tidies up on the page while the keeper looks."""
+    from prefect.states import Pending, Running
+
+    from flows.stack import recovery
+
+    deleted, lost = pool.run(Pending, Running), pool.run(Pending, Running)
+    found = recovery._unfinished
+
+    def seen_and_deleted(*arguments: Any) -> list[FlowRun]:
+        runs = found(*arguments)
+        pool.client.delete_flow_run(deleted)
+        return runs
+
+    monkeypatch.setattr(recovery, "_unfinished", seen_and_deleted)
+    assert pool.put_back(gone=gone) == [lost]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_run_without_a_name_is_lost_when_it_has_waited_for_one_too_long(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, gone: bool
+):
+    """Another worker has taken it, and says so in a moment; after a minute that worker has died."""
+    from prefect.states import Pending, Running
+
+    from flows.stack import recovery
+
+    run = pool.run(Pending, worker=None)
+    by_hand = pool.run(Pending, Running, worker=None)
+    assert pool.put_back(gone=gone) == []
+    monkeypatch.setattr(recovery, "_CLAIM_S", -1.0)
+    assert pool.put_back(gone=gone) == [run]
+    assert pool.state(by_hand) == "Running"
+
+
+def test_an_id_that_is_none_is_passed_over():
+    """A program of somebody's that sets Prefect's variable to a word."""
+    from flows.stack.recovery import running_flows
+
+    run = uuid.uuid4()
+    with process_of("mine"), process_of(run):
+        assert run in running_flows()
 
 
 def test_a_run_that_was_being_cancelled_is_cancelled(pool: Pool):

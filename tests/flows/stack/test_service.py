@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.stack import service as services
+from flows.stack.processes import identity, with_variable
 from flows.stack.service import Service, free_port, port_is_free
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, StorageError
 from tests.places import ROOT
 
 
@@ -59,11 +61,13 @@ def test_a_killed_process_is_not_believed_to_serve(service: Service):
     assert service.process() != process
 
 
-@pytest.mark.parametrize("began", [0.0, -1.0])
-def test_another_process_with_the_recorded_id_is_left_alone(service: Service, began: float):
-    """A record of an earlier boot whose id belongs to this very test now: it neither serves nor is ended."""
+@pytest.mark.parametrize(("boot", "ticks"), [("another", 0), ("this", 1)])
+def test_another_process_with_the_recorded_id_is_left_alone(service: Service, boot: str, ticks: int):
+    """The id belongs to this very test now, the record is of an earlier time: it neither serves nor is ended."""
     service.log.parent.mkdir()
-    record = {"pid": os.getpid(), "began": psutil.Process().create_time() - 3600 + began, "url": "http://127.0.0.1:1"}
+    own, began = identity(psutil.Process()).split()
+    same = f"{own if boot == 'this' else boot} {int(began) - ticks}"
+    record = {"pid": os.getpid(), "identity": same, "url": "http://127.0.0.1:1"}
     service.log.with_suffix(".json").write_text(json.dumps(record))
     assert service.process() is None
     service.stop()
@@ -71,7 +75,16 @@ def test_another_process_with_the_recorded_id_is_left_alone(service: Service, be
     assert service.wait() == f"http://127.0.0.1:{service.port}"
 
 
-@pytest.mark.parametrize("record", ["", '{"pid": 1', "{}", '{"pid": 999999999, "began": 0, "url": ""}'])
+def test_a_clock_that_is_set_leaves_what_lives_alone(service: Service, monkeypatch: pytest.MonkeyPatch):
+    """By an hour, after a virtual machine was paused: every process seems to have begun an hour later."""
+    service.start()
+    url = service.wait()
+    began = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: began(process) + 3600)
+    assert service.address() == url
+
+
+@pytest.mark.parametrize("record", ["", '{"pid": 1', "{}", "[]", '{"pid": 999999999, "identity": "", "url": ""}'])
 def test_a_record_that_says_nothing_does_no_harm(service: Service, record: str):
     """Half a file, none of a process, and one of a process that is gone."""
     service.log.parent.mkdir()
@@ -189,3 +202,77 @@ def test_its_children_end_with_it(tmp_path: Path):
     gone, left = psutil.wait_procs(children, timeout=10)
     assert gone
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
+
+
+SERVING = """
+import subprocess, sys
+subprocess.run([sys.executable, "-m", "http.server", sys.argv[1], "--bind", "127.0.0.1", "--directory", sys.argv[2]])
+"""
+
+
+@pytest.fixture
+def widowed(tmp_path: Path) -> Iterator[Service]:
+    """A service whose child has the port and lives, while its parent was killed."""
+    (tmp_path / "serving.py").write_text(SERVING)
+    (tmp_path / "health").touch()
+    port = free_port()
+    found = Service(
+        name="parent",
+        home=tmp_path,
+        arguments=("serving", str(port), str(tmp_path)),
+        port=port,
+        environment={"PYTHONPATH": str(tmp_path)},
+    )
+    found.start()
+    found.wait()
+    parent = found.process()
+    assert parent is not None
+    parent.kill()
+    parent.wait(timeout=60)
+    assert not port_is_free("127.0.0.1", port)
+    yield found
+    found.stop(at_once=True)
+
+
+def test_a_child_that_outlived_its_parent_makes_room(widowed: Service):
+    """MLflow's server is such a pair: it is started again on the same port."""
+    widowed.start()
+    assert widowed.wait() == f"http://127.0.0.1:{widowed.port}"
+
+
+def test_a_child_that_outlived_its_parent_is_ended_with_the_service(widowed: Service):
+    """Nothing is left of it on the port."""
+    widowed.stop()
+    assert port_is_free("127.0.0.1", widowed.port or 0)
+
+
+def test_what_outlived_another_home_is_left_alone(widowed: Service, tmp_path: Path):
+    """The same service of another home, and another one of the same: neither ends the child."""
+    for name, home in ((widowed.name, tmp_path / "other"), ("other", tmp_path)):
+        other = Service(name=name, home=home, arguments=("this",))
+        other.start()
+        other.stop(at_once=True)
+    assert not port_is_free("127.0.0.1", widowed.port or 0)
+
+
+def test_one_that_never_got_a_record_makes_room(service: Service):
+    """Whoever started it was killed before the record was written."""
+    service.start()
+    url = service.wait()
+    lost = service.process()
+    service.log.with_suffix(".json").unlink()
+    service.start()
+    assert service.wait() == url
+    assert service.process() not in (None, lost)
+
+
+def test_one_whose_record_cannot_be_written_does_not_stay(service: Service, monkeypatch: pytest.MonkeyPatch):
+    """On a full disk; otherwise each try would leave one more."""
+
+    def full(path: Path, content: str) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(services, "write_atomically", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        service.start()
+    assert not [one for _, one in with_variable("GRPO_HOME") if str(service.port) in one.cmdline()]

@@ -10,6 +10,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.ledger import Ledger
 from grpo.artifacts import ArtifactStore
+from grpo.code import code_digest
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
@@ -179,12 +180,12 @@ def judged_again(pipeline: PipelineConfig, ledger: Ledger, serving: Champion) ->
 class Begun:
     """The plan of a retraining that has not ended, on disk: whoever comes after a crash goes on with it.
 
-    It is that of these very settings: with other ones a retraining begins anew.
+    It is that of these very settings and this code: with others a retraining begins anew.
     """
 
     def __init__(self, config: RetrainConfig, pipeline: PipelineConfig) -> None:
-        settings = config.model_dump_json() + pipeline.model_dump_json()
-        identity = hashlib.sha256(settings.encode()).hexdigest()[:16]
+        told = config.model_dump_json() + pipeline.model_dump_json() + code_digest()
+        identity = hashlib.sha256(told.encode()).hexdigest()[:16]
         self._path = home() / config.name / f"begun-{identity}.json"
 
     def read(self) -> Plan | None:

@@ -13,7 +13,8 @@ def file_lock(path: Path) -> FileLock:
     """A lock on a file of a local disk, held while its `with` block runs; whoever else wants it waits.
 
     A file system without `flock` is refused with `NotImplementedError` when the lock is taken: what stands in for it
-    elsewhere would outlive a process that was killed. Whoever has the object may free it, from any thread.
+    elsewhere would outlive a process that was killed. Threads that share one object share the lock, and any of
+    them frees it: who wants to keep other threads out takes an object of his own.
     """
     with storage_errors(str(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)

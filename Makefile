@@ -12,7 +12,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not e2e'
 
 e2e: $(READY)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m e2e
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m e2e
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -52,6 +52,7 @@ def _finish(config: Path, environment: dict[str, str]) -> None:
     assert done.returncode in (0, 3), done.stdout + done.stderr  # promoted or refused, and the same both times
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("server")
 def test_a_run_killed_at_every_stage_ends_with_the_same_weights(
     desk_config: dict[str, object], tmp_path: Path, server: str

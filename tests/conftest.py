@@ -21,6 +21,17 @@ os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
 settings.apply()
 
 
+@pytest.fixture(autouse=True)
+def _tracking_uri() -> Iterator[None]:
+    """A registry tells MLflow its address, which MLflow writes into the environment: not for the next test."""
+    before = os.environ["MLFLOW_TRACKING_URI"]
+    yield
+    if os.environ.get("MLFLOW_TRACKING_URI") != before:
+        import mlflow
+
+        mlflow.set_tracking_uri(before)
+
+
 @pytest.fixture(scope="session")
 def home() -> Path:
     """Folder of everything that this test run leaves behind."""

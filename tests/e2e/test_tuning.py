@@ -117,7 +117,8 @@ def test_a_killed_search_ends_with_as_many_trials_as_were_asked_for(killed: tupl
     assert all(trial.looks for trial in over)
     tried = [trial.params[RATE] for trial in over]
     assert len(set(tried)) == 4
-    assert {trial.params[RATE] for trial in found.study.trials if trial.state == "died"} <= set(tried)
+    died = [trial for trial in found.study.trials if trial.state == "died"]
+    assert {trial.params[RATE] for trial in died if trial.params} <= set(tried), "one may die before it has values"
     assert "best config:" in printed
 
 
@@ -141,7 +142,7 @@ def test_the_records_agree_with_the_study(killed: tuple[Path, Path, StudyDocumen
     for trial in found.study.trials:
         run = nested[f"trial {trial.number}"]
         assert run.data.tags["state"] == trial.state
-        assert float(run.data.params[RATE]) == pytest.approx(trial.params[RATE])
+        assert {name: float(value) for name, value in run.data.params.items()} == pytest.approx(trial.params)
         assert len(client.get_metric_history(run.info.run_id, "heldout")) == len(trial.looks)
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
     assert files >= {"study.html", "study.json", "history.png", "importance.png", "best.yaml"}

@@ -24,7 +24,8 @@ SEARCHER = textwrap.dedent("""
     from pathlib import Path
     from grpo.config.notebook import TrainingConfig
     from grpo.config.tuning import HPOConfig
-    from grpo.tuning.storage import open_storage, turn
+    from grpo.locks import file_lock
+    from grpo.tuning.storage import open_storage
     from grpo.tuning.study import Look, open_study, search
 
     url, lock, pause = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
@@ -38,9 +39,9 @@ SEARCHER = textwrap.dedent("""
             yield Look(reward=look * values["beta"])
 
     storage = open_storage(url, heartbeat_s=1)
-    with turn(lock):
+    with file_lock(lock):
         study = open_study(plan, plan.search_space, TrainingConfig(), name="s", storage=storage)
-    search(study, plan, plan.search_space, runner, storage=storage, turn=lambda: turn(lock))
+    search(study, plan, plan.search_space, runner, storage=storage, turn=file_lock(lock))
 """)
 
 

@@ -53,8 +53,11 @@ def _spare_tracebacks() -> None:
 
 
 @contextmanager
-def live(console: Console, *, iterations: int) -> Iterator[None]:
-    """Show progress bars while the block runs; where there is no terminal, a plain line a stage."""
+def live(console: Console, *, iterations: int = 0) -> Iterator[None]:
+    """Show progress bars while the block runs, one of them for the iterations if there are any.
+
+    Where there is no terminal, a plain line a stage.
+    """
     _spare_tracebacks()
     if not console.is_terminal:
         with progress.observed(lambda *event: _tell(console, *event)):

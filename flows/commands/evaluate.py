@@ -66,7 +66,7 @@ def evaluate(
 
             console.print(f"evaluation {plan.name}: Prefect at {url}, records in {home}", highlight=False)
             path = output_file or home / plan.name / "evaluation.json"
-            with live(console, iterations=0):
+            with live(console):
                 document = flow(
                     plan,
                     model=model,

@@ -29,6 +29,9 @@ def promote(
 
     with exits(wrong_input=(ConfigError, AddressError)), prefect_server(home):
         from flows.promote import promote as flow
+        from flows.terminal import live
         from flows.versions import print_transition
 
-        print_transition(console, model, flow(model, version=version, reason=reason, force=force))
+        with live(console):
+            transition = flow(model, version=version, reason=reason, force=force)
+        print_transition(console, model, transition)

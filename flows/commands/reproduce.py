@@ -22,9 +22,11 @@ def reproduce(model: ModelAddress) -> None:
 
     with exits(wrong_input=(ConfigError, AddressError)), prefect_server(home):
         from flows.reproduce import reproduce as flow
+        from flows.terminal import live
         from flows.versions import print_reproduction
 
-        result = flow(model)
+        with live(console):
+            result = flow(model)
         print_reproduction(console, result)
     if not result.equal:
         raise typer.Exit(FAILED)

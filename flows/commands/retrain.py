@@ -43,9 +43,11 @@ def retrain(
 
 
 def _watch(plan: RetrainConfig) -> str:
+    from flows.terminal import live
     from flows.watch import EVENT, watch
 
-    found = watch(plan)
+    with live(console):
+        found = watch(plan)
     _show(found.findings)
     console.print(f"{EVENT} emitted" if found.drifted else found.summary, highlight=False, soft_wrap=True)
     return "watched"

@@ -18,6 +18,9 @@ def rollback(model: ModelName, reason: Reason) -> None:
 
     with exits(wrong_input=(ConfigError, AddressError)), prefect_server(home):
         from flows.rollback import rollback as flow
+        from flows.terminal import live
         from flows.versions import print_transition
 
-        print_transition(console, model, flow(model, reason=reason))
+        with live(console):
+            transition = flow(model, reason=reason)
+        print_transition(console, model, transition)

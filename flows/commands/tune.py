@@ -42,7 +42,7 @@ def tune(
             from grpo.tuning.document import DOCUMENT, StudyDocument
 
             console.print(f"study {plan.name}: Prefect at {url}, records in {home}", highlight=False)
-            with live(console, iterations=0):
+            with live(console):
                 tuned = flow(plan)
             document = StudyDocument.model_validate_json((home / plan.name / DOCUMENT).read_bytes())
             print_study(console, document.study)

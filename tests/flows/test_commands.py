@@ -87,6 +87,16 @@ def test_a_model_that_is_not_there_is_wrong_input(server: str, arguments: list[s
     assert (result.exit_code, "AddressError" in result.stderr) == (WRONG_INPUT, True), result.output
 
 
+@pytest.mark.usefixtures("server")
+def test_what_a_flow_refuses_is_said_without_a_traceback():
+    """Lines of Prefect's log, and ours; the server has the whole."""
+    command = [sys.executable, "-m", "flows.cli", "promote", "nobody", "--reason", "x"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == WRONG_INPUT
+    assert "AddressError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("command", ["promote", "rollback"])
 @pytest.mark.parametrize(("reason", "length"), [("", 0), ("  ", 0), ("x" * 1001, 1001)])
 def test_a_reason_that_no_record_holds_is_refused_before_anything_starts(command: str, reason: str, length: int):

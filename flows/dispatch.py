@@ -108,7 +108,7 @@ def _start(deployment: str, stage: Task[..., R], inputs: dict[str, Any]) -> Flow
         )
     except ObjectNotFound as error:
         raise ConfigError(
-            f"compute.gpu_stages.deployment: there is no deployment {deployment}; run `prefect deploy --all`, or leave "
+            f"compute.gpu_stages.deployment: there is no deployment {deployment}; run `grpo deploy`, or leave "
             "compute.gpu_stages out"
         ) from error
     except httpx.TransportError as error:

@@ -215,6 +215,18 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
     assert any(one.startswith("conversation-live") for one in after["train"])
 
 
+def test_what_was_tried_is_not_tried_again_the_next_night(desk: Desk, server: str):
+    """The champion of the attempt still serves, and only five customers have come since."""
+    from flows.retrain import retrain
+    from tasks.register import registry
+
+    registry().client.set_registered_model_alias(MODEL, "champion", "1")
+    found = retrain(desk.settings)
+    assert (found.verdict, found.look.champion) == ("nothing to do", f"{MODEL}/1")
+    numbers = {one.reason: one.numbers for one in found.look.findings}
+    assert 0 < numbers["new_conversations"]["new"] <= 5
+
+
 def test_what_the_champion_was_trained_on_is_no_reason_again(desk: Desk, server: str):
     """The newest version goes into service: of the log only what came while it was trained is new to it."""
     from flows.retrain import retrain

@@ -29,6 +29,8 @@ from grpo.objects import ObjectFolder, open_uri
 MANIFEST = "manifest.json"
 _DIGITS = 20
 _ABANDONED_S = 7 * 24 * 3600.0
+"""For so long nobody writes one artifact, or does without a copy that he needs."""
+_MARKS = ".marks"
 
 
 class Artifact(BaseModel):
@@ -48,7 +50,7 @@ class ArtifactStore:
         runs/artifacts/checkpoint/77be…/manifest.json   a folder
 
     In an object store the manifest is uploaded last: a folder without one is not there. What is fetched is kept in a
-    folder of this user, and fetched again when the object has changed.
+    folder of this user until nobody asks for it in a week, and fetched again when the object has changed.
 
     Raises `StorageError` when the store cannot be written, `ArtifactError` when an artifact is missing or damaged,
     `ConnectionError` while an object store cannot be reached, and `ConfigError` for an address that cannot be used.
@@ -157,6 +159,7 @@ class ArtifactStore:
         if not marks:
             raise ArtifactError(f"{artifact.kind} {artifact.uri} is missing")
         if place.exists() and _read_marks(place) == {"uri": artifact.uri, "marks": marks}:
+            _marks_file(place).touch()
             return place
         with storage_errors(str(place.parent)):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -193,6 +196,7 @@ class ArtifactStore:
         place = _kept(artifact)
         self._settle(staged, place, artifact)
         write_atomically(_marks_file(place), json.dumps({"uri": artifact.uri, "marks": marks}))
+        _forget(place.parent)
 
     def _check(self, path: Path, artifact: Artifact) -> None:
         """Compare digests, once for each modification time."""
@@ -251,7 +255,16 @@ def _kept(artifact: Artifact) -> Path:
 
 
 def _marks_file(place: Path) -> Path:
-    return place.with_name(f"{place.name}.marks")
+    return place.with_name(f"{place.name}{_MARKS}")
+
+
+def _forget(copies: Path) -> None:
+    """Remove what nobody has asked for in so long; it is fetched again when it is wanted."""
+    for marks in copies.glob(f"*{_MARKS}"):
+        with suppress(FileNotFoundError):  # another process forgets, too
+            if time.time() - marks.stat().st_mtime > _ABANDONED_S:
+                marks.unlink()
+                _remove(marks.with_suffix(""))
 
 
 def _read_marks(place: Path) -> object:

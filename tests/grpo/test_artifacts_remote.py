@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,21 @@ def test_another_machine_reads_what_was_stored(store: ArtifactStore, tmp_path: P
     assert there.path(note).suffix == ".txt"
     assert (there.path(pair) / "deep" / "b").read_text() == "2"
     assert pair.uri.startswith("s3://grpo/artifacts/pair/")
+
+
+def test_copies_that_nobody_asks_for_go_after_a_week(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of two copies of eight days the one that was just read stays; the other is fetched again when it is wanted."""
+    folder, note = store.put_folder("pair", _write_pair), _text(store, "kept")
+    machine = _another_machine(tmp_path / "there", monkeypatch)
+    copies = [machine.path(artifact) for artifact in (folder, note)]
+    for copy in copies:
+        os.utime(copy.with_name(f"{copy.name}.marks"), times=(time.time() - 8 * 86400,) * 2)
+    machine.path(note)
+    machine.path(_text(machine, "new"))
+    assert [copy.exists() for copy in copies] == [False, True]
+    assert machine.path(folder).is_dir()
 
 
 def test_an_artifact_that_a_config_names_is_read_on_any_machine(

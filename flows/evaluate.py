@@ -21,8 +21,8 @@ from grpo.config.scenarios import FileSource
 from grpo.errors import ConfigError
 from grpo.evaluation.measurement import MeasurementDocument, Standing
 from grpo.files import write_atomically
+from tasks.home import home
 from tasks.measure import measure
-from tasks.stage import home
 
 _FORMATS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 

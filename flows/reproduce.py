@@ -19,9 +19,9 @@ from grpo.errors import ReproductionError
 from grpo.policy.catalog import model_folder
 from grpo.registry import Provenance
 from grpo.scenarios.fingerprint import fingerprint
+from tasks.home import home
 from tasks.provenance import provenance
 from tasks.register import registry
-from tasks.stage import home
 
 
 class Reproduction(BaseModel):

@@ -11,8 +11,8 @@ from flows.retraining import Begun, Retraining
 from grpo.config.retraining import RetrainConfig
 from grpo.errors import GRPOError
 from grpo.retraining.record import Plan, RetrainingRecord
+from tasks.home import home
 from tasks.record import record
-from tasks.stage import home
 
 
 @flow(name="retrain", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))

@@ -21,13 +21,13 @@ from grpo.retraining.material import STARTED_FROM
 from grpo.retraining.record import Look, Plan
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.fingerprint import fingerprint
+from tasks.home import home
 from tasks.ingest import ingest
 from tasks.intake import intake
 from tasks.look import look
 from tasks.mix import mix
 from tasks.register import registry
 from tasks.split import split
-from tasks.stage import home
 from tasks.warm_start import warm_start
 
 

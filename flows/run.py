@@ -42,11 +42,11 @@ from grpo.scenarios.parquet import read_scenarios
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
+from tasks.home import home
 from tasks.promote import promote
 from tasks.register import register, registry
 from tasks.report import report, shown_conversations
 from tasks.split import read_split
-from tasks.stage import home
 from tasks.train import TrainResult
 from tasks.train import train as update
 

@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 
+from tasks.home import home
+
 DEFAULT_PORT = "4200"
 _command_began: list[float] = []
 
@@ -65,10 +67,10 @@ def local(home: Path) -> dict[str, str]:
 
 def apply() -> Path:
     """Put the settings into the environment; returns the home folder."""
-    home = Path(os.environ.get("GRPO_HOME", "runs")).resolve()
-    for name, value in {**quiet(), **local(home)}.items():
+    folder = home()
+    for name, value in {**quiet(), **local(folder)}.items():
         os.environ.setdefault(name, value)
-    return home
+    return folder
 
 
 def debug() -> None:

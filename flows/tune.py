@@ -30,7 +30,7 @@ from grpo.tuning.storage import open_storage
 from grpo.tuning.study import open_study
 from grpo.tuning.summary import StudySummary, summarize
 from tasks.hold_back import hold_back
-from tasks.stage import home
+from tasks.home import home
 from tasks.study import report_study, study_record
 
 _ELSEWHERE = {"name", "n_trials", "parallel", "storage", "heartbeat_s"}

@@ -10,8 +10,9 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.databases import is_database
 from grpo.evaluation.document import Decision
 from grpo.registry import ModelVersion, Registry
+from tasks.home import home
 from tasks.provenance import parameters, provenance
-from tasks.stage import Clock, StageResult, home, stage
+from tasks.stage import Clock, StageResult, stage
 
 
 class RegisterResult(StageResult):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Task, task
@@ -21,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
 from grpo.errors import GRPOError
+from tasks.home import home
 from tasks.identity import stage_key
 from tasks.locks import FlockLockManager
 
@@ -67,11 +66,6 @@ def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool
     except BaseException:
         return False
     return False
-
-
-def home() -> Path:
-    """Folder of everything that runs leave behind on this machine."""
-    return Path(os.environ.get("GRPO_HOME", "runs")).resolve()
 
 
 def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ import psutil
 from flows.stack.processes import end, identity, with_variable
 from grpo.errors import ConfigError
 from grpo.files import storage_errors, write_atomically
+from grpo.locks import file_lock
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
@@ -87,18 +88,12 @@ class Service:
 
         What is left of one that died is ended first. Raises `ConfigError` when its port belongs to another program.
         """
-        with storage_errors(str(self.log)):
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            alone = self._lock("start")
-        try:
-            fcntl.flock(alone, fcntl.LOCK_EX)
+        with file_lock(self._file("start")):
             if self.process() is not None:
                 return self._recorded_address()
             end(self._marked)
             self._refuse_taken_port()
             return self._start()
-        finally:
-            os.close(alone)
 
     def _start(self) -> str:
         with storage_errors(str(self.log)):
@@ -163,38 +158,34 @@ class Service:
 
         Every user holds a lock, which the kernel frees even when a user is killed; the last one ends the service.
         """
-        with storage_errors(str(self.home)):
-            self._file("users").parent.mkdir(parents=True, exist_ok=True)
-        users, starting = self._lock("users"), self._lock("starting")
+        starting = file_lock(self._file("starting"))
+        users = self._users()
         try:
-            fcntl.flock(starting, fcntl.LOCK_EX)
-            fcntl.flock(users, fcntl.LOCK_SH)
-            meanwhile(self.start())
-            url = self.wait()
-            fcntl.flock(starting, fcntl.LOCK_UN)
+            with starting:
+                fcntl.flock(users, fcntl.LOCK_SH)
+                meanwhile(self.start())
+                url = self.wait()
             yield url
         finally:
             fcntl.flock(users, fcntl.LOCK_UN)
             os.close(users)
-            os.close(starting)
             self.end_unless_used()
 
     def end_unless_used(self) -> bool:
         """End it if nobody uses it any more; returns whether it has ended."""
         if not self._file("users").exists():
             return True
-        users, starting = self._lock("users"), self._lock("starting")
-        try:
-            fcntl.flock(starting, fcntl.LOCK_EX)
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        else:
-            self.stop()
-            return True
-        finally:
-            os.close(users)
-            os.close(starting)
+        with file_lock(self._file("starting")):
+            users = self._users()
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            else:
+                self.stop()
+                return True
+            finally:
+                os.close(users)
 
     def _ended_within(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -215,8 +206,10 @@ class Service:
     def _file(self, kind: str) -> Path:
         return self.home / "services" / f"{self.name}.{kind}"
 
-    def _lock(self, kind: str) -> int:
-        return os.open(self._file(kind), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    def _users(self) -> int:
+        """The file on which each user holds a shared lock."""
+        with storage_errors(str(self.home)):
+            return os.open(self._file("users"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
 
 
 def _listens(process: psutil.Process, url: str) -> bool:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from flows.stack.service import Service, free_port
+from tests.places import ROOT
+
+
+def own_environment(home: Path, server: str) -> dict[str, str]:
+    """What a command is told whose records are its own and whose Prefect server is that of the tests."""
+    return {
+        **os.environ,
+        "GRPO_HOME": str(home),
+        "PREFECT_API_URL": server,
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Service:

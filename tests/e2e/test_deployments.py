@@ -14,18 +14,11 @@ import yaml
 
 from flows.stack.service import Service, free_port
 from tests.e2e.served import mlflow_service
+from tests.greeting import write_greeting
 from tests.places import ROOT
 
 pytestmark = pytest.mark.e2e
 DEPLOYMENTS = ROOT / "deployments"
-DEPLOYED = """
-name: trial
-pull:
-  - prefect.deployments.steps.set_working_directory: {directory: "{{ $PWD }}"}
-deployments:
-  - {name: trial, entrypoint: "flow.py:greet", work_pool: {name: cpu}}
-"""
-FLOW = "from prefect import flow\n\n@flow\ndef greet() -> str:\n    return 'hello'\n"
 
 
 def _paths(program: str) -> set[str]:
@@ -51,8 +44,7 @@ def _environment(server: str, home: Path) -> dict[str, str]:
 def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """`grpo deploy`, run twice on the server of the tests; gives its address."""
     folder = tmp_path_factory.mktemp("deployed")
-    (folder / "prefect.yaml").write_text(DEPLOYED, encoding="utf-8")
-    (folder / "flow.py").write_text(FLOW, encoding="utf-8")
+    write_greeting(folder)
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-m", "flows.cli", "deploy"],
@@ -74,7 +66,7 @@ def test_the_command_makes_pools_slots_and_deployments(deployed: str):
     queue = httpx.get(f"{deployed}/work_pools/cpu/queues/training", timeout=60).json()
     assert queue["concurrency_limit"] == 1
     assert httpx.get(f"{deployed}/v2/concurrency_limits/gpu", timeout=60).json()["limit"] == 3
-    assert httpx.get(f"{deployed}/deployments/name/greet/trial", timeout=60).json()["work_pool_name"] == "cpu"
+    assert httpx.get(f"{deployed}/deployments/name/greet/greeting", timeout=60).json()["work_pool_name"] == "cpu"
 
 
 def test_prefect_answers_where_it_is_probed(server: str):

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from grpo.evaluation.report import read_report
+from tests.e2e.served import own_environment
 from tests.places import ROOT
 
 STAGES = ("ingest", "validate", "split", "base", "rollout", "score", "train", "evaluate", "gate", "register")
@@ -19,17 +20,6 @@ STAGES = ("ingest", "validate", "split", "base", "rollout", "score", "train", "e
 
 def _command(config: Path) -> list[str]:
     return [sys.executable, "-m", "flows.cli", "train", str(config)]
-
-
-def _environment(home: Path, server: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "GRPO_HOME": str(home),
-        "PREFECT_API_URL": server,
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 def _run_until(stage: str, config: Path, environment: dict[str, str]) -> bool:
@@ -64,7 +54,7 @@ def test_a_run_killed_at_every_stage_ends_with_the_same_weights(
         config = tmp_path / f"{label}.yaml"
         plan = {**desk_config, "store": str(home / "store")}
         config.write_text(yaml.safe_dump(plan))
-        environment = _environment(home, server)
+        environment = own_environment(home, server)
         if label == "killed":
             for stage in STAGES:
                 assert _run_until(stage, config, environment), f"{stage} never began"

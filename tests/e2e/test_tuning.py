@@ -19,6 +19,7 @@ from grpo.config.tuning import TuneConfig
 from grpo.config.yaml_file import load_settings
 from grpo.tuning.document import StudyDocument
 from tests.doubles import short_run
+from tests.e2e.served import own_environment
 from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -47,18 +48,6 @@ def study_file(folder: Path, **changes: object) -> Path:
     path = folder / "tune.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
-
-
-def environment(home: Path, server: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "GRPO_HOME": str(home),
-        "PREFECT_API_URL": server,
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 def command(config: Path, *options: str) -> list[str]:
@@ -97,7 +86,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: str) -> tuple[Path,
     """A study that was killed with -9 after its first complete trial, and gone on with by the same command."""
     home = tmp_path_factory.mktemp("study")
     config = study_file(home)
-    told = environment(home, server)
+    told = own_environment(home, server)
     killed_after_the_first(config, told)
     before = optuna.load_study(study_name=None, storage=f"sqlite:///{home / 'tuning.db'}")
     complete = {t.number: t.datetime_complete for t in before.trials if t.state.name == "COMPLETE"}

@@ -5,13 +5,12 @@ from pathlib import Path
 import torch
 
 from grpo.artifacts import ArtifactStore
-from grpo.config.adapters import LoraSettings
 from grpo.config.policy import PolicySettings
-from grpo.learner.checkpoints import STATE, CheckpointState
-from grpo.policy.transformers.adapters import add_adapters, has_adapters
-from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.policy.transformers.adapters import has_adapters
+from grpo.policy.transformers.model import load
 from tasks.base import base
 from tasks.warm_start import warm_start
+from tests.tasks.adapted import put_adapted
 
 
 def test_a_champion_starts_with_its_own_weights(tiny_folder: Path, tmp_path: Path):
@@ -25,19 +24,8 @@ def test_a_champion_of_adapters_starts_as_one_model(tiny_folder: Path, tmp_path:
     """Merged into the weights: it says what the adapted champion says, and needs no base."""
     store = ArtifactStore(str(tmp_path))
     under = base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=str(tmp_path)).checkpoint
-    adapted = load(tiny_folder)
-    add_adapters(adapted.model, LoraSettings(r=2), seed=0)
-    with torch.no_grad():
-        for name, weight in adapted.model.named_parameters():
-            if "lora_B" in name:
-                weight.fill_(0.05)
-    champion = TransformersPolicy(adapted.model, adapted.tokenizer)
-
-    def write(folder: Path) -> None:
-        champion.save(folder)
-        (folder / STATE).write_text(CheckpointState(policy_hash=champion.hash, base=under).model_dump_json())
-
-    started = warm_start.fn(champion=store.put_folder("checkpoint", write), store=str(tmp_path))
+    adapted, champion = put_adapted(store, tiny_folder, under)
+    started = warm_start.fn(champion=adapted, store=str(tmp_path))
     model = load(store.path(started.model)).model
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():

@@ -1,0 +1,30 @@
+"""A checkpoint of adapters, as training leaves one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.adapters import LoraSettings
+from grpo.learner.checkpoints import STATE, CheckpointState
+from grpo.policy.transformers.adapters import add_adapters
+from grpo.policy.transformers.model import TransformersPolicy, load
+
+
+def put_adapted(store: ArtifactStore, model: Path, base: Artifact) -> tuple[Artifact, TransformersPolicy]:
+    """Store adapters on a model whose second factors are all 0.05, so that they change what it says."""
+    under = load(model)
+    add_adapters(under.model, LoraSettings(r=2), seed=0)
+    with torch.no_grad():
+        for name, weight in under.model.named_parameters():
+            if "lora_B" in name:
+                weight.fill_(0.05)
+    policy = TransformersPolicy(under.model, under.tokenizer)
+
+    def write(folder: Path) -> None:
+        policy.save(folder)
+        (folder / STATE).write_text(CheckpointState(policy_hash=policy.hash, base=base).model_dump_json())
+
+    return store.put_folder("checkpoint", write), policy

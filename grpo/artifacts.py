@@ -10,7 +10,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -22,14 +21,16 @@ from pathlib import Path
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
-from grpo.errors import ArtifactError, ConfigError, StorageError
-from grpo.files import storage_errors, write_atomically
+from grpo.errors import ArtifactError, ConfigError, RemovedError, StorageError
+from grpo.files import file_digest, storage_errors, write_atomically
+from grpo.locks import remove, scratch_place
 from grpo.objects import ObjectFolder, open_uri
+from grpo.records import Records
 
 MANIFEST = "manifest.json"
 _DIGITS = 20
 _ABANDONED_S = 7 * 24 * 3600.0
-"""For so long nobody writes one artifact, or does without a copy that he needs."""
+"""Copies that were not asked for in so long are removed."""
 _MARKS = ".marks"
 
 
@@ -61,6 +62,7 @@ class ArtifactStore:
         self.root = root.rstrip("/")
         self._objects = None if isinstance(file_system, LocalFileSystem) else ObjectFolder(file_system, self.root)
         self.uri = self._objects.uri if self._objects else self.root
+        self.records = Records(uri)
         self._verified: dict[str, tuple[str, float]] = {}
 
     @property
@@ -72,7 +74,7 @@ class ArtifactStore:
         """Store the file that `write` makes at the path it is given."""
         with self._stage() as staged:
             write(staged)
-            digest = _file_digest(staged)
+            digest = file_digest(staged)
             return self._publish(staged, f"{kind}/{digest[:_DIGITS]}{suffix}", digest, kind)
 
     def put_folder(self, kind: str, write: Callable[[Path], None]) -> Artifact:
@@ -101,20 +103,48 @@ class ArtifactStore:
         return path
 
     def verify(self, artifact: Artifact) -> None:
-        """Raise `ArtifactError` unless the artifact is there and is what its digest says."""
-        self.path(artifact)
+        """Raise `ArtifactError` unless the artifact is what its digest says, or was removed on purpose."""
+        with suppress(RemovedError):
+            self.path(artifact)
+
+    def remove(self, artifact: Artifact) -> bool:
+        """Remove an artifact that can be made again; False where it is not there.
+
+        The record of the removal is written first: `path` then raises `RemovedError`, and `verify` passes.
+        """
+        name = self._name(artifact)
+        if not self._is_there(name):
+            return False
+        self.records.write(_removal(artifact), artifact.model_dump())
+        if self._objects is not None:
+            self._objects.remove(name)
+        else:
+            with self._stage() as leaving:
+                os.replace(Path(self.root) / name, leaving)  # at once, whatever a kill leaves of it
+        return True
+
+    def is_removed(self, artifact: Artifact) -> bool:
+        """Tell an artifact that was removed on purpose from one that is there or missing."""
+        return not self._is_there(self._name(artifact)) and self.records.read(_removal(artifact)) is not None
+
+    def forget_removal(self, artifact: Artifact) -> None:
+        """Let a removed artifact count as missing, so that the stage that made it computes it again."""
+        self.records.remove(_removal(artifact))
+
+    def _is_there(self, name: str) -> bool:
+        return bool(self._objects.marks(name)) if self._objects else (Path(self.root) / name).exists()
+
+    def _missing(self, artifact: Artifact) -> ArtifactError:
+        """The error for an artifact that is not there."""
+        if self.records.read(_removal(artifact)) is not None:
+            return RemovedError(f"{artifact.kind} {artifact.uri} was removed, because no run or version keeps it")
+        return ArtifactError(f"{artifact.kind} {artifact.uri} is missing")
 
     @contextmanager
     def _stage(self) -> Iterator[Path]:
         staging = own_folder() / "staging" if self._objects else Path(self.root) / ".staging"
-        staged = staging / uuid.uuid4().hex
-        try:
-            with storage_errors(str(staging) if self._objects else self.root):
-                staging.mkdir(parents=True, exist_ok=True)
-                _sweep(staging)
-                yield staged
-        finally:
-            _remove(staged)
+        with storage_errors(str(staging) if self._objects else self.root), scratch_place(staging) as staged:
+            yield staged
 
     def _publish(self, staged: Path, name: str, digest: str, kind: str) -> Artifact:
         artifact = Artifact(uri=f"{self.uri}/{name}", sha256=digest, kind=kind)
@@ -136,7 +166,7 @@ class ArtifactStore:
                 self._check(place, artifact)
                 return
             except ArtifactError:
-                _remove(place)
+                remove(place)
         try:
             os.replace(staged, place)
         except OSError as error:
@@ -157,7 +187,7 @@ class ArtifactStore:
         assert self._objects is not None
         place, marks = _kept(artifact), self._objects.marks(name)
         if not marks:
-            raise ArtifactError(f"{artifact.kind} {artifact.uri} is missing")
+            raise self._missing(artifact)
         if place.exists() and _read_marks(place) == {"uri": artifact.uri, "marks": marks}:
             _marks_file(place).touch()
             return place
@@ -174,7 +204,7 @@ class ArtifactStore:
             except FileNotFoundError as error:
                 raise ArtifactError(f"{artifact.kind} {artifact.uri} is missing, or a part of it") from error
             finally:
-                _remove(partial)
+                remove(partial)
         return place
 
     def _fetch_folder(self, artifact: Artifact, name: str, partial: Path) -> None:
@@ -201,18 +231,18 @@ class ArtifactStore:
     def _check(self, path: Path, artifact: Artifact) -> None:
         """Compare digests, once for each modification time."""
         if not path.exists():
-            raise ArtifactError(f"{artifact.kind} {artifact.uri} is missing")
+            raise self._missing(artifact)
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         stamp = max((p.stat().st_mtime for p in files), default=0.0)
         if self._verified.get(str(path)) == (artifact.sha256, stamp):
             return
         if path.is_dir():
             manifest = path / MANIFEST
-            found = _file_digest(manifest) if manifest.is_file() else "no manifest"
+            found = file_digest(manifest) if manifest.is_file() else "no manifest"
             if found == artifact.sha256 and json.loads(manifest.read_bytes()) != _folder_digests(path):
                 found = "files that differ from the manifest"
         else:
-            found = _file_digest(path)
+            found = file_digest(path)
         if found != artifact.sha256:
             raise _damaged(artifact, found)
         self._verified[str(path)] = (artifact.sha256, stamp)
@@ -249,6 +279,10 @@ def own_folder() -> Path:
     return folder
 
 
+def _removal(artifact: Artifact) -> str:
+    return f"removed/{artifact.sha256}"
+
+
 def _kept(artifact: Artifact) -> Path:
     """Where this machine keeps its copy of an artifact of an object store."""
     return own_folder() / "fetched" / f"{artifact.sha256}{Path(artifact.uri).suffix}"
@@ -264,7 +298,7 @@ def _forget(copies: Path) -> None:
         with suppress(FileNotFoundError):  # another process forgets, too
             if time.time() - marks.stat().st_mtime > _ABANDONED_S:
                 marks.unlink()
-                _remove(marks.with_suffix(""))
+                remove(marks.with_suffix(""))
 
 
 def _read_marks(place: Path) -> object:
@@ -279,29 +313,9 @@ def _damaged(artifact: Artifact, found: str) -> ArtifactError:
     return ArtifactError(f"{artifact.kind} {artifact.uri} is damaged: expected {artifact.sha256}, found {found}")
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _folder_digests(folder: Path) -> dict[str, str]:
     return {
-        str(path.relative_to(folder)): _file_digest(path)
+        str(path.relative_to(folder)): file_digest(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     }
-
-
-def _sweep(staging: Path) -> None:
-    """Remove what writers that were killed have left; nobody writes for so long."""
-    for left in staging.iterdir():
-        with suppress(FileNotFoundError):  # another writer ended, or sweeps too
-            if time.time() - left.lstat().st_mtime > _ABANDONED_S:
-                _remove(left)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

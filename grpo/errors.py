@@ -21,6 +21,10 @@ class ArtifactError(GRPOError):
     """A stored artifact is missing, damaged, or not what its digest says."""
 
 
+class RemovedError(ArtifactError):
+    """A checkpoint was removed, because nothing keeps it; it can be made again from its rollouts."""
+
+
 class StorageError(GRPOError):
     """The store cannot be written or read: disk full, read-only, no permission."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import uuid
 from collections.abc import Iterator
@@ -41,3 +42,19 @@ def write_atomically(path: Path, content: str) -> None:
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_digest(path: Path) -> str:
+    """sha256 of a file's bytes, or of the names and bytes of all files below a folder. Raises `OSError`."""
+    if not path.is_dir():
+        return file_digest(path)
+    digest = hashlib.sha256()
+    for file in sorted(below for below in path.rglob("*") if below.is_file()):
+        digest.update(f"{file.relative_to(path)}\0{file_digest(file)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -90,6 +90,16 @@ class ObjectFolder:
         """Store one file; an object store shows it whole or not at all."""
         with self._errors(writing=True):
             self._fs.put_file(str(path), f"{self._root}/{name}")
+
+    def write(self, name: str, content: bytes) -> None:
+        """Store one small object."""
+        with self._errors(writing=True):
+            self._fs.pipe_file(f"{self._root}/{name}", content)
+
+    def remove(self, name: str) -> None:
+        """Remove the object at `name` and all objects below it, where there are any."""
+        with self._errors(), suppress(FileNotFoundError):
+            self._fs.rm(f"{self._root}/{name}", recursive=True)
 
     @contextmanager
     def _errors(self, *, writing: bool = False) -> Iterator[None]:

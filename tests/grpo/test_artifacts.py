@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import errno
-import os
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from grpo.artifacts import MANIFEST, Artifact, ArtifactStore
 from grpo.errors import ArtifactError, StorageError
 from grpo.files import write_atomically
+from tests.places import ROOT
 
 
 @pytest.fixture
@@ -47,17 +48,31 @@ def test_a_failed_writer_leaves_nothing(store: ArtifactStore):
     assert [p for p in Path(store.root).rglob("*") if p.is_file()] == []
 
 
-def test_what_a_killed_writer_left_is_removed_a_week_later(store: ArtifactStore):
-    """A folder and a file of eight days go with the next write; one of six days may still be written to."""
+_KILLED = """
+import os, signal, sys
+from grpo.artifacts import ArtifactStore
+
+def write(folder):
+    (folder / "half").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+ArtifactStore(sys.argv[1]).put_folder("note", write)
+"""
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write(store: ArtifactStore):
+    """Killed in the middle: its folder is there until another writer comes. What is being written to stays."""
     staging = Path(store.root) / ".staging"
-    for name, days in (("dead", 8), ("slow", 6)):
-        (staging / name).mkdir(parents=True)
-        (staging / name / "half").touch()
-        os.utime(staging / name, times=(time.time() - days * 86400,) * 2)
-    (staging / "file").touch()
-    os.utime(staging / "file", times=(time.time() - 8 * 86400,) * 2)
-    _text(store, "x")
-    assert [left.name for left in staging.iterdir()] == ["slow"]
+    subprocess.run([sys.executable, "-c", _KILLED, store.root], cwd=ROOT, check=False)
+    assert [path.name for path in staging.rglob("half")] == ["half"]
+
+    def write(path: Path) -> None:
+        path.write_text("slow")
+        _text(store, "x")
+        assert [left.read_text() for left in staging.iterdir() if left.suffix != ".lock"] == ["slow"]
+
+    store.put_file("note", ".txt", write)
+    assert list(staging.iterdir()) == []
 
 
 def test_a_changed_file_is_refused(store: ArtifactStore):

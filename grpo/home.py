@@ -1,0 +1,28 @@
+"""The folder of this machine in which runs keep their records: GRPO_HOME."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from grpo.errors import ConfigError
+
+_UNSAFE = "?#%\\"
+"""Characters that end or escape a path inside the address of a database or an artifact."""
+
+
+def home() -> Path:
+    """Return the folder that GRPO_HOME names, `runs` below the working folder by default.
+
+    Raises `ConfigError` for a path that the addresses below it could not hold: a database at `sqlite:///a?b/x.db`
+    would lie in `a`.
+    """
+    folder = Path(os.environ.get("GRPO_HOME") or "runs").expanduser().resolve()
+    unsafe = sorted({character for character in str(folder) if character in _UNSAFE or not character.isprintable()})
+    if unsafe:
+        shown = ", ".join(map(repr, unsafe))
+        raise ConfigError(
+            f"GRPO_HOME {str(folder)!r} holds {shown}, which addresses of databases and artifacts cannot; choose a "
+            "folder without such characters"
+        )
+    return folder

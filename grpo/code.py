@@ -1,4 +1,10 @@
-"""What this process computes with: the project's sources and the packages that numbers depend on."""
+"""Code and files that decide results: the project's sources, its packages, and what a config brings in from outside.
+
+reward politeness of an installed package    its modules, the package's version, the files that it declares
+generator shop.scenarios:rows                its modules
+simulated user stub://replies.yaml           that file
+reward neural, options.model                 that folder
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,20 @@ import functools
 import hashlib
 import importlib.metadata
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel
+
+from grpo.config.environments import SimulatedUserSettings, TaskSettings
+from grpo.config.rewards import RewardComponent, plugin
+from grpo.config.scenarios import GeneratorSource
+from grpo.errors import ConfigError
+from grpo.files import content_digest
+from grpo.rewards.catalog import reward_type
 from grpo.rewards.rubrics import RUBRICS
+from grpo.user_code import code_of
 
 NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 
@@ -52,3 +69,75 @@ def commit() -> str | None:
 
     head = git("rev-parse", "HEAD")
     return f"{head}+" if head and git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def runs_user_code(values: Iterable[Any]) -> bool:
+    """Tell settings that run a user's code from those that do not."""
+    return any(_reference(part) is not None for part in _parts(values))
+
+
+def brought_in(values: Iterable[Any]) -> dict[str, str]:
+    """Digest the code and the files from outside that these settings bring in, by name.
+
+    Raises `ConfigError` for a module or file that is not there.
+    """
+    identity: dict[str, str] = {}
+    for part in _parts(values):
+        if (reference := _reference(part)) is not None:
+            identity |= {f"{reference}, {name}": digest for name, digest in code_of(reference).items()}
+        for path in _files(part):
+            identity[f"file {_shown(path)}"] = _digest(path, part)
+    return dict(sorted(identity.items()))
+
+
+def _parts(values: Iterable[Any]) -> Iterator[BaseModel]:
+    """Every settings object in these values, at any depth."""
+    for value in values:
+        if isinstance(value, BaseModel):
+            yield value
+            yield from _parts(item for _, item in value)
+        elif isinstance(value, (list, tuple)):
+            yield from _parts(value)
+
+
+def _reference(part: BaseModel) -> str | None:
+    """`module:name` of the user's object that these settings name; None for settings that name none."""
+    if isinstance(part, GeneratorSource):
+        return part.function
+    if isinstance(part, RewardComponent) and (point := plugin(part.kind)) is not None:
+        return point.value
+    return None
+
+
+def _files(part: BaseModel) -> Iterator[Path]:
+    """Files and folders that these settings declare."""
+    if isinstance(part, GeneratorSource):
+        yield from map(Path, part.files)
+    elif isinstance(part, RewardComponent):
+        yield from map(Path, reward_type(part.kind).files(part.options))
+    elif isinstance(part, (SimulatedUserSettings, TaskSettings)) and part.model is not None:
+        kind, separator, rest = part.model.partition("://")
+        if not separator or kind in ("stub", "vllm"):
+            yield Path(rest or kind)
+
+
+def _shown(path: Path) -> str:
+    """A path as a config names it; what ships with the project by its place in it."""
+    project = Path(__file__).resolve().parents[1]
+    return str(path.relative_to(project)) if path.is_absolute() and path.is_relative_to(project) else str(path)
+
+
+_digests: dict[tuple[str, tuple[tuple[str, int, int], ...]], str] = {}
+
+
+def _digest(path: Path, part: BaseModel) -> str:
+    """Digest of a file or folder, computed again when a size or a time of modification differs."""
+    try:
+        files = sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
+        stamp = tuple((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
+        key = (str(path.resolve()), stamp)
+        if key not in _digests:
+            _digests[key] = content_digest(path)
+        return _digests[key]
+    except OSError as error:
+        raise ConfigError(f"{path}, named by {part!r:.100}, cannot be read: {error.strerror}") from error

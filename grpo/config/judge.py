@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ConfigDict, Field, model_validator
 
 from grpo.config.base import Settings
+from grpo.home import home
 
 
 class JudgeSettings(Settings):
@@ -37,8 +38,8 @@ class JudgeSettings(Settings):
     """Questions in a row without an answer after which the judge is left alone."""
     rest_s: float = Field(default=60.0, gt=0)
     """Seconds for which it is left alone."""
-    folder: str = "runs/judge"
-    """Folder of the answers, which are not asked for twice, and of the ledger."""
+    folder: str = Field(default_factory=lambda: str(home() / "judge"))
+    """Folder of the answers, which are not asked for twice, and of the ledger; by default `judge` in GRPO_HOME."""
     prompt_price: float | None = Field(default=None, ge=0)
     """Price of a million tokens that the judge reads, in any one currency."""
     completion_price: float | None = Field(default=None, ge=0)

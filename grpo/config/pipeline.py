@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from grpo.config.agent import AgentSettings
-from grpo.config.base import Settings
+from grpo.config.base import Name, RunName, Settings
 from grpo.config.compute import ComputeSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.evaluation import EvaluationSettings
@@ -20,16 +20,25 @@ from grpo.config.scenarios import ScenarioSettings
 from grpo.config.training import TrainingSettings
 from grpo.config.yaml_file import load_settings
 from grpo.credentials import refuse_credentials
+from grpo.home import home
+
+TagKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$", max_length=250)]
+TagValue = Annotated[str, StringConstraints(max_length=5000)]
+"""What MLflow takes as a tag of a version."""
+
+
+def _home_store() -> str:
+    return str(home() / "artifacts")
 
 
 class RegistrySettings(Settings):
     """Where models are registered."""
 
-    model_name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
+    model_name: Name
     """Registered model; its alias `champion` is the one in service."""
-    experiment: str = Field(default="grpo", min_length=1)
+    experiment: Name = "grpo"
     """MLflow experiment of the runs."""
-    tags: dict[str, str] = Field(default_factory=dict)
+    tags: dict[TagKey, TagValue] = Field(default_factory=dict)
     """What a version's tags say besides its lineage."""
 
 
@@ -39,12 +48,15 @@ class PipelineConfig(Settings):
     The same config, data and code give the same weights, wherever that is.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
+    name: RunName
     """Name of the run and of its report's folder."""
     seed: int = Field(default=0, ge=0)
     """Every random number of the run follows from it."""
-    store: Annotated[str, AfterValidator(refuse_credentials)] = "runs/artifacts"
-    """Folder or fsspec URI where stages leave their artifacts; its credentials come from the environment."""
+    store: Annotated[str, AfterValidator(refuse_credentials)] = Field(default_factory=_home_store)
+    """Folder or fsspec URI where stages leave their results and artifacts, by default `artifacts` in GRPO_HOME; its
+    credentials come from the environment."""
+    save_total_limit: int | None = Field(default=1, ge=1)
+    """Newest checkpoints of a run that stay, beside those that registered versions need; null keeps all."""
     scenarios: ScenarioSettings
     """What is played: where it comes from, and what is held out."""
     policy: PolicySettings
@@ -67,6 +79,10 @@ class PipelineConfig(Settings):
     """Where what was trained is registered."""
     compute: ComputeSettings = ComputeSettings()
     """Where the stages are computed."""
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that a result depends on: all but where it is computed and kept."""
+        return self.model_dump(mode="json", exclude={"compute", "store", "save_total_limit"})
 
     @model_validator(mode="after")
     def _shards_have_one_place(self) -> Self:

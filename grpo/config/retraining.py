@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo.config.base import Settings
+from grpo.config.base import RunName, Settings
 from grpo.config.scenarios import Source
 
 Level = Annotated[float, Field(gt=0, lt=0.5)]
@@ -103,7 +103,7 @@ class MixtureSettings(Settings):
 class RetrainConfig(Settings):
     """When to train again, on which conversations, and by which pipeline."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
+    name: RunName
     """Name of the run and of its report's folder."""
     pipeline: str
     """YAML config of the run that is repeated from the champion on."""

@@ -20,14 +20,21 @@ PLUGINS = "grpo.rewards"
 """Entry point group in which an installed package names its rewards."""
 
 
-def plugins() -> dict[str, EntryPoint]:
-    """Rewards of installed packages, by name, not loaded yet; a reward of this package is not replaced."""
-    return {point.name: point for point in entry_points(group=PLUGINS) if point.name not in REWARD_NAMES}
+def plugin_names() -> set[str]:
+    """Names of the rewards of installed packages; a reward of this package is not replaced."""
+    return {point.name for point in entry_points(group=PLUGINS)} - {*REWARD_NAMES}
+
+
+def plugin(name: str) -> EntryPoint | None:
+    """The reward of an installed package with this name, not loaded yet; None where there is none."""
+    if name in REWARD_NAMES:
+        return None
+    return next(iter(entry_points(group=PLUGINS, name=name)), None)
 
 
 def _known(name: str) -> str:
-    if name not in REWARD_NAMES and name not in (others := plugins()):
-        raise ValueError(f"reward {name} is unknown; known are {', '.join(sorted((*REWARD_NAMES, *others)))}")
+    if name not in REWARD_NAMES and plugin(name) is None:
+        raise ValueError(f"reward {name} is unknown; known are {', '.join(sorted({*REWARD_NAMES, *plugin_names()}))}")
     return name
 
 

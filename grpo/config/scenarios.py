@@ -36,7 +36,10 @@ class GeneratorSource(Settings):
     kind: Literal["generator"]
     """A Python function that yields records."""
     function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """A function without arguments that yields dicts; its source takes part in the cache identity."""
+    """A function without arguments that yields dicts; its sources, the packages that they import and the files that it
+    opens take part in the cache identity."""
+    files: tuple[str, ...] = ()
+    """Files and folders that it reads in a way that Python does not see, as pyarrow does; they take part, too."""
 
 
 class MultiDoGOSource(Settings):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from grpo.config.base import Settings
+from grpo.config.base import RunName, Settings
 from grpo.config.dimensions import SearchSpace, Value, check_space, laid_over
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.spaces import SpaceName, get_search_space
@@ -49,7 +49,7 @@ def _loaded(base: Any) -> Any:
 class TuneConfig(HPOConfig):
     """A search over runs of the pipeline, each from the same base policy."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
+    name: RunName
     """Name of the study and of its report's folder."""
     base: Annotated[PipelineConfig, BeforeValidator(_loaded)]
     """The run whose settings are tuned; a text is the path of its YAML file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.config.rewards import RewardComponent, plugins
+from grpo.config.rewards import RewardComponent, plugin, plugin_names
 from grpo.errors import ConfigError
 from grpo.rewards.composite import CompositeReward
 from grpo.rewards.correctness import CorrectnessReward, SimilarityReward
@@ -59,18 +59,22 @@ REWARDS: dict[str, type[RewardFunction]] = {
 }
 
 
+def reward_type(name: str) -> type[RewardFunction]:
+    """The class of the reward of this name, of this package or of a plugin; `ConfigError` where there is none."""
+    if name in REWARDS:
+        return REWARDS[name]
+    point = plugin(name)
+    if point is None:
+        raise ConfigError(f"reward {name!r} is unknown; known are {', '.join(sorted({*REWARDS, *plugin_names()}))}")
+    kind = point.load()
+    if not (isinstance(kind, type) and issubclass(kind, RewardFunction)):
+        raise ConfigError(f"plugin {point.value} of reward {name} is not a RewardFunction; name a subclass of it")
+    return kind
+
+
 def reward_named(name: str, *, weight: float = 1.0, **options: Any) -> RewardFunction:
     """The reward of this name, of this package or of a plugin; `ConfigError` for unknown names and options."""
-    if name in REWARDS:
-        kind = REWARDS[name]
-    elif name in (found := plugins()):
-        kind = found[name].load()
-        if not (isinstance(kind, type) and issubclass(kind, RewardFunction)):
-            raise ConfigError(
-                f"plugin {found[name].value} of reward {name} is no RewardFunction; name a subclass of it"
-            )
-    else:
-        raise ConfigError(f"reward {name!r} is unknown; known are {', '.join(sorted({*REWARDS, *plugins()}))}")
+    kind = reward_type(name)
     try:
         return kind(weight=weight, **options)
     except TypeError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,11 @@ class NeuralReward(RewardFunction):
     """
 
     name = "neural"
+
+    @classmethod
+    def files(cls, options: Mapping[str, Any]) -> Sequence[str | Path]:
+        """The learned reward's folder."""
+        return [options["model"]] if "model" in options else []
 
     def __init__(self, *, model: str | Path, weight: float = 1.0) -> None:
         super().__init__(weight=weight)

@@ -9,6 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo.errors import RewardError, Unscored
@@ -85,6 +86,14 @@ class RewardFunction(ABC):
 
     def __init__(self, *, weight: float = 1.0) -> None:
         self.weight = checked_weight(weight, self.name)
+
+    @classmethod
+    def files(cls, options: Mapping[str, Any]) -> Sequence[str | Path]:
+        """Files and folders that a reward with these options reads; a changed one is scored again.
+
+        What Python's `open` reads while it scores is noticed without being declared here.
+        """
+        return ()
 
     @abstractmethod
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from grpo.errors import Unscored
 from grpo.messages import Message
@@ -37,6 +38,11 @@ class SafetyReward(RewardFunction):
     """
 
     name = "safety"
+
+    @classmethod
+    def files(cls, options: Mapping[str, Any]) -> Sequence[str | Path]:
+        """The learned reward's folder."""
+        return [options.get("model", SHIPPED)]
 
     def __init__(self, *, model: str | Path = SHIPPED, weight: float = 1.0) -> None:
         super().__init__(weight=weight)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,9 +20,9 @@ from grpo.scenarios.conversation_log import ConversationLog
 
 
 def fingerprint(sources: Sequence[Source]) -> str:
-    """Digest of every file that these sources read, and of the module of every generator.
+    """Digest of every file that these sources read; a generator's code is digested by `grpo.code.brought_in`.
 
-    Raises `DataError` for a file, folder or module that is not there.
+    Raises `DataError` for a file or folder that is not there.
     """
     digest = hashlib.sha256()
     for source in sources:
@@ -39,7 +38,6 @@ def fingerprint(sources: Sequence[Source]) -> str:
 
 def _files(source: Source) -> Iterator[Path]:
     if isinstance(source, GeneratorSource):
-        yield _module_file(source.function.partition(":")[0])
         return
     root = local_path(source.path) if isinstance(source, FileSource) else Path(source.path)
     if isinstance(source, ConversationLogSource):
@@ -56,13 +54,3 @@ def _files(source: Source) -> Iterator[Path]:
         yield from sorted(p for p in (root / source.domain).iterdir() if p.suffix in (".json", ".md", ".toml"))
     else:
         yield from sorted(path for path in root.rglob("*") if path.is_file())
-
-
-def _module_file(module: str) -> Path:
-    try:
-        found = importlib.util.find_spec(module)
-    except ImportError:
-        found = None
-    if found is None or found.origin is None:
-        raise DataError(f"no module {module!r} for a generator source; install it or put it on PYTHONPATH")
-    return Path(found.origin)

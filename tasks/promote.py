@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from prefect import task
@@ -14,10 +14,11 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.runtime import flow_run
 
-from grpo.registry import Transition
+from grpo.registry import Registry, Transition
 from grpo.registry.succession import Actor
 from tasks.register import registry
-from tasks.stage import Clock, StageResult, is_transient
+from tasks.results import StageResult
+from tasks.stage import Clock, is_transient
 
 _LEASE_S, _PATIENCE_S = 60.0, 180.0
 
@@ -30,12 +31,12 @@ class PromoteResult(StageResult):
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=3, retry_delay_seconds=1, retry_condition_fn=is_transient)
 def promote(model_name: str, version: int, reason: str, force: bool = False) -> PromoteResult:
-    """Let a version serve; raises `PromotionRefused` for one that may not."""
+    """Let a version serve; raises `PromotionRefused` for one that may not, `ArtifactError` for one that is damaged."""
     clock, models = Clock(), registry()
     checks = models.provenance(models.at(f"models:/{model_name}/{version}")).checks
     with one_at_a_time(model_name):
         transition = models.succession(model_name).promote(
-            version, reason=reason, by=actor(), force=force, checks=checks
+            version, reason=reason, by=actor(), force=force, checks=checks, verify=_verifier(models, model_name)
         )
     return PromoteResult(transition=transition, compute_s=clock.seconds)
 
@@ -43,10 +44,17 @@ def promote(model_name: str, version: int, reason: str, force: bool = False) -> 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=3, retry_delay_seconds=1, retry_condition_fn=is_transient)
 def rollback(model_name: str, reason: str) -> PromoteResult:
     """Let the version before the champion serve again."""
-    clock = Clock()
+    clock, models = Clock(), registry()
     with one_at_a_time(model_name):
-        transition = registry().succession(model_name).rollback(reason=reason, by=actor())
+        transition = models.succession(model_name).rollback(
+            reason=reason, by=actor(), verify=_verifier(models, model_name)
+        )
     return PromoteResult(transition=transition, compute_s=clock.seconds)
+
+
+def _verifier(models: Registry, model_name: str) -> Callable[[int], None]:
+    """A check of the files of a version, before it serves."""
+    return lambda version: models.verify(models.at(f"models:/{model_name}/{version}"))
 
 
 def actor() -> Actor:

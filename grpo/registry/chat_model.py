@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+from grpo.artifacts import own_folder
+from grpo.locks import scratch_place
 from grpo.policy.transformers.adapters import merged
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.registry.provenance import PROVENANCE, Provenance
@@ -25,13 +31,14 @@ def requirements() -> list[str]:
 def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenance) -> tuple[str, str]:
     """Log the policy with its signature, requirements and provenance; (address, id) of the logged model.
 
-    Whoever dies in here leaves files that no version names.
+    A process that dies in here leaves files that no version names. The copy that MLflow makes before it hands the
+    files over lies in a scratch folder: what a killed process left of it goes with the next registration.
     """
     import mlflow
     import mlflow.transformers
 
     logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # misses the card of a model that no hub has
-    with mlflow.start_run(run_id=run_id):
+    with scratch_place(own_folder() / "registering") as scratch, _temporary_files_in(scratch), mlflow.start_run(run_id):
         info = mlflow.transformers.log_model(
             transformers_model={"model": merged(policy.model), "tokenizer": policy.tokenizer},
             name="policy",
@@ -40,3 +47,14 @@ def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenan
             metadata={PROVENANCE: provenance.model_dump(mode="json")},
         )
     return str(info.model_uri), str(info.model_id)
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Let `tempfile` of this process use a folder while the block runs."""
+    folder.mkdir()
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before

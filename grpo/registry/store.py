@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
-from grpo.artifacts import Artifact, own_folder
-from grpo.databases import exclusive
-from grpo.errors import AddressError, RegistryError
-from grpo.locks import file_lock
+from grpo.artifacts import Artifact, ArtifactStore, own_folder
+from grpo.databases import exclusive, is_database
+from grpo.errors import AddressError, ArtifactError, RegistryError
+from grpo.files import file_digest
+from grpo.locks import file_lock, scratch_place
 from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.registry.succession import CANDIDATE, CHAMPION, Succession, is_absent, missing_champion
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
     from grpo.policy.transformers.model import TransformersPolicy
 
+MODEL_DIGEST = "model_sha256"
+"""Tag of a version: digest of the files of its registered model."""
+_FETCHED_NOTE = "registered_model_meta"
 _ADDRESS = re.compile(r"^models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))$")
 
 
@@ -135,6 +140,57 @@ class Registry:
         found = self.client.search_model_versions(f"name = '{model}'", max_results=10_000)
         return sorted(map(_version, found), key=lambda one: one.version)
 
+    def checkpoints(self, store: str) -> list[Artifact]:
+        """Checkpoints in a store that registered versions need: their own, and those they were judged against."""
+        pairs = [("checkpoint_uri", "checkpoint_sha256"), ("champion_uri", "champion_sha256")]
+        every = self.client.search_model_versions(max_results=10_000)
+        needed = {
+            (version.tags[uri], version.tags[digest])
+            for version in every
+            for uri, digest in pairs
+            if uri in version.tags and digest in version.tags
+        }
+        place = ArtifactStore(store).uri + "/"
+        return [
+            Artifact(uri=uri, sha256=digest, kind="checkpoint")
+            for uri, digest in sorted(needed)
+            if uri.startswith(place)
+        ]
+
+    @contextmanager
+    def model_folder(self, version: ModelVersion) -> Iterator[Path]:
+        """The folder of a registered model, verified by its digest; what was fetched for it goes when the block ends.
+
+        Raises `ArtifactError` for a model that is not what was registered, `AddressError` for one without a digest.
+        """
+        name = f"{version.name} version {version.version}"
+        if (expected := version.tags.get(MODEL_DIGEST)) is None:
+            raise AddressError(f"{name} has no tag {MODEL_DIGEST}: no run of this pipeline registered it")
+        with self._fetched(self.client.get_model_version(version.name, str(version.version)).source) as folder:
+            if (now := model_digest(folder)) != expected:
+                raise ArtifactError(
+                    f"the registered model of {name} in {folder} is damaged: expected {expected}, it is {now}; "
+                    "restore it from a backup, or let another version serve"
+                )
+            yield folder
+
+    def verify(self, version: ModelVersion) -> None:
+        """Raise `ArtifactError` unless the registered model is what its digest says."""
+        with self.model_folder(version):
+            pass
+
+    @contextmanager
+    def _fetched(self, address: str) -> Iterator[Path]:
+        """The files of a logged model: where they lie on this machine, or fetched from the tracking server."""
+        from mlflow.artifacts import download_artifacts
+
+        if is_database(self.tracking_uri):
+            yield Path(download_artifacts(artifact_uri=address, tracking_uri=self.tracking_uri))
+            return
+        with scratch_place(own_folder() / "models") as scratch:
+            scratch.mkdir()
+            yield Path(download_artifacts(artifact_uri=address, dst_path=str(scratch), tracking_uri=self.tracking_uri))
+
     def aliases(self, version: ModelVersion) -> list[str]:
         """Names that point at a version."""
         model = self.client.get_registered_model(version.name)
@@ -214,10 +270,12 @@ class Registry:
             version = self.find(model, tags["run_key"])
             if version is None:
                 address, model_id = log_chat_model(policy, run_id, provenance)
+                with self._fetched(address) as folder:
+                    described = {**tags, MODEL_DIGEST: model_digest(folder)}
                 with self._named(model):
                     version = _version(
                         self.client.create_model_version(
-                            model, source=address, run_id=run_id, tags=dict(tags), model_id=model_id
+                            model, source=address, run_id=run_id, tags=described, model_id=model_id
                         )
                     )
             if self.versions(model)[-1].version == version.version:
@@ -261,6 +319,16 @@ def _version(found: MlflowVersion) -> ModelVersion:
     return ModelVersion(
         name=str(found.name), version=int(found.version), run_id=str(found.run_id), tags=dict(found.tags)
     )
+
+
+def model_digest(folder: Path) -> str:
+    """sha256 of the names and bytes of a logged model's files, without the note that MLflow adds to a fetched copy."""
+    files = {
+        str(path.relative_to(folder)): file_digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != _FETCHED_NOTE
+    }
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _lock_folder(tracking_uri: str) -> Path:

@@ -16,6 +16,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -111,8 +112,9 @@ class Succession:
         by: Actor,
         force: bool = False,
         checks: dict[str, float | None] | None = None,
+        verify: Callable[[int], None] | None = None,
     ) -> Transition | None:
-        """Let a version serve; None where it does so already.
+        """Let a version serve; None where it does so already. `verify` raises for a version whose files are damaged.
 
         Raises `PromotionRefused` for a version that did not pass its gates, that was judged against another version
         than the one in service, or that has served before, and while a champion is missing that there was: `force`
@@ -143,10 +145,12 @@ class Succession:
                 forced=bool(refusal),
                 checks=checks or {},
             )
+            if verify is not None:
+                verify(version)
             self._begin(transition)
             return transition
 
-    def rollback(self, *, reason: str, by: Actor) -> Transition:
+    def rollback(self, *, reason: str, by: Actor, verify: Callable[[int], None] | None = None) -> Transition:
         """Let the version serve again that the champion has replaced.
 
         `previous` then names the one before it: versions 1, 2, 3 rolled back twice leave 1 in service. A version that
@@ -179,6 +183,8 @@ class Succession:
                 by=by,
                 at=_now(),
             )
+            if verify is not None:
+                verify(target)
             self._begin(transition)
             return transition
 

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from grpo.errors import AddressError, RegistryError
+from grpo.errors import AddressError, ArtifactError, RegistryError
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.registry import ModelVersion, Registry
 from grpo.registry.chat_model import requirements
-from tests.grpo.registry.making import ANNA, make_provenance, put_version
+from tests.grpo.registry.making import ANNA, make_provenance, put_version, serving
 from tests.grpo.registry.test_succession import Dying, Killed
+from tests.places import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,90 @@ def test_an_address_that_leads_nowhere_is_an_error(registry: Registry, policy: T
     _register(registry, policy, "k1")
     with pytest.raises(AddressError, match=address):
         registry.at(address)
+
+
+def _model_files(registry: Registry, version: ModelVersion) -> Path:
+    with registry.model_folder(version) as folder:
+        return folder
+
+
+def test_a_registered_model_is_verified_by_its_digest(registry: Registry, policy: TransformersPolicy):
+    """One changed byte of its weights, one file more: an error with the place; as it was, it is sound again."""
+    version = _register(registry, policy, "digest", model="digested")
+    folder = _model_files(registry, version)
+    (weights,) = folder.rglob("*.safetensors")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match=rf"digested version 1 in {folder} is damaged"):
+        registry.verify(version)
+    weights.write_bytes(content)
+    registry.verify(version)
+    (folder / "extra.py").write_text("")
+    with pytest.raises(ArtifactError, match="is damaged"):
+        registry.verify(version)
+    (folder / "extra.py").unlink()
+
+
+def test_a_damaged_version_does_not_come_to_serve(registry: Registry, policy: TransformersPolicy):
+    """Neither by a promotion nor by a rollback; the one in service stays."""
+    first, second = (_register(registry, policy, f"sound-{k}", model="sound") for k in (1, 2))
+    line = registry.succession("sound")
+
+    def verify(number: int) -> None:
+        registry.verify(registry.at(f"models:/sound/{number}"))
+
+    line.promote(first.version, reason="gates", by=ANNA, verify=verify)
+    config = _model_files(registry, second) / "MLmodel"
+    config.write_text(config.read_text() + "#")
+    with pytest.raises(ArtifactError, match="sound version 2"):
+        line.promote(second.version, reason="gates", by=ANNA, force=True, verify=verify)
+    assert serving(registry, "sound") == (1, None)
+    line.promote(second.version, reason="gates", by=ANNA, force=True)
+    config = _model_files(registry, first) / "MLmodel"
+    config.write_text(config.read_text() + "#")
+    with pytest.raises(ArtifactError, match="sound version 1"):
+        line.rollback(reason="refunds", by=ANNA, verify=verify)
+    assert serving(registry, "sound") == (2, 1)
+
+
+def test_a_version_without_a_digest_is_not_one_of_ours(registry: Registry):
+    """What something else has registered cannot be verified."""
+    put_version(registry, "foreign", "a", against="base")
+    with pytest.raises(AddressError, match="foreign version 1 has no tag model_sha256"):
+        registry.verify(registry.at("models:/foreign/1"))
+
+
+_KILLED = """
+import os, signal, sys, tempfile
+import mlflow.transformers
+from pathlib import Path
+from grpo.policy.transformers.model import load
+from grpo.registry import Registry
+from tests.grpo.registry.test_store import _register
+
+def log_model(**_):
+    Path(tempfile.mkdtemp(), "model.safetensors").write_bytes(b"copy")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[3] == "kill":
+    mlflow.transformers.log_model = log_model
+_register(Registry(sys.argv[1]), load(Path(sys.argv[2])), "killed", model="killed")
+"""
+
+
+def test_the_copy_of_a_killed_registration_goes_with_the_next(registry: Registry, tiny_folder: Path, tmp_path: Path):
+    """A whole model in the folder for temporary files, until another registration comes."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    for what, left in (("kill", ["model.safetensors"]), ("register", [])):
+        subprocess.run(
+            [sys.executable, "-c", _KILLED, registry.tracking_uri, str(tiny_folder), what],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
+        assert [path.name for path in tmp_path.rglob("*.safetensors")] == left
+    assert registry.find("killed", "killed") is not None
 
 
 def test_a_champion_that_is_missing_is_not_one_that_never_was(registry: Registry):

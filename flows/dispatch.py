@@ -23,7 +23,8 @@ from grpo.artifacts import ArtifactStore
 from grpo.code import source_digest
 from grpo.config.compute import ComputeSettings
 from grpo.errors import ConfigError
-from tasks.stage import StageResult, relayed
+from tasks.results import StageResult
+from tasks.stage import relayed
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=StageResult)

@@ -21,7 +21,7 @@ from grpo.config.scenarios import FileSource
 from grpo.errors import ConfigError
 from grpo.evaluation.measurement import MeasurementDocument, Standing
 from grpo.files import write_atomically
-from tasks.home import home
+from grpo.home import home
 from tasks.measure import measure
 
 _FORMATS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
@@ -48,7 +48,7 @@ def evaluate(
     model = model or f"models:/{config.registry.model_name}@champion"
     config = _narrowed(config, scenarios_file, num_episodes)
     with shard_runner(config.rollout) as runner:
-        ledger = Ledger(config.store, runner)
+        ledger = Ledger(runner)
         checkpoint = checkpoint_at(model, config, ledger)
         read = prepare_scenarios(
             config.scenarios, ledger, config.store, heldout_share=None if scenarios_file is None else 1.0

@@ -16,9 +16,9 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from flows.advance import Advance
 from grpo import progress
 from grpo.artifacts import ArtifactStore
-from grpo.errors import ArtifactError
 from grpo.evaluation.document import StageTiming
-from tasks.stage import StageResult
+from grpo.retention import Retention
+from tasks.results import StageResult
 
 if TYPE_CHECKING:
     from flows.dispatch import Dispatch
@@ -38,18 +38,18 @@ class _Entry:
 class Ledger:
     """The stages of one run, in the order in which they first ran."""
 
-    def __init__(self, store: str, runner: TaskRunner[Any], elsewhere: Dispatch | None = None) -> None:
-        self._store = ArtifactStore(store)
+    def __init__(self, runner: TaskRunner[Any], elsewhere: Dispatch | None = None) -> None:
+        self.reads: dict[str, str | None] = {}
+        """Files that a user's code has read so far, with their digests."""
         self._runner = runner
         self._elsewhere = elsewhere
         self._entries: dict[str, _Entry] = {}
 
-    def run(self, stage: Task[..., R], *, refresh: bool = False, **inputs: Any) -> R:
-        """Run one stage in this thread, or take its cached result if its artifacts are still what they were."""
+    def run(self, stage: Task[..., R], **inputs: Any) -> R:
+        """Run one stage in this thread, or take its cached result."""
         placed = self._place(stage)
-        chosen = placed.with_options(refresh_cache=True) if refresh else placed
         self._announce(stage, 1)
-        return self._account(stage, [inputs], lambda: [chosen(**inputs, return_state=True)])[0]
+        return self._account(stage, [inputs], lambda: [placed(**inputs, return_state=True)])[0]
 
     def map(self, stage: Task[..., R], inputs: Sequence[dict[str, Any]]) -> list[R]:
         """Run one stage on several inputs at once, in the task runner; for a single one this thread will do."""
@@ -79,30 +79,24 @@ class Ledger:
         entry = self._entries[stage.name]
         started = time.perf_counter()
         states = wait()
-        results = [self._settle(entry, stage, one, state) for one, state in zip(inputs, states, strict=True)]
+        results = [self._settle(entry, stage, state) for state in states]
         entry.wall_s += time.perf_counter() - started
         progress.report(stage.name, len(inputs), len(inputs), cached=float(all(_is_cached(s) for s in states)))
         return results
 
-    def _settle(self, entry: _Entry, stage: Task[..., R], inputs: dict[str, Any], state: State[R]) -> R:
-        """Count a stage; recompute it when what it left in the store is missing or damaged."""
+    def _settle(self, entry: _Entry, stage: Task[..., R], state: State[R]) -> R:
+        """Count a stage, and keep what its user's code read."""
         result: R = state.result()
         entry.runs += 1
+        entry.cached += _is_cached(state)
+        entry.compute_s += 0.0 if _is_cached(state) else result.compute_s
+        self.reads.update(result.reads)
         logger.debug("%s is %s: %s", stage.name, "cached" if _is_cached(state) else "computed", result)
-        if not _is_cached(state):
-            entry.compute_s += result.compute_s
-            return result
-        try:
-            for artifact in result.artifacts():
-                self._store.verify(artifact)
-        except ArtifactError as error:
-            logger.warning("%s is computed again: %s", stage.name, error)
-            progress.report(f"{stage.name} again: {error}", 0, 1)
-            result = self._place(stage).with_options(refresh_cache=True)(**inputs)
-            entry.compute_s += result.compute_s
-            return result
-        entry.cached += 1
         return result
+
+    def retention(self, store: str) -> Retention:
+        """Keepers of the checkpoints that a run leaves in a store."""
+        return Retention(ArtifactStore(store))
 
     def advance(self, iterations: int) -> Advance:
         """The bar of a run of so many iterations in Prefect's page."""

@@ -87,7 +87,7 @@ def plan(config: PipelineConfig, home: Path) -> Plan:
 
     Raises what the run would raise for sources or a model that are not there.
     """
-    foresight = Foresight(config.store)
+    foresight = Foresight()
     run = Run(config, foresight, began=0.0)
     missing = _follow(run)
     sides = getattr(run, "sides", None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from pathlib import Path
 
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -16,10 +15,10 @@ from flows.run import Run
 from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
+from grpo.home import home
 from grpo.policy.catalog import model_folder
 from grpo.registry import Provenance
 from grpo.scenarios.fingerprint import fingerprint
-from tasks.home import home
 from tasks.provenance import provenance
 from tasks.register import registry
 
@@ -62,20 +61,24 @@ def reproduce(model: str) -> Reproduction:
         config = PipelineConfig.model_validate({**then.config, "store": f"{scratch}/store"})
         _unchanged("scenarios.sources", then.sources, fingerprint(config.scenarios.sources))
         _unchanged("policy.model", then.model, folder_digest(model_folder(config.policy.model)))
-        elsewhere = Path(scratch) / "results"
-        now = retrain_aside.with_options(result_storage=elsewhere)(config)
+        now = retrain_aside(config)
     return Reproduction(model=model, expected=then.policies, found=now.policies, differences=then.differences(now))
 
 
 @flow(name="reproduce-training", persist_result=False, task_runner=ThreadPoolTaskRunner(max_workers=1))
 def retrain_aside(config: PipelineConfig) -> Provenance:
-    """Train a config and say what came out; stages keep their results where this flow keeps them."""
+    """Train a config, and describe what came out."""
     with shard_runner(config.rollout) as runner:
-        run = Run(config, Ledger(config.store, runner), began=time.time())
+        run = Run(config, Ledger(runner), began=time.time())
         run.prepare()
         run.improve()
     return provenance(
-        config, sources=run.content, scenarios=run.data.scenarios.sha256, model=run.model_content, policies=run.policies
+        config,
+        sources=run.content,
+        scenarios=run.data.scenarios.sha256,
+        model=run.model_content,
+        brought_in=run.everything_brought_in(),
+        policies=run.policies,
     )
 
 

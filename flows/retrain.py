@@ -10,8 +10,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.retraining import Begun, Retraining
 from grpo.config.retraining import RetrainConfig
 from grpo.errors import GRPOError
+from grpo.home import home
 from grpo.retraining.record import Plan, RetrainingRecord
-from tasks.home import home
 from tasks.record import record
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,18 +11,18 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.ledger import Ledger
 from grpo.artifacts import ArtifactStore
-from grpo.code import code_digest
+from grpo.code import brought_in, code_digest
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
 from grpo.files import write_atomically
+from grpo.home import home
 from grpo.retraining.champion import Champion, champion, last_judgement, since
 from grpo.retraining.intake import ACCEPTED, CONVERSATIONS
 from grpo.retraining.material import STARTED_FROM
 from grpo.retraining.record import Look, Plan
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.fingerprint import fingerprint
-from tasks.home import home
 from tasks.ingest import ingest
 from tasks.intake import intake
 from tasks.look import look
@@ -38,7 +39,7 @@ class Retraining:
         self.config = config
         self.pipeline = load_config(Path(config.pipeline), config.changes)
         self.store = self.pipeline.store
-        self.ledger = Ledger(self.store, ThreadPoolTaskRunner(max_workers=1))
+        self.ledger = Ledger(ThreadPoolTaskRunner(max_workers=1))
 
     def look(self) -> Look:
         """Take conversations in, and check every reason to train again."""
@@ -184,8 +185,9 @@ class Begun:
     """
 
     def __init__(self, config: RetrainConfig, pipeline: PipelineConfig) -> None:
-        told = config.model_dump_json() + pipeline.model_dump_json() + code_digest()
-        identity = hashlib.sha256(told.encode()).hexdigest()[:16]
+        settings = [config.model_dump(mode="json"), pipeline.model_dump(mode="json")]
+        text = json.dumps([settings, code_digest(), brought_in([config, pipeline])], sort_keys=True)
+        identity = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._path = home() / config.name / f"begun-{identity}.json"
 
     def read(self) -> Plan | None:

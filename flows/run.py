@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict
@@ -18,10 +19,10 @@ from flows.models import folder_digest
 from flows.rollouts import Played, Rollouts
 from flows.scenarios import prepare_scenarios
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.code import code_digest, package_versions
+from grpo.code import brought_in, code_digest, package_versions
 from grpo.config.gates import compared
 from grpo.config.pipeline import PipelineConfig
-from grpo.errors import PromotionRefused
+from grpo.errors import PromotionRefused, RemovedError
 from grpo.evaluation.document import (
     Decision,
     Evaluation,
@@ -32,9 +33,11 @@ from grpo.evaluation.document import (
     ShownPair,
 )
 from grpo.evaluation.gates import answerable
+from grpo.home import home
 from grpo.policy.catalog import model_folder
 from grpo.registry import ModelVersion
 from grpo.registry.succession import LONGEST_REASON
+from grpo.retention import REGISTERED, run_keeper
 from grpo.rewards.admission import admit
 from grpo.scenarios.fingerprint import fingerprint
 from grpo.scenarios.ingest import SCENARIOS
@@ -42,13 +45,14 @@ from grpo.scenarios.parquet import read_scenarios
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
-from tasks.home import home
 from tasks.promote import promote
 from tasks.register import register, registry
 from tasks.report import report, shown_conversations
 from tasks.split import read_split
 from tasks.train import TrainResult
 from tasks.train import train as update
+
+logger = logging.getLogger(__name__)
 
 COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
 """Stages whose own work is what a run is for; everything else is orchestration."""
@@ -70,21 +74,29 @@ class Run:
     def __init__(self, config: PipelineConfig, ledger: Ledger, *, began: float) -> None:
         self.config = config
         self.store = config.store
+        self.artifacts = ArtifactStore(config.store)
         self.began = began
         self.ledger = ledger
         self.content = fingerprint(config.scenarios.sources)
         self.model_content = folder_digest(model_folder(config.policy.model))
-        self.key = _digest([_deciding(config), self.content, self.model_content, code_digest()])
+        self.brought_in = brought_in([config])
+        self.retention = ledger.retention(config.store)
         self.iterations: list[Iteration] = []
         self.evaluation: Evaluation | None = None
         self.conversations: tuple[ShownPair, ...] = ()
         self.version: ModelVersion | None = None
+        self.checkpoints: list[Artifact] = []
+        self.remake = False
+        """Whether an update whose checkpoint was removed is computed again."""
+        self.removed: list[Artifact] = []
 
     def prepare(self) -> None:
-        """Take in what the run starts from, and find whom its candidate is judged against."""
+        """Take in what the run starts from, and find the version in service."""
         self.gather()
-        self.known = registry().find(self.config.registry.model_name, self.key)
-        self.champion = self._champion()
+        models = registry()
+        self.serving = models.champion(self.config.registry.model_name)
+        for checkpoint in models.checkpoints(self.store):
+            self.retention.keep(checkpoint, REGISTERED)
 
     def gather(self) -> None:
         """Take scenarios and base policy in; nothing at all is computed for a reward that a probe fools."""
@@ -96,9 +108,9 @@ class Run:
         """Ingest, validate and split: nothing is computed on scenarios that fail, or that no gate can judge."""
         read = prepare_scenarios(self.config.scenarios, self.ledger, self.store)
         self.data, self.validated, self.sides = read.data, read.validated, read.sides
-        artifacts = ArtifactStore(self.store)
         heldout = read_scenarios(
-            artifacts.path(self.data.scenarios) / SCENARIOS, ids=read_split(artifacts, self.sides.split).heldout
+            self.artifacts.path(self.data.scenarios) / SCENARIOS,
+            ids=read_split(self.artifacts, self.sides.split).heldout,
         )
         answerable(self.config.gates, heldout)
         self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
@@ -115,8 +127,23 @@ class Run:
             pass
 
     def steps(self) -> Iterator[Iteration]:
-        """What `improve` does, iteration by iteration; a stale rollout is played while the one before is trained on."""
+        """Iterate rollout, score and train; a stale rollout is played while the one before is trained on.
+
+        Where a checkpoint is needed that was removed, all are made again from the base.
+        """
+        try:
+            yield from self._steps(first=0)
+        except RemovedError as error:
+            logger.warning("the checkpoints of this run are made again: %s", error)
+            reached = len(self.iterations)
+            self.remake = True
+            self.load_base()
+            yield from self._steps(first=reached)
+
+    def _steps(self, *, first: int) -> Iterator[Iteration]:
+        """Iterate from the base on, and yield the iterations from `first` on."""
         iterations, ahead = self.config.training.iterations, self.config.rollout.staleness
+        self.iterations, self.checkpoints = [], []
         upcoming: Played | None = None
         advance = self.ledger.advance(iterations)
         for index in range(iterations):
@@ -136,14 +163,48 @@ class Run:
                 trained = result()
             else:
                 upcoming, trained = None, self.ledger.run(update, **inputs)
+            if self.remake and self.artifacts.is_removed(trained.checkpoint):
+                self.artifacts.forget_removal(trained.checkpoint)
+                trained = self.ledger.run(update, **inputs)
             self.iterations.append(_iteration(index, played, trained))
             self.candidate = trained
             self.policies.append(trained.policy)
+            self._retain(trained.checkpoint)
             advance.reach(index + 1)
-            yield self.iterations[-1]
+            if index >= first:
+                yield self.iterations[-1]
+
+    def _retain(self, checkpoint: Artifact) -> None:
+        """Keep the newest checkpoints of this run, and let the others go."""
+        if self.retention is None or checkpoint in (self.base.checkpoint, *self.checkpoints[-1:]):
+            return  # an iteration that changed nothing
+        self.checkpoints.append(checkpoint)
+        self.retention.keep(checkpoint, run_keeper(self.config.name))
+        limit = self.config.save_total_limit
+        if limit is not None and len(self.checkpoints) > limit:
+            self._release(self.checkpoints[-limit - 1])
+
+    def _release_earlier_runs(self) -> None:
+        """Let go what an earlier run of this name went on from."""
+        for checkpoint in self.retention.kept(run_keeper(self.config.name)):
+            if checkpoint not in self.checkpoints:
+                self._release(checkpoint)
+
+    def _release(self, checkpoint: Artifact) -> None:
+        gone = self.retention is not None and self.retention.release(checkpoint, run_keeper(self.config.name))
+        if gone and checkpoint not in self.removed:
+            self.removed.append(checkpoint)
+
+    @cached_property
+    def key(self) -> str:
+        """Identity of the run, once its policy is trained: config, data, code, and what the code has read."""
+        read = sorted(digest or "" for digest in self.ledger.reads.values())
+        return _digest([self.config.deciding(), self.content, self.model_content, code_digest(), self.brought_in, read])
 
     def judge(self) -> Decision:
         """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""
+        self.known = registry().find(self.config.registry.model_name, self.key)
+        self.champion = self._champion()
         before = self.rollouts.heldout(self.champion)
         after = self.rollouts.heldout(self.candidate.checkpoint)
         self.evaluation = self.ledger.run(
@@ -176,7 +237,6 @@ class Run:
         name = self.config.registry.model_name
         self.version = self.ledger.run(
             register,
-            refresh=self.known is None,
             config=self.config,
             run_key=self.key,
             decision=decision,
@@ -185,9 +245,11 @@ class Run:
             scenarios=self.data.scenarios,
             sources=self.content,
             model=self.model_content,
+            brought_in=self.everything_brought_in(),
             policies=tuple(self.policies),
             store=self.store,
         ).version
+        self._release_earlier_runs()
         served = {one.champion for one in registry().succession(name).history()}
         if decision.verdict != "promote" or self.version.version in served:
             return decision
@@ -198,6 +260,11 @@ class Run:
         except PromotionRefused as error:
             return decision.model_copy(update={"verdict": "refuse", "reason": f"{error}; {decision.reason}"})
         return decision
+
+    def everything_brought_in(self) -> dict[str, str]:
+        """The user's code and declared files, and the files that the code has read, with their digests."""
+        read = {f"file {path}": digest or "absent" for path, digest in self.ledger.reads.items()}
+        return self.brought_in | read
 
     def report(self, decision: Decision) -> Promotion:
         """Write the report, and attach it to the records of both services."""
@@ -212,8 +279,7 @@ class Run:
         if self.known is not None:
             tags = self.known.tags
             return Artifact(uri=tags["champion_uri"], sha256=tags["champion_sha256"], kind="checkpoint")
-        serving = registry().champion(self.config.registry.model_name)
-        return serving.checkpoint if serving is not None else self.base.checkpoint
+        return self.serving.checkpoint if self.serving is not None else self.base.checkpoint
 
     def _document(self, decision: Decision) -> ReportDocument:
         """Every number of the run."""
@@ -237,13 +303,14 @@ class Run:
             iterations=tuple(self.iterations),
             evaluation=self.evaluation,
             conversations=self.conversations,
+            removed=tuple(checkpoint.uri for checkpoint in self.removed),
             stages=stages,
             wall_s=wall,
             orchestration_share=max(0.0, 1 - compute / wall),
             lineage=Lineage(
                 run=self.key,
                 seed=config.seed,
-                config_digest=_digest(_deciding(config)),
+                config_digest=_digest(config.deciding()),
                 code_digest=code_digest(),
                 scenarios_digest=self.data.scenarios.sha256[:16],
                 base_policy=self.base.policy,
@@ -254,11 +321,6 @@ class Run:
             ),
             config=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
         )
-
-
-def _deciding(config: PipelineConfig) -> dict[str, Any]:
-    """The settings that a result depends on: all but where it is computed."""
-    return config.model_dump(mode="json", exclude={"compute"})
 
 
 def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:

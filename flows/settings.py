@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from tasks.home import home
+from grpo.home import home
 
 DEFAULT_PORT = "4200"
 _command_began: list[float] = []

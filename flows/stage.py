@@ -20,8 +20,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.code import source_digest
 from grpo.errors import ConfigError, GRPOError
 from tasks.evaluate import evaluate
+from tasks.results import StageResult
 from tasks.rollout import rollout
-from tasks.stage import StageResult
 from tasks.train import train
 
 R = TypeVar("R", bound=StageResult)
@@ -59,7 +59,7 @@ def work(stage: Task[..., StageResult], inputs: dict[str, Any]) -> Artifact:
             f"this worker has no folder {store.uri}, the store of the run that sent stage {stage.name}; set `store` to "
             "an address that both machines reach, for example s3://bucket/artifacts"
         )
-    result = Ledger(given["store"], ThreadPoolTaskRunner()).run(stage, **given)
+    result = Ledger(ThreadPoolTaskRunner()).run(stage, **given)
     return store.put_file("result", ".json", lambda path: path.write_text(result.model_dump_json()) and None)
 
 

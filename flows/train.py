@@ -27,7 +27,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
     """
     config = overridden(config, overrides)
     with shard_runner(config.rollout) as runner, Dispatch(config.compute) as elsewhere:
-        run = Run(config, Ledger(config.store, runner, elsewhere), began=settings.began())
+        run = Run(config, Ledger(runner, elsewhere), began=settings.began())
         run.prepare()
         try:
             run.improve()

@@ -36,7 +36,7 @@ def trial(plan: TuneConfig, number: int, values: dict[str, Value], start: str) -
     """
     config = plan.trial(values)
     with shard_runner(config.rollout) as runner:
-        run = Run(config, Ledger(config.store, runner), began=settings.began())
+        run = Run(config, Ledger(runner), began=settings.began())
         run.gather()
         if run.base.policy != start:
             raise PolicyError(f"trial {number} would start from policy {run.base.policy}, the study is of {start}")

@@ -24,13 +24,13 @@ from grpo import progress
 from grpo.code import code_digest
 from grpo.config.dimensions import Value
 from grpo.config.tuning import TuneConfig
+from grpo.home import home
 from grpo.locks import file_lock
 from grpo.tuning.document import BEST, StudyDocument, best_yaml
 from grpo.tuning.storage import open_storage
 from grpo.tuning.study import open_study
 from grpo.tuning.summary import StudySummary, summarize
 from tasks.hold_back import hold_back
-from tasks.home import home
 from tasks.study import report_study, study_record
 
 _ELSEWHERE = {"name", "n_trials", "parallel", "storage", "heartbeat_s"}
@@ -82,7 +82,7 @@ class _Search:
         """Do what all trials have in common, so that each of them finds it in the cache; then open the study."""
         plan = self.plan
         with shard_runner(plan.base.rollout) as runner:
-            run = Run(plan.base, Ledger(plan.base.store, runner), began=settings.began())
+            run = Run(plan.base, Ledger(runner), began=settings.began())
             run.gather()
             self.sides = run.ledger.run(
                 hold_back,
@@ -92,8 +92,10 @@ class _Search:
                 store=plan.base.store,
             )
         self.start = run.base.policy
-        told = plan.model_dump(mode="json", exclude=_ELSEWHERE)
-        identity = json.dumps([told, run.content, self.start, code_digest()], sort_keys=True)
+        settings_of_study = plan.model_dump(mode="json", exclude={*_ELSEWHERE, "base"}) | {"base": plan.base.deciding()}
+        identity = json.dumps(
+            [settings_of_study, run.content, self.start, code_digest(), run.brought_in], sort_keys=True
+        )
         self.name = f"{plan.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         with file_lock(self.lock):
             storage = open_storage(self.url, heartbeat_s=plan.heartbeat_s)

@@ -8,7 +8,8 @@ from grpo.learner.checkpoints import save_base
 from grpo.policy.catalog import model_folder
 from grpo.policy.transformers.model import load, residents
 from grpo.renderer import Renderer
-from tasks.stage import Clock, StageResult, stage
+from tasks.results import StageResult
+from tasks.stage import Clock, stage
 
 
 class Checkpoint(StageResult):

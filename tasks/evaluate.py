@@ -8,8 +8,9 @@ from grpo.evaluation.document import Evaluation
 from grpo.evaluation.evaluate import evaluate as compare_policies
 from grpo.learner.update import distance_to_base
 from grpo.tables import read_all
+from tasks.results import StageResult
 from tasks.slots import holds_gpu_slot
-from tasks.stage import Clock, StageResult, stage
+from tasks.stage import Clock, stage
 
 _KL_TOKENS = 16384
 

@@ -9,7 +9,8 @@ from grpo.evaluation.document import Decision, Evaluation
 from grpo.evaluation.gates import Evidence
 from grpo.evaluation.gates import gate as judge
 from grpo.tables import read_all
-from tasks.stage import Clock, StageResult, stage
+from tasks.results import StageResult
+from tasks.stage import Clock, stage
 
 
 class GateResult(StageResult):

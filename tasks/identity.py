@@ -1,4 +1,4 @@
-"""The cache identity of a stage: its name, what its inputs hold, and the code that computes it."""
+"""The cache identity of a stage: its name, its inputs, the code that computes it, and what a user brings in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.artifacts import Artifact
-from grpo.code import code_digest
+from grpo.code import brought_in, code_digest
 
 
 def identity(value: Any) -> Any:
@@ -28,7 +28,7 @@ def identity(value: Any) -> Any:
 
 
 def stage_key(name: str, inputs: dict[str, Any]) -> str:
-    """Cache identity: stage, its inputs without the address of the store, and the code."""
+    """Cache identity: stage, its inputs without the address of the store, our code, and the user's code and files."""
     relevant = {key: identity(value) for key, value in inputs.items() if key != "store"}
-    text = json.dumps([name, code_digest(), relevant], sort_keys=True)
+    text = json.dumps([name, code_digest(), relevant, brought_in(inputs.values())], sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()}"

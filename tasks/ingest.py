@@ -8,7 +8,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import Source
 from grpo.scenarios.ingest import QUARANTINED, SCENARIOS, Counts
 from grpo.scenarios.ingest import ingest as ingest_sources
-from tasks.stage import Clock, StageResult, stage
+from tasks.results import StageResult
+from tasks.stage import Clock, stage
 
 
 class IngestResult(StageResult):

@@ -11,8 +11,9 @@ from grpo.retraining.intake import CONVERSATIONS, IntakeCounts, take_in
 from grpo.retraining.material import Material, judged_on
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
+from tasks.results import StageResult
 from tasks.split import read_split
-from tasks.stage import Clock, StageResult, stage
+from tasks.stage import Clock, stage
 
 
 class IntakeResult(StageResult):

@@ -7,7 +7,8 @@ from grpo.config.evaluation import EvaluationSettings
 from grpo.evaluation.measurement import Measurement
 from grpo.evaluation.measurement import measure as measure_policy
 from grpo.tables import read_all
-from tasks.stage import Clock, StageResult, stage
+from tasks.results import StageResult
+from tasks.stage import Clock, stage
 
 
 class MeasureResult(StageResult):

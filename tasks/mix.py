@@ -12,8 +12,9 @@ from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.mixture import mix as mix_scenarios
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios, text_digest
+from tasks.results import StageResult
 from tasks.split import read_split
-from tasks.stage import Clock, StageResult, stage
+from tasks.stage import Clock, stage
 
 
 class MixResult(StageResult):

@@ -8,17 +8,26 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.code import code_digest
 from grpo.config.pipeline import PipelineConfig
 from grpo.databases import is_database
+from grpo.errors import ArtifactError
 from grpo.evaluation.document import Decision
+from grpo.home import home
 from grpo.registry import ModelVersion, Registry
-from tasks.home import home
+from grpo.retention import REGISTERED, Retention
 from tasks.provenance import parameters, provenance
-from tasks.stage import Clock, StageResult, stage
+from tasks.results import StageResult
+from tasks.stage import Clock, stage
 
 
 class RegisterResult(StageResult):
     """The registered version."""
 
     version: ModelVersion
+
+    def verify(self, store: ArtifactStore) -> None:
+        """Raise `ArtifactError` where the registry has no version of this run any more."""
+        super().verify(store)
+        if registry().find(self.version.name, self.version.tags["run_key"]) is None:
+            raise ArtifactError(f"version {self.version.version} of {self.version.name} is not in the registry")
 
 
 def registry() -> Registry:
@@ -38,10 +47,13 @@ def register(
     scenarios: Artifact,
     sources: str,
     model: str,
+    brought_in: dict[str, str],
     policies: tuple[str, ...],
     store: str,
 ) -> RegisterResult:
     """Register the candidate whatever the verdict; `sources` and `model` are digests of what the run read.
+
+    `brought_in` are the digests of the user's code and files, see `grpo.code`.
 
     `policies` are the hashes of the base and of the policy after each iteration.
     """
@@ -69,10 +81,14 @@ def register(
         sources=sources,
         scenarios=scenarios.sha256,
         model=model,
+        brought_in=brought_in,
         policies=policies,
         champion=against,
         decision=decision,
     )
+    retention = Retention(artifacts)
+    for needed in (candidate, champion):
+        retention.keep(needed, REGISTERED)
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
     policy = resident_policy(artifacts, candidate)
     if (whole := policy.merged_hash) is not None:

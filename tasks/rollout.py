@@ -17,9 +17,10 @@ from grpo.rollout.collect import collect, schedule
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
 from grpo.tables import write_trajectories
+from tasks.results import StageResult
 from tasks.slots import holds_gpu_slot
 from tasks.split import read_split
-from tasks.stage import Clock, StageResult, stage
+from tasks.stage import Clock, stage
 
 
 class RolloutResult(StageResult):

@@ -13,7 +13,8 @@ from grpo.rewards.summary import RolloutSummary, summarize
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import read_scenarios
 from grpo.tables import read_all, write_trajectories
-from tasks.stage import Clock, StageResult, stage
+from tasks.results import StageResult
+from tasks.stage import Clock, stage
 
 
 class ScoreResult(StageResult):

@@ -8,7 +8,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.split import Split
 from grpo.scenarios.split import split as split_scenarios
-from tasks.stage import Clock, StageResult, stage
+from tasks.results import StageResult
+from tasks.stage import Clock, stage
 
 
 class SplitResult(StageResult):

@@ -1,46 +1,45 @@
-"""What makes a function a stage: its cache identity, its retry rule, and a result that is made of artifacts."""
+"""Stages: tasks with a cache identity, a retry rule, and a result that is made of artifacts.
+
+The cache is ours, not Prefect's: Prefect reads a stored result with whatever serializer the file names, pickle among
+them, and notices no change in it. A hit shows as Cached in Prefect's page all the same.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
-from typing import Any, ParamSpec, TypeVar
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from prefect import Task, task
-from prefect.cache_policies import CacheKeyFnPolicy
+from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.context import TaskRunContext
 from prefect.tasks import exponential_backoff
-from prefect.transactions import IsolationLevel
-from pydantic import BaseModel, ConfigDict
+from prefect.transactions import TransactionState, get_transaction
 
-from grpo.artifacts import Artifact
-from grpo.errors import GRPOError
-from tasks.home import home
+from grpo import progress
+from grpo.artifacts import ArtifactStore
+from grpo.code import runs_user_code
+from grpo.errors import ArtifactError, GRPOError
+from grpo.home import home
+from grpo.locks import file_lock
+from grpo.reads import recorded_reads
 from tasks.identity import stage_key
-from tasks.locks import FlockLockManager
+from tasks.results import StageResult, read_result, write_result
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", bound=StageResult)
+
+logger = logging.getLogger(__name__)
 
 TRANSIENT = (ConnectionError, TimeoutError, BrokenExecutor)
 """Faults that a second try can mend: a dropped connection, a time-out, a worker that died."""
-
-
-class StageResult(BaseModel):
-    """What a stage hands on: artifacts and numbers, never tensors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    compute_s: float
-    """Seconds that the work itself took, when it was last done."""
-
-    def artifacts(self) -> list[Artifact]:
-        """Every artifact of this result."""
-        return [value for _, value in self if isinstance(value, Artifact)]
 
 
 class Clock:
@@ -68,47 +67,91 @@ def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool
     return False
 
 
-def _key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
-    return stage_key(context.task.name, inputs)
-
-
-_POLICY = CacheKeyFnPolicy(
-    cache_key_fn=_key,
-    isolation_level=IsolationLevel.SERIALIZABLE,
-    lock_manager=FlockLockManager(lambda: home() / "locks"),
-)
-
-
-_RELAYED = CacheKeyFnPolicy(cache_key_fn=_key)
-
-
 def stage(function: Callable[P, R]) -> Task[P, R]:
-    """Make a function a stage: cached by identity, computed by one run at a time, retried with growing pauses."""
-    return _stage(function, _POLICY)
+    """Make a function a stage: cached by identity, computed by one run at a time, retried with growing pauses.
+
+    Its parameter `store` is where the result is kept, and the only input that is not part of the identity.
+    """
+    return _stage(function, function, alone=True)
 
 
 def relayed(stage: Task[P, R], send: Callable[[dict[str, Any]], R]) -> Task[P, R]:
-    """The same stage, done by whoever `send` gives its inputs to: cached and retried like the stage itself.
-
-    It locks nothing: who does the work does.
-    """
+    """Make the same stage, computed by whatever `send` gives its inputs to; that locks, so this does not."""
     signature = inspect.signature(stage.fn)
 
-    @functools.wraps(stage.fn)
     def relay(*args: P.args, **kwargs: P.kwargs) -> R:
         return send(dict(signature.bind(*args, **kwargs).arguments))
 
-    return _stage(relay, _RELAYED)
+    return _stage(inspect.unwrap(stage.fn), relay, alone=False)
 
 
-def _stage(function: Callable[P, R], policy: CacheKeyFnPolicy) -> Task[P, R]:
+def find_result(stage: Task[P, R], inputs: dict[str, Any]) -> R | None:
+    """Look the result of a stage up; None where it is not in the cache, or is not as it was."""
+    function = inspect.unwrap(stage.fn)
+    given = inspect.signature(function).bind(**inputs)
+    given.apply_defaults()
+    key = stage_key(stage.name, given.arguments)
+    try:
+        return read_result(ArtifactStore(inputs["store"]), key, _result_type(function))
+    except ArtifactError:
+        return None
+
+
+def _stage(function: Callable[P, R], compute: Callable[P, R], *, alone: bool) -> Task[P, R]:
+    """Make a task of `compute` that has the name, signature and identity of `function`."""
+    signature, name = inspect.signature(function), function.__name__
+
+    @functools.wraps(function)
+    def work(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        store, key = ArtifactStore(given.arguments["store"]), stage_key(name, given.arguments)
+        with file_lock(_lock(key)) if alone else nullcontext():
+            try:
+                cached = read_result(store, key, _result_type(function))
+            except ArtifactError as error:
+                logger.warning("%s is computed again: %s", name, error)
+                progress.report(f"{name} again: {error}", 0, 1)
+                cached = None
+            if cached is not None:
+                _show_as_cached()
+                return cached
+            result = _computed(compute, store, given)
+            write_result(store, key, result)
+            return result
+
     return task(
-        name=function.__name__,
-        cache_policy=policy,
-        persist_result=True,
-        result_serializer="json",
+        name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
         retries=3,
         retry_delay_seconds=exponential_backoff(backoff_factor=0.5),
         retry_jitter_factor=0.5,
         retry_condition_fn=is_transient,
-    )(function)
+    )(work)
+
+
+def _computed(compute: Callable[..., R], store: ArtifactStore, given: inspect.BoundArguments) -> R:
+    """Compute a stage; where it runs a user's code, note the files that this reads."""
+    if not runs_user_code(given.arguments.values()):
+        return compute(*given.args, **given.kwargs)
+    with recorded_reads() as recorder:
+        result = compute(*given.args, **given.kwargs)
+    own = (home(), Path(store.root)) if store.is_local else (home(),)
+    return result.model_copy(update={"reads": recorder.digests(exclude=own)})
+
+
+def _show_as_cached() -> None:
+    """Let the task run end as Cached: its work was committed before."""
+    transaction = get_transaction()
+    if transaction is not None:
+        transaction.state = TransactionState.COMMITTED
+
+
+def _result_type(function: Callable[..., R]) -> type[R]:
+    kind: type[R] = get_type_hints(function)["return"]
+    return kind
+
+
+def _lock(key: str) -> Path:
+    return home() / "locks" / hashlib.sha256(key.encode()).hexdigest()[:32]

@@ -8,7 +8,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.expectations import Validation
 from grpo.scenarios.expectations import validate as validate_scenarios
 from grpo.scenarios.ingest import QUARANTINED, SCENARIOS, Counts
-from tasks.stage import Clock, StageResult, stage
+from tasks.results import StageResult
+from tasks.stage import Clock, stage
 
 
 class ValidateResult(StageResult):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
-from tasks.stage import Clock, StageResult, stage
+from tasks.results import StageResult
+from tasks.stage import Clock, stage
 
 
 class WarmStart(StageResult):

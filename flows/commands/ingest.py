@@ -16,13 +16,16 @@ from grpo.config.pipeline import load_config
 def ingest(
     config: ConfigFile,
     override: Overrides = None,
-    folder: Annotated[Path, typer.Option(help="Where the tables and the Data Docs are written.")] = Path("runs/ingest"),
+    folder: Annotated[
+        Path | None, typer.Option(help="Where tables and Data Docs are written; by default `ingest` in GRPO_HOME.")
+    ] = None,
 ) -> None:
     """Read, validate and split the scenarios of a config, and train nothing.
 
     Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
     """
-    settings.apply()
+    home = settings.apply()
+    folder = folder or home / "ingest"
     with exits():
         plan = load_config(config, tuple(override or ())).scenarios
         from grpo.scenarios import expectations, split

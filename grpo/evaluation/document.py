@@ -207,6 +207,8 @@ class ReportDocument(_Part):
     iterations: tuple[Iteration, ...]
     evaluation: Evaluation | None
     conversations: tuple[ShownPair, ...]
+    removed: tuple[str, ...] = ()
+    """Checkpoints that the run removed, because no run or version keeps them."""
     stages: tuple[StageTiming, ...]
     wall_s: float
     """From the start of the run to this report."""

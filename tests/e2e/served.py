@@ -16,7 +16,6 @@ def own_environment(home: Path, server: str) -> dict[str, str]:
         **os.environ,
         "GRPO_HOME": str(home),
         "PREFECT_API_URL": server,
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",

@@ -23,42 +23,34 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.fi
 STORE = "s3://grpo/artifacts"
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[str]:
-    """An object store, and the name of a block of Prefect's in it."""
+@pytest.fixture(scope="module", autouse=True)
+def _bucket() -> Iterator[None]:
+    """An object store."""
     with pytest.MonkeyPatch.context() as environment, object_store(environment):
-        from prefect.filesystems import RemoteFileSystem
-
-        RemoteFileSystem(basepath="s3://grpo/results").save("remote-results", overwrite=True)
-        yield "remote-file-system/remote-results"
+        yield
 
 
-def _run(config: dict[str, Any], home: Path, results: str, machine: Path) -> ReportDocument:
+def _run(config: dict[str, Any], home: Path, machine: Path) -> ReportDocument:
     """Run the flow on a machine that has nothing but what is in the bucket."""
-    from prefect.settings import PREFECT_DEFAULT_RESULT_STORAGE_BLOCK, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-
     from flows.train import train
 
     machine.mkdir()
     with pytest.MonkeyPatch.context() as change:
         change.setattr(tempfile, "tempdir", str(machine))
-        with temporary_settings(
-            {PREFECT_DEFAULT_RESULT_STORAGE_BLOCK: results, PREFECT_LOCAL_STORAGE_PATH: machine / "results"}
-        ):
-            train(PipelineConfig.model_validate(config))
+        train(PipelineConfig.model_validate(config))
     return read_report(home / str(config["name"]) / "report.json")
 
 
-def test_the_pipeline_runs_from_a_bucket(desk_config: dict[str, Any], home: Path, results: str, tmp_path: Path):
+def test_the_pipeline_runs_from_a_bucket(desk_config: dict[str, Any], home: Path, tmp_path: Path):
     """First all is computed; on another machine all is a hit; what was damaged in the bucket is computed again.
 
     The registered version leads to its checkpoint in the bucket, and no secret is in any object's content.
     """
     config = changed(desk_config, name="bucket", store=STORE, rollout={"shards": 1}, training={"iterations": 1})
-    first = _run(config, home, results, tmp_path / "first")
+    first = _run(config, home, tmp_path / "first")
     assert all(stage.cached == 0 for stage in first.stages)
 
-    second = _run(config, home, results, tmp_path / "second")
+    second = _run(config, home, tmp_path / "second")
     assert all(stage.cached == stage.runs for stage in second.stages), second.stages
     assert second.decision == first.decision
     assert second.lineage == first.lineage
@@ -69,7 +61,7 @@ def test_the_pipeline_runs_from_a_bucket(desk_config: dict[str, Any], home: Path
         item.put(Body=content[:-1] + bytes([content[-1] ^ 1]))
     told: list[str] = []
     with progress.observed(lambda stage, *_: told.append(stage)):
-        third = _run(config, home, results, tmp_path / "third")
+        third = _run(config, home, tmp_path / "third")
     assert [text for text in told if text.startswith("score again: scored s3://") and "damaged" in text]
     assert {stage.name for stage in third.stages if stage.cached < stage.runs} == {"score"}
     assert third.decision == first.decision

@@ -67,7 +67,6 @@ def _environment(home: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "GRPO_HOME": str(home),
         "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "storage"),
     }
 
 

@@ -70,7 +70,6 @@ def _machine(folder: Path, pool: str, server: str, mlflow: str) -> Machine:
         **os.environ,
         "GRPO_HOME": str(folder / "home"),
         "PREFECT_HOME": str(folder / "prefect"),
-        "PREFECT_LOCAL_STORAGE_PATH": str(folder / "results"),
         "TMPDIR": str(folder / "tmp"),
         "PYTHONPATH": str(ROOT),
         "PREFECT_API_URL": server,

@@ -79,6 +79,7 @@ def test_stale_rollouts_are_those_of_the_policy_before(desk_config: dict[str, An
     """Iterations 0 and 1 are played by the base, 2 by the first update; the same run again computes nothing."""
     config, store = {**desk_config, "name": "stale"}, tmp_path / "store"
     changes: dict[str, Any] = {
+        "save_total_limit": None,
         "rollout": {"staleness": 1},
         "training": {"iterations": 3, "importance_cap": 2.0, "learning_rate": 1e-4},
     }

@@ -13,6 +13,7 @@ from grpo.code import source_digest
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from tasks.identity import stage_key
+from tasks.split import SplitResult, split
 from tasks.stage import relayed
 from tasks.train import train
 
@@ -111,12 +112,19 @@ def test_a_result_is_read_back_as_the_stage_made_it(tmp_path: Path, inputs: dict
     assert read_result(rollout, left.model_dump_json(), str(tmp_path)) == made
 
 
-def test_a_relayed_stage_keeps_name_and_cache_identity(inputs: dict[str, dict[str, Any]]):
-    """What is computed elsewhere is a hit where it was computed here, and the other way round."""
-    there = relayed(train, lambda given: None)  # type: ignore[arg-type,return-value]
-    key = there.cache_policy.cache_key_fn  # type: ignore[union-attr]
+def test_a_relayed_stage_shares_its_cache_with_the_stage_itself(tmp_path: Path):
+    """What was computed elsewhere is a hit here: the split is not computed, and `send` is not asked again."""
+    sent: list[dict[str, Any]] = []
 
-    class Context:
-        task = there
+    def send(given: dict[str, Any]) -> SplitResult:
+        sent.append(given)
+        return SplitResult(split=artifact, train=3, heldout=1, compute_s=1.5)
 
-    assert key(Context(), inputs["train"]) == stage_key("train", inputs["train"])
+    artifact = ArtifactStore(str(tmp_path)).put_file("split", ".json", lambda path: path.write_text("{}") and None)
+    there = relayed(split, send)
+    given = {"scenarios": _artifact("scenarios"), "heldout_share": 0.25, "limit": None, "store": str(tmp_path)}
+    assert there.fn(**given).train == 3
+    assert split.fn(**given).train == 3
+    assert there.fn(**given).train == 3
+    assert [inputs["heldout_share"] for inputs in sent] == [0.25]
+    assert there.name == "split"

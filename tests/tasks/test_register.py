@@ -38,6 +38,7 @@ def test_a_version_is_known_by_the_weights_that_the_next_run_starts_from(
         scenarios=under.checkpoint,
         sources="",
         model="",
+        brought_in={},
         policies=(under.policy,),
         store=str(tmp_path / "store"),
     ).version

@@ -114,5 +114,5 @@ def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch
         (evaluate, EvaluationSettings()),
     ):
         with pytest.raises(Refused):
-            stage.fn(settings=settings)
+            stage.fn.__wrapped__(settings=settings)
     assert asked == [("gpu", 1), ("gpu", 2), ("gpu", 1)]

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import signal
-import time
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
@@ -17,7 +13,6 @@ from grpo.config.rewards import RewardComponent
 from grpo.errors import GRPOError, NoEffect
 from grpo.rewards.rubrics import RUBRICS
 from tasks.identity import identity, stage_key
-from tasks.locks import FlockLockManager
 from tasks.stage import is_transient
 
 HERE = Artifact(uri="/a/x", sha256="abc", kind="rollout")
@@ -88,39 +83,3 @@ def test_only_what_a_second_try_can_mend_is_retried(error: Exception, again: boo
     """Lost connections and workers are; an error of ours or in the code is not."""
     state: State[object] = State(type=StateType.FAILED, data=error)
     assert is_transient(None, None, state) is again  # type: ignore[arg-type]
-
-
-def _hold(folder: Path, ready: str) -> None:
-    manager = FlockLockManager(lambda: folder)
-    manager.acquire_lock("key", "other")
-    Path(ready).touch()
-    time.sleep(60)
-
-
-def test_a_lock_dies_with_its_holder(tmp_path: Path):
-    """Held by another process it is taken; after kill -9 it is free at once."""
-    manager = FlockLockManager(lambda: tmp_path)
-    ready = tmp_path / "ready"
-    holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, str(ready)))
-    holder.start()
-    while not ready.exists():
-        time.sleep(0.02)
-    assert manager.is_locked("key")
-    assert not manager.acquire_lock("key", "me", acquire_timeout=0.1)
-    assert holder.pid is not None
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.join()
-    assert manager.acquire_lock("key", "me", acquire_timeout=5)
-    assert manager.is_lock_holder("key", "me")
-    manager.release_lock("key", "me")
-    assert not manager.is_locked("key")
-
-
-def test_one_holder_does_not_wait_for_itself_and_another_does(tmp_path: Path):
-    """Taken twice by one, refused to a second, released only by the first."""
-    manager = FlockLockManager(lambda: tmp_path)
-    assert manager.acquire_lock("key", "a")
-    assert manager.acquire_lock("key", "a")
-    assert not manager.acquire_lock("key", "b", acquire_timeout=0)
-    with pytest.raises(ValueError, match="no lock held by b"):
-        manager.release_lock("key", "b")

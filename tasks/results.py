@@ -1,0 +1,60 @@
+"""Results of stages in the store: looked up by cache identity, checked, and written once."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.errors import ArtifactError
+from grpo.reads import changed
+
+_FOLDER = "results"
+
+
+class StageResult(BaseModel):
+    """Output of a stage: artifacts and numbers, never tensors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    compute_s: float
+    """Seconds that the work itself took, when it was last done."""
+    reads: dict[str, str | None] = {}
+    """Files and folders that a user's code read meanwhile, with their digests; None for one that was absent."""
+
+    def artifacts(self) -> list[Artifact]:
+        """Every artifact of this result."""
+        return [value for _, value in self if isinstance(value, Artifact)]
+
+    def verify(self, store: ArtifactStore) -> None:
+        """Raise `ArtifactError` unless everything that this result names is as it was."""
+        for artifact in self.artifacts():
+            store.verify(artifact)
+        if differing := changed(self.reads):
+            raise ArtifactError(f"{', '.join(differing)} changed since it was read")
+
+
+R = TypeVar("R", bound=StageResult)
+
+
+def read_result(store: ArtifactStore, key: str, kind: type[R]) -> R | None:
+    """Read the result with this cache identity; None where there is none.
+
+    Raises `ArtifactError` where it, an artifact or a file that it was computed from is missing, damaged or changed.
+    """
+    name = f"{_FOLDER}/{key}"
+    document = store.records.read(name)
+    if document is None:
+        return None
+    try:
+        result = kind.model_validate(document)
+    except ValidationError as error:
+        raise ArtifactError(f"{store.records.address(name)} is not a {kind.__name__}: {error}") from error
+    result.verify(store)
+    return result
+
+
+def write_result(store: ArtifactStore, key: str, result: StageResult) -> None:
+    """Keep the result under this cache identity."""
+    store.records.write(f"{_FOLDER}/{key}", result.model_dump(mode="json"))

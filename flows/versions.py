@@ -51,6 +51,7 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
         "MLflow run": lineage.run_id,
     }
     lines = [f"{lineage.name} version {lineage.version}", *(f"  {name:<18}{value}" for name, value in facts.items())]
+    lines += [f"  brought in        {name}: {digest[:16]}" for name, digest in made.brought_in.items()]
     for depth, parent in enumerate(lineage.parents):
         origin = f"version {parent.version}" if parent.version is not None else f"base model {parent.model}"
         lines.append(f"{'  ' * depth}trained from policy {parent.policy}, {origin}")

@@ -40,7 +40,7 @@ def test_a_lineage_is_told_on_lines_that_can_be_searched():
         run_id="r",
         aliases=["champion"],
         tags={"verdict": "refuse"},
-        provenance=make_provenance(),
+        provenance=make_provenance(brought_in={"shop.rewards:Politeness, module shop.words": "5d" * 32}),
         parents=(
             Ancestor(policy="p1", version=1, model="store/x"),
             Ancestor(policy="base", version=None, model="models/desk_clerk"),
@@ -51,6 +51,7 @@ def test_a_lineage_is_told_on_lines_that_can_be_searched():
     )
     lines = _told(found).splitlines()
     assert "trained from policy p1, version 1" in lines
+    assert "  brought in        shop.rewards:Politeness, module shop.words: 5d5d5d5d5d5d5d5d" in lines
     assert "  trained from policy base, base model models/desk_clerk" in lines
     assert (
         "2026-03-04T05:06:07+00:00 promote, forced: version 2 instead of 1, by anna@laptop, flow run run-1: "

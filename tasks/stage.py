@@ -100,6 +100,7 @@ def find_result(stage: Task[P, R], inputs: dict[str, Any]) -> R | None:
 def _stage(function: Callable[P, R], compute: Callable[P, R], *, alone: bool) -> Task[P, R]:
     """Make a task of `compute` that has the name, signature and identity of `function`."""
     signature, name = inspect.signature(function), function.__name__
+    kind = _result_type(function)  # here, where its module's names are known: a Dask worker gets the function alone
 
     @functools.wraps(function)
     def work(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -108,7 +109,7 @@ def _stage(function: Callable[P, R], compute: Callable[P, R], *, alone: bool) ->
         store, key = ArtifactStore(given.arguments["store"]), stage_key(name, given.arguments)
         with file_lock(_lock(key)) if alone else nullcontext():
             try:
-                cached = read_result(store, key, _result_type(function))
+                cached = read_result(store, key, kind)
             except ArtifactError as error:
                 logger.warning("%s is computed again: %s", name, error)
                 progress.report(f"{name} again: {error}", 0, 1)

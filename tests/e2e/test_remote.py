@@ -238,7 +238,7 @@ def test_a_lost_stage_is_sent_again_and_its_error_comes_back(machines: tuple[Mac
         gone = Artifact(uri=f"{STORE}/scored/gone.parquet", sha256="0", kind="scored")
         compute = ComputeSettings(gpu_stages=GpuStages(deployment="stage/gpu-remote"))
         with Dispatch(compute) as elsewhere:
-            ledger = Ledger(STORE, ThreadPoolTaskRunner(), elsewhere)
+            ledger = Ledger(ThreadPoolTaskRunner(), elsewhere)
             inputs = {"scored": (gone,), "parent": gone, "base": gone, "settings": TrainingSettings()}
             ledger.run(train, **inputs, iteration=0, seed=1, store=STORE)
 

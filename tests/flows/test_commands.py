@@ -175,7 +175,7 @@ def test_a_stage_is_told_of_with_what_it_left(
     from grpo.config.pipeline import PipelineConfig
 
     config = PipelineConfig.model_validate(desk_config)
-    ledger = Ledger(config.store, ThreadPoolTaskRunner())
+    ledger = Ledger(ThreadPoolTaskRunner())
     with caplog.at_level(logging.DEBUG, logger="flows"):
         flow(lambda: prepare_scenarios(config.scenarios, ledger, config.store) and None, name="reading")()
     assert "ingest is computed: " in caplog.text

@@ -92,7 +92,7 @@ def _sending(shards: list[dict[str, Any]], deployment: str) -> Iterator[tuple[UU
         with ThreadPoolTaskRunner(max_workers=2) as runner, Dispatch(compute) as elsewhere:
             found["elsewhere"] = elsewhere
             known.set()
-            ledger = Ledger(str(shards[0]["store"]), runner, elsewhere)
+            ledger = Ledger(runner, elsewhere)
             found["results"] = ledger.map(rollout, shards)
 
     def run() -> None:

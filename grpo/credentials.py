@@ -31,7 +31,7 @@ def masked(text: str, *, known: str = "") -> str:
 class MaskedRecord(logging.LogRecord):
     """A log record whose message and traceback show no password."""
 
-    def getMessage(self) -> str:  # noqa: N802  the name is logging's
+    def getMessage(self) -> str:
         """See `logging.LogRecord`."""
         return masked(super().getMessage())
 
@@ -55,6 +55,11 @@ def _print_masked(kind: type[BaseException], error: BaseException, trace: Traceb
     sys.stderr.write(masked("".join(traceback.format_exception(kind, error, trace))))
 
 
+def holds_password(text: str) -> bool:
+    """Whether a text has an address with a password in it."""
+    return _LOGIN.search(text) is not None
+
+
 def without_login(uri: str) -> tuple[str, tuple[str, str] | None]:
     """The address without the user and the password in it, and the two, decoded; None where it holds no password.
 
@@ -66,12 +71,12 @@ def without_login(uri: str) -> tuple[str, tuple[str, str] | None]:
     return uri[: match.start()] + uri[match.end() :], (unquote(match[1]), unquote(match[2]))
 
 
-def refuse_credentials(uri: str) -> str:
+def refuse_credentials(uri: str, *, name: str = "store") -> str:
     """The address, if it holds no password. Raises `ConfigError`, which does not repeat it."""
     parts = urlsplit(uri)
     if parts.scheme and (parts.password is not None or "@" in parts.netloc or parts.query):
         raise ConfigError(
-            f"store {parts.scheme}://…{parts.path} holds credentials or options; leave them out and set them in the "
+            f"{name} {parts.scheme}://…{parts.path} holds credentials or options; leave them out and set them in the "
             "environment, for S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL"
         )
     return uri

@@ -1,8 +1,9 @@
 """Prefect's server under its own addresses only: `python -m flows.stack.api`, in place of `prefect server start`.
 
-Prefect's own command answers requests under any host name, and pages of any origin. Here PREFECT_SERVER_CORS_ALLOWED_ORIGINS
-lists the addresses of the server; a request with another `Host`, or from a page of another `Origin`, is refused before
-Prefect sees it, websockets and requests without a preflight among them. A server without a login is not started.
+Prefect's own command answers requests under any host name, and pages of any origin. Here the addresses of the server
+are those of PREFECT_SERVER_CORS_ALLOWED_ORIGINS; a request with another `Host`, or from a page of another `Origin`, is
+refused before Prefect sees it, websockets and requests without a preflight among them. A server without a login is not
+started.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def serve() -> None:
         raise ConfigError(f"a server without a login runs anyone's code; set {SERVER} here and {CLIENT} for clients")
     usable(server.api.auth_string.get_secret_value(), place=SERVER)
     if any(urlsplit(origin).scheme not in ("http", "https") for origin in origins):
-        raise ConfigError(f"{ORIGINS} is {','.join(origins)}; list the server's own addresses, as http://127.0.0.1:4200")
+        raise ConfigError(
+            f"{ORIGINS} is {','.join(origins)}; list the server's own addresses, as http://127.0.0.1:4200"
+        )
     app = create_app(final=True)
     app.add_middleware(OwnAddresses, origins=origins)
     uvicorn.run(

@@ -25,7 +25,7 @@ def login_file(home: Path) -> Path:
 
 
 def login(home: Path) -> str:
-    """Login of the server of this home: that of PREFECT_SERVER_API_AUTH_STRING, else the one in its file, else a new one.
+    """Login of the server of this home: PREFECT_SERVER_API_AUTH_STRING, else what its file holds, else a new one.
 
     Processes that ask at once get the same. Raises `ConfigError` for a login that cannot be used, `StorageError` where
     the home may not be written.
@@ -39,6 +39,13 @@ def login(home: Path) -> str:
         if file.stat().st_mode & 0o077:
             file.chmod(0o600)
         return usable(file.read_text(encoding="utf-8").strip(), place=str(file))
+
+
+def password_hint(home: Path) -> str:
+    """Place of the password that Prefect's page asks for; the password itself would stay in the terminal's history."""
+    file = login_file(home)
+    place = file if file.exists() and login(home) == file.read_text(encoding="utf-8").strip() else SERVER
+    return f"Prefect's page asks for a password: all that stands in {place}"
 
 
 def usable(text: str, *, place: str) -> str:

@@ -45,8 +45,8 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
     Paths in the file count from its own folder, which is also its `$PWD`, wherever this is called.
 
     What is there stays as it is, but for a number of slots that is given, and the job template of pools of processes.
-    Without a number there are as many slots as this machine has devices, and at least one. Deployments are brought up to
-    date; a schedule that was paused stays so.
+    Without a number there are as many slots as this machine has devices, and at least one. Deployments are brought up
+    to date; a schedule that was paused stays so.
 
     Raises `ConfigError` where there is no file or no server, or a deployment cannot be made.
     """

@@ -33,7 +33,7 @@ def login(home: Path) -> str:
     if given := os.environ.get(SERVER):
         return usable(given, place=SERVER)
     file = login_file(home)
-    with file_lock(file.with_suffix(".lock")), storage_errors(str(file)):
+    with storage_errors(str(file)), file_lock(file.with_suffix(".lock")):
         if not file.exists():
             _write_private(file, f"grpo:{secrets.token_urlsafe(32)}\n")
         if file.stat().st_mode & 0o077:

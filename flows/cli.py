@@ -13,6 +13,7 @@ from flows.commands.databases import databases
 from flows.commands.deploy import deploy
 from flows.commands.doctor import doctor
 from flows.commands.down import down
+from flows.commands.env import env
 from flows.commands.evaluate import evaluate
 from flows.commands.ingest import ingest
 from flows.commands.init import init
@@ -31,7 +32,7 @@ from flows.commands.up import up
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (
     train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, report,
-    init, ingest, admit, doctor, databases, up, down, deploy, ui, pretrain,
+    init, ingest, admit, doctor, databases, up, down, env, deploy, ui, pretrain,
 ):  # fmt: skip
     app.command()(command)
 

@@ -11,6 +11,7 @@ import os
 import time
 from pathlib import Path
 
+from grpo.credentials import mask_errors, without_login
 from grpo.home import home
 
 DEFAULT_PORT = "4200"
@@ -70,7 +71,27 @@ def apply() -> Path:
     folder = home()
     for name, value in {**quiet(), **local(folder)}.items():
         os.environ.setdefault(name, value)
+    conceal()
     return folder
+
+
+def conceal() -> None:
+    """Keep passwords out of messages, logs and databases.
+
+    Passwords in the addresses of Prefect's and MLflow's servers move to the variables that both have for them, so that
+    no package meets an address with one. Log lines and tracebacks are masked, whoever writes them.
+    """
+    mask_errors()
+    prefect, login = without_login(os.environ.get("PREFECT_API_URL", ""))
+    if login is not None:
+        os.environ["PREFECT_API_URL"] = prefect
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", ":".join(login))
+    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    mlflow, login = without_login(tracking) if tracking.startswith("http") else (tracking, None)
+    if login is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = mlflow
+        os.environ.setdefault("MLFLOW_TRACKING_USERNAME", login[0])
+        os.environ.setdefault("MLFLOW_TRACKING_PASSWORD", login[1])
 
 
 def debug() -> None:

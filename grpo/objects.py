@@ -32,6 +32,8 @@ def open_uri(uri: str) -> tuple[Any, str]:
     Raises `ConfigError` for an address that holds credentials, is of no known kind, or needs a package that is missing.
     """
     refuse_credentials(uri)
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        refuse_credentials(os.environ.get(name, ""), name=name)
     try:
         return fsspec.core.url_to_fs(uri, use_listings_cache=False)
     except ImportError as error:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
+from grpo.credentials import masked
 from grpo.errors import ConfigError, GRPOError, PromotionRefused
 
 FAILED, WRONG_INPUT, REFUSED = 1, 2, 3
@@ -19,7 +20,8 @@ def exits(*, wrong_input: type[GRPOError] | tuple[type[GRPOError], ...] = Config
     try:
         yield
     except GRPOError as error:
-        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
+        shown = masked(str(error))
+        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: {shown}", highlight=False, soft_wrap=True)
         if isinstance(error, PromotionRefused):
             raise typer.Exit(REFUSED) from error
         raise typer.Exit(WRONG_INPUT if isinstance(error, wrong_input) else FAILED) from error

@@ -15,11 +15,14 @@ def ui() -> None:
     Example: grpo ui
     """
     home = settings.apply()
-    from flows.stack.servers import mlflow_server, prefect_server
+    from flows.stack.login import password_hint
+    from flows.stack.servers import mlflow_server, prefect_server, prefect_service
 
     try:
         with exits(), prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
             console.print(f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}   Ctrl-C ends both")
+            if prefect_url == prefect_service(home).address():
+                console.print(password_hint(home), highlight=False, soft_wrap=True, markup=False)
             while True:
                 time.sleep(3600)
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -17,14 +18,18 @@ def up(
 ) -> None:
     """Start Prefect, MLflow and the workers on this machine, and deploy; what runs already is left alone.
 
-    Then `prefect deployment run train/quickstart --watch` trains, and `grpo down` ends it all.
+    Then `eval "$(grpo env)"` lets Prefect's own commands in, `prefect deployment run train/quickstart --watch` trains,
+    and `grpo down` ends it all.
 
     Example: grpo up
     """
     home = settings.apply()
+    from flows.stack.login import password_hint
     from flows.stack.machine import up as start
 
     with exits():
         where = start(home, deployments)
         console.print(f"Prefect {where.prefect}   MLflow {where.mlflow}   logs {where.logs}", highlight=False)
-        console.print(f"export PREFECT_API_URL={where.prefect}/api", highlight=False, soft_wrap=True)
+        if "PREFECT_API_URL" not in os.environ:
+            console.print(password_hint(home), highlight=False, soft_wrap=True, markup=False)
+            console.print('Prefect\'s commands: eval "$(grpo env)"', highlight=False, soft_wrap=True)

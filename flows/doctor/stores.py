@@ -54,7 +54,7 @@ def _artifacts(store: str) -> Finding:
         file_system.pipe_file(probe, b"")
         file_system.rm_file(probe)
     except Exception as error:  # noqa: BLE001 - whatever a store raises is what is to be shown
-        found = f"{masked(store)}: {type(error).__name__}: {error}"
+        found = f"{masked(store)}: {type(error).__name__}: {masked(str(error), known=store)}"
         return Finding(area="stores", name=name, state="problem", found=found, remedy=remedy)
     return Finding(area="stores", name=name, state="ok", found=masked(store))
 

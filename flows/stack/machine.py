@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from flows.stack.login import CLIENT, SERVER, login
 from flows.stack.pools import POOLS, deploy
 from flows.stack.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
 from flows.stack.service import Service, free_port
@@ -65,7 +66,7 @@ def up(home: Path, deployments: Path) -> Addresses:
 
     Raises `ConfigError` where a port is taken, a process ends at its start or a deployment cannot be made.
     """
-    servers = {name: os.environ.get(name) for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
+    servers = {name: os.environ.get(name) for name in ("PREFECT_API_URL", SERVER, CLIENT, "MLFLOW_TRACKING_URI")}
     with _one_at_a_time(home), ExitStack() as users:
         mlflow: list[str] = []
         prefect = users.enter_context(
@@ -90,8 +91,9 @@ def down(home: Path) -> list[str]:
         for worker in workers.values():
             worker.stop(at_once=True)
         prefect = prefect_service(home)
-        if (url := os.environ.get("PREFECT_API_URL") or prefect.address()) is not None:
-            os.environ["PREFECT_API_URL"] = url
+        if "PREFECT_API_URL" not in os.environ and (url := prefect.address()) is not None:
+            os.environ.update({"PREFECT_API_URL": url, CLIENT: login(home)})
+        if "PREFECT_API_URL" in os.environ:
             from flows.stack.recovery import put_back
 
             for pool in POOLS:

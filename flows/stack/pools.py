@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from flows import settings
 from grpo.errors import ConfigError
 
 POOLS = ("cpu", "gpu")
@@ -15,6 +16,27 @@ TRAINING = "training"
 """The queue of the pool `cpu` whose runs train: one at a time, of whatever deployment."""
 GPU_SLOTS = "gpu"
 """The global concurrency limit whose slots are devices."""
+JOB_TEMPLATE = {
+    "job_configuration": {"env": "{{ env }}"},
+    "variables": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "env": {
+                "title": "Environment",
+                "description": "Variables of the flow run that keep packages silent and offline. Whatever else it "
+                "needs is set where its worker is started.",
+                "type": "object",
+                "propertyNames": {"enum": sorted(settings.quiet())},
+                "additionalProperties": {"type": "string"},
+                "default": {},
+            }
+        },
+    },
+}
+"""Job variables of a flow run that becomes a process: none that starts another program (`command`), in another folder
+(`working_dir`), or with code that nobody deployed (`PYTHONPATH`, `LD_PRELOAD`, …). The server refuses all others, and a
+worker that got one would not read it."""
 
 
 def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
@@ -22,8 +44,9 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
 
     Paths in the file count from its own folder, which is also its `$PWD`, wherever this is called.
 
-    What is there stays as it is, but for a number of slots that is given. Without one there are as many as this machine
-    has devices, and at least one. Deployments are brought up to date; a schedule that was paused stays so.
+    What is there stays as it is, but for a number of slots that is given, and the job template of pools of processes.
+    Without a number there are as many slots as this machine has devices, and at least one. Deployments are brought up
+    to date; a schedule that was paused stays so.
 
     Raises `ConfigError` where there is no file or no server, or a deployment cannot be made.
     """
@@ -50,13 +73,16 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
 
 def _make_pools() -> None:
     from prefect import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
     from prefect.exceptions import ObjectAlreadyExists
 
     with get_client(sync_client=True) as client:
-        for pool in POOLS:
+        for name in POOLS:
             with suppress(ObjectAlreadyExists):
-                client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+                client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=JOB_TEMPLATE))
+            pool = client.read_work_pool(name)
+            if pool.type == "process" and pool.base_job_template != JOB_TEMPLATE:
+                client.update_work_pool(name, WorkPoolUpdate(base_job_template=JOB_TEMPLATE))
         with suppress(ObjectAlreadyExists):
             client.create_work_queue(TRAINING, work_pool_name=POOLS[0], concurrency_limit=1)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flows.stack.login import CLIENT, ORIGINS, SERVER, login
 from flows.stack.service import Service
 from grpo.credentials import masked
 from grpo.databases import exclusive, is_database, upgrade_tracking
@@ -41,19 +42,23 @@ def create_databases(home: Path) -> None:
         except ConnectionError as error:
             raise ConfigError(f"Prefect's database cannot be used: {error}") from error
         if done.returncode:
-            raise ConfigError(f"Prefect's database {masked(records)} cannot be made:\n{done.stdout.strip()[-2000:]}")
+            output = masked(done.stdout.strip()[-2000:], known=records)
+            raise ConfigError(f"Prefect's database {masked(records)} cannot be made:\n{output}")
 
 
 def prefect_service(home: Path) -> Service:
-    """Prefect's server of this home."""
+    """Prefect's server of this home; it is started with the login in the environment."""
+    host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
+    origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))
     return Service(
         name="prefect",
         home=home,
-        arguments=("prefect", "server", "start"),
-        host=os.environ["PREFECT_SERVER_API_HOST"],
-        port=int(os.environ["PREFECT_SERVER_API_PORT"]),
+        arguments=("flows.stack.api",),
+        host=host,
+        port=port,
         path="/api",
         remedy="set PREFECT_SERVER_API_PORT to a free port, or PREFECT_API_URL to a Prefect server that is running",
+        environment={ORIGINS: os.environ.get(ORIGINS, origins)},
     )
 
 
@@ -75,8 +80,8 @@ def mlflow_service(home: Path) -> Service:
 def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) -> Iterator[str]:
     """Serve Prefect's API while the block runs; `meanwhile` is called before it, while a new server starts.
 
-    It is the server that PREFECT_API_URL names, else a running one of this home, else a new one.
-    Raises `ConfigError` when the port belongs to another program.
+    It is the server that PREFECT_API_URL names, with the login of PREFECT_API_AUTH_STRING, else a running one of this
+    home, else a new one, with the login of the home. Raises `ConfigError` when the port belongs to another program.
     """
     if url := os.environ.get("PREFECT_API_URL"):
         meanwhile()
@@ -87,6 +92,8 @@ def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) 
         os.environ["PREFECT_API_URL"] = url  # before Prefect is imported, which reads it once
         meanwhile()
 
+    before = {name: os.environ.get(name) for name in (SERVER, CLIENT)}
+    os.environ[SERVER] = os.environ[CLIENT] = login(home)
     try:
         with prefect_service(home).shared(meanwhile=started) as url:
             try:
@@ -94,7 +101,10 @@ def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) 
             finally:
                 _send_logs()
     finally:
-        os.environ.pop("PREFECT_API_URL", None)
+        for name, value in {**before, "PREFECT_API_URL": None}.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from grpo.config.base import Settings
+from grpo.credentials import holds_password, masked
 from grpo.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
@@ -38,6 +39,7 @@ def _validated(document: dict[str, Any], kind: type[S], overrides: tuple[str, ..
     """The settings that a document with overrides describes; `origin` says in errors where it came from."""
     for override in overrides:
         _override(document, override)
+    _refuse_passwords(document, origin)
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -46,6 +48,23 @@ def _validated(document: dict[str, Any], kind: type[S], overrides: tuple[str, ..
             place = ".".join(str(part) for part in problem["loc"])
             lines.append(f"  {place or 'settings that do not agree'}: {problem['msg']} (got {problem['input']!r:.80})")
         raise ConfigError("\n".join(lines)) from error
+
+
+def _refuse_passwords(document: dict[str, Any], origin: str) -> None:
+    """Raise `ConfigError` for an address with a password: settings are kept in databases and reports."""
+    pending: list[tuple[str, Any]] = [("", document)]
+    visited: set[int] = set()
+    while pending:
+        place, value = pending.pop()
+        if isinstance(value, str) and holds_password(value):
+            raise ConfigError(
+                f"{origin}: {place} {masked(value)} holds a password, which a config would pass on; set it in the "
+                "environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, PGPASSWORD, the key of a model server)"
+            )
+        if isinstance(value, dict | list) and id(value) not in visited:  # YAML may repeat a node, or nest it in itself
+            visited.add(id(value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            pending.extend((f"{place}.{key}" if place else str(key), item) for key, item in items)
 
 
 def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ READ_BY_OTHERS = {
     *("GRPO_HOME", "GX_ANALYTICS_ENABLED", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRANSFORMERS_OFFLINE"),
     *("DO_NOT_TRACK",),
 }
-SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|_USER$|CONNECTION_URL|BACKEND_STORE_URI")
+SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|_USER$|CONNECTION_URL|BACKEND_STORE_URI|AUTH_STRING")
 
 
 @cache
@@ -165,7 +165,7 @@ def test_leases_of_slots_outlive_the_pod_of_the_server():
 
 
 def test_references_resolve():
-    """Volumes, claims and settings that a pod names are there; secrets are the two that the operator makes."""
+    """Volumes, claims and settings that a pod names are there; secrets are those that the operator makes."""
     claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
     manual = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     for name, pod in pods():
@@ -251,7 +251,7 @@ def test_hosts_in_addresses_are_services():
     assert listening["mlflow"] == services["mlflow"]["environment"]["MLFLOW_PORT"]
     for name, service in services.items():
         for variable, value in service.get("environment", {}).items():
-            for host, port in re.findall(r"(?://|@)([a-z]+):(\d+)", value):
+            for host, port in re.findall(r"(?://|@)(?!localhost)([a-z]+):(\d+)", value):
                 assert listening[host] == port, f"{name}: {variable}"
 
 
@@ -308,6 +308,38 @@ def test_what_compose_asks_for_is_in_the_example():
     asked = set(re.findall(r"\$\{(\w+):\?", (DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8")))
     lines = (DEPLOYMENTS / "environment.example").read_text(encoding="utf-8").splitlines()
     assert {line for line in lines if line and not line.startswith("#")} == {f"{name}=" for name in asked}
+
+
+def test_whoever_calls_prefect_has_the_login_that_it_asks_for():
+    """Server and clients are given the same secret, in compose and in Kubernetes; nobody else has it."""
+    services = {name: service.get("environment", {}) for name, service in compose()["services"].items()}
+    server, client = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
+    assert [name for name, told in services.items() if server in told] == ["prefect"]
+    assert {told[client] for told in services.values() if "PREFECT_API_URL" in told} == {services["prefect"][server]}
+    secrets = {
+        name: {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one}
+        for name, container in containers()
+    }
+    assert [name for name, told in secrets.items() if server in told] == ["prefect/prefect"]
+    callers = {name for name, container in containers() if "envFrom" in container}
+    assert {name for name, told in secrets.items() if client in told} == callers
+    assert {str(told[client]) for name, told in secrets.items() if name in callers} == {
+        str(secrets["prefect/prefect"][server])
+    }
+
+
+def test_prefect_is_called_by_addresses_that_it_answers_to():
+    """By workers, by its own page, and by the probes, which would name the pod's address."""
+    composed = compose()["services"]["prefect"]["environment"]
+    ((_, container),) = [(name, one) for name, one in containers() if name == "prefect/prefect"]
+    applied = {one["name"]: one.get("value") for one in container["env"]}
+    for variables in (composed, applied):
+        own = variables["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
+        for address in (variables["PREFECT_SERVER_UI_API_URL"], "http://prefect:4200/api"):
+            assert address.removesuffix("/api") in own
+    for probe in probes(container):
+        (header,) = probe["httpHeaders"]
+        assert (header["name"], f"http://{header['value']}") in {("Host", origin) for origin in own}
 
 
 def test_images_are_pinned():

@@ -31,7 +31,7 @@ def _fields(name: str) -> dict[str, Any]:
 def _made(name: str, **values: Any) -> dict[str, Any]:
     """What a worker of this pool makes of the template for a flow run."""
     defaults = {key: field["default"] for key, field in _fields(name).items() if "default" in field}
-    given = {"name": "run", "command": "prefect flow-run execute", **defaults, **values}
+    given = {"name": "run", **defaults, **values}
     return apply_values(deepcopy(TEMPLATES[name]["job_configuration"]), given)
 
 
@@ -71,6 +71,15 @@ def test_every_placeholder_is_a_variable_and_every_variable_is_read(name: str):
     read = {found.name for found in find_placeholders(job)}
     merged = {"env"} if isinstance(job["env"], dict) else set()  # the worker lays a run's variables over these
     assert read | merged == set(_fields(name))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_flow_run_names_no_command(name: str):
+    """Neither a variable nor a key of the job is one, and a run that brings its own is refused."""
+    assert "command" not in {found.name for found in find_placeholders(TEMPLATES[name]["job_configuration"])}
+    schema = jsonschema.Draft202012Validator(TEMPLATES[name]["variables"])
+    assert not schema.is_valid({"command": "touch /tmp/here"})
+    assert schema.is_valid({"image": "grpo:0.1.0"})
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

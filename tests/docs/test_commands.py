@@ -30,6 +30,7 @@ PARSED_ONLY = {
     "databases": "makes databases for fifteen seconds; tests/flows/test_cli.py runs it",
     "deploy": "needs a server; tests/e2e/test_deployments.py runs it",
     "down": "stops servers; the end-to-end tests of the stack run it",
+    "env": "needs a server; the end-to-end tests of the stack run it",
     "evaluate": "needs a model that a run has registered; tests/flows/test_evaluate.py runs it",
     "lineage": "needs a registered model; the tests of the registry run it",
     "pretrain": "takes twenty minutes",

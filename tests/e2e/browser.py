@@ -19,8 +19,11 @@ from websockets.sync.client import ClientConnection, connect
 _ARGUMENTS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0"),
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # a page that asks for anything else gets nothing
 )
+STRANGER = "stranger.example"
+"""A name that the browser finds on this machine, as a page does that has its own name lead to 127.0.0.1."""
+_HOSTS = f"--host-resolver-rules=MAP {STRANGER} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+"""A page that asks for anything else gets nothing."""
 _PATIENCE_S = 120.0
 _STILL = 4
 """So many pictures, a second apart, are the same when a page is drawn."""
@@ -91,7 +94,7 @@ def browser(profile: Path) -> Iterator[Page]:
     if chromium is None:
         raise FileNotFoundError("chromium is not installed: apt-get install chromium")
     process = subprocess.Popen(
-        [chromium, *_ARGUMENTS, f"--user-data-dir={profile}", "about:blank"],
+        [chromium, *_ARGUMENTS, _HOSTS, f"--user-data-dir={profile}", "about:blank"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

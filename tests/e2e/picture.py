@@ -13,8 +13,9 @@ import httpx
 from PIL import Image
 
 from flows import settings
+from flows.stack.login import CLIENT
 from tests.e2e.browser import browser
-from tests.e2e.served import prefect_service
+from tests.e2e.served import LOGIN, basic, prefect_service
 from tests.places import ROOT
 
 PICTURE = ROOT / "docs" / "prefect.png"
@@ -31,6 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="grpo-picture-") as folder:
         home = Path(folder)
         environment = {**os.environ, **settings.quiet(), **settings.local(home), "PYTHONPATH": str(ROOT)}
+        environment |= {CLIENT: LOGIN}
         environment.pop("PREFECT_API_URL", None)
         with prefect_service(home, environment).shared() as url:
             overrides = ("--set", f"training.iterations={_ITERATIONS}", "--set", f"store={home}/store")
@@ -51,13 +53,16 @@ def draw(url: str, name: str, profile: Path) -> Image.Image:
     """
     pages = url.removesuffix("/api")
     where = {"flow_runs": {"name": {"any_": [name]}, "state": {"type": {"any_": ["COMPLETED"]}}}}
-    (run,) = httpx.post(f"{url}/flow_runs/filter", json=where, timeout=60).json()
+    (run,) = httpx.post(f"{url}/flow_runs/filter", json=where, timeout=60, auth=basic(LOGIN)).json()
     where = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
-    rows = httpx.post(f"{url}/artifacts/filter", json=where, timeout=60).json()
+    rows = httpx.post(f"{url}/artifacts/filter", json=where, timeout=60, auth=basic(LOGIN)).json()
     artifacts = {row["key"]: row["id"] for row in rows if row["type"] != "result"}
     half = _WIDTH // 2
     picture = Image.new("RGB", (_WIDTH, _RUN + _DETAIL))
     with browser(profile) as page:
+        page.open(f"{pages}/ui-settings")  # of the same origin, where the page keeps the password
+        page.wait(f"location.href.startsWith('{pages}') && document.readyState === 'complete'")
+        page.evaluate(f"localStorage.setItem('prefect-password', btoa('{LOGIN}'))")
         page.size(width=_WIDTH, height=_RUN)
         page.open(f"{pages}/runs/flow-run/{run['id']}")
         page.wait("document.body && document.body.innerText.includes('Subflow Runs')")

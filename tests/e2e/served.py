@@ -6,8 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from flows.stack.login import CLIENT, ORIGINS, SERVER
 from flows.stack.service import Service, free_port
 from tests.places import ROOT
+
+LOGIN = "grpo:login-of-a-container"
+"""Of the servers that are started here as containers start them."""
 
 
 def own_environment(home: Path, server: str) -> dict[str, str]:
@@ -22,14 +26,27 @@ def own_environment(home: Path, server: str) -> dict[str, str]:
     }
 
 
+def basic(login: str) -> tuple[str, str]:
+    """A login as an HTTP client takes it."""
+    user, _, password = login.partition(":")
+    return user, password
+
+
 def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Service:
-    """Prefect's API and pages; the port is told by the environment, since with --port its pages ask port 4200."""
+    """Prefect's API and pages, told as a container is: by the environment."""
     port = free_port()
-    told = {"PREFECT_API_URL": None, "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
+    told = {
+        "PREFECT_API_URL": None,
+        "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_API_PORT": str(port),
+        SERVER: LOGIN,
+        CLIENT: None,
+        ORIGINS: f"http://127.0.0.1:{port}",
+    }
     return Service(
         name="prefect",
         home=home,
-        arguments=("prefect", "server", "start"),
+        arguments=("flows.stack.api",),
         port=port,
         path="/api",
         environment={**environment, **told},

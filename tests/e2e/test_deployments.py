@@ -12,8 +12,9 @@ import httpx
 import pytest
 import yaml
 
+from flows.stack.login import CLIENT
 from flows.stack.service import Service, free_port
-from tests.e2e.served import mlflow_service
+from tests.e2e.served import basic, mlflow_service
 from tests.greeting import write_greeting
 from tests.places import ROOT
 
@@ -61,12 +62,13 @@ def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_command_makes_pools_slots_and_deployments(deployed: str):
     """Run a second time it changes nothing."""
-    pools = httpx.post(f"{deployed}/work_pools/filter", json={}, timeout=60).json()
+    with httpx.Client(base_url=deployed, auth=basic(os.environ[CLIENT]), timeout=60) as client:
+        pools = client.post("/work_pools/filter", json={}).json()
+        queue = client.get("/work_pools/cpu/queues/training").json()
+        slots = client.get("/v2/concurrency_limits/gpu").json()
+        deployment = client.get("/deployments/name/greet/greeting").json()
     assert {pool["name"]: pool["type"] for pool in pools}.items() >= {"cpu": "process", "gpu": "process"}.items()
-    queue = httpx.get(f"{deployed}/work_pools/cpu/queues/training", timeout=60).json()
-    assert queue["concurrency_limit"] == 1
-    assert httpx.get(f"{deployed}/v2/concurrency_limits/gpu", timeout=60).json()["limit"] == 3
-    assert httpx.get(f"{deployed}/deployments/name/greet/greeting", timeout=60).json()["work_pool_name"] == "cpu"
+    assert (queue["concurrency_limit"], slots["limit"], deployment["work_pool_name"]) == (1, 3, "cpu")
 
 
 def test_prefect_answers_where_it_is_probed(server: str):

@@ -17,12 +17,13 @@ import httpx
 import pytest
 import yaml
 
+from flows.stack.login import CLIENT
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
 from tests.doubles import short_run
 from tests.e2e.picture import draw
 from tests.e2e.postgres import Cluster, postgres
-from tests.e2e.served import mlflow_service, prefect_service
+from tests.e2e.served import LOGIN, basic, mlflow_service, prefect_service
 from tests.places import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -93,7 +94,7 @@ def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         prefect_service(home, own).shared() as prefect,
         mlflow_service(home, own, database=models).shared() as mlflow,
     ):
-        told = {**_environment(home), "PREFECT_API_URL": prefect, "MLFLOW_TRACKING_URI": mlflow}
+        told = {**_environment(home), "PREFECT_API_URL": prefect, CLIENT: LOGIN, "MLFLOW_TRACKING_URI": mlflow}
         yield Services(environment=told, prefect=prefect, mlflow=mlflow, home=home)
 
 
@@ -150,7 +151,7 @@ def reports(services: Services, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 def _asked(services: Services, kind: str, **where: Any) -> list[dict[str, Any]]:
     """Rows of Prefect's server."""
-    answer = httpx.post(f"{services.prefect}/{kind}/filter", json=where, timeout=60)
+    answer = httpx.post(f"{services.prefect}/{kind}/filter", json=where, timeout=60, auth=basic(LOGIN))
     answer.raise_for_status()
     found: list[dict[str, Any]] = answer.json()
     return found

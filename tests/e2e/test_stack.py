@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,12 @@ class Stack:
     home: Path
     environment: dict[str, str]
     deployments: Path
-    api: SyncPrefectClient
+    login: dict[str, str] = field(default_factory=dict)
+    """What `grpo env` gives a shell."""
+
+    @cached_property
+    def api(self) -> SyncPrefectClient:
+        return SyncPrefectClient(self.login["PREFECT_API_URL"], auth_string=self.login["PREFECT_API_AUTH_STRING"])
 
     def command(self, *arguments: str, **variables: str) -> str:
         """Run a command of this project or of Prefect to its end; its output."""
@@ -75,10 +82,13 @@ class Stack:
         return done.stdout
 
     def up(self, deployments: Path | None = None) -> str:
-        return self.command("flows.cli", "up", "--deployments", str(deployments or self.deployments))
+        printed = self.command("flows.cli", "up", "--deployments", str(deployments or self.deployments))
+        exports = shlex.split(self.command("flows.cli", "env"))
+        self.login.update(assignment.split("=", 1) for assignment in exports if assignment != "export")
+        return printed
 
     def prefect(self, *arguments: str) -> str:
-        return self.command("prefect", *arguments, PREFECT_API_URL=str(self.api.api_url))
+        return self.command("prefect", *arguments, **self.login)
 
     def start(self, deployment: str, *overrides: str) -> UUID:
         """Begin a run of a deployment as its form would."""
@@ -156,26 +166,25 @@ def write_deployments(folder: Path) -> Path:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack on free ports, in a home of its own."""
     folder = tmp_path_factory.mktemp("stack")
-    port = free_port()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW", "GRPO"))}
     environment = {
         **kept,
         "GRPO_HOME": str(folder / "home"),
-        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_API_PORT": str(free_port()),
         "GRPO_MLFLOW_PORT": str(free_port()),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "3",
     }
-    with SyncPrefectClient(f"http://127.0.0.1:{port}/api") as api:
-        found = Stack(home=folder / "home", environment=environment, deployments=write_deployments(folder), api=api)
-        try:
-            found.up()
+    found = Stack(home=folder / "home", environment=environment, deployments=write_deployments(folder))
+    try:
+        found.up()
+        with found.api:
             yield found
-        finally:
-            found.command("flows.cli", "down")
-            for process in found.processes():
-                process.kill()
+    finally:
+        found.command("flows.cli", "down")
+        for process in found.processes():
+            process.kill()
 
 
 def test_a_deployed_run_completes_on_the_worker_with_the_parameters_it_was_given(stack: Stack):

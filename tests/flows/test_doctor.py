@@ -125,8 +125,12 @@ def test_little_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 class _Answers(http.server.BaseHTTPRequestHandler):
     """A server of version 1.2.3, for those who have the password."""
 
+    open: frozenset[str] = frozenset()
+    """Paths that it answers without one."""
+
     def do_GET(self) -> None:
         allowed = self.headers.get("Authorization") == "Basic bWU6czNjcmV0"  # me:s3cret
+        allowed = allowed or self.path in self.open
         self.send_response(200 if allowed else 401)
         self.end_headers()
         self.wfile.write(b'"1.2.3"')
@@ -148,6 +152,7 @@ def port() -> Iterator[int]:
 
 def test_servers_are_asked_for_their_version(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One that is older than what is installed is a warning; one that refuses is a problem; no password is told."""
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)  # of the server of the tests
     monkeypatch.setenv("PREFECT_API_URL", f"http://me:s3cret@127.0.0.1:{port}/api")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:wr0ng@127.0.0.1:{port}")
     found = _by_name(servers(tmp_path))
@@ -157,6 +162,22 @@ def test_servers_are_asked_for_their_version(port: int, tmp_path: Path, monkeypa
     told = "".join(finding.model_dump_json() for finding in found.values())
     assert "s3cret" not in told
     assert "wr0ng" not in told
+
+
+@pytest.mark.parametrize(("login", "state"), [("me:s3cret", "warning"), ("me:wr0ng", "problem"), (None, "problem")])
+def test_a_server_that_refuses_the_login_is_a_problem_with_a_remedy(
+    port: int, login: str | None, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The right one is sent as PREFECT_API_AUTH_STRING says it, and the server tells its version (another one)."""
+    monkeypatch.setattr(_Answers, "open", frozenset({"/api/health"}))
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
+    if login is not None:
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", login)
+    finding = _by_name(servers(tmp_path))["prefect"]
+    assert finding.state == state
+    assert ("PREFECT_API_AUTH_STRING" in finding.remedy) == (state == "problem")
+    assert login is None or login.partition(":")[2] not in finding.model_dump_json()
 
 
 def test_a_port_in_use_is_said_before_a_server_needs_it(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -39,3 +39,25 @@ def test_an_override_of_a_config_that_cannot_be_used_names_key_value_and_rule():
     """The same message as for a file, with the kind of settings for the file."""
     with pytest.raises(ConfigError, match=r"PipelineConfig: 1 .*\n  training\.iterations: .*integer.*got 'many'"):
         overridden(load_config(QUICKSTART), ("training.iterations=many",))
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [
+        ("policy.model=openai+http://me:s3cret@host/v1#m", r"policy\.model openai\+http://me:\*\*\*@host/v1#m"),
+        ("store=s3://me:s3cret@bucket/x", r"store s3://me:\*\*\*@bucket/x"),
+        ("reward.0.options={model: 'http://me:s3cret@judge/v1'}", r"reward\.0\.options\.model"),
+    ],
+)
+def test_an_address_with_a_password_is_refused_wherever_it_stands(override: str, place: str):
+    """A config is kept in databases and reports; the error names the place, and not the password."""
+    with pytest.raises(ConfigError, match=place) as caught:
+        load_config(QUICKSTART, (override,))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_document_that_contains_itself_is_looked_through_once(tmp_path: Path):
+    """YAML may nest a node in itself."""
+    (tmp_path / "mine.yaml").write_text("itself: &itself [*itself]\n")
+    with pytest.raises(ConfigError, match="itself: Extra inputs are not permitted"):
+        load_settings(tmp_path / "mine.yaml", PolicySettings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -85,11 +86,35 @@ def test_a_good_table_passes_with_what_was_observed(good: tuple[Validation, Path
     assert observed["expect_column_max_to_be_between(quarantined_share)"] == "0.0"
 
 
-def test_data_docs_are_built_in_their_folder(good: tuple[Validation, Path]) -> None:
-    """The index is where the result says, and leads to a page for each of the three suites."""
+def test_data_docs_show_every_expectation_with_what_was_observed(good: tuple[Validation, Path]) -> None:
+    """The page is where the result says: 2 + 14 + 4 expectations in three parts, each with its meaning."""
     validation, docs = good
-    index = (docs / validation.docs_index).read_text(encoding="utf-8")
-    assert all(f"expectations/{suite}.html" in index for suite in ("columns", "scenarios", "ingestion"))
+    page = (docs / validation.docs_index).read_text(encoding="utf-8")
+    assert [f'id="{suite}"' in page for suite in ("columns", "scenarios", "ingestion")] == [True] * 3
+    assert (page.count('class="passed"'), page.count('class="failed"')) == (20, 0)
+    assert "an id names one scenario" in page
+    assert "expect_column_max_to_be_between(quarantined_share) max_value: 0.05" in page
+
+
+def test_data_docs_refer_to_nothing_outside_themselves(good: tuple[Validation, Path]) -> None:
+    """One file, in which no element loads another and no link leaves it."""
+    files = [path for path in good[1].rglob("*") if path.is_file()]
+    assert [path.name for path in files] == ["index.html"]
+    page = files[0].read_text(encoding="utf-8")
+    assert not re.search(r"https?:|\bsrc=|\bhref=|@import|<link|<script|url\(", page)
+
+
+def test_words_of_a_source_stay_words_in_the_data_docs(tmp_path: Path) -> None:
+    """Markup in the id of a record is shown, not run."""
+    with pytest.raises(DataError):
+        run(
+            tmp_path,
+            (unchecked("<script>alert(1)</script>", "  "),),
+            Counts(records=1, scenarios=1, quarantined=0, reasons={}),
+        )
+    page = (tmp_path / "docs" / "index.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "first ids &lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
 def test_an_id_that_stands_twice_is_named(refused: tuple[str, Path]) -> None:
@@ -126,9 +151,11 @@ def test_records_that_are_in_no_table_are_told(refused: tuple[str, Path]) -> Non
     assert "every other record is in quarantine" in refused[0]
 
 
-def test_data_docs_are_built_for_a_refused_table_too(refused: tuple[str, Path]) -> None:
-    """They are where to look what is wrong."""
-    assert (refused[1] / "index.html").exists()
+def test_data_docs_name_the_rows_of_a_refused_table(refused: tuple[str, Path]) -> None:
+    """They are written before the table is refused, and show what the error says."""
+    page = (refused[1] / "index.html").read_text(encoding="utf-8")
+    assert "2 of 8 rows, first ids twice" in page
+    assert 'class="failed"' in page
 
 
 def test_a_table_of_another_schema_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""The pages that runs leave, opened in a browser whose requests are watched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from grpo.evaluation.page import render_page
+from grpo.scenarios.expectations import validate
+from grpo.scenarios.ingest import Counts
+from grpo.scenarios.parquet import QUARANTINE, write_scenarios
+from grpo.scenarios.scenario import Scenario
+from grpo.tuning.document import write_study
+from tests.e2e.browser import browser
+from tests.grpo.evaluation import test_page
+from tests.grpo.tuning import test_document
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of each kind, by what a reader finds in it; the last one asks another host for a picture."""
+    folder = tmp_path_factory.mktemp("pages")
+    write_scenarios(folder / "scenarios.parquet", [Scenario(id="a", user_responses=("Where is my order?",))])
+    pq.write_table(QUARANTINE.empty_table(), folder / "quarantine.parquet")
+    counts = Counts(records=1, scenarios=1, quarantined=0, reasons={})
+    tables = folder / "scenarios.parquet", folder / "quarantine.parquet"
+    docs = validate(*tables, counts, folder / "data_docs", max_quarantined_share=0.05)
+    (folder / "report.html").write_text(render_page(test_page.document()), encoding="utf-8")
+    study = write_study(test_document.document(test_document.trial(0), test_document.trial(1)), folder / "study")[0]
+    (folder / "control.html").write_text("control <img src='https://stranger.invalid/picture.png'>", encoding="utf-8")
+    return {
+        "an id names one scenario": folder / "data_docs" / docs.docs_index,
+        "Every gate passed": folder / "report.html",
+        "trial": study,
+        "control": folder / "control.html",
+    }
+
+
+def test_every_page_opens_without_a_request_to_another_host(pages: dict[str, Path], tmp_path: Path):
+    """Data Docs, the report of a run and of a study; a page that does ask for something shows that it is noticed."""
+    asked = {}
+    with browser(tmp_path / "profile") as tab:
+        for content, page in pages.items():
+            tab.asked.clear()
+            tab.open(page.as_uri())
+            tab.wait(f"document.readyState === 'complete' && location.href === '{page.as_uri()}'")
+            tab.wait(f"document.body.innerText.includes('{content}')")
+            asked[page.name] = {url for url in tab.asked if not url.startswith(("file:", "data:"))}
+    assert asked == {
+        "index.html": set(),
+        "report.html": set(),
+        "study.html": set(),
+        "control.html": {"https://stranger.invalid/picture.png"},
+    }

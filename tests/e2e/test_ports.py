@@ -1,0 +1,244 @@
+"""Open ports, asked by those who have no business there: pages of other origins, other host names, no login."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from flows.stack.login import CLIENT
+from flows.stack.service import free_port
+from tests.e2e.browser import STRANGER, browser
+from tests.e2e.served import basic
+from tests.greeting import write_greeting
+from tests.places import ROOT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
+
+_ATTEMPTS = """
+<script>
+const post = (url, options) => fetch(url, {method: "POST", ...options}).then(answer => answer.type, () => "refused");
+const read = url => fetch(url).then(answer => answer.text(), () => "refused");
+const listen = url => new Promise(end => {
+  const socket = new WebSocket(url, "prefect");
+  socket.onopen = () => end("open");
+  socket.onerror = () => end("refused");
+});
+const json = {"Content-Type": "application/json"}, login = {Authorization: "Basic " + btoa("LOGIN")};
+(async () => {
+  const body = JSON.stringify({});
+  window.answers = [
+    await post("API/deployments/DEPLOYMENT/create_flow_run", {body, headers: json}),
+    await post("API/deployments/DEPLOYMENT/create_flow_run", {body, headers: {...json, ...login}}),
+    await read("API/admin/settings"),
+    await listen("API/events/in".replace("http:", "ws:")),
+    await post("MLFLOW/api/2.0/mlflow/experiments/create", {body: '{"name": "planted"}', headers: json}),
+  ];
+  await post("API/deployments/DEPLOYMENT/create_flow_run", {body, mode: "no-cors"});
+  await post("MLFLOW/ajax-api/2.0/mlflow/experiments/create", {body: '{"name": "planted"}', mode: "no-cors"});
+  window.done = true;
+})();
+</script>
+"""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Prefect's and MLflow's servers as `grpo up` starts them, a deployment, and a worker that would play it."""
+
+    prefect: str
+    mlflow: str
+    deployment: str
+
+    def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """Ask Prefect with the login."""
+        return httpx.request(method, self.prefect + path, auth=basic(os.environ[CLIENT]), timeout=60, **request)
+
+    def runs(self) -> dict[str, str]:
+        """Flow runs of the deployment, and their states."""
+        where = {"deployments": {"id": {"any_": [self.deployment]}}}
+        return {run["id"]: run["state_type"] for run in self.ask("POST", "/flow_runs/filter", json=where).json()}
+
+    def experiments(self) -> list[str]:
+        answer = httpx.get(f"{self.mlflow}/api/2.0/mlflow/experiments/search?max_results=99", timeout=60)
+        return [one["name"] for one in answer.json()["experiments"]]
+
+    def is_over(self, run: str) -> bool:
+        return self.ask("GET", f"/flow_runs/{run}").json()["state_type"] in ("COMPLETED", "CRASHED", "FAILED")
+
+
+@pytest.fixture(scope="module")
+def ports(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    """The server of the tests with the greeting deployed, MLflow, and a worker of the pool `cpu`."""
+    from flows.stack.machine import worker_service
+    from flows.stack.pools import deploy
+    from flows.stack.servers import mlflow_server
+
+    folder = tmp_path_factory.mktemp("ports")
+    deploy(write_greeting(folder), gpu_slots=1)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GRPO_MLFLOW_PORT", str(free_port()))
+        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        with mlflow_server(folder) as mlflow, worker_service(folder, "cpu", prefect_url=server, mlflow_url="").shared():
+            found = Ports(prefect=server, mlflow=mlflow, deployment="")
+            deployment = found.ask("GET", "/deployments/name/greet/greeting").json()["id"]
+            yield Ports(prefect=server, mlflow=mlflow, deployment=deployment)
+
+
+@contextmanager
+def _served(page: str) -> Iterator[str]:
+    """Another program's page on this machine, by the name of a stranger."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Print nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://{STRANGER}:{served.server_address[1]}/"
+        served.shutdown()
+
+
+def test_a_page_of_another_origin_gets_nothing_and_starts_nothing(ports: Ports, tmp_path: Path):
+    """In a browser it may neither read nor listen, not even with the login; what it sends blindly has no effect."""
+    before = ports.runs()
+    page = _ATTEMPTS.replace("API", ports.prefect).replace("DEPLOYMENT", ports.deployment)
+    page = page.replace("MLFLOW", ports.mlflow).replace("LOGIN", os.environ[CLIENT])
+    with _served(page) as stranger, browser(tmp_path / "profile") as tab:
+        tab.open(stranger)
+        tab.wait("window.done")
+        assert tab.evaluate("location.host").startswith(STRANGER)
+        assert tab.evaluate("window.answers.join()") == ",".join(["refused"] * 5)
+        assert {urlsplit(address).netloc for address in tab.asked} > {urlsplit(ports.prefect).netloc}
+    assert ports.runs() == before
+    assert "planted" not in ports.experiments()
+
+
+def test_a_name_that_leads_here_is_not_an_address_of_the_servers(ports: Ports, tmp_path: Path):
+    """DNS rebinding: for the browser the servers are of the page's own origin, and they refuse the name."""
+    with browser(tmp_path / "profile") as tab:
+        for url in (f"{ports.prefect}/health", f"{ports.mlflow}/api/2.0/mlflow/experiments/get?experiment_id=0"):
+            tab.open(url.replace("127.0.0.1", STRANGER))
+            tab.wait(f"location.host.startsWith('{STRANGER}') && document.readyState === 'complete'")
+            text = tab.evaluate("document.body.innerText")
+            assert "not an address of the server" in text or "Invalid Host header" in text
+            tab.open(url)
+            tab.wait("location.host.startsWith('127.0.0.1') && document.readyState === 'complete'")
+            assert tab.evaluate("document.body.innerText").startswith(("true", "{"))
+
+
+def test_a_foreign_host_is_refused_although_the_login_is_right(ports: Ports):
+    """Whatever it asks for, and nothing is started."""
+    before = ports.runs()
+    for host in ("evil.example", f"evil.example:{urlsplit(ports.prefect).port}", "127.0.0.1", ""):
+        headers = {"Host": host}
+        start = ports.ask("POST", f"/deployments/{ports.deployment}/create_flow_run", json={}, headers=headers)
+        assert (start.status_code, ports.ask("GET", "/health", headers=headers).status_code) == (403, 403), host
+    assert ports.runs() == before
+
+
+def test_without_the_login_every_route_but_the_probes_refuses(ports: Ports):
+    """All that the server lists, by every method; also with a wrong login."""
+    pages = ports.prefect.removesuffix("/api")
+    listed = httpx.get(f"{pages}/openapi.json", timeout=60).json()["paths"]
+    routes = [(method, path) for path, methods in listed.items() for method in methods]
+    assert len(routes) > 150
+    with httpx.Client(base_url=ports.prefect, timeout=60) as client:
+        answers = {
+            (method, path): client.request(
+                method, path.removeprefix("/api").replace("{id}", ports.deployment), auth=wrong
+            ).status_code
+            for wrong in (None, ("grpo", "guessed"))
+            for method, path in routes
+        }
+    answered = {path.removeprefix("/api") for (_, path), status in answers.items() if status != 401}
+    assert answered <= {"/health", "/ready"}
+
+
+def test_a_job_variable_that_would_execute_is_refused(ports: Ports, tmp_path: Path):
+    """`command` and what amounts to one: no run is made."""
+    before = ports.runs()
+    path = f"/deployments/{ports.deployment}/create_flow_run"
+    planted = tmp_path / "planted"
+    for variables in (
+        {"command": f"touch {planted}"},
+        {"working_dir": str(tmp_path)},
+        {"env": {"PYTHONPATH": str(tmp_path)}},
+        {"env": {"LD_PRELOAD": "/tmp/library.so"}},
+        {"env.PYTHONSTARTUP": str(planted)},
+    ):
+        answer = ports.ask("POST", path, json={"job_variables": variables})
+        assert answer.status_code == 422, variables
+    assert ports.runs() == before
+
+
+def test_a_worker_does_not_execute_a_command_that_reached_it(ports: Ports, tmp_path: Path):
+    """A run without a deployment, whose variables no schema is held against: it crashes, and its command is not run."""
+    planted = tmp_path / "planted"
+    flow = ports.ask("POST", "/flows/", json={"name": "planted"}).json()["id"]
+    run = {"flow_id": flow, "work_pool_name": "cpu", "job_variables": {"command": f"touch {planted}"}}
+    made = ports.ask("POST", "/flow_runs/", json={**run, "state": {"type": "SCHEDULED"}})
+    assert made.status_code == 201
+    _until_over(ports, made.json()["id"])
+    assert not planted.exists()
+
+
+def test_the_commands_of_prefect_work_after_one_line(ports: Ports):
+    """As the manual prints it; without that line they are refused."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", CLIENT)}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "PREFECT_LOGGING_LEVEL": "INFO"}
+    python = sys.executable
+    line = f'eval "$({python} -m flows.cli env)" && {python} -m prefect deployment run greet/greeting --watch'
+    done = subprocess.run(
+        ["bash", "-c", line], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Completed" in done.stdout
+    refused = subprocess.run(
+        [python, "-m", "prefect", "deployment", "run", "greet/greeting"],
+        env={**environment, "PREFECT_API_URL": ports.prefect},
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert refused.returncode != 0
+    assert "401" in refused.stdout + refused.stderr
+
+
+def test_the_page_asks_for_the_password_and_works_with_it(ports: Ports, tmp_path: Path):
+    """Typed as `grpo ui` says, the page shows the deployment, and asks no other host for anything."""
+    pages = ports.prefect.removesuffix("/api")
+    with browser(tmp_path / "profile") as tab:
+        tab.open(f"{pages}/deployments")
+        tab.wait("document.querySelector('input[type=password]')")
+        assert "greeting" not in tab.evaluate("document.body.innerText")
+        tab.evaluate("document.querySelector('input[type=password]').focus()")
+        tab.send("Input.insertText", text=os.environ[CLIENT])
+        tab.evaluate("[...document.querySelectorAll('button')].find(one => one.innerText.includes('Login')).click()")
+        tab.wait("document.body.innerText.includes('greeting')")
+        strangers = {address for address in tab.asked if not address.startswith((pages, "data:", "blob:"))}
+    assert not strangers
+
+
+def _until_over(ports: Ports, run: str) -> None:
+    deadline = time.monotonic() + 240
+    while not ports.is_over(run):
+        assert time.monotonic() < deadline, json.dumps(ports.ask("GET", f"/flow_runs/{run}").json()["state"])
+        time.sleep(0.5)

@@ -12,14 +12,18 @@ from grpo.scenarios.conversation_log import ConversationLog
 
 
 def worth(sources: Iterable[Source], model: str, since: datetime | None = None) -> dict[str, list[float]]:
-    """What the conversations of a version (`support-desk/3`) were worth by each measure, oldest first."""
+    """Values of the conversations of a version (`support-desk/3`) by each measure, oldest first.
+
+    What is damaged of the log is left out here; intake counts it.
+    """
     logs = (source for source in sources if isinstance(source, ConversationLogSource))
-    rows = itertools.chain.from_iterable(ConversationLog(Path(log.path)).rows(log.files) for log in logs)
+    entries = itertools.chain.from_iterable(ConversationLog(Path(log.path)).read(log.files) for log in logs)
+    conversations = (entry.conversation for entry in entries if entry.conversation is not None)
     served = sorted(
-        (row["time"], row["id"], row)
-        for _, _, row in rows
-        if row["model"] == model and (since is None or row["time"] >= since)
+        (one for one in conversations if one.model == model and (since is None or one.time >= since)),
+        key=lambda one: (one.time, one.id),
     )
     return {
-        measure: [row[measure] for *_, row in served if row[measure] is not None] for measure in ("reward", "rating")
+        "reward": [one.reward for one in served if one.reward is not None],
+        "rating": [one.rating for one in served if one.rating is not None],
     }

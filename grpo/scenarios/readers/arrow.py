@@ -1,0 +1,156 @@
+"""Rows of Arrow batches, and of Parquet files that are checked against their footers while they are read.
+
+    a cell that cannot be decoded (words that are not UTF-8, an impossible date)   the row has a problem
+    a row of more than 16 MiB                                                      the row has a problem
+    a damaged page; more or fewer rows than the footer claims                      `DataError`
+    a column chunk that expands to more than 1 GiB                                 `DataError`, before it is read
+
+Dictionaries are not expanded: 1,000,000 rows that repeat a text of 16 MiB take 16 MiB, not 16 TiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from grpo.errors import DataError
+from grpo.scenarios.boundary import attempt, describe
+from grpo.scenarios.readers.files import LONGEST_LINE
+from grpo.tables import open_parquet
+
+BATCH_ROWS = 512
+LARGEST_CHUNK = 2**30  # bytes of a column chunk once decompressed
+MOST_VALUES = 2**26  # of a column chunk; one that repeats takes no space in a file
+_LARGEST_BATCH = 64 * 2**20  # bytes; a larger batch is converted row by row
+_EXPANDING = "DELTA_BYTE_ARRAY"  # an encoding whose values repeat the beginning of the one before
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowRow:
+    """One row; where `problem` is set, `cells` holds only what could be decoded."""
+
+    number: int
+    cells: dict[str, Any]
+    problem: str | None = None
+
+
+class ParquetRows:
+    """Rows of a Parquet file.
+
+    Raises `DataError` for a missing or truncated file, and for a footer that contradicts itself or claims too much.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        file = open_parquet(path)
+        self._metadata = file.metadata
+        self.schema: pa.Schema = self._intact(lambda: file.schema_arrow, 0)
+        self._intact(self._check_footer, 0)
+
+    def read(self, columns: Sequence[str] | None = None) -> Iterator[ArrowRow]:
+        """Read the rows in order. Raises `DataError` where the file is damaged, after the rows before the damage."""
+        number = 0
+        for index in range(self._metadata.num_row_groups):
+            begun, claimed = number, self._metadata.row_group(index).num_rows
+            batches = self._intact(partial(self._batches, index, columns), number)
+            while (batch := self._intact(partial(next, batches, None), number)) is not None:
+                yield from batch_rows(batch, number)
+                number += batch.num_rows
+            if number - begun != claimed:
+                raise DataError(
+                    f"{self._path} is damaged: its footer claims {claimed} rows for row group {index}, which holds "
+                    f"{number - begun}; write it again"
+                )
+
+    def _batches(self, index: int, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        group = self._metadata.row_group(index)
+        chunks = [group.column(k) for k in range(group.num_columns)]
+        texts = [
+            chunk.path_in_schema
+            for k, chunk in enumerate(chunks)
+            if chunk.has_dictionary_page and self._metadata.schema.column(k).logical_type.type == "STRING"
+        ]
+        rows = 1 if any(_EXPANDING in chunk.encodings for chunk in chunks) else BATCH_ROWS
+        file = pq.ParquetFile(self._path, read_dictionary=texts, page_checksum_verification=True)
+        return iter(file.iter_batches(batch_size=rows, row_groups=[index], columns=columns))
+
+    def _check_footer(self) -> None:
+        groups = [self._metadata.row_group(k) for k in range(self._metadata.num_row_groups)]
+        held = sum(group.num_rows for group in groups)
+        if held != self._metadata.num_rows:
+            raise DataError(
+                f"{self._path} is damaged: its footer claims {self._metadata.num_rows} rows, its row groups {held}; "
+                "write it again"
+            )
+        for chunk in (group.column(k) for group in groups for k in range(group.num_columns)):
+            if chunk.total_uncompressed_size > LARGEST_CHUNK or chunk.num_values > MOST_VALUES:
+                raise DataError(
+                    f"{self._path}: column {chunk.path_in_schema} has {chunk.num_values} values of "
+                    f"{chunk.total_uncompressed_size / 2**20:.0f} MiB in one row group, at most {MOST_VALUES} of "
+                    f"{LARGEST_CHUNK / 2**20:.0f} MiB are read; write it with smaller row groups"
+                )
+
+    def _intact(self, read: Callable[[], T], number: int) -> T:
+        value = attempt(read)
+        if not isinstance(value, Exception):
+            return value
+        if isinstance(value, DataError):
+            raise value
+        place = f"after row {number} of {self._metadata.num_rows}"
+        raise DataError(f"{self._path} is damaged {place}: {describe(value)}; write it again") from value
+
+
+def batch_rows(batch: pa.RecordBatch | pa.Table, before: int) -> Iterator[ArrowRow]:
+    """Rows of a batch, numbered from `before` + 1."""
+    size = attempt(lambda: _expanded(batch))
+    rows = attempt(batch.to_pylist) if isinstance(size, int) and size <= _LARGEST_BATCH else size
+    if isinstance(rows, list):
+        for number, cells in enumerate(rows, start=before + 1):
+            yield ArrowRow(number=number, cells=cells)
+        return
+    for index in range(batch.num_rows):
+        yield _row(batch.slice(index, 1), before + 1 + index)
+
+
+def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
+    size = attempt(lambda: _expanded(row))
+    if isinstance(size, Exception):
+        return ArrowRow(number=number, cells={}, problem=f"row cannot be decoded: {describe(size)}")
+    if size > LONGEST_LINE:
+        return ArrowRow(number=number, cells={}, problem=f"over-long row: {size} bytes, at most {LONGEST_LINE}")
+    cells = {name: attempt(column[0].as_py) for name, column in zip(row.schema.names, row.columns, strict=True)}
+    faults = {name: cell for name, cell in cells.items() if isinstance(cell, Exception)}
+    problem = "; ".join(f"{name}: {describe(error)}" for name, error in faults.items())
+    return ArrowRow(
+        number=number,
+        cells={name: cell for name, cell in cells.items() if name not in faults},
+        problem=f"column cannot be decoded: {problem}" if faults else None,
+    )
+
+
+def _expanded(rows: pa.RecordBatch | pa.Table) -> int:
+    """Bytes of the values, those of a dictionary counted wherever they stand.
+
+    Raises `IndexError` for a value that a dictionary does not hold: decoded, it would be read from foreign memory.
+    """
+    return sum(_bytes(chunk) for column in rows.columns for chunk in getattr(column, "chunks", [column]))
+
+
+def _bytes(array: pa.Array) -> int:
+    if isinstance(array, pa.DictionaryArray):
+        lengths = pc.take(pc.binary_length(array.dictionary), array.indices)
+        return len(array) + (pc.sum(lengths).as_py() or 0)
+    if isinstance(array, pa.StructArray):
+        return len(array) + sum(map(_bytes, array.flatten()))
+    if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):  # a map is a list, too
+        return len(array) + _bytes(array.flatten())
+    return len(array) + array.nbytes

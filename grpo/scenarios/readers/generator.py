@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo.errors import DataError
 from grpo.scenarios.boundary import attempt, describe, excerpt
+from grpo.scenarios.readers.files import LONGEST_LINE
 from grpo.scenarios.readers.record import Record
 
 MOST_RECORDS = 10_000_000
@@ -44,6 +45,8 @@ def _record(function: str, number: int, item: Any) -> Record:
         text = attempt(lambda: json.dumps(item, allow_nan=False, default=str))
         if isinstance(text, Exception):
             problem = f"cannot be stored as JSON: {describe(text)}"
+        elif len(text) > LONGEST_LINE:
+            problem = f"over-long record: {len(text)} characters, at most {LONGEST_LINE}"
     if problem is None:
         return Record(source=function, line=number, data=item)
     return Record(source=function, line=number, data=None, raw=excerpt(item), problem=problem)

@@ -43,7 +43,7 @@ def read_huggingface(path: Path, split: str) -> Iterator[Record]:
 def _rows(table: Any, before: int) -> Iterator[ArrowRow]:
     """Rows of a table that is mapped from a file as it is: a damaged offset would be read from foreign memory."""
     if not isinstance(attempt(partial(table.validate, full=True)), Exception):
-        yield from batch_rows(table, before)
+        yield from batch_rows(table, before, table.schema)
         return
     for index in range(table.num_rows):
         row = table.slice(index, 1)
@@ -52,4 +52,4 @@ def _rows(table: Any, before: int) -> Iterator[ArrowRow]:
             problem = f"row cannot be decoded: {describe(error)}"
             yield ArrowRow(number=before + index + 1, cells={}, problem=problem)
         else:
-            yield from batch_rows(row, before + index)
+            yield from batch_rows(row, before + index, row.schema)

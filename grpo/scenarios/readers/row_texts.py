@@ -6,35 +6,23 @@ cell for rows. Here a quoted cell ends at its closing quote, however large it is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from grpo.scenarios.readers.files import LONGEST_LINE
 
 _QUOTE = '"'
+_TO_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')  # two quotes in a row belong to the cell
 _PIECE = 2**20  # characters that are read at once
 
-
-class _State(Enum):
-    """Where a character stands, in the words of `csv`."""
-
-    START = auto()
-    """At the beginning of a cell."""
-    PLAIN = auto()
-    """In a cell without quotes around it."""
-    QUOTED = auto()
-    """In a cell with quotes around it."""
-    CLOSED = auto()
-    """Behind a quote in such a cell: a second one belongs to the cell, anything but a delimiter is a fault."""
-    BROKEN = auto()
-    """Behind such a fault; the row ends with its line."""
+# Where a character stands, in the words of `csv`. _CLOSED: behind a quote in a quoted cell, where a second quote
+# belongs to the cell and anything but a delimiter is a fault; _BROKEN: behind such a fault, which ends with its line.
+_START, _PLAIN, _QUOTED, _CLOSED, _BROKEN = range(5)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowText:
+class RowText(NamedTuple):
     """The text of one row."""
 
     line: int
@@ -47,11 +35,11 @@ class RowText:
 def read_texts(file: TextIO, delimiter: str) -> Iterator[RowText]:
     """Split a file, opened with `newline=""`, into rows; blank lines are rows.
 
-        a,"two\\nlines"\\nb,c\\n  →  'a,"two\\nlines"\\n', 'b,c\\n'
+        a,"two\nlines"\nb,c\n  →  'a,"two\nlines"\n', 'b,c\n'
 
     Memory is bounded by one row of 16 Mi characters: of a longer one the rest is read and left out.
     """
-    state, line, first = _State.START, 1, 1
+    state, line, first = _START, 1, 1
     kept: list[str] = []
     size = 0
     for piece in iter(partial(file.readline, _PIECE), ""):
@@ -59,42 +47,41 @@ def read_texts(file: TextIO, delimiter: str) -> Iterator[RowText]:
             kept.append(piece)
         size += len(piece)
         state = _scan(piece, state, delimiter)
-        ended = piece.endswith(("\n", "\r"))
-        line += ended
-        if ended and state is not _State.QUOTED:
-            yield RowText(line=first, text="".join(kept), whole=size <= LONGEST_LINE)
-            state, first, kept, size = _State.START, line, [], 0
+        if piece[-1] in "\r\n":
+            line += 1
+            if state != _QUOTED:
+                yield RowText(first, "".join(kept), size <= LONGEST_LINE)
+                state, first, kept, size = _START, line, [], 0
     if kept:
-        yield RowText(line=first, text="".join(kept), whole=size <= LONGEST_LINE)
+        yield RowText(first, "".join(kept), size <= LONGEST_LINE)
 
 
-def _scan(text: str, state: _State, delimiter: str) -> _State:
+def _scan(text: str, state: int, delimiter: str) -> int:
     """State behind a piece of a row."""
-    if state in (_State.START, _State.PLAIN) and _QUOTE not in text:
-        return _State.START if text.endswith(delimiter) else _State.PLAIN
-    position = 0
-    while position < len(text) and state is not _State.BROKEN:
-        if state is _State.QUOTED:
-            closing = text.find(_QUOTE, position)
-            if closing < 0:
+    if state <= _PLAIN and _QUOTE not in text:
+        return _START if text[-1] == delimiter else _PLAIN
+    position, end = 0, len(text)
+    while position < end and state != _BROKEN:
+        if state == _QUOTED:
+            closed = _TO_CLOSING_QUOTE.match(text, position)
+            if closed is None:
                 return state
-            state, position = _State.CLOSED, closing + 1
-        elif state is _State.CLOSED:
-            state = _behind_quote(text[position], delimiter)
-            position += 1
-        elif state is _State.START and text[position] == _QUOTE:
-            state, position = _State.QUOTED, position + 1
+            state, position = _CLOSED, closed.end()
+        elif state == _CLOSED:
+            state, position = _behind_quote(text[position], delimiter), position + 1
+        elif state == _START and text[position] == _QUOTE:
+            state, position = _QUOTED, position + 1
         else:
             next_cell = text.find(delimiter, position) + 1
             if not next_cell:
-                return _State.PLAIN
-            state, position = _State.START, next_cell
+                return _PLAIN
+            state, position = _START, next_cell
     return state
 
 
-def _behind_quote(character: str, delimiter: str) -> _State:
+def _behind_quote(character: str, delimiter: str) -> int:
     if character == _QUOTE:
-        return _State.QUOTED
+        return _QUOTED
     if character == delimiter:
-        return _State.START
-    return _State.CLOSED if character in "\r\n" else _State.BROKEN
+        return _START
+    return _CLOSED if character in "\r\n" else _BROKEN

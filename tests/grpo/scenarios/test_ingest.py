@@ -27,9 +27,7 @@ def write(path: Path, *records: dict[str, Any] | str) -> FileSource:
     return FileSource(kind="jsonl", path=str(path))
 
 
-def run(
-    tmp_path: Path, *sources: FileSource | GeneratorSource | PublishedSource, share: float = 1.0
-) -> tuple[Counts, list[Any]]:
+def run(tmp_path: Path, *sources: Source, share: float = 1.0) -> tuple[Counts, list[Any]]:
     """Ingest into tables of this folder; the counts and the rows of the quarantine."""
     quarantine = tmp_path / "quarantine.parquet"
     counts = ingest(sources, tmp_path / "scenarios.parquet", quarantine, max_quarantined_share=share)

@@ -149,7 +149,7 @@ def _entries(path: Path) -> Iterator[Entry]:
         version = (file.schema.metadata or {}).get(_VERSION_KEY, b"none").decode(errors="replace")
         if version != SCHEMA_VERSION:
             raise DataError(f"{path} has conversation log version {version}, this code reads {SCHEMA_VERSION}")
-        for row in file.read():
+        for row in file.read(file.names):
             number = row.number
             conversation = attempt(partial(read_row, row.cells))
             problem = row.problem and f"not a conversation: {row.problem}"

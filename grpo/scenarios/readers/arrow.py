@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 from grpo.errors import DataError
 from grpo.scenarios.boundary import attempt, describe
 from grpo.scenarios.readers.files import LONGEST_LINE
+from grpo.scenarios.readers.footer import read_footer
 from grpo.tables import open_parquet
 
 BATCH_ROWS = 512
 LARGEST_CHUNK = 2**30  # bytes of a column chunk once decompressed
 MOST_VALUES = 2**26  # of a column chunk; one that repeats takes no space in a file
 _LARGEST_BATCH = 64 * 2**20  # bytes; a larger batch is converted row by row
-_EXPANDING = "DELTA_BYTE_ARRAY"  # an encoding whose values repeat the beginning of the one before
 
 T = TypeVar("T")
 
@@ -51,53 +51,50 @@ class ParquetRows:
 
     def __init__(self, path: Path, *, largest_chunk: int = LARGEST_CHUNK, most_values: int = MOST_VALUES) -> None:
         self._path = path
-        self._largest_chunk, self._most_values = largest_chunk, most_values
         file = open_parquet(path)
-        self._metadata = file.metadata
+        footer = attempt(lambda: read_footer(path))
+        if isinstance(footer, Exception):
+            raise DataError(f"{path} has a damaged footer: {describe(footer)}; write it again") from footer
+        self._footer = footer
+        self._texts = self._intact(lambda: _texts(file.metadata.schema), 0)
         self.schema: pa.Schema = self._intact(lambda: file.schema_arrow, 0)
-        self._intact(self._check_footer, 0)
+        self.names: list[str] = self._intact(lambda: self.schema.names, 0)
+        self._check(largest_chunk, most_values)
 
-    def read(self, columns: Sequence[str] | None = None) -> Iterator[ArrowRow]:
+    def read(self, columns: Sequence[str]) -> Iterator[ArrowRow]:
         """Read the rows in order. Raises `DataError` where the file is damaged, after the rows before the damage."""
         number = 0
-        for index in range(self._metadata.num_row_groups):
-            begun, claimed = number, self._metadata.row_group(index).num_rows
+        for index, group in enumerate(self._footer.groups):
+            begun = number
             batches = self._intact(partial(self._batches, index, columns), number)
             while (batch := self._intact(partial(next, batches, None), number)) is not None:
                 yield from batch_rows(batch, number, self.schema)
                 number += batch.num_rows
-            if number - begun != claimed:
+            if number - begun != group.rows:
                 raise DataError(
-                    f"{self._path} is damaged: its footer claims {claimed} rows for row group {index}, which holds "
+                    f"{self._path} is damaged: its footer claims {group.rows} rows for row group {index}, which holds "
                     f"{number - begun}; write it again"
                 )
 
-    def _batches(self, index: int, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        group = self._metadata.row_group(index)
-        chunks = [group.column(k) for k in range(group.num_columns)]
-        texts = [
-            chunk.path_in_schema
-            for k, chunk in enumerate(chunks)
-            if chunk.has_dictionary_page and self._metadata.schema.column(k).logical_type.type == "STRING"
-        ]
-        rows = 1 if any(_EXPANDING in chunk.encodings for chunk in chunks) else BATCH_ROWS
+    def _batches(self, index: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        chunks = self._footer.groups[index].chunks
+        texts = [chunk.path for chunk in chunks if chunk.dictionary and chunk.path in self._texts]
+        rows = 1 if any(chunk.prefixes for chunk in chunks) else BATCH_ROWS
         file = pq.ParquetFile(self._path, read_dictionary=texts, page_checksum_verification=True)
         return iter(file.iter_batches(batch_size=rows, row_groups=[index], columns=columns))
 
-    def _check_footer(self) -> None:
-        groups = [self._metadata.row_group(k) for k in range(self._metadata.num_row_groups)]
-        held = sum(group.num_rows for group in groups)
-        if held != self._metadata.num_rows:
+    def _check(self, largest_chunk: int, most_values: int) -> None:
+        held = sum(group.rows for group in self._footer.groups)
+        if held != self._footer.rows:
             raise DataError(
-                f"{self._path} is damaged: its footer claims {self._metadata.num_rows} rows, its row groups {held}; "
+                f"{self._path} is damaged: its footer claims {self._footer.rows} rows, its row groups {held}; "
                 "write it again"
             )
-        for chunk in (group.column(k) for group in groups for k in range(group.num_columns)):
-            if chunk.total_uncompressed_size > self._largest_chunk or chunk.num_values > self._most_values:
+        for chunk in (chunk for group in self._footer.groups for chunk in group.chunks):
+            if chunk.uncompressed > largest_chunk or chunk.values > most_values:
                 raise DataError(
-                    f"{self._path}: column {chunk.path_in_schema} has {chunk.num_values} values of "
-                    f"{chunk.total_uncompressed_size} bytes in one row group, at most {self._most_values} of "
-                    f"{self._largest_chunk} are read; write it with smaller row groups"
+                    f"{self._path}: column {chunk.path} has {chunk.values} values of {chunk.uncompressed} bytes in one "
+                    f"row group, at most {most_values} of {largest_chunk} are read; write it with smaller row groups"
                 )
 
     def _intact(self, read: Callable[[], T], number: int) -> T:
@@ -106,7 +103,7 @@ class ParquetRows:
             return value
         if isinstance(value, DataError):
             raise value
-        place = f"after row {number} of {self._metadata.num_rows}"
+        place = f"after row {number} of {self._footer.rows}"
         raise DataError(f"{self._path} is damaged {place}: {describe(value)}; write it again") from value
 
 
@@ -115,14 +112,17 @@ def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema)
     size = attempt(lambda: _expanded(batch))
     rows: Any = size
     if isinstance(size, int) and size <= _LARGEST_BATCH:
-        plain = pa.schema([schema.field(name) for name in batch.schema.names])
-        rows = attempt(lambda: batch.cast(plain).to_pylist())  # of dictionaries it takes six times as long
+        rows = attempt(lambda: _plain(batch, schema).to_pylist())  # of dictionaries it takes six times as long
     if isinstance(rows, list):
         for number, cells in enumerate(rows, start=before + 1):
             yield ArrowRow(number=number, cells=cells)
         return
     for index in range(batch.num_rows):
         yield _row(batch.slice(index, 1), before + 1 + index)
+
+
+def _plain(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch | pa.Table:
+    return batch.cast(pa.schema([schema.field(name) for name in batch.schema.names]))
 
 
 def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
@@ -158,3 +158,9 @@ def _bytes(array: pa.Array) -> int:
     if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):  # a map is a list, too
         return len(array) + _bytes(array.flatten())
     return len(array) + array.nbytes
+
+
+def _texts(schema: pq.ParquetSchema) -> set[str]:
+    """Paths of the columns that hold text."""
+    leaves = (schema.column(k) for k in range(len(schema)))
+    return {leaf.path for leaf in leaves if leaf.logical_type.type == "STRING"}

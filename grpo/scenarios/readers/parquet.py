@@ -18,7 +18,7 @@ def read_parquet(path: Path) -> Iterator[Record]:
     Raises `DataError` for a missing, truncated or damaged file and one without the column `id`.
     """
     rows = ParquetRows(path)
-    names = [name for name in rows.schema.names if name not in DERIVED or not is_scenario_table(rows.schema)]
+    names = [name for name in rows.names if name not in DERIVED or not is_scenario_table(rows.schema)]
     if "id" not in names:
         raise DataError(f"{path} has no column id, only {', '.join(names)}; name the columns like a scenario's fields")
     for row in rows.read(names):

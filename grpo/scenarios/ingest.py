@@ -25,6 +25,7 @@ SCENARIOS, QUARANTINED = "scenarios.parquet", "quarantine.parquet"
 """Names of both tables where they lie in one folder."""
 _REPORT_EVERY = 10_000  # records
 _SECTIONS: dict[str, object] = {"expected": {}, "metadata": {}}  # a default that is a model is deep-copied: 15 µs
+_PATH_CHARS = 4096
 _NAMED = 3  # records that an error names
 
 
@@ -123,7 +124,7 @@ def _admit(record: Record, taken: TakenIds, table: TableWriter) -> Refusal | Non
     scenario, row, size = built
     if size > LONGEST_LINE:
         return Refusal(reason=f"over-long record: {size} characters, at most {LONGEST_LINE}", kind="over-long record")
-    place = taken.take(scenario.id, excerpt(record.source), record.line)
+    place = taken.take(scenario.id, excerpt(record.source, _PATH_CHARS), record.line)
     if place is not None:
         return Refusal(reason=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
     table.add(row, size)
@@ -137,4 +138,4 @@ def _build(data: Mapping[str, Any]) -> tuple[Scenario, Row, int]:
 
 def _quarantine_row(record: Record, reason: str) -> Row:
     raw = record.raw or ("" if record.data is None else record.data)
-    return excerpt(record.source), record.line, excerpt(reason), excerpt(raw)
+    return excerpt(record.source, _PATH_CHARS), record.line, excerpt(reason), excerpt(raw)

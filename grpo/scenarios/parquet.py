@@ -146,7 +146,7 @@ def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[S
             for row in chosen.to_pylist():
                 found += 1
                 yield _scenario(path, row)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # words that are not UTF-8, cells that are not JSON
         raise DataError(f"{path} is damaged: {error}; ingest the sources again") from error
     if wanted is not None and found < len(wanted):
         there = set(open_scenarios(path).read(columns=["id"]).column("id").to_pylist())

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from grpo.files import write_atomically
@@ -49,7 +51,8 @@ def main() -> None:
         sys.stdout.write(json.dumps(asdict(fuzz(names[0], records=share, seed=arguments.seed))))
         return
     begun = time.monotonic()
-    tallies = [_apart(name, share, arguments.seed) for name in names]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        tallies = list(pool.map(lambda name: _apart(name, share, arguments.seed), names))
     table = _table(tallies).markdown()
     sys.stdout.write(f"{table}\n")
     for line in (line for tally in tallies for line in (*tally.crashes, *tally.hangs, *tally.wrong)):

@@ -20,10 +20,10 @@ def worth(sources: Iterable[Source], model: str, since: datetime | None = None) 
     entries = itertools.chain.from_iterable(ConversationLog(Path(log.path)).read(log.files) for log in logs)
     conversations = (entry.conversation for entry in entries if entry.conversation is not None)
     served = sorted(
-        (one for one in conversations if one.model == model and (since is None or one.time >= since)),
-        key=lambda one: (one.time, one.id),
+        (talk for talk in conversations if talk.model == model and (since is None or talk.time >= since)),
+        key=lambda talk: (talk.time, talk.id),
     )
     return {
-        "reward": [one.reward for one in served if one.reward is not None],
-        "rating": [one.rating for one in served if one.rating is not None],
+        "reward": [talk.reward for talk in served if talk.reward is not None],
+        "rating": [talk.rating for talk in served if talk.rating is not None],
     }

@@ -133,7 +133,7 @@ class ConversationLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What stands at one place of the log. Exactly one of `conversation` and `problem` is None."""
+    """Entry of the log at one place. Exactly one of `conversation` and `problem` is None."""
 
     source: str
     line: int
@@ -165,8 +165,8 @@ def _entries(path: Path) -> Iterator[Entry]:
 def read_row(row: dict[str, Any]) -> Conversation:
     """A row as a conversation; raises what its parts raise where it is not one."""
     messages = tuple(
-        Message(role=one["role"], content=one["content"] or "", tool_calls=calls_from_json(one["tool_calls"]))
-        for one in row["messages"] or ()
+        Message(role=part["role"], content=part["content"] or "", tool_calls=calls_from_json(part["tool_calls"]))
+        for part in row["messages"] or ()
     )
     nested = {name: from_json(row[name], allow_inf_nan=False) for name in ("tools", "world", "expected") if row[name]}
     plain = {name: value for name, value in row.items() if value is not None}
@@ -183,7 +183,7 @@ def _row(conversation: Conversation) -> dict[str, Any]:
         "messages": messages,
         "tools": _json(conversation, conversation.tools),
         "world": _json(conversation, conversation.world),
-        "expected": conversation.expected.model_dump_json(exclude_defaults=True),
+        "expected": _json(conversation, conversation.expected.model_dump(exclude_defaults=True)),
     }
 
 

@@ -42,7 +42,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """What a file claims to hold."""
+    """Claims of a file: its rows, and its row groups."""
 
     rows: int
     groups: tuple[Group, ...]

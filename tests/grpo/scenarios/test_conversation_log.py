@@ -210,10 +210,11 @@ def test_a_row_without_a_column_is_a_problem(tmp_path: Path):
     assert record.problem == "not a conversation: no 'messages'"
 
 
-def test_nothing_is_written_that_could_not_be_read_back(tmp_path: Path):
+@pytest.mark.parametrize("changes", [{"world": {"n": float("nan")}}, {"expected": Expected(state={"n": float("inf")})}])
+def test_nothing_is_written_that_could_not_be_read_back(tmp_path: Path, changes: dict[str, object]):
     """NaN is not JSON: the writer learns it, not the retraining."""
     with pytest.raises(DataError, match="conversation a cannot be stored as JSON"):
-        ConversationLog(tmp_path).write([conversation(world={"price": float("nan")})])
+        ConversationLog(tmp_path).write([conversation(**changes)])
 
 
 def test_a_pinned_file_that_is_gone_is_an_error(tmp_path: Path):

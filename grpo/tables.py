@@ -79,7 +79,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path)
     except FileNotFoundError as error:
         raise DataError(f"no Parquet file at {path}") from error
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # names of columns may not be UTF-8
         raise DataError(f"{path} is no readable Parquet file (truncated?): {error}") from error
 
 

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from grpo.retraining.near_duplicates import NearDuplicates
 from grpo.retraining.personal_data import mask
+from grpo.scenarios.boundary import attempt
+from grpo.scenarios.parquet import scenario_row
+from grpo.scenarios.refusal import explain
 from grpo.scenarios.scenario import Scenario
 
 
@@ -33,6 +36,17 @@ class Gate(Protocol):
     def refuse(self, incoming: Incoming) -> str | None:
         """Why this conversation is not taken; None lets it pass. What stands before a colon is counted together."""
         ...
+
+
+class Storable:
+    """Its records can be stored as JSON and read back."""
+
+    name = "schema"
+
+    def refuse(self, incoming: Incoming) -> str | None:
+        """Names the kind of fault, without the words that have it."""
+        row = attempt(lambda: scenario_row(incoming.scenario))
+        return explain(row).kind if isinstance(row, Exception) else None
 
 
 class Complete:

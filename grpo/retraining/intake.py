@@ -19,8 +19,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from grpo.config.retraining import IntakeSettings
 from grpo.config.scenarios import Source
 from grpo.errors import BudgetError
-from grpo.retraining.gates import Complete, Consent, Contamination, Duplicates, Gate, Incoming, Licence, spoken
+from grpo.retraining.gates import (
+    Complete,
+    Consent,
+    Contamination,
+    Duplicates,
+    Gate,
+    Incoming,
+    Licence,
+    Storable,
+    spoken,
+)
 from grpo.retraining.redaction import Redacted
+from grpo.scenarios.boundary import excerpt
 from grpo.scenarios.parquet import SCHEMA, TableWriter, scenario_row
 from grpo.scenarios.readers.catalog import read_records
 from grpo.scenarios.readout import Readout, read_out
@@ -63,6 +74,7 @@ def take_in(
     readout = _read(sources)
     _check(readout, settings.max_unreadable_share)
     first: tuple[Gate, ...] = (
+        Storable(),
         Complete(settings.needs),
         Licence(settings.licences),
         Consent(settings.consents),
@@ -81,23 +93,24 @@ def take_in(
     ):
         for record in readout.quarantined:
             refused[f"schema: {record.refusal.kind}"] += 1
-            refused_table.add((f"{record.source}:{record.line}", "schema", record.refusal.kind))
+            refused_table.add((excerpt(f"{record.source}:{record.line}"), "schema", record.refusal.kind))
         for item in readout.items:
             raw = Incoming(scenario=item, masked=spoken(item))
             clean, reason = None, _first_refusal(first, raw)
             if reason is None:
                 clean, reason = _redacted(item)
             if clean is not None:
+                row = scenario_row(clean.scenario)
                 redacted.update(clean.found)
                 touched += bool(clean.found)
-                seen_table.add(*scenario_row(clean.scenario))
+                seen_table.add(*row)
                 reason = _first_refusal(then, raw)
             if reason is not None:
                 gate, why = reason
                 refused[f"{gate}: {why.partition(':')[0]}"] += 1
                 refused_table.add((item.id, gate, why))
             elif clean is not None:
-                accepted_table.add(*scenario_row(clean.scenario))
+                accepted_table.add(*row)
                 accepted += 1
     return IntakeCounts(
         records=readout.records,

@@ -12,14 +12,18 @@ from grpo.scenarios.conversation_log import ConversationLog
 
 
 def worth(sources: Iterable[Source], model: str, since: datetime | None = None) -> dict[str, list[float]]:
-    """What the conversations of a version (`support-desk/3`) were worth by each measure, oldest first."""
+    """Values of the conversations of a version (`support-desk/3`) by each measure, oldest first.
+
+    What is damaged of the log is left out here; intake counts it.
+    """
     logs = (source for source in sources if isinstance(source, ConversationLogSource))
-    rows = itertools.chain.from_iterable(ConversationLog(Path(log.path)).rows(log.files) for log in logs)
+    entries = itertools.chain.from_iterable(ConversationLog(Path(log.path)).read(log.files) for log in logs)
+    conversations = (entry.conversation for entry in entries if entry.conversation is not None)
     served = sorted(
-        (row["time"], row["id"], row)
-        for _, _, row in rows
-        if row["model"] == model and (since is None or row["time"] >= since)
+        (talk for talk in conversations if talk.model == model and (since is None or talk.time >= since)),
+        key=lambda talk: (talk.time, talk.id),
     )
     return {
-        measure: [row[measure] for *_, row in served if row[measure] is not None] for measure in ("reward", "rating")
+        "reward": [talk.reward for talk in served if talk.reward is not None],
+        "rating": [talk.rating for talk in served if talk.rating is not None],
     }

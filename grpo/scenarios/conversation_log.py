@@ -14,7 +14,9 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC
+from functools import partial
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
@@ -23,16 +25,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic_core import from_json
 
 from grpo.errors import DataError
 from grpo.files import storage_errors
 from grpo.messages import Message
+from grpo.scenarios.boundary import attempt, fault
+from grpo.scenarios.readers.arrow import ParquetRows
 from grpo.scenarios.scenario import Domain, Expected
-from grpo.tables import calls_from_json, calls_to_json, open_parquet
+from grpo.tables import calls_from_json, calls_to_json
 
 SCHEMA_VERSION = "1"
 _VERSION_KEY = b"conversation_log_version"
-_ROWS = 512
 
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
 SCHEMA = pa.schema(
@@ -114,31 +118,57 @@ class ConversationLog:
         """The files that are there, by day, relative to the folder."""
         return tuple(str(path.relative_to(self.folder)) for path in sorted(self.folder.glob("*/*.parquet")))
 
-    def rows(self, files: Sequence[str] | None = None) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Each row with its file and its number in it, unchecked.
+    def read(self, files: Sequence[str] | None = None) -> Iterator[Entry]:
+        """Each conversation with its place; what is damaged, or is not a conversation, is an entry with a problem.
 
-        Raises `DataError` for a missing or truncated file and another schema version.
+        Damage inside a file ends the file: one entry stands for the rows that are lost, and names how many they are.
+        Raises `DataError` where one of `files` is not there.
         """
         for name in self.files() if files is None else files:
             path = self.folder / name
-            file = open_parquet(path)
-            version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"none").decode()
-            if version != SCHEMA_VERSION:
-                raise DataError(f"{path} has conversation log version {version}, this code reads {SCHEMA_VERSION}")
-            number = 0
-            for batch in file.iter_batches(batch_size=_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield str(path), number, row
+            if not path.is_file():
+                raise DataError(f"no file {path} in the conversation log; restore it, or plan the retraining again")
+            yield from _entries(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Entry of the log at one place. Exactly one of `conversation` and `problem` is None."""
+
+    source: str
+    line: int
+    """Number of the row in its file, from 1."""
+    conversation: Conversation | None
+    problem: str | None = None
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    source, number = str(path), 0
+    try:
+        file = ParquetRows(path)
+        version = (file.schema.metadata or {}).get(_VERSION_KEY, b"none").decode(errors="replace")
+        if version != SCHEMA_VERSION:
+            raise DataError(f"{path} has conversation log version {version}, this code reads {SCHEMA_VERSION}")
+        for row in file.read(file.names):
+            number = row.number
+            conversation = attempt(partial(read_row, row.cells))
+            problem = row.problem and f"not a conversation: {row.problem}"
+            if isinstance(conversation, Exception):
+                problem = problem or fault(conversation, "not a conversation")
+                yield Entry(source=source, line=number, conversation=None, problem=problem)
+            else:
+                yield Entry(source=source, line=number, conversation=None if problem else conversation, problem=problem)
+    except DataError as error:
+        yield Entry(source=source, line=number + 1, conversation=None, problem=f"damaged file: {error}")
 
 
 def read_row(row: dict[str, Any]) -> Conversation:
-    """A row as a conversation. Raises `ValueError` that says what is wrong with it."""
+    """A row as a conversation; raises what its parts raise where it is not one."""
     messages = tuple(
-        Message(role=one["role"], content=one["content"] or "", tool_calls=calls_from_json(one["tool_calls"]))
-        for one in row["messages"] or ()
+        Message(role=part["role"], content=part["content"] or "", tool_calls=calls_from_json(part["tool_calls"]))
+        for part in row["messages"] or ()
     )
-    nested = {name: json.loads(row[name]) for name in ("tools", "world", "expected") if row[name]}
+    nested = {name: from_json(row[name], allow_inf_nan=False) for name in ("tools", "world", "expected") if row[name]}
     plain = {name: value for name, value in row.items() if value is not None}
     return Conversation.model_validate({**plain, **nested, "messages": messages})
 
@@ -151,7 +181,16 @@ def _row(conversation: Conversation) -> dict[str, Any]:
     return {
         **{name: getattr(conversation, name) for name in SCHEMA.names},
         "messages": messages,
-        "tools": json.dumps(conversation.tools),
-        "world": json.dumps(conversation.world),
-        "expected": conversation.expected.model_dump_json(exclude_defaults=True),
+        "tools": _json(conversation, conversation.tools),
+        "world": _json(conversation, conversation.world),
+        "expected": _json(conversation, conversation.expected.model_dump(exclude_defaults=True)),
     }
+
+
+def _json(conversation: Conversation, value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"conversation {conversation.id} cannot be stored as JSON: {error}; mend its records"
+        ) from error

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from grpo import progress
 from grpo.config.scenarios import Source
 from grpo.errors import BudgetError, DataError
+from grpo.scenarios.boundary import EXCERPT_CHARS, attempt, excerpt
 from grpo.scenarios.ids import TakenIds
-from grpo.scenarios.parquet import QUARANTINE, RAW_CHARS, SCHEMA, Row, TableWriter, scenario_row
+from grpo.scenarios.parquet import QUARANTINE, SCHEMA, Row, TableWriter, scenario_row
 from grpo.scenarios.readers.catalog import read_records
+from grpo.scenarios.readers.files import LONGEST_LINE
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.refusal import Refusal, explain, refuse
 from grpo.scenarios.scenario import Scenario
@@ -23,6 +25,7 @@ SCENARIOS, QUARANTINED = "scenarios.parquet", "quarantine.parquet"
 """Names of both tables where they lie in one folder."""
 _REPORT_EVERY = 10_000  # records
 _SECTIONS: dict[str, object] = {"expected": {}, "metadata": {}}  # a default that is a model is deep-copied: 15 µs
+_PATH_CHARS = 4096
 _NAMED = 3  # records that an error names
 
 
@@ -58,7 +61,7 @@ def ingest(
             for record in read_records(source):
                 refusal = _admit(record, taken, table)
                 if refusal is not None:
-                    quarantine.add(_quarantine_row(record, refusal.reason), RAW_CHARS)
+                    quarantine.add(_quarantine_row(record, refusal.reason), EXCERPT_CHARS)
                 tally.add(record, refusal)
                 if tally.records % _REPORT_EVERY == 0:
                     tally.report(finished, len(sources))
@@ -115,24 +118,24 @@ def _admit(record: Record, taken: TakenIds, table: TableWriter) -> Refusal | Non
     """Add the record's scenario to the table, or say why not."""
     if record.problem is not None:
         return refuse(record.problem)
-    try:
-        scenario = Scenario.model_validate({**_SECTIONS, **(record.data or {})})
-        row, size = scenario_row(scenario)
-    except ValidationError as error:
-        return explain(error)
-    except ValueError as error:
-        return Refusal(reason=f"cannot be stored as JSON: {error}", kind="cannot be stored as JSON")
-    place = taken.take(scenario.id, record.source, record.line)
+    built = attempt(lambda: _build(record.data or {}))
+    if isinstance(built, Exception):
+        return explain(built)
+    scenario, row, size = built
+    if size > LONGEST_LINE:
+        return Refusal(reason=f"over-long record: {size} characters, at most {LONGEST_LINE}", kind="over-long record")
+    place = taken.take(scenario.id, excerpt(record.source, _PATH_CHARS), record.line)
     if place is not None:
         return Refusal(reason=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
     table.add(row, size)
     return None
 
 
+def _build(data: Mapping[str, Any]) -> tuple[Scenario, Row, int]:
+    scenario = Scenario.model_validate({**_SECTIONS, **data})
+    return scenario, *scenario_row(scenario)
+
+
 def _quarantine_row(record: Record, reason: str) -> Row:
-    raw = record.raw or json.dumps(record.data, ensure_ascii=False, default=str)
-    return record.source, record.line, _printable(reason), _printable(raw[:RAW_CHARS])
-
-
-def _printable(text: str) -> str:
-    return text.encode(errors="replace").decode()
+    raw = record.raw or ("" if record.data is None else record.data)
+    return excerpt(record.source, _PATH_CHARS), record.line, excerpt(reason), excerpt(raw)

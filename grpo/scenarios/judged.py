@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from grpo.messages import Message
+from grpo.scenarios.boundary import bounded
 from grpo.scenarios.readers.bridge_math_tutoring import read_bridge_pairs
 from grpo.scenarios.readers.casino_negotiation import read_casino_labels
 from grpo.scenarios.readers.cima_tutoring import read_cima_labels
@@ -43,7 +44,7 @@ _LABELS: Mapping[LabelKind, Callable[[Path], Iterator[Record]]] = {
 
 
 class _Judged(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     id: str = Field(min_length=1)
     group: str = Field(min_length=1)
@@ -94,7 +95,7 @@ def read_pairs(kind: PairKind, path: Path) -> Readout[PreferencePair]:
 
     Raises `DataError` where a file is missing or broken.
     """
-    return read_out(_PAIRS[kind](path), PreferencePair)
+    return read_out(bounded(lambda: _PAIRS[kind](path), f"{path} ({kind})"), PreferencePair)
 
 
 def read_labels(kind: LabelKind, path: Path) -> Readout[LabelledReply]:
@@ -102,7 +103,7 @@ def read_labels(kind: LabelKind, path: Path) -> Readout[LabelledReply]:
 
     Raises `DataError` where a file is missing or broken.
     """
-    return read_out(_LABELS[kind](path), LabelledReply)
+    return read_out(bounded(lambda: _LABELS[kind](path), f"{path} ({kind})"), LabelledReply)
 
 
 def _said(reply: Message) -> Message:

@@ -19,7 +19,6 @@ from grpo.scenarios.scenario import Scenario
 from grpo.tables import open_parquet
 
 SCHEMA_VERSION = "1"
-RAW_CHARS = 500
 _VERSION_KEY = b"scenario_schema_version"
 _ROWS, _BYTES = 16_384, 64 * 2**20  # of a row group, whichever comes first
 _READ_ROWS = 512
@@ -103,10 +102,11 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> int:
 def scenario_row(scenario: Scenario) -> tuple[Row, int]:
     """A scenario's row in `SCHEMA`, and roughly how many bytes it has.
 
-    Raises `ValueError` where its world, tools or calls hold what JSON cannot.
+    Raises `ValueError` where its world, tools or calls hold what JSON cannot: NaN, infinities, integers of more than
+    4,300 digits, depths of more than 200, objects.
     """
     metadata, tools, world, text = scenario.metadata, _json(scenario.tools), _json(scenario.world), scenario.text
-    expected = scenario.expected.model_dump_json()
+    expected = _json(scenario.expected)
     row = (
         scenario.id,
         scenario.topic,
@@ -124,7 +124,7 @@ def scenario_row(scenario: Scenario) -> tuple[Row, int]:
         metadata.category,
         metadata.difficulty,
     )
-    return row, len(tools) + len(world) + len(expected) + len(scenario.context) + len(text)
+    return row, len(tools) + len(world) + len(expected) + len(scenario.topic) + len(scenario.context) + len(text)
 
 
 def text_digest(scenario: Scenario) -> str:
@@ -146,7 +146,7 @@ def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[S
             for row in chosen.to_pylist():
                 found += 1
                 yield _scenario(path, row)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # words that are not UTF-8, cells that are not JSON
         raise DataError(f"{path} is damaged: {error}; ingest the sources again") from error
     if wanted is not None and found < len(wanted):
         there = set(open_scenarios(path).read(columns=["id"]).column("id").to_pylist())
@@ -173,7 +173,12 @@ def _digest(text: str) -> str:
 
 
 def _json(value: Any) -> str:
-    return to_json(value, inf_nan_mode="null").decode() if value else ("{}" if isinstance(value, dict) else "[]")
+    """JSON that is read back as it was written."""
+    if not value:
+        return "{}" if isinstance(value, dict) else "[]"
+    content = to_json(value, inf_nan_mode="constants")
+    from_json(content, allow_inf_nan=False)
+    return content.decode()
 
 
 def _scenario(path: Path, row: dict[str, Any]) -> Scenario:

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from grpo.errors import DataError
+from grpo.scenarios.boundary import attempt
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.refusal import Refusal, explain, refuse
 
@@ -65,10 +66,9 @@ def read_out(records: Iterable[Record], model: type[Item]) -> Readout[Item]:
 def _admit(record: Record, model: type[Item], taken: set[str]) -> Item | Refusal:
     if record.data is None:
         return refuse(record.problem or "no data")
-    try:
-        item = model.model_validate(record.data)
-    except ValidationError as error:
-        return explain(error)
+    item = attempt(lambda: model.model_validate(record.data))
+    if isinstance(item, Exception):
+        return explain(item)
     name = record.data["id"]
     if name in taken:
         return refuse(f"duplicate id: {name}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from grpo.scenarios.boundary import describe, excerpt
+
 _NUMBER = re.compile(r"\d+")
 
 
@@ -19,17 +21,20 @@ class Refusal:
 
 
 def refuse(problem: str) -> Refusal:
-    """What a reader could not read: what stands before the colon is the kind."""
-    return Refusal(reason=problem, kind=problem.partition(":")[0])
+    """Refusal by a reader: what stands before the colon is the kind."""
+    return Refusal(reason=excerpt(problem), kind=excerpt(problem.partition(":")[0]))
 
 
-def explain(error: ValidationError) -> Refusal:
-    """The first fault of what was read.
+def explain(error: Exception) -> Refusal:
+    """Refusal by what validation or storage raised: the first fault.
 
     user_responses: user turn 1 is empty → kind `user_responses: user turn N is empty`
     """
+    if not isinstance(error, ValidationError):
+        kind = "cannot be stored as JSON"
+        return Refusal(reason=f"{kind}: {describe(error)}", kind=kind)
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in fault["loc"])
+    field = excerpt(".".join(str(part) for part in fault["loc"]))
     if fault["type"] == "extra_forbidden":
         return Refusal(reason=f"unknown field: {field}", kind="unknown field")
     message = fault["msg"].removeprefix("Value error, ")

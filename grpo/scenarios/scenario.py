@@ -18,7 +18,12 @@ Side = Literal["train", "heldout"]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="constants",  # NaN is refused where it is stored, and not null in silence
+    )
 
 
 class Expected(_Record):

@@ -55,7 +55,8 @@ def read_bridge_math_tutoring(folder: Path) -> Iterator[Record]:
 
 def read_bridge_pairs(folder: Path) -> Iterator[Record]:
     """Read the same moments as pairs, the expert's reply over the novice's; a chat of both files is on one side."""
-    trained = {item.get("c_id") for item in read_document(folder / "train.json") if isinstance(item, dict)}
+    moments = read_document(folder / "train.json")
+    trained = {str(item.get("c_id")) for item in moments if isinstance(item, dict)}
     for part in ("train", "validation"):
         for record in reshape(read_json(folder / f"{part}.json"), _Moment, partial(_pair, part)):
             if record.data is not None:

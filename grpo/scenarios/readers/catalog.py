@@ -16,6 +16,7 @@ from grpo.config.scenarios import (
     Source,
 )
 from grpo.errors import DataError
+from grpo.scenarios.boundary import bounded
 from grpo.scenarios.readers.abcd_sample import read_abcd_sample
 from grpo.scenarios.readers.banking77 import read_banking77
 from grpo.scenarios.readers.bfcl_multi_turn import read_bfcl_multi_turn
@@ -61,12 +62,12 @@ def read_records(source: Source) -> Iterator[Record]:
 
     A conversation log may be empty: nobody has spoken to the policy yet.
     """
+    place = f"{source.function if isinstance(source, GeneratorSource) else source.path} ({source.kind})"
     record = None
-    for record in _reader(source):
+    for record in bounded(lambda: _reader(source), place):
         yield record
     if record is None and not isinstance(source, ConversationLogSource):
-        place = source.function if isinstance(source, GeneratorSource) else source.path
-        raise DataError(f"source {place} ({source.kind}) is empty; fill it or take it out of scenarios.sources")
+        raise DataError(f"source {place} is empty; fill it or take it out of scenarios.sources")
 
 
 def _reader(source: Source) -> Iterator[Record]:

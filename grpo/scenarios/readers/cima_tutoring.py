@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field
 
 from grpo.errors import DataError
 from grpo.messages import Message
+from grpo.scenarios.boundary import excerpt
 from grpo.scenarios.readers.files import read_document
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import reshape
@@ -70,13 +71,15 @@ def _exercises(path: Path) -> Iterator[Record]:
         raise DataError(f"{path} holds no exercises by id; fetch the published file again")
     number = 0
     for part in document.values():
+        if not isinstance(part, dict):
+            raise DataError(f"{path} holds a {type(part).__name__} among the exercises by id; fetch it again")
         for key, item in part.items():
             number += 1
             if isinstance(item, dict):
                 yield Record(source=str(path), line=number, data={"id": key, **item})
             else:
                 problem = f"not an object: {type(item).__name__}"
-                yield Record(source=str(path), line=number, data=None, raw=str(item), problem=problem)
+                yield Record(source=str(path), line=number, data=None, raw=excerpt(item), problem=problem)
 
 
 def _scenario(found: _Exercise, _: int) -> dict[str, Any]:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
+from grpo.scenarios.boundary import attempt, describe, excerpt
+from grpo.scenarios.readers.arrow import ArrowRow
+from grpo.scenarios.readers.record import Record
+
 NESTED = ("user_responses", "tools", "world", "expected", "metadata")
 _SECTIONS = ("expected", "metadata")
+
+
+def row_record(path: Path, row: ArrowRow) -> Record:
+    """A row as a record; one that cannot be decoded, or holds no JSON where it should, has a problem."""
+    fields = attempt(lambda: to_fields(row.cells))
+    problem = row.problem or (describe(fields) if isinstance(fields, Exception) else None)
+    if problem is None and not isinstance(fields, Exception):
+        return Record(source=str(path), line=row.number, data=fields)
+    return Record(source=str(path), line=row.number, data=None, raw=excerpt(row.cells), problem=problem)
 
 
 def to_fields(cells: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from grpo.errors import DataError
-from grpo.scenarios.conversation_log import Conversation, ConversationLog, read_row
+from grpo.scenarios.conversation_log import Conversation, ConversationLog
 from grpo.scenarios.readers.dialogue import from_user_on
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import first_fault
 
 SOURCE = "conversation_log"
 """What `metadata.source` says of such a scenario."""
@@ -24,17 +20,11 @@ def read_conversation_log(folder: Path, files: Sequence[str] | None = None) -> I
         user "Hi", assistant "Yes?", tool …, user "My order 17"    →    user_responses ("Hi", "My order 17")
 
     What the policy said is no reference for what should be said, and is left out. A row that is no conversation
-    becomes a record with a problem.
+    becomes a record with a problem, and so does what is damaged of a file.
     """
-    for source, line, row in ConversationLog(folder).rows(files):
-        data, problem = None, None
-        try:
-            data = _fields(read_row(row))
-        except ValidationError as error:
-            problem = f"no conversation: {first_fault(error)}"
-        except (DataError, ValueError, TypeError) as error:
-            problem = f"no conversation: {error}"
-        yield Record(source=source, line=line, data=data, problem=problem)
+    for entry in ConversationLog(folder).read(files):
+        data = None if entry.conversation is None else _fields(entry.conversation)
+        yield Record(source=entry.source, line=entry.line, data=data, problem=entry.problem)
 
 
 def _fields(conversation: Conversation) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,11 @@ from grpo.errors import DataError
 from grpo.scenarios.readers.columns import to_fields
 from grpo.scenarios.readers.files import LONGEST_LINE, open_source
 from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.row_texts import RowText, read_texts
+from grpo.scenarios.readers.shapes import convert
 
 _USER = re.compile(r"user_(\d+)")
+_RAW = 2000  # characters that are kept of a row's text
 _UNDECODED = re.compile(r"[\udc80-\udcff]")
 
 
@@ -43,13 +45,9 @@ def read_csv(path: Path) -> Iterator[Record]:
     """
     delimiter = "\t" if path.suffix == ".tsv" else ","
     for row in read_rows(path, delimiter=delimiter, required=("id",)):
-        problem, data = row.problem, None
-        if problem is None:
-            try:
-                data = to_fields(_gather_turns(row.cells))
-            except ValueError as error:
-                problem = str(error)
-        yield Record(source=str(path), line=row.line, data=data, raw=row.raw, problem=problem)
+        data = None if row.problem else dict(row.cells)
+        record = Record(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
+        yield convert(record, lambda cells: to_fields(_gather_turns(cells)))
 
 
 def read_cells(path: Path, *, required: Collection[str]) -> Iterator[Record]:
@@ -62,43 +60,46 @@ def read_cells(path: Path, *, required: Collection[str]) -> Iterator[Record]:
 def read_rows(path: Path, *, delimiter: str, required: Collection[str]) -> Iterator[Row]:
     """Read a delimited file with a header and CSV quoting; quoted cells may hold delimiters and newlines.
 
+    A cell of more characters than `csv.field_size_limit()` (131,072), and a row of more than 16 MiB, are problems.
+
     Raises `DataError` where the file is missing or empty, or the header lacks a required column or has one twice.
     """
-    consumed: list[str] = []
     with io.TextIOWrapper(open_source(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-
-        def lines() -> Iterator[str]:
-            for line in iter(partial(file.readline, LONGEST_LINE), ""):
-                consumed.append(line)
-                yield line
-
-        reader = csv.reader(lines(), delimiter=delimiter, strict=True)
-        header = _read_header(path, reader, required)
-        while True:
-            consumed.clear()
-            first = reader.line_num + 1
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield Row(line=first, cells={}, raw=_clean(consumed), problem=f"broken quoting: {error}")
-                continue
-            if cells:
-                yield _row(first, header, cells, _clean(consumed))
+        texts = read_texts(file, delimiter)
+        header: list[str] | None = None
+        for text in texts:
+            cells = _split(text, delimiter)
+            if header is None:
+                header = _read_header(path, cells, required)
+            elif isinstance(cells, str):
+                yield Row(line=text.line, cells={}, raw=_clean(text.text), problem=cells)
+            elif cells:
+                yield _row(text.line, header, cells, _clean(text.text))
+        if header is None:
+            _read_header(path, [], required)
 
 
-def _read_header(path: Path, reader: Iterator[list[str]], required: Collection[str]) -> list[str]:
+def _split(text: RowText, delimiter: str) -> list[str] | str:
+    """Cells of a row, none of a blank line; or what is wrong with it."""
+    if not text.whole:
+        return f"over-long row: more than {LONGEST_LINE} characters"
     try:
-        header = next(reader, [])
+        return next(csv.reader([text.text], delimiter=delimiter, strict=True))
     except csv.Error as error:
-        raise DataError(f"{path}: the header cannot be read: {error}; the first line must name the columns") from error
+        if len(text.text) > csv.field_size_limit() and "limit" in str(error):
+            return f"over-long cell: more than {csv.field_size_limit()} characters"
+        return f"broken quoting: {error}"
+
+
+def _read_header(path: Path, header: list[str] | str, required: Collection[str]) -> list[str]:
+    if isinstance(header, str):
+        raise DataError(f"{path}: the header cannot be read: {header}; the first line must name the columns")
     if not header:
         raise DataError(f"source {path} is empty; fill it or take it out of scenarios.sources")
     missing = [name for name in required if name not in header]
     if missing:
         raise DataError(
-            f"{path}: no column {', '.join(missing)} in the header ({_clean([', '.join(header)]):.200}); "
+            f"{path}: no column {', '.join(missing)} in the header ({_clean(', '.join(header)):.200}); "
             "the first line must name the columns"
         )
     twice = {name for name in header if header.count(name) > 1}
@@ -130,5 +131,5 @@ def _gather_turns(cells: dict[str, str]) -> dict[str, Any]:
     return {**{name: cell for name, cell in cells.items() if name not in columns}, "user_responses": turns}
 
 
-def _clean(lines: list[str]) -> str:
-    return "".join(lines).encode(errors="surrogateescape").decode(errors="replace")
+def _clean(text: str) -> str:
+    return text[:_RAW].encode(errors="surrogateescape").decode(errors="replace")

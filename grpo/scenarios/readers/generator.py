@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
+from typing import Any
 
 from grpo.errors import DataError
+from grpo.scenarios.boundary import attempt, describe, excerpt
+from grpo.scenarios.readers.files import LONGEST_LINE
 from grpo.scenarios.readers.record import Record
 
+MOST_RECORDS = 10_000_000
+"""Records after which a generator is taken for one that never ends."""
 
-def read_generator(function: str) -> Iterator[Record]:
-    """Call `package.module:function` and take what it yields; what it raises stops the run.
 
-    Raises `DataError` where there is no such function.
+def read_generator(function: str, most: int = MOST_RECORDS) -> Iterator[Record]:
+    """Call `package.module:function` and take what it yields; an item that JSON cannot hold is a problem.
+
+    Raises `DataError` where there is no such function, and where it does not end.
     """
     module_name, _, name = function.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
+    module = attempt(lambda: importlib.import_module(module_name))
+    if isinstance(module, Exception):
         raise DataError(
-            f"generator {function}: module {module_name} cannot be imported: {error}; "
-            "install its package or correct the source's function"
-        ) from error
+            f"generator {function}: module {module_name} cannot be imported: {describe(module)}; "
+            "install its package, mend it, or correct the source's function"
+        ) from module
     generate = getattr(module, name, None)
     if not callable(generate):
         raise DataError(f"generator {function}: module {module_name} has no function {name}")
     for number, item in enumerate(generate(), start=1):
-        if isinstance(item, dict):
-            yield Record(source=function, line=number, data=item)
-        else:
-            problem = f"not a dict: {type(item).__name__}"
-            yield Record(source=function, line=number, data=None, raw=str(item), problem=problem)
+        if number > most:
+            raise DataError(f"generator {function} does not end after {most} records; let it return")
+        yield _record(function, number, item)
+
+
+def _record(function: str, number: int, item: Any) -> Record:
+    problem = None
+    if not isinstance(item, dict):
+        problem = f"not a dict: {type(item).__name__}"
+    else:
+        text = attempt(lambda: json.dumps(item, allow_nan=False, default=str))
+        if isinstance(text, Exception):
+            problem = f"cannot be stored as JSON: {describe(text)}"
+        elif len(text) > LONGEST_LINE:
+            problem = f"over-long record: {len(text)} characters, at most {LONGEST_LINE}"
+    if problem is None:
+        return Record(source=function, line=number, data=item)
+    return Record(source=function, line=number, data=None, raw=excerpt(item), problem=problem)

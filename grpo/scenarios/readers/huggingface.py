@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from grpo.errors import DataError
-from grpo.scenarios.readers.columns import to_fields
+from grpo.scenarios.boundary import attempt, describe
+from grpo.scenarios.readers.arrow import BATCH_ROWS, ArrowRow, batch_rows
+from grpo.scenarios.readers.columns import row_record
 from grpo.scenarios.readers.record import Record
 
 
 def read_huggingface(path: Path, split: str) -> Iterator[Record]:
     """Read a folder of `save_to_disk`, without network; `split` is used where the folder holds several.
 
-    Raises `DataError` where the folder is missing or no such dataset, or the split is not in it.
+    Raises `DataError` where the folder is missing, damaged or no such dataset, or the split is not in it.
     """
     import datasets
 
-    try:
-        dataset = datasets.load_from_disk(str(path))
-    except (FileNotFoundError, ValueError) as error:
+    dataset = attempt(lambda: datasets.load_from_disk(str(path)))
+    if isinstance(dataset, Exception):
         raise DataError(
-            f"{path} holds no saved dataset: {error}; write it with Dataset.save_to_disk and give that folder"
-        ) from error
+            f"{path} holds no saved dataset: {describe(dataset)}; write it with Dataset.save_to_disk and give that "
+            "folder"
+        ) from dataset
     if isinstance(dataset, datasets.DatasetDict):
         if split not in dataset:
             raise DataError(f"{path} has no split {split!r}, only {', '.join(dataset)}; correct the source's split")
         dataset = dataset[split]
-    for number, row in enumerate(dataset, start=1):
-        try:
-            yield Record(source=str(path), line=number, data=to_fields(row))
-        except ValueError as error:
-            yield Record(source=str(path), line=number, data=None, raw=str(row), problem=str(error))
+    claimed, number = len(dataset), 0
+    for table in dataset.with_format("arrow").iter(batch_size=BATCH_ROWS):
+        for row in _rows(table, number):
+            yield row_record(path, row)
+        number += table.num_rows
+    if number != claimed:
+        raise DataError(f"{path} is damaged: it claims {claimed} rows and holds {number}; save the dataset again")
+
+
+def _rows(table: Any, before: int) -> Iterator[ArrowRow]:
+    """Rows of a table that is mapped from a file as it is: a damaged offset would be read from foreign memory."""
+    if not isinstance(attempt(partial(table.validate, full=True)), Exception):
+        yield from batch_rows(table, before, table.schema)
+        return
+    for index in range(table.num_rows):
+        row = table.slice(index, 1)
+        error = attempt(partial(row.validate, full=True))
+        if isinstance(error, Exception):
+            problem = f"row cannot be decoded: {describe(error)}"
+            yield ArrowRow(number=before + index + 1, cells={}, problem=problem)
+        else:
+            yield from batch_rows(row, before + index, row.schema)

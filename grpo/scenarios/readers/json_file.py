@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo.errors import DataError
+from grpo.scenarios.boundary import excerpt
 from grpo.scenarios.readers.files import read_document
 from grpo.scenarios.readers.record import Record
 
@@ -24,4 +25,4 @@ def read_json(path: Path) -> Iterator[Record]:
             yield Record(source=str(path), line=number, data=item)
         else:
             problem = f"not an object: {type(item).__name__}"
-            yield Record(source=str(path), line=number, data=None, raw=str(item), problem=problem)
+            yield Record(source=str(path), line=number, data=None, raw=excerpt(item), problem=problem)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from grpo.errors import DataError
+from grpo.scenarios.boundary import attempt, describe, excerpt, fault, first_fault
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.scenario import Difficulty, normalize
 
@@ -20,24 +21,29 @@ def reshape(
 ) -> Iterator[Record]:
     """Check each record against its published shape and give it the fields of what it becomes.
 
-    `fields` takes the checked record and its line; a `ValueError` that it raises, or a key that it misses, becomes the
-    record's problem. What could not be read stays as it is.
+    `fields` takes the checked record and its line; what it raises becomes the record's problem. What could not be read
+    stays as it is.
     """
     for record in records:
-        if record.data is None:
-            yield record
-            continue
-        raw = record.raw or json.dumps(record.data, ensure_ascii=False)
-        data, problem = None, None
-        try:
-            data = fields(shape.model_validate(record.data), record.line)
-        except ValidationError as error:
-            problem = f"not as published: {first_fault(error)}"
-        except LookupError as error:
-            problem = f"not as published: no {error}"
-        except ValueError as error:
-            problem = str(error)
-        yield Record(source=record.source, line=record.line, data=data, raw=raw, problem=problem)
+        yield convert(record, partial(_fill, shape, fields, record.line))
+
+
+def _fill(
+    shape: type[Shape], fields: Callable[[Shape, int], dict[str, Any]], line: int, data: dict[str, Any]
+) -> dict[str, Any]:
+    return fields(shape.model_validate(data), line)
+
+
+def convert(record: Record, fields: Callable[[dict[str, Any]], dict[str, Any]]) -> Record:
+    """The record with the fields of its data, or with what `fields` raised as its problem."""
+    if record.data is None:
+        return record
+    raw, given = record.raw or excerpt(record.data), record.data
+    data = attempt(lambda: fields(given))
+    if isinstance(data, Exception):
+        problem = describe(data) if type(data) is ValueError else fault(data, "not as published")
+        return Record(source=record.source, line=record.line, data=None, raw=raw, problem=problem)
+    return Record(source=record.source, line=record.line, data=data, raw=raw)
 
 
 def read_whole(records: Iterable[Record], shape: type[Shape]) -> list[Shape]:
@@ -55,14 +61,6 @@ def read_whole(records: Iterable[Record], shape: type[Shape]) -> list[Shape]:
         if problem is not None:
             raise DataError(f"{record.source}:{record.line}: {problem}; fetch the published file again")
     return found
-
-
-def first_fault(error: ValidationError) -> str:
-    """`user_scenario: Field required`"""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, fault["loc"]))
-    message = fault["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
 
 
 def declare_sides(train: Iterable[Record], heldout: Iterable[Record]) -> Iterator[Record]:

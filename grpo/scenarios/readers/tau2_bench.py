@@ -30,9 +30,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from grpo.errors import DataError
+from grpo.scenarios.boundary import first_fault
 from grpo.scenarios.readers.files import open_source, read_document
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import first_fault, grade
+from grpo.scenarios.readers.shapes import grade
 from grpo.scenarios.readers.tools import describe_tools
 from grpo.scenarios.scenario import Domain, Side
 

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from grpo.config.retraining import IntakeSettings
-from grpo.config.scenarios import FileSource
+from grpo.config.scenarios import ConversationLogSource, FileSource
 from grpo.errors import BudgetError
+from grpo.messages import Message
 from grpo.retraining.intake import ACCEPTED, REFUSED, SEEN, IntakeCounts, take_in
+from grpo.scenarios.conversation_log import Conversation, ConversationLog
 from grpo.scenarios.parquet import read_scenarios
 from grpo.scenarios.scenario import Scenario
 
@@ -122,3 +126,47 @@ def test_too_many_unreadable_records_stop_the_run(tmp_path: Path):
     """Two of three are more than half; the first is named."""
     with pytest.raises(BudgetError, match=r"2 of 3 conversations .* at most 50\.0%.*new\.jsonl:1 broken JSON"):
         run(tmp_path, "{", "[", record("good", "Where is my parcel?"))
+
+
+def spoken(name: str, day: int, words: str) -> Conversation:
+    """A conversation of this day (November 2026) with a world of its own."""
+    return Conversation(
+        id=name,
+        time=datetime(2026, 11, day, tzinfo=UTC),
+        model="desk/1",
+        messages=(Message(role="user", content=words),),
+        world={"price": 1},
+        licence="own",
+        consent="training",
+    )
+
+
+def test_damage_in_a_log_is_refused_with_its_place_and_the_rest_is_taken(tmp_path: Path):
+    """Three days: the first file has lost its end, in the second one of two rows has NaN for a price."""
+    lost, changed, _ = ConversationLog(tmp_path / "log").write(
+        [
+            spoken("lost", 20, "Where is my teapot?"),
+            spoken("nan", 21, "Please cancel the desk."),
+            spoken("second", 21, "Can I pay the invoice later?"),
+            spoken("third", 22, "Is the sofa blue?"),
+        ]
+    )
+    lost.write_bytes(lost.read_bytes()[:-30])
+    table = pq.read_table(changed)
+    worlds = pa.array(['{"price": NaN}', '{"price": 1}'])
+    pq.write_table(table.set_column(table.schema.get_field_index("world"), "world", worlds), changed)
+    sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path / "log"))]
+    counts = take_in(sources, tmp_path, known=[], heldout=[], settings=SETTINGS)
+    assert (counts.records, counts.accepted) == (4, 2)
+    assert counts.refused == {"schema: damaged file": 1, "schema: not a conversation": 1}
+    assert ids(tmp_path, ACCEPTED) == ["conversation-second", "conversation-third"]
+    places = {row["record"] for row in pq.read_table(tmp_path / REFUSED).to_pylist()}
+    assert places == {f"{lost}:1", f"{changed}:1"}
+
+
+def test_what_cannot_be_stored_is_refused_and_the_rest_is_taken(tmp_path: Path):
+    """1e999 is JSON, and infinite once it is read."""
+    good, bad = record("good", "Where is my teapot?"), json.dumps(record("bad", "Please cancel the desk."))
+    counts = run(tmp_path, good, bad.replace('"shop": 1', '"shop": 1e999'))
+    assert counts.refused == {"schema: cannot be stored as JSON": 1}
+    assert ids(tmp_path, ACCEPTED) == ["good"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo import progress
-from grpo.config.scenarios import FileSource, GeneratorSource
+from grpo.config.scenarios import FileSource, GeneratorSource, PublishedSource, Source
 from grpo.errors import BudgetError, DataError
 from grpo.scenarios.ingest import Counts, ingest
 from grpo.scenarios.parquet import read_scenarios
@@ -26,7 +27,7 @@ def write(path: Path, *records: dict[str, Any] | str) -> FileSource:
     return FileSource(kind="jsonl", path=str(path))
 
 
-def run(tmp_path: Path, *sources: FileSource | GeneratorSource, share: float = 1.0) -> tuple[Counts, list[Any]]:
+def run(tmp_path: Path, *sources: Source, share: float = 1.0) -> tuple[Counts, list[Any]]:
     """Ingest into tables of this folder; the counts and the rows of the quarantine."""
     quarantine = tmp_path / "quarantine.parquet"
     counts = ingest(sources, tmp_path / "scenarios.parquet", quarantine, max_quarantined_share=share)
@@ -44,6 +45,40 @@ def strange() -> Iterator[dict[str, Any]]:
     yield {"id": "surrogate", "goal": "x", "world": {"text": "\ud800"}}
     yield {"id": "half \ud800", "goal": "x"}
     yield {**GOOD, "id": "object"}
+
+
+class Mute:
+    """An object that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists in lists."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def hostile() -> Iterator[Any]:
+    """Objects that Python can hold, JSON cannot, and that break what would print them; a good one last."""
+    cycle: dict[str, Any] = {"id": "cycle", "goal": "x"}
+    cycle["world"] = {"self": cycle}
+    yield {"id": "keys", "goal": "x", "world": {"a": {(1, 2): 3}}}
+    yield {(1, 2): 3}
+    yield cycle
+    yield {"id": "deep", "goal": "x", "world": {"a": nested(1500)}}
+    yield {"id": "deeper than it is read back", "goal": "x", "world": {"a": nested(220)}}
+    yield {"id": "digits", "goal": "x", "world": {"n": 10**5000}}
+    yield {"id": "nan", "goal": "x", "world": {"n": float("nan")}}
+    yield {"id": "infinite", "goal": "x", "expected": {"state": {"n": float("inf")}}}
+    yield {"id": "mute", "goal": "x", "world": {"thing": Mute()}}
+    yield {"id": "large", "goal": "x", "context": "y" * (17 * 2**20)}
+    yield nested(100_000)
+    yield Mute()
+    yield GOOD
 
 
 def test_the_counts_add_up(tmp_path: Path) -> None:
@@ -117,6 +152,59 @@ def test_what_json_cannot_hold_is_quarantined(tmp_path: Path) -> None:
         "cannot be stored as JSON",
         "id",
     ]
+
+
+def test_no_object_of_a_generator_stops_it(tmp_path: Path) -> None:
+    """Thirteen objects, of which the last is a scenario; each other one is kept as text with its reason."""
+    counts, rows = run(tmp_path, GeneratorSource(kind="generator", function=f"{__name__}:hostile"))
+    assert (counts.records, counts.scenarios, counts.quarantined) == (13, 1, 12)
+    assert [scenario.id for scenario in scenarios(tmp_path)] == ["good"]
+    assert [row["line"] for row in rows] == list(range(1, 13))
+    assert all(row["raw"] and len(row["raw"]) < 1500 for row in rows)
+    assert counts.reasons == {
+        "cannot be stored as JSON": 9,
+        "not a dict": 2,
+        "over-long record": 1,
+    }
+
+
+def test_quarantine_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """An object's address in memory is left out: tables are artifacts named by their bytes."""
+    run(tmp_path, GeneratorSource(kind="generator", function=f"{__name__}:strange"))
+    first = (tmp_path / "quarantine.parquet").read_bytes()
+    kept = [object() for _ in range(100)]  # other addresses
+    run(tmp_path, GeneratorSource(kind="generator", function=f"{__name__}:strange"))
+    assert (tmp_path / "quarantine.parquet").read_bytes() == first
+    assert kept
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        ("NaN", "broken JSON: expected value at column"),
+        ("1e999", "cannot be stored as JSON: expected value at line 1 column"),
+        ("-1e999", "cannot be stored as JSON: "),
+    ],
+)
+def test_a_number_that_would_become_null_is_quarantined(tmp_path: Path, number: str, reason: str) -> None:
+    """1e999 is JSON, and infinite once it is read."""
+    line = f'{{"id": "a", "goal": "x", "world": {{"price": {number}}}}}'
+    _, (row,) = run(tmp_path, write(tmp_path / "a.jsonl", GOOD, line))
+    assert row["reason"].startswith(reason)
+
+
+def test_a_file_name_that_is_not_utf8_is_stored_as_it_can_be(
+    tmp_path: Path,
+) -> None:
+    """Names of files are bytes; a data set's own files are listed from its folder."""
+    folder = tmp_path / "sgd"
+    for part in ("train", "dev"):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "schema.json").write_text("[]")
+        Path(os.fsdecode(bytes(folder / part) + b"/dialogues_\xff.json")).write_text('[{"dialogue_id": 1}]')
+    source = PublishedSource(kind="sgd", path=str(folder))
+    _, rows = run(tmp_path, write(tmp_path / "a.jsonl", GOOD), source)
+    assert [row["source"] for row in rows] == [f"{folder}/{part}/dialogues_?.json" for part in ("train", "dev")]
 
 
 def test_more_quarantined_records_than_allowed_stop_the_run(tmp_path: Path) -> None:

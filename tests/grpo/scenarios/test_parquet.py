@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from grpo.errors import DataError
-from grpo.scenarios.parquet import SCHEMA, read_scenarios, text_digest, write_scenarios
+from grpo.scenarios.parquet import SCHEMA, read_scenarios, scenario_row, text_digest, write_scenarios
 from grpo.scenarios.scenario import Expected, Metadata, Scenario
 
 FULL = Scenario(
@@ -102,3 +103,23 @@ def test_large_worlds_are_written_in_small_row_groups(tmp_path: Path) -> None:
     world = {"log": "x" * 2**24}
     write_scenarios(path, (Scenario(id=str(index), goal="a refund", world=world) for index in range(5)))
     assert pq.read_metadata(path).num_row_groups == 2
+
+
+@pytest.mark.parametrize("world", [{"n": float("nan")}, {"n": [float("inf")]}, {"n": 10**5000}])
+def test_what_could_not_be_read_back_is_not_written(world: dict[str, Any]) -> None:
+    """It would be null, or an error of whoever reads the table."""
+    with pytest.raises(ValueError, match=r"expected value|out of range"):
+        scenario_row(Scenario(id="a", goal="x", world=world))
+    with pytest.raises(ValueError, match=r"expected value|out of range"):
+        scenario_row(Scenario(id="a", goal="x", expected=Expected(state=world)))
+
+
+def test_a_table_whose_words_are_not_utf8_is_an_error(tmp_path: Path) -> None:
+    """The message says what to do."""
+    path = tmp_path / "scenarios.parquet"
+    write_scenarios(path, [Scenario(id="a", goal="unmistakable")])
+    table = pq.read_table(path)
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+    path.write_bytes(path.read_bytes().replace(b"unmistakable", b"\xffnmistakable"))
+    with pytest.raises(DataError, match=r"is damaged: .*; ingest the sources again"):
+        list(read_scenarios(path))

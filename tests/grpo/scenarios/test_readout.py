@@ -56,3 +56,10 @@ def test_no_record_at_all_is_an_error() -> None:
     """An empty file is a mistake."""
     with pytest.raises(DataError, match="no record for LabelledReply"):
         read_out([], LabelledReply)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf")])
+def test_a_score_that_is_not_a_number_is_quarantined(score: float) -> None:
+    """Nothing is more or less than NaN."""
+    found = read_out([record(1), record(2, score=score)], LabelledReply)
+    assert [place.refusal.reason for place in found.quarantined] == ["score: Input should be a finite number"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,42 @@ def test_a_header_that_cannot_be_used_is_an_error(tmp_path: Path, content: str, 
     """Without a sound header no row can be understood."""
     with pytest.raises(DataError, match=message):
         records(tmp_path, content)
+
+
+def test_a_quoted_cell_beyond_the_limit_is_one_record_and_the_next_row_is_read(tmp_path: Path) -> None:
+    """Lines inside the cell look like rows and are none; `csv.reader` alone makes rows of them."""
+    inside = "".join(f"smuggled-{k},Hi.\n" for k in range(20_000))
+    good, large, last = records(tmp_path, f'id,user_0\na,Hi.\nb,"{inside}"\nc,Bye.\n')
+    assert good.data == {"id": "a", "user_responses": ["Hi."]}
+    assert (large.line, large.problem) == (3, "over-long cell: more than 131072 characters")
+    assert (last.line, last.data) == (20_004, {"id": "c", "user_responses": ["Bye."]})
+
+
+def test_a_row_of_more_than_16_mi_characters_is_one_record(tmp_path: Path) -> None:
+    """It is read to its closing quote and left out."""
+    line = "x" * 1023 + "\n"
+    large, last = records(tmp_path, f'id,user_0\na,"{line * (17 * 1024)}"\nb,Hi.\n')
+    assert large.problem == "over-long row: more than 16777216 characters"
+    assert len(large.raw) == 2000
+    assert last.data == {"id": "b", "user_responses": ["Hi."]}
+
+
+def test_a_fault_of_quoting_ends_with_its_line(tmp_path: Path) -> None:
+    """Text behind a closing quote spoils the row; the next line is a row of its own."""
+    broken, good = records(tmp_path, 'id,user_0\na,"Hi."you, "x\nb,Bye.\n')
+    assert broken.problem == "broken quoting: ',' expected after '\"'"
+    assert good.data == {"id": "b", "user_responses": ["Bye."]}
+
+
+def test_the_limit_of_other_users_of_csv_is_left_alone(tmp_path: Path) -> None:
+    """`csv.field_size_limit` belongs to the whole process."""
+    before = csv.field_size_limit()
+    records(tmp_path, f'id,user_0\na,"{"x" * 200_000}"\n')
+    assert csv.field_size_limit() == before
+
+
+def test_a_turn_column_with_a_number_beyond_reason_spoils_no_other_source(tmp_path: Path) -> None:
+    """Python refuses to read 5,000 digits as an integer."""
+    (record,) = records(tmp_path, f"id,user_{'9' * 5000}\na,Hi.\n")
+    assert record.problem is not None
+    assert "integer string conversion" in record.problem

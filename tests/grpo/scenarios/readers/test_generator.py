@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from grpo.config.scenarios import GeneratorSource
 from grpo.errors import DataError
+from grpo.scenarios.readers.catalog import read_records
 from grpo.scenarios.readers.generator import read_generator
+from grpo.scenarios.readers.record import Record
 
 MODULE = """
 def endless():
@@ -19,6 +22,17 @@ def endless():
 def mixed():
     yield {"id": "a"}
     yield ["b"]
+
+def breaking():
+    yield {"id": "a"}
+    raise RecursionError("deep")
+
+def away():
+    yield {"id": "a"}
+    raise ConnectionError("the desk is away")
+
+def nothing():
+    return 7
 
 constant = 3
 """
@@ -57,3 +71,41 @@ def test_a_function_that_is_not_there_is_an_error(function: str, message: str) -
     """The message says whether the module or the function is missing."""
     with pytest.raises(DataError, match=message):
         list(read_generator(function))
+
+
+def records(function: str) -> list[Record]:
+    """What ingestion is given."""
+    return list(read_records(GeneratorSource(kind="generator", function=function)))
+
+
+def test_what_a_generator_raises_is_an_error_that_says_after_which_record(module: str) -> None:
+    """Python cannot go on with it; the message says where to look."""
+    message = rf"source {module}:breaking \(generator\) cannot be read after record 1: RecursionError: deep"
+    with pytest.raises(DataError, match=message):
+        records(f"{module}:breaking")
+
+
+def test_a_connection_that_a_generator_loses_is_left_for_a_second_try(module: str) -> None:
+    """A stage is repeated after it."""
+    with pytest.raises(ConnectionError, match="the desk is away"):
+        records(f"{module}:away")
+
+
+def test_a_function_that_gives_no_records_is_an_error(module: str) -> None:
+    """7 cannot be iterated over."""
+    with pytest.raises(DataError, match="'int' object is not iterable"):
+        records(f"{module}:nothing")
+
+
+def test_a_module_that_fails_while_it_is_imported_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only an import that is missing."""
+    (tmp_path / "spoiled_scenarios.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match="module spoiled_scenarios cannot be imported: ZeroDivisionError"):
+        records("spoiled_scenarios:f")
+
+
+def test_a_generator_that_does_not_end_is_an_error(module: str) -> None:
+    """After as many records as nobody has; here after 1,000."""
+    with pytest.raises(DataError, match="endless does not end after 1000 records"):
+        list(read_generator(f"{module}:endless", most=1000))

@@ -1,0 +1,310 @@
+"""Small made-up sources in every format that is read, and cuts of the published ones where they are at hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from grpo.config.scenarios import FileSource, MultiDoGOSource, PublishedSource, Source, Tau2Source
+from tests.fuzz.mutate import LITERALS
+from tests.grpo.scenarios.readers import test_abcd_sample as abcd
+from tests.grpo.scenarios.readers import test_bfcl_multi_turn as bfcl
+from tests.grpo.scenarios.readers import test_bridge_math_tutoring as bridge
+from tests.grpo.scenarios.readers import test_casino_negotiation as casino
+from tests.grpo.scenarios.readers import test_cima_tutoring as cima
+from tests.grpo.scenarios.readers import test_mt_bench as mt_bench
+from tests.grpo.scenarios.readers import test_pandalm as pandalm
+from tests.grpo.scenarios.readers import test_sgd as sgd
+from tests.grpo.scenarios.readers import test_taskmaster as taskmaster
+from tests.grpo.scenarios.readers import test_tau2_bench as tau2
+from tests.places import PUBLISHED
+
+CUT = 4
+"""Records of a published file that are used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """JSON lines."""
+
+    items: list[Any]
+
+    def encode(self) -> bytes:
+        return b"".join(_dumps(item) + b"\n" for item in self.items)
+
+    def replace(self, index: int, item: Any) -> Lines:
+        return Lines(items=[*self.items[:index], item, *self.items[index + 1 :]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A JSON document; its records are a list, or the values of the object under `under`."""
+
+    value: Any
+    under: str | None = None
+
+    @property
+    def items(self) -> list[Any]:
+        return self.value if self.under is None else list(self.value[self.under].values())
+
+    def encode(self) -> bytes:
+        return _dumps(self.value)
+
+    def replace(self, index: int, item: Any) -> Document:
+        if self.under is None:
+            return Document(value=[*self.value[:index], item, *self.value[index + 1 :]])
+        records = dict(zip(self.value[self.under], [*self.items[:index], item, *self.items[index + 1 :]], strict=True))
+        return Document(value={**self.value, self.under: records}, under=self.under)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """A delimited file."""
+
+    header: list[str]
+    items: list[list[str]]
+    delimiter: str = ","
+
+    def encode(self) -> bytes:
+        text = io.StringIO(newline="")
+        csv.writer(text, delimiter=self.delimiter).writerows([self.header, *self.items])
+        return text.getvalue().encode(errors="surrogatepass")
+
+    def replace(self, index: int, item: list[str]) -> Cells:
+        items = [*self.items[:index], item, *self.items[index + 1 :]]
+        return Cells(header=self.header, items=items, delimiter=self.delimiter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Text that holds no records."""
+
+    text: str
+    items: list[Any] = field(default_factory=list)
+
+    def encode(self) -> bytes:
+        return self.text.encode()
+
+
+Content = Lines | Document | Cells | Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The files of a source: those with records, and their companions."""
+
+    name: str
+    files: dict[str, Content]
+    companions: tuple[str, ...] = ()
+    source: Callable[[Path], Source] | None = None
+    """None where the files are read as pairs or labels."""
+    judged: str | None = None
+    """`pairs` or `labels`."""
+    fan: int = 1
+    """How many records come of one item; where more than 1, an item may come to more or fewer."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the format, without the part of the project that reads it."""
+        return self.name.partition(" ")[0]
+
+
+def _dumps(value: Any) -> bytes:
+    text = json.dumps(value)
+    for name, literal in LITERALS.items():
+        text = text.replace(f'"{name}"', literal)
+    return text.encode()
+
+
+def _published(kind: str) -> Callable[[Path], Source]:
+    return lambda folder: PublishedSource.model_validate({"kind": kind, "path": str(folder)})
+
+
+def _file(kind: str, name: str) -> Callable[[Path], Source]:
+    return lambda folder: FileSource.model_validate({"kind": kind, "path": str(folder / name)})
+
+
+def plain(number: int) -> dict[str, Any]:
+    """A scenario in the project's own fields."""
+    return {
+        "id": f"s{number}",
+        "topic": "orders",
+        "domain": "customer_service",
+        "user_responses": [f"My order {number} is late.", "Thanks."],
+        "tools": [{"name": "look_up", "description": "", "parameters": {"type": "object", "properties": {}}}],
+        "world": {"orders": {str(number): {"state": "lost", "price": 1.5}}},
+        "expected": {"responses": ["I look."], "facts": ["lost"], "calls": [], "state": {}},
+        "metadata": {"category": "missing", "difficulty": "easy", "source": "own", "licence": "own", "consent": ""},
+        "side": None,
+    }
+
+
+def _row(number: int) -> list[str]:
+    return [f"s{number}", f"My order {number}, again.", "It is\nlate.", '{"category": "missing"}', '{"n": [1]}']
+
+
+def _bfcl() -> dict[str, Content]:
+    docs = {f"multi_turn_func_doc/{name}.json": Lines(items=[]) for name in bfcl.DOCS}
+    docs["multi_turn_func_doc/gorilla_file_system.json"] = Lines(items=[bfcl.SORT, bfcl.CP])
+    calls = [["sort('x', limits=[1, -.5])"], ["cp()", "sort(file_name='y')"]]
+    return {
+        bfcl.FILE: Lines(items=[bfcl.task(name) for name in "abcd"]),
+        f"possible_answer/{bfcl.FILE}": Lines(items=[{"id": name, "ground_truth": calls} for name in "abcd"]),
+        **docs,
+    }
+
+
+def _tau2() -> dict[str, Content]:
+    tasks = [tau2.task(str(k), f"Return order #W{k}.", ("return", {"order": f"#W{k}"})) for k in range(1, 5)]
+    return {
+        "retail/tasks.json": Document(value=tasks),
+        "retail/db.json": Document(value=tau2.SHOP),
+        "retail/split_tasks.json": Document(value={"train": ["1", "2"], "test": ["3"]}),
+        "retail/policy.md": Text(text="Be kind.\n"),
+    }
+
+
+def _multidogo() -> dict[str, Content]:
+    header = ["conversationId", "turnNumber", "utteranceId", "utterance", "slot-labels", "intent"]
+    rows = [
+        [f"c{k}", str(turn), "u", f"my mouse {k} broke", "O", "reportbrokensoftware"]
+        for k in range(4)
+        for turn in (0, 3)
+    ]
+    return {"turn/software/train.tsv": Cells(header=header, items=rows, delimiter="\t")}
+
+
+def _pair(number: int) -> dict[str, str]:
+    return {
+        "chosen": f"\n\nHuman: Is {number} even?\n\nAssistant: Count it.",
+        "rejected": f"\n\nHuman: Is {number} even?\n\nAssistant: Hm.",
+    }
+
+
+def _made() -> list[Sample]:
+    """Sources written here, in the formats as they are published."""
+    moments = [bridge.moment(name, "t:Area?", f"s:{name}") for name in "abcd"]
+    tutoring = {"train.json": Document(value=moments), "validation.json": Document(value=moments[:1])}
+    negotiations = [casino.dialogue(k, user=18, agent=23) for k in range(4)]
+    camps = {"casino_train.json": Document(value=negotiations), "casino_valid.json": Document(value=[])}
+    exercises = {name: cima.exercise() for name in "abcd"}
+    italian = {"dataset.json": Document(value={"prepDataset": exercises, "shapeDataset": {}}, under="prepDataset")}
+    orders = [taskmaster.order(name, *taskmaster.call(0, "add", '{"id": "7"}')) for name in "abcd"]
+    steps = [taskmaster.step(name, '{"role": "agent", "text": "Hello."}') for name in "abcd"]
+    exchange = {"context": "May I?", "response": "Ask a doctor.", "category": "Risk Ignorance", "label": "Safe"}
+    utterances = [[f"Where is {k}", "track", "", "", "", "", "ORDER", "B"] for k in range(4)]
+    intents = ["utterance", "intent", "entity_type", "entity_value", "start_offset", "end_offset", "category", "tags"]
+    asked = Cells(header=intents, items=utterances)
+    questions = [[f"Where is {k}?", "card"] for k in range(4)]
+    dialogues = [sgd.dialogue(str(k), "Food_1", calls=("Find",), said=f"Hi {k}.") for k in range(4)]
+    transcripts = [{"messages_display": f"user: Hi {k}\nassistant: Who?\nuser: Ann ###STOP###"} for k in range(4)]
+    abcd_files: dict[str, Content] = {
+        "abcd_sample.json": Document(value=[{**abcd.conversation(), "convo_id": k} for k in range(4)]),
+        "kb.json": Document(value=abcd.KB),
+        "ontology.json": Document(value=abcd.ONTOLOGY),
+    }
+    sgd_files: dict[str, Content] = {
+        "train/dialogues_001.json": Document(value=dialogues),
+        "train/schema.json": Document(value=sgd.SCHEMA),
+        "dev/dialogues_001.json": Document(value=[]),
+        "dev/schema.json": Document(value=sgd.SCHEMA),
+    }
+    bench: dict[str, Content] = {
+        "question.jsonl": Lines(items=[mt_bench.question(k) for k in range(4)]),
+        "reference_answer_gpt-4.jsonl": Lines(items=[mt_bench.answer(0, "One.", "Two.")]),
+    }
+    own_columns = ["id", "user_0", "user_1", "metadata", "world"]
+    card: dict[str, Content] = {"train.csv": Cells(header=["text", "category"], items=questions)}
+    sums = [{"question": f"How many in {k}?", "answer": f"He has <<1*{k}={k}>>{k}.\n#### {k}"} for k in range(4)]
+    scenarios = [plain(k) for k in range(6)]
+    rows = [_row(k) for k in range(6)]
+    own = [
+        ("jsonl", "s.jsonl", Lines(items=scenarios)),
+        ("json", "s.json", Document(value=scenarios)),
+        ("csv", "s.csv", Cells(header=own_columns, items=rows)),
+        ("csv", "s.tsv", Cells(header=own_columns, items=rows, delimiter="\t")),
+    ]
+    published: list[tuple[str, dict[str, Content], tuple[str, ...]]] = [
+        ("abcd_sample", abcd_files, ("kb.json", "ontology.json")),
+        ("banking77", {**card, "categories.json": Document(value=["card"])}, ("categories.json",)),
+        ("bfcl_multi_turn", _bfcl(), tuple(name for name in _bfcl() if "/" in name)),
+        ("bitext_customer_service", {f"{p}.csv": asked for p in ("train", "dev")}, ()),
+        ("bridge_math_tutoring", tutoring, ()),
+        ("casino_negotiation", camps, ()),
+        ("cima_tutoring", italian, ()),
+        ("gsm8k", {"train.jsonl": Lines(items=sums)}, ()),
+        ("mt_bench", bench, ("reference_answer_gpt-4.jsonl",)),
+        ("sgd", sgd_files, ("train/schema.json", "dev/schema.json")),
+        ("taskmaster", {"tm4/data_00.json": Document(value=orders)}, ()),
+        ("tau_bench_fewshot", {"MockRetailDomainEnv-few_shot.jsonl": Lines(items=transcripts)}, ()),
+    ]
+    judged: list[tuple[str, str, dict[str, Content], int]] = [
+        ("bridge_math_tutoring", "pairs", tutoring, 1),
+        ("hh_rlhf_harmless", "pairs", {"x.jsonl": Lines(items=[_pair(k) for k in range(4)])}, 1),
+        ("pandalm", "pairs", {"testset-v1.json": Document(value=[pandalm.comparison(k) for k in range(4)])}, 1),
+        ("casino_negotiation", "labels", camps, 1),
+        ("cima_tutoring", "labels", italian, 8),
+        ("diasafety", "labels", {f"{part}.json": Document(value=[exchange] * 4) for part in ("train", "val")}, 1),
+        ("taskmaster", "labels", {f"{tm}/reward_00.json": Document(value=steps) for tm in ("tm3", "tm4")}, 1),
+    ]
+    return [
+        *(
+            Sample(name=Path(name).suffix[1:], files={name: content}, source=_file(kind, name))
+            for kind, name, content in own
+        ),
+        *(Sample(name=k, files=f, companions=c, source=_published(k)) for k, f, c in published),
+        Sample(
+            name="multidogo",
+            files=_multidogo(),
+            fan=2,
+            source=lambda folder: MultiDoGOSource(
+                kind="multidogo", path=str(folder), domains=("software",), parts=("train",)
+            ),
+        ),
+        Sample(
+            name="tau2_bench",
+            files=_tau2(),
+            companions=("retail/db.json", "retail/split_tasks.json", "retail/policy.md"),
+            source=lambda folder: Tau2Source(kind="tau2_bench", path=str(folder), domain="retail"),
+        ),
+        *(Sample(name=f"{k} {how}", files=files, judged=how, fan=fan) for k, how, files, fan in judged),
+    ]
+
+
+def _cut(content: Content, path: Path, most: int | None) -> Content:
+    """The first records of a published file in this format, or all of it."""
+    raw = path.read_bytes()
+    if isinstance(content, Lines):
+        return Lines(items=[json.loads(line) for line in raw.splitlines()[:most] if line.strip()])
+    if isinstance(content, Cells):
+        rows = list(csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""), delimiter=content.delimiter))
+        return Cells(header=rows[0], items=rows[1:][:most], delimiter=content.delimiter)
+    if isinstance(content, Text):
+        return Text(text=raw.decode())
+    value = json.loads(raw)
+    if content.under is not None:
+        return Document(value={content.under: dict(list(value[content.under].items())[:most])}, under=content.under)
+    return Document(value=value[:most] if isinstance(value, list) else value)
+
+
+def _real(sample: Sample) -> Sample | None:
+    """The same files of the published set, cut to their first records; None where they are not at hand."""
+    folder = PUBLISHED / sample.kind
+    if not sample.files or not all((folder / name).is_file() for name in sample.files):
+        return None
+    files = {
+        name: _cut(content, folder / name, None if name in sample.companions else CUT)
+        for name, content in sample.files.items()
+    }
+    return replace(sample, name=f"{sample.name} (published)", files=files)
+
+
+def samples() -> list[Sample]:
+    """Every sample, by name."""
+    made = _made()
+    return [*made, *filter(None, map(_real, made))]

@@ -6,7 +6,7 @@ import copy
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.environments.conversation import ConversationEnvironment, TurnReward
@@ -34,7 +34,8 @@ class TaskEnvironment(ConversationEnvironment):
 
     Tools are functions (state, **arguments) → (new state, result) of your own, or those of `worlds`, of which a
     scenario offers the ones that its `tools` name. A call is checked against the tool's schema first; what is wrong
-    with it, and what a function refuses, becomes a result that the model sees.
+    with it, and what a function refuses, becomes a result that the model sees. A tool with a `from_turn` is unknown
+    until that turn of the user, whose message ends with its schema: the system prompt, which was read, stays.
 
     Success is what the `criteria` say of the state; they end the episode as soon as all of them hold. Without
     criteria the scenario says it: each part of the state that `expected.state` names must equal it; where it names
@@ -73,9 +74,7 @@ class TaskEnvironment(ConversationEnvironment):
         state = await super().reset(scenario, seed=seed)
         context = state.context
         if not self.tools:
-            tools = [tool.to_template()["function"] for tool in self._offered(state.scenario).values()]
-            lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
-            context = "\n".join(filter(None, (context, _CALLING, *lines)))
+            context = "\n".join(filter(None, (context, _CALLING, *self._schemas(state.scenario, turn=0))))
         metadata = {**state.metadata, "seen": (), "wanted": await self._expect(state.scenario)}
         return state.after(context=context, world=self._begin(state.scenario), metadata=metadata)
 
@@ -85,12 +84,23 @@ class TaskEnvironment(ConversationEnvironment):
             return self._answer(state, {"error": action.malformed})
         if not action.tool_calls:
             return await self._hear_user(state)
-        offered, results = self._offered(state.scenario), []
+        offered, results = self._offered(state.scenario, turn=_user_turn(state)), []
         for call in action.tool_calls:
             world, result, _ = await self._try(state.world, offered, call)
             state = state.after(world=world, metadata={**state.metadata, "seen": (*state.metadata["seen"], result)})
             results.append(result)
         return self._answer(state, results[0] if len(results) == 1 else results)
+
+    async def _hear_user(self, state: EnvironmentState) -> StepResult:
+        """Let the user answer; tools that come with this turn stand under the words."""
+        result = await super()._hear_user(state)
+        lines = [] if result.response is None else self._schemas(state.scenario, turn=_user_turn(result.state))
+        if result.response is None or not lines:
+            return result
+        response = replace(result.response, content="\n".join((result.response.content, *lines)))
+        return replace(
+            result, response=response, state=replace(result.state, history=(*result.state.history[:-1], response))
+        )
 
     def _answer(self, state: EnvironmentState, result: Any) -> StepResult:
         """Show the model a result; the episode is over when the criteria hold, or at the last turn."""
@@ -146,8 +156,11 @@ class TaskEnvironment(ConversationEnvironment):
         answers = [step.result for step in counted if not step.changed]
         return _Wanted(state=_judged(world), answers=tuple(map(_written, answers)))
 
-    def _offered(self, scenario: Scenario) -> dict[str, Tool]:
-        """The tools of a scenario by name; raises `DataError` where one of them exists in no world."""
+    def _offered(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
+        """The tools of a scenario by name, those that are there in a turn of the user, or all.
+
+        Raises `DataError` where one of them exists in no world.
+        """
         if self.tools:
             return {tool.name: tool for tool in self.tools}
         strangers = sorted({tool["name"] for tool in scenario.tools} - set(self._homes))
@@ -156,7 +169,23 @@ class TaskEnvironment(ConversationEnvironment):
                 f"scenario {scenario.id} is not playable: no world has {', '.join(strangers[:5])}"
                 f"{' …' if len(strangers) > 5 else ''}; leave it out"
             )
-        return {tool["name"]: Tool(**tool) for tool in scenario.tools}
+        return {
+            tool["name"]: Tool(**{key: value for key, value in tool.items() if key != "from_turn"})
+            for tool in scenario.tools
+            if turn is None or tool.get("from_turn", 0) <= turn
+        }
+
+    def _schemas(self, scenario: Scenario, *, turn: int) -> list[str]:
+        """The tools that come in a turn of the user, one line each."""
+        if self.tools:
+            return []
+        new = {tool["name"] for tool in scenario.tools if tool.get("from_turn", 0) == turn}
+        offered = self._offered(scenario, turn=turn)
+        return [
+            json.dumps(tool.to_template()["function"], ensure_ascii=False)
+            for name, tool in offered.items()
+            if name in new
+        ]
 
     def _begin(self, scenario: Scenario) -> dict[str, Any]:
         """The world at the start: each part that the scenario's tools act on."""
@@ -218,6 +247,11 @@ class Replayed:
 class _Wanted:
     state: Mapping[str, Any]
     answers: tuple[str, ...] = ()
+
+
+def _user_turn(state: EnvironmentState) -> int:
+    """The number of the user's last turn."""
+    return sum(message.role == "user" for message in state.history) - 1
 
 
 def _judged(state: Any) -> Any:

@@ -18,6 +18,7 @@ from grpo.config.scenarios import (
 )
 from grpo.errors import DataError
 from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.readers.multidogo import find_multidogo
 
 
 def fingerprint(sources: Sequence[Source]) -> str:
@@ -51,7 +52,7 @@ def _files(source: Source) -> Iterator[Path]:
     if isinstance(source, FileSource):
         yield root
     elif isinstance(source, MultiDoGOSource):
-        yield from (root / "turn" / domain / f"{part}.tsv" for domain in source.domains for part in source.parts)
+        yield from (part.path for part in find_multidogo(root, source.level, source.domains, source.parts))
     elif isinstance(source, Tau2Source):
         yield from sorted(p for p in (root / source.domain).iterdir() if p.suffix in (".json", ".md", ".toml"))
     else:

@@ -8,7 +8,7 @@ In words; tokens are the learner's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,12 +29,12 @@ from grpo.scenarios.scenario import Side
 PairKind = Literal["bridge_math_tutoring", "hh_rlhf_harmless", "pandalm"]
 LabelKind = Literal["casino_negotiation", "cima_tutoring", "diasafety", "taskmaster"]
 
-_PAIRS: Mapping[PairKind, Callable[[Path], Iterator[Record]]] = {
+_PAIRS: Mapping[PairKind, Callable[[Path, Sequence[str]], Iterator[Record]]] = {
     "bridge_math_tutoring": read_bridge_pairs,
     "hh_rlhf_harmless": read_hh_rlhf_harmless,
     "pandalm": read_pandalm,
 }
-_LABELS: Mapping[LabelKind, Callable[[Path], Iterator[Record]]] = {
+_LABELS: Mapping[LabelKind, Callable[[Path, Sequence[str]], Iterator[Record]]] = {
     "casino_negotiation": read_casino_labels,
     "cima_tutoring": read_cima_labels,
     "diasafety": read_diasafety,
@@ -89,20 +89,20 @@ class LabelledReply(_Judged):
         return _said(reply)
 
 
-def read_pairs(kind: PairKind, path: Path) -> Readout[PreferencePair]:
-    """Read the preference pairs of the data set in the folder `path`.
+def read_pairs(kind: PairKind, path: Path, parts: Sequence[str] = ()) -> Readout[PreferencePair]:
+    """Read the preference pairs of the data set in the folder `path`; `parts` as `PublishedSource` has them.
 
     Raises `DataError` where a file is missing or broken.
     """
-    return read_out(_PAIRS[kind](path), PreferencePair)
+    return read_out(_PAIRS[kind](path, parts), PreferencePair)
 
 
-def read_labels(kind: LabelKind, path: Path) -> Readout[LabelledReply]:
-    """Read the labelled replies of the data set in the folder `path`.
+def read_labels(kind: LabelKind, path: Path, parts: Sequence[str] = ()) -> Readout[LabelledReply]:
+    """Read the labelled replies of the data set in the folder `path`; `parts` as `PublishedSource` has them.
 
     Raises `DataError` where a file is missing or broken.
     """
-    return read_out(_LABELS[kind](path), LabelledReply)
+    return read_out(_LABELS[kind](path, parts), LabelledReply)
 
 
 def _said(reply: Message) -> Message:

@@ -58,7 +58,8 @@ class Scenario(_Record):
     context: str = ""
     """Background that the agent and the reward may see."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Tools of this world: `{"name", "description", "parameters"}`."""
+    """Tools of this world: `{"name", "description", "parameters"}`, and `from_turn`, the number of the user turn that
+    brings the tool, where it is not there from the beginning."""
     world: dict[str, Any] = Field(default_factory=dict)
     """Initial state of the world."""
     expected: Expected = Field(default_factory=Expected)
@@ -82,6 +83,14 @@ class Scenario(_Record):
     def _check_user(self) -> Scenario:
         if not self.user_responses and not self.goal.strip():
             raise ValueError("no user: give user_responses (a script) or goal (a simulated user)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_late_tools(self) -> Scenario:
+        for tool in self.tools:
+            turn = tool.get("from_turn", 0)
+            if type(turn) is not int or not 0 <= turn < max(1, len(self.user_responses)):
+                raise ValueError(f"tool {tool.get('name')} comes in user turn {turn!r}, which the script does not have")
         return self
 
     @property

@@ -250,3 +250,55 @@ def test_a_task_may_be_wanted_by_a_simulated_user():
     scenario = NOTES.model_copy(update={"user_responses": (), "goal": "Count my words.\n- file name: a.txt"})
     state = asyncio.run(make_environment(TaskSettings(kind="task")).reset(scenario, seed=1))
     assert state.history[0].content == "Count my words."
+
+
+LATE = NOTES.model_copy(
+    update={
+        "user_responses": ("How many words are in a.txt?", "There is a tool for it now.", "Thanks."),
+        "tools": ({**NOTES.tools[0], "from_turn": 1}, NOTES.tools[1]),
+    }
+)
+
+
+def test_a_tool_that_comes_later_is_unknown_before_its_turn_and_known_from_it_on():
+    """`wc` comes with the user's second words: the same call is refused before them and made after them."""
+
+    async def run() -> tuple[dict[str, Any], dict[str, Any]]:
+        world = TaskEnvironment(worlds=WORLDS)
+        early = await world.step(await world.reset(LATE), _call("wc", file_name="a.txt", mode="w"))
+        late = await world.step(
+            (await world.step(early.state, _say("I cannot."))).state, _call("wc", file_name="a.txt", mode="w")
+        )
+        assert early.response is not None
+        assert late.response is not None
+        return json.loads(early.response.content), json.loads(late.response.content)
+
+    early, late = asyncio.run(run())
+    assert early == {"error": "unknown tool wc; there are cat"}
+    assert "error" not in late
+
+
+def test_the_message_that_brings_a_tool_ends_with_its_schema():
+    """The context names the tools of the beginning alone, and stays as it was; the words after it bring nothing."""
+
+    async def run() -> tuple[str, list[str]]:
+        world = TaskEnvironment(worlds=WORLDS)
+        state = await world.reset(LATE)
+        context = state.context
+        state = (await world.step((await world.step(state, _say("I cannot."))).state, _say("Two."))).state
+        assert state.context == context
+        return context, [message.content for message in state.history if message.role == "user"]
+
+    context, said = asyncio.run(run())
+    assert '"cat"' in context
+    assert '"wc"' not in context
+    words, schema = said[1].splitlines()
+    assert (words, json.loads(schema)["name"]) == ("There is a tool for it now.", "wc")
+    assert said[2] == "Thanks."
+
+
+def test_a_tool_cannot_come_in_a_turn_that_the_script_does_not_have():
+    """Turn 3 of three turns, 0 to 2, would never be played."""
+    tool = {**NOTES.tools[0], "from_turn": 3}
+    with pytest.raises(ValueError, match="tool wc comes in user turn 3, which the script does not have"):
+        Scenario.model_validate({**LATE.model_dump(), "tools": [tool]})

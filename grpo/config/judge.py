@@ -8,7 +8,7 @@ from grpo.config.base import Settings
 
 
 class JudgeSettings(Settings):
-    """Options of the reward `ruler`, beside its rubric and its fallback."""
+    """A language model that judges, by the reward `ruler` (beside its rubric and fallback) or as the setting `judge`."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # somebody may have put the key itself here
 

@@ -23,6 +23,8 @@ from grpo.trajectories import Outcome
 Criterion = Callable[[Mapping[str, Any]], bool]
 """Whether a state of the world is as it should be."""
 
+_JUDGED = ("DB", "COMMUNICATE", "ACTION")
+"""Parts of a scenario's success that are judged here."""
 _CALLING = (
     'Tools, one a line. Call one by <tool_call>{"name": "…", "arguments": {…}}</tool_call> alone; without a call you '
     "speak to the user."
@@ -38,10 +40,16 @@ class TaskEnvironment(ConversationEnvironment):
     until that turn of the user, whose message ends with its schema: the system prompt, which was read, stays.
 
     Success is what the `criteria` say of the state; they end the episode as soon as all of them hold. Without
-    criteria the scenario says it: each part of the state that `expected.state` names must equal it; where it names
-    none, the whole state must equal the one that `expected.calls` lead to. `expected.facts` must have been told, and
-    in worlds whose answers count, the answers to the expected calls must have been seen. What a state keeps under
-    names that begin with `_` is not judged.
+    criteria the scenario says it, by the parts of `expected.basis`:
+
+        DB             each part of the state that `expected.state` names must equal it; where it names none, the whole
+                       state must equal the one that `expected.calls` lead to, and in worlds whose answers count the
+                       answers to these calls must have been seen
+        COMMUNICATE    `expected.facts` must have been told
+        ACTION         `expected.calls` must have been made, with the same arguments or those of `compare_args`
+        NL_ASSERTION, ENV_ASSERTION    not judged here, and success is None
+
+    What a state keeps under names that begin with `_` is not judged.
     """
 
     def __init__(
@@ -77,6 +85,12 @@ class TaskEnvironment(ConversationEnvironment):
             context = "\n".join(filter(None, (context, _CALLING, *self._schemas(state.scenario, turn=0))))
         metadata = {**state.metadata, "seen": (), "wanted": await self._expect(state.scenario)}
         return state.after(context=context, world=self._begin(state.scenario), metadata=metadata)
+
+    async def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario whose tools are in no world, or whose world refuses an expected call that counts."""
+        await super().check(scenario)
+        self._offered(scenario)
+        await self._expect(scenario)
 
     async def _respond(self, state: EnvironmentState, action: Message) -> StepResult:
         """Run the calls, or let the user answer."""
@@ -115,18 +129,23 @@ class TaskEnvironment(ConversationEnvironment):
         """Hold the final state against the criteria, or against what the scenario expects."""
         if self.criteria:
             checks = {name: bool(holds(state.world)) for name, holds in self.criteria.items()}
-            return Outcome(success=all(checks.values()), checks=checks, state=_judged(state.world))
+            return Outcome.of(checks, state=_judged(state.world))
         wanted: _Wanted = state.metadata["wanted"]
-        world = _judged(state.world)
-        named = {part: world.get(part) for part in wanted.state} if state.scenario.expected.state else world
-        checks = {"end_state": named == wanted.state}
-        if wanted.answers:
-            seen = [_written(result) for result in state.metadata["seen"]]
-            checks["answers_seen"] = all(answer in seen for answer in wanted.answers)
-        if state.scenario.expected.facts:
+        expected, world, checks = state.scenario.expected, _judged(state.world), {}
+        if "DB" in expected.basis:
+            named = {part: world.get(part) for part in wanted.state} if expected.state else world
+            checks["end_state"] = named == wanted.state
+            if wanted.answers:
+                seen = [_written(result) for result in state.metadata["seen"]]
+                checks["answers_seen"] = all(answer in seen for answer in wanted.answers)
+        if "COMMUNICATE" in expected.basis:
             words = " ".join(m.content for m in state.history if m.role == "assistant" and not m.tool_calls).casefold()
-            checks["facts_told"] = all(fact.casefold() in words for fact in state.scenario.expected.facts)
-        return Outcome(success=all(checks.values()), checks=checks, state=world)
+            checks["facts_told"] = all(fact.casefold() in words for fact in expected.facts)
+        if "ACTION" in expected.basis:
+            made = [call for message in state.history for call in message.tool_calls]
+            checks["calls_made"] = all(any(_is_made(wish, call) for call in made) for wish in expected.calls)
+        unjudged = tuple(part for part in expected.basis if part not in _JUDGED)
+        return Outcome.of(checks, unjudged=unjudged, state=world)
 
     async def replay(self, scenario: Scenario) -> AsyncIterator[Replayed]:
         """Make the scenario's expected calls one after the other, from its beginning."""
@@ -247,6 +266,16 @@ class Replayed:
 class _Wanted:
     state: Mapping[str, Any]
     answers: tuple[str, ...] = ()
+
+
+def _is_made(expected: Mapping[str, Any], call: ToolCall) -> bool:
+    """Whether a call is the expected one, in all arguments or in those that are compared."""
+    wanted = expected["arguments"]
+    compared = expected.get("compare_args")
+    names = {*wanted, *call.arguments} if compared is None else compared
+    return call.name == expected["name"] and all(
+        (name in call.arguments, call.arguments.get(name)) == (name in wanted, wanted.get(name)) for name in names
+    )
 
 
 def _user_turn(state: EnvironmentState) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,6 +15,11 @@ MAX_TURN_CHARS = 8_000
 Domain = Literal["customer_service", "technical_support", "sales", "education", "tool_use", "general"]
 Difficulty = Literal["easy", "medium", "hard", "unknown"]
 Side = Literal["train", "heldout"]
+
+
+Criterion = Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]
+"""A part of success, in the words of tau-bench's reward basis: the final state, assertions on it, assertions about the
+conversation, the calls that were made, the facts that were told."""
 
 
 class _Record(BaseModel):
@@ -29,10 +34,23 @@ class Expected(_Record):
     facts: tuple[str, ...] = ()
     """Facts that the customer must have been told."""
     calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that solve the task, in order: `{"name", "arguments"}`, and `turn`, the number of the user turn that
-    the call answers, where the source tells it."""
+    """Tool calls that solve the task, in order: `{"name", "arguments"}`, and where the source tells them, `turn`, the
+    number of the user turn that the call answers, and `compare_args`, the arguments that must be the same."""
     state: dict[str, Any] = Field(default_factory=dict)
     """The final state of the world."""
+    assertions: tuple[str, ...] = ()
+    """Statements about the conversation that must be true; a language model judges them."""
+    required_documents: tuple[str, ...] = ()
+    """Documents of the domain's knowledge base that the task needs, by id."""
+    reward_basis: Annotated[tuple[Criterion, ...], Field(min_length=1)] | None = None
+    """What success is made of; None is all that is expected here."""
+
+    @property
+    def basis(self) -> tuple[Criterion, ...]:
+        """What success is made of; facts and assertions of which none is expected hold by themselves."""
+        expected = {"NL_ASSERTION": self.assertions, "COMMUNICATE": self.facts}
+        named: tuple[Criterion, ...] = ("DB", "COMMUNICATE", "NL_ASSERTION")
+        return tuple(part for part in self.reward_basis or named if expected.get(part, True))
 
 
 class Metadata(_Record):

@@ -83,4 +83,4 @@ def _reader(source: Source) -> Iterator[Record]:
         return read_multidogo(path, domains=source.domains, parts=source.parts, level=source.level)
     if isinstance(source, PublishedSource):
         return _PUBLISHED[source.kind](path, source.parts)
-    return read_tau2_bench(path, source.domain)
+    return read_tau2_bench(path, source.domain, source.tasks)

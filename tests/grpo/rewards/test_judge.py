@@ -150,8 +150,8 @@ def test_a_damaged_answer_on_disk_is_asked_for_again(model: Model, tmp_path: Pat
     assert [r.score for r in _results(ruler)] == [0.1, 0.9]
     asked = {key: value for key, value in model.asked[0].items() if key != "path"}
     question = {"server": f"{model.url}#clerk", "rubric": ruler.rubric.hash, "request": asked}
-    assert ruler.answers.get(question) is not None
-    ruler.answers.put(question, "no verdict")
+    assert ruler.judge.answers.get(question) is not None
+    ruler.judge.answers.put(question, "no verdict")
     assert [r.score for r in _results(ruler)] == [0.1, 0.9]
     assert len(model.asked) == 3
 

@@ -214,7 +214,7 @@ def telecom(tmp_path: Path, *tasks: dict[str, Any]) -> list[Record]:
     (place / "user_db.toml").write_text("[device]\nroaming_enabled = false\n")
     (place / "main_policy.md").write_text("Be kind.")
     (place / "tech_support_manual.md").write_text("Turn it off and on.")
-    return list(read_tau2_bench(tmp_path, "telecom"))
+    return list(read_tau2_bench(tmp_path, "telecom", "tasks_small.json"))
 
 
 def test_what_the_user_does_is_part_of_the_final_state(tmp_path: Path) -> None:
@@ -247,12 +247,14 @@ def test_a_broken_database_is_an_error(tmp_path: Path) -> None:
     telecom(tmp_path)
     (tmp_path / "telecom" / "db.toml").write_text("[[lines")
     with pytest.raises(DataError, match=r"db\.toml is no TOML document"):
-        list(read_tau2_bench(tmp_path, "telecom"))
+        list(read_tau2_bench(tmp_path, "telecom", "tasks_small.json"))
 
 
 def test_all_published_telecom_tasks_become_scenarios(published: Callable[[str], Path], tmp_path: Path) -> None:
     """20 tasks; 7 calls are the agent's, 20 the user's own; every one has assertions on the final state."""
-    source = Tau2Source(kind="tau2_bench", path=str(published("tau2_bench")), domain="telecom")
+    source = Tau2Source(
+        kind="tau2_bench", path=str(published("tau2_bench")), domain="telecom", tasks="tasks_small.json"
+    )
     counts = ingest((source,), tmp_path / "s.parquet", tmp_path / "q.parquet", max_quarantined_share=0)
     scenarios = list(read_scenarios(tmp_path / "s.parquet"))
     assert (counts.records, counts.scenarios) == (20, 20)

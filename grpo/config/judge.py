@@ -8,7 +8,7 @@ from grpo.config.base import Settings
 
 
 class JudgeSettings(Settings):
-    """A language model that judges, by the reward `ruler` (beside its rubric and fallback) or as the setting `judge`."""
+    """A language model that judges, for the reward `ruler` (beside its rubric and fallback) or the setting `judge`."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # somebody may have put the key itself here
 

@@ -50,6 +50,7 @@ def _score(model: Model, store: Path, *, error_budget: float) -> ScoreResult:
         rollouts=(rollout,),
         scenarios=artifacts.put_folder("scenarios", table),
         reward=(RewardComponent(kind="ruler", weight=0.6, options=options),),
+        judge=None,
         error_budget=error_budget,
         store=str(store),
     )

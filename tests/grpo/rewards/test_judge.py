@@ -416,7 +416,7 @@ def test_what_is_no_number_of_tokens_is_not_counted_as_one(model: Model, tmp_pat
     model.answers = [answer]
     ruler = _ruler(model, tmp_path)
     assert [r.score for r in _results(ruler)] == [0.1, 0.9]
-    assert (ruler.judge.client.ledger.spent.tokens, ruler.client.ledger.spent.unmetered) == (0, 1)
+    assert (ruler.judge.client.ledger.spent.tokens, ruler.judge.client.ledger.spent.unmetered) == (0, 1)
     with pytest.raises(RewardError, match="does not say how many tokens it used"):
         _results(_ruler(model, tmp_path, budget_tokens=9), ["fine", "fine"])
 
@@ -518,7 +518,15 @@ def test_the_key_stands_nowhere(model: Model, tmp_path: Path, caplog: pytest.Log
     assert "[key]" in repr(_results(ruler, ["other", "words"]))
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 2
-    seen = [*files, caplog.text, repr(results), repr(vars(ruler)), repr(vars(ruler.judge.client)), repr(ruler.settings)]
+    seen = [
+        *files,
+        caplog.text,
+        repr(results),
+        repr(vars(ruler)),
+        repr(vars(ruler.judge)),
+        repr(vars(ruler.judge.client)),
+        repr(ruler.settings),
+    ]
     assert not any(SECRET in text for text in seen)
     assert model.keys[0] == f"Bearer {SECRET}"
 

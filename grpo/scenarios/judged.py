@@ -1,7 +1,7 @@
 """What people said about replies: which of two is better, or how good one is.
 
     preference pair    prompt, chosen reply, rejected reply
-    labelled reply     prompt, reply, label or score
+    labelled reply     prompt, if there was one, reply, label or score
 
 In words; tokens are the learner's.
 """
@@ -14,12 +14,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from grpo.config.judged import LabelFile, PairFile
 from grpo.messages import Message
 from grpo.scenarios.readers.bridge_math_tutoring import read_bridge_pairs
 from grpo.scenarios.readers.casino_negotiation import read_casino_labels
 from grpo.scenarios.readers.cima_tutoring import read_cima_labels
 from grpo.scenarios.readers.diasafety import read_diasafety
 from grpo.scenarios.readers.hh_rlhf_harmless import read_hh_rlhf_harmless
+from grpo.scenarios.readers.judged_file import read_label_records, read_pair_records
 from grpo.scenarios.readers.pandalm import read_pandalm
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.taskmaster import read_taskmaster_labels
@@ -77,10 +79,11 @@ class PreferencePair(_Judged):
 class LabelledReply(_Judged):
     """A reply to a prompt, and what people called it."""
 
+    prompt: tuple[Message, ...] = ()
     reply: Message
     label: str = Field(min_length=1)
     """In the words of its source, for example `Unsafe`."""
-    score: float | None = None
+    score: float | None = Field(default=None, allow_inf_nan=False)
     """More is better, in the units of its source; None where its labels have no order."""
 
     @field_validator("reply")
@@ -103,6 +106,22 @@ def read_labels(kind: LabelKind, path: Path, parts: Sequence[str] = ()) -> Reado
     Raises `DataError` where a file is missing or broken.
     """
     return read_out(_LABELS[kind](path, parts), LabelledReply)
+
+
+def read_pair_file(settings: PairFile) -> Readout[PreferencePair]:
+    """Read preference pairs from a file of one's own, by the columns that the settings name.
+
+    Raises `DataError` where the file is missing, broken or empty, or lacks a column.
+    """
+    return read_out(read_pair_records(settings), PreferencePair)
+
+
+def read_label_file(settings: LabelFile) -> Readout[LabelledReply]:
+    """Read labelled replies from a file of one's own, by the columns that the settings name.
+
+    Raises `DataError` where the file is missing, broken or empty, or lacks a column.
+    """
+    return read_out(read_label_records(settings), LabelledReply)
 
 
 def _said(reply: Message) -> Message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,22 +16,28 @@ from grpo.tables import open_parquet
 _ROWS = 512
 
 
-def read_parquet(path: Path) -> Iterator[Record]:
-    """Read a Parquet file batch by batch; of a table that ingestion wrote, the derived columns are left out.
+def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> Iterator[Record]:
+    """Read a Parquet file batch by batch, or these columns of it as they are.
 
-    Raises `DataError` for a missing or truncated file and one without the column `id`.
+    Of a table that ingestion wrote, the derived columns are left out. Raises `DataError` for a missing or truncated
+    file and one without the column `id`, or one of `columns`.
     """
     file = open_parquet(path)
     names = [n for n in file.schema_arrow.names if n not in DERIVED or not is_scenario_table(file.schema_arrow)]
-    if "id" not in names:
-        raise DataError(f"{path} has no column id, only {', '.join(names)}; name the columns like a scenario's fields")
+    missing = [column for column in ("id",) if column not in names] if columns is None else set(columns) - set(names)
+    if missing:
+        raise DataError(
+            f"{path} has no column {', '.join(sorted(missing))}, only {', '.join(names)}; name the columns like a "
+            "scenario's fields, or in the settings as they are"
+        )
+    fields = to_fields if columns is None else dict
     number = 0
     try:
-        for batch in file.iter_batches(batch_size=_ROWS, columns=names):
+        for batch in file.iter_batches(batch_size=_ROWS, columns=names if columns is None else list(columns)):
             for row in batch.to_pylist():
                 number += 1
                 try:
-                    yield Record(source=str(path), line=number, data=to_fields(row))
+                    yield Record(source=str(path), line=number, data=fields(row))
                 except ValueError as error:
                     yield Record(source=str(path), line=number, data=None, raw=str(row), problem=str(error))
     except (pa.ArrowInvalid, OSError) as error:

@@ -15,7 +15,7 @@ class _JudgedFile(Settings):
     path: str
     """File to read, or a table in an object store; `.tsv` files of kind csv are read tab-separated."""
     layout: Literal["text", "messages"] = "text"
-    """What prompt and replies are: texts (a user's message, an agent's replies), or lists of `{"role", "content"}`, as
+    """Form of prompt and replies: texts (a user's message, an agent's replies), or lists of `{"role", "content"}`, as
     JSON text where a cell cannot hold a list."""
     id: str | None = None
     """Column of a record's id; none names records by the file and their place in it."""
@@ -60,7 +60,7 @@ class LabelFile(_JudgedFile):
     score: str | None = None
     """Column of a number that is higher for what is better; none where `scores` has it, or labels have no order."""
     scores: dict[str, float] = Field(default_factory=dict)
-    """What each label is worth, for example `{good: 1, bad: 0}`; a label that is not listed is refused."""
+    """Score of each label, for example `{good: 1, bad: 0}`; a label that is not listed is refused."""
 
     @model_validator(mode="after")
     def _one_source_of_scores(self) -> Self:

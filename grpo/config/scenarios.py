@@ -56,7 +56,7 @@ class MultiDoGOSource(Settings):
     parts: tuple[Literal["train", "dev", "test"], ...] = Field(default=("train", "dev"), min_length=1)
     """Which parts of the data set are read."""
     level: MultiDoGOLevel = "turn"
-    """Which annotation is read: one row a turn, or one row a sentence."""
+    """Level of the annotation that is read: one row a turn, or one row a sentence."""
 
 
 class Tau2Source(Settings):
@@ -104,7 +104,7 @@ class PublishedSource(Settings):
     path: str
     """Folder of the data set's files, or the publisher's repository."""
     parts: tuple[str, ...] = ()
-    """Which parts are read, such as `train` and `test`, or files by their own names; none reads those that docs/data.md
+    """Parts that are read, such as `train` and `test`, or files by their own names; none reads those that docs/data.md
     counts."""
 
 

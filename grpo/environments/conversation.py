@@ -82,7 +82,7 @@ class ConversationEnvironment(Environment):
         self.user.check(scenario)
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
-        """What the user found; None for a script, which finds nothing.
+        """Findings of the user; None for a script, which finds nothing.
 
         A user finds whether facts were told. Other parts that the scenario's success is made of are not judged here.
         """

@@ -269,7 +269,7 @@ class _Wanted:
 
 
 def _is_made(expected: Mapping[str, Any], call: ToolCall) -> bool:
-    """Whether a call is the expected one, in all arguments or in those that are compared."""
+    """Compare a call with the expected one, in all arguments or in those that are compared."""
     wanted = expected["arguments"]
     compared = expected.get("compare_args")
     names = {*wanted, *call.arguments} if compared is None else compared

@@ -34,7 +34,7 @@ class Judge:
     ) -> dict[str, Verdict]:
         """Verdicts by label, from what the judge has answered before where it was asked this by this rubric.
 
-        Raises `Unscored` where there is no answer, or none that can be read.
+        Raises `Unscored` where there is no answer, or not one that can be read.
         """
         question = {"server": self.address, "rubric": rubric, "request": self.client.request(messages)}
         if (known := self.answers.get(question)) is not None:

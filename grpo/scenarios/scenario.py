@@ -43,11 +43,11 @@ class Expected(_Record):
     required_documents: tuple[str, ...] = ()
     """Documents of the domain's knowledge base that the task needs, by id."""
     reward_basis: Annotated[tuple[Criterion, ...], Field(min_length=1)] | None = None
-    """What success is made of; None is all that is expected here."""
+    """Parts of success; None is all that is expected here."""
 
     @property
     def basis(self) -> tuple[Criterion, ...]:
-        """What success is made of; facts and assertions of which none is expected hold by themselves."""
+        """Parts of success; facts and assertions of which none is expected hold by themselves."""
         expected = {"NL_ASSERTION": self.assertions, "COMMUNICATE": self.facts}
         named: tuple[Criterion, ...] = ("DB", "COMMUNICATE", "NL_ASSERTION")
         return tuple(part for part in self.reward_basis or named if expected.get(part, True))

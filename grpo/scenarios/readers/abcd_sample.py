@@ -62,10 +62,10 @@ def read_abcd_sample(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record
 
     Raises `DataError` where a file is missing or broken.
     """
-    found_parts = find_parts(
+    places = find_parts(
         folder, parts or ("abcd_sample",), {"abcd_sample": ("abcd_sample.json", "data/abcd_sample.json")}
     )
-    place = found_parts[0].path.parent
+    place = places[0].path.parent
     steps = read_document(place / "kb.json")
     tools = _tools(place / "ontology.json")
 
@@ -90,7 +90,7 @@ def read_abcd_sample(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record
             "metadata": {"category": setting.flow, "source": "abcd", "licence": "MIT"},
         }
 
-    for part in found_parts:
+    for part in places:
         yield from reshape(read_json(part.path), _Conversation, fields)
 
 

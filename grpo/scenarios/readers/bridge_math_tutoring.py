@@ -53,16 +53,16 @@ def read_bridge_math_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterat
 
     Raises `DataError` where a file is missing or broken.
     """
-    found = find_parts(folder, parts or _DEFAULT, _PARTS)
-    yield from read_parts(found, lambda part: reshape(read_json(part.path), _Moment, partial(_scenario, part.stem)))
+    places = find_parts(folder, parts or _DEFAULT, _PARTS)
+    yield from read_parts(places, lambda part: reshape(read_json(part.path), _Moment, partial(_scenario, part.stem)))
 
 
 def read_bridge_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
     """Read the same moments as pairs, the expert's reply over the novice's; a chat of several parts is on one side."""
-    found = find_parts(folder, parts or _DEFAULT, _PARTS)
-    training = [part for part in found if part.side == "train"]
+    places = find_parts(folder, parts or _DEFAULT, _PARTS)
+    training = [part for part in places if part.side == "train"]
     trained = {item.get("c_id") for part in training for item in read_document(part.path) if isinstance(item, dict)}
-    for part in found:
+    for part in places:
         for record in reshape(read_json(part.path), _Moment, partial(_pair, part.stem)):
             if record.data is not None and part.side is not None:
                 record.data["side"] = "train" if record.data["group"] in trained else "heldout"

@@ -79,8 +79,8 @@ def read_casino_negotiation(folder: Path, parts: Sequence[str] = ()) -> Iterator
 
     Raises `DataError` where a file is missing or broken.
     """
-    found = find_parts(folder, parts or _DEFAULT, _PARTS)
-    yield from read_parts(found, lambda part: reshape(read_json(part.path), _Dialogue, _scenario))
+    places = find_parts(folder, parts or _DEFAULT, _PARTS)
+    yield from read_parts(places, lambda part: reshape(read_json(part.path), _Dialogue, _scenario))
 
 
 def read_casino_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:

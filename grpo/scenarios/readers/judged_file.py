@@ -32,21 +32,21 @@ class _Row(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     def cell(self, column: str) -> Any:
-        """What stands in a column; raises `ValueError` where the record has no such column, or nothing in it."""
+        """Value of a column; raises `ValueError` where the record has no such column, or nothing in it."""
         cells = self.model_extra or {}
         if cells.get(column) in (None, ""):
             raise ValueError(f"nothing in column {column}: the record has {', '.join(cells) or 'no column'}")
         return cells[column]
 
 
-class _Said(BaseModel):
+class _Written(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Role
     content: str
 
 
-_SAID = TypeAdapter(list[_Said])
+_MESSAGES = TypeAdapter(list[_Written])
 
 
 def read_pair_records(settings: PairFile) -> Iterator[Record]:
@@ -94,13 +94,13 @@ def _pair(settings: PairFile) -> Callable[[_Row, int], dict[str, Any]]:
 
 def _label(settings: LabelFile) -> Callable[[_Row, int], dict[str, Any]]:
     def fields(row: _Row, line: int) -> dict[str, Any]:
-        said = _replies(row, settings.reply, settings)
+        messages = _replies(row, settings.reply, settings)
         label = _text(row.cell(settings.label))
         if settings.scores and label not in settings.scores:
             raise ValueError(f"label without a score: {label!r}, scores has {', '.join(settings.scores)}")
         score = settings.scores.get(label) if settings.score is None else row.cell(settings.score)
-        prompt = [*_prompt(row, settings), *said[:-1]]
-        return {**_common(row, line, settings, prompt), "reply": said[-1], "label": label, "score": score}
+        prompt = [*_prompt(row, settings), *messages[:-1]]
+        return {**_common(row, line, settings, prompt), "reply": messages[-1], "label": label, "score": score}
 
     return fields
 
@@ -149,7 +149,7 @@ def _messages(column: str, value: Any) -> list[Message]:
         except ValueError as error:
             raise ValueError(f"column {column} is no JSON: {error}") from error
     try:
-        return [Message(role=said.role, content=said.content) for said in _SAID.validate_python(value)]
+        return [Message(role=item.role, content=item.content) for item in _MESSAGES.validate_python(value)]
     except ValidationError as error:
         raise ValueError(f"column {column} holds no messages: {first_fault(error)}") from error
 

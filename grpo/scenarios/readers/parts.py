@@ -20,7 +20,7 @@ from grpo.scenarios.readers.shapes import declare_sides
 from grpo.scenarios.scenario import Side
 
 Names = Mapping[str, Sequence[str]]
-"""Where a part may lie below the folder, by the name of the part: a published data set has one of them."""
+"""Places below the folder where a part may lie, by the name of the part; the first that is there counts."""
 _SIDES: Mapping[str, Side] = {
     "train": "train",
     **dict.fromkeys(("dev", "test", "val", "valid", "validation"), "heldout"),

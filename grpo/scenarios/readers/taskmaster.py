@@ -152,10 +152,13 @@ def _label(found: _Step, _: int) -> dict[str, Any]:
         context = from_json(found.context)
     except ValueError as error:
         raise ValueError(f"context is no JSON: {error}") from error
+    prompt = [_message(step) for step in _SAID.validate_python(context)]
+    if not prompt:
+        raise ValueError("context is empty: a step is judged by what comes before it")
     return {
         "id": f"taskmaster-{found.conversation_id}",
         "group": f"taskmaster-{hashlib.sha256(found.context.encode()).hexdigest()[:16]}",
-        "prompt": [_message(step) for step in _SAID.validate_python(context)],
+        "prompt": prompt,
         "reply": _message(_Said.model_validate(_object("generation", found.generation))),
         "label": "good" if found.reward else "bad",
         "score": found.reward,

@@ -109,7 +109,7 @@ class _Task(BaseModel):
 
     @property
     def expected(self) -> dict[str, Any]:
-        """What the episode is held against."""
+        """Criteria that the episode is held against."""
         criteria = self.evaluation_criteria
         return {
             "calls": [action.call for action in self.actions],

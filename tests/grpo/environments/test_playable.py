@@ -1,4 +1,4 @@
-"""What cannot be played is known before anything is played."""
+"""Scenarios that cannot be played are known before anything is played."""
 
 from __future__ import annotations
 

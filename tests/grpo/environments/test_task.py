@@ -289,12 +289,12 @@ def test_the_message_that_brings_a_tool_ends_with_its_schema():
         assert state.context == context
         return context, [message.content for message in state.history if message.role == "user"]
 
-    context, said = asyncio.run(run())
+    context, messages = asyncio.run(run())
     assert '"cat"' in context
     assert '"wc"' not in context
-    words, schema = said[1].splitlines()
+    words, schema = messages[1].splitlines()
     assert (words, json.loads(schema)["name"]) == ("There is a tool for it now.", "wc")
-    assert said[2] == "Thanks."
+    assert messages[2] == "Thanks."
 
 
 def test_a_tool_cannot_come_in_a_turn_that_the_script_does_not_have():
@@ -324,7 +324,7 @@ def test_only_the_parts_of_the_reward_basis_decide():
 
 
 def test_success_that_includes_assertions_is_not_judged_here():
-    """Whether the state is right or wrong: what a judge of words must decide is named, and success is None."""
+    """The state may be right or wrong: the part that a judge of words must decide is named, and success is None."""
     scenario = _based("DB", "NL_ASSERTION", assertions=["The agent is brief."])
     for actions, right in (([_call("cancel", order="1"), _say("Done.")], True), ([_say("Done.")], False)):
         outcome = _outcome(_desk(), scenario, *actions)

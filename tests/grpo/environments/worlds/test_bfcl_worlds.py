@@ -103,7 +103,7 @@ def test_the_published_calls_succeed_and_silence_fails():
 
 
 async def _play_by_turn(scenario: Scenario, calls: Sequence[dict[str, Any]]) -> bool:
-    """Whether an agent that makes each call in its turn, or as soon as its tool is there, is successful."""
+    """Success of an agent that makes each call in its turn, or as soon as its tool is there."""
     arrival = {tool["name"]: tool.get("from_turn", 0) for tool in scenario.tools}
     state, turn = await WORLD.reset(scenario), 0
     while not state.done:

@@ -205,7 +205,7 @@ def test_the_published_basis_decides_a_retail_task():
 
 @published
 def test_words_without_calls_do_not_change_the_shop():
-    """Where something had to change, talk alone misses the final state."""
+    """Talk alone misses the final state of tasks in which something had to change."""
 
     async def run() -> list[bool]:
         world = _world()

@@ -43,9 +43,9 @@ def write(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
 def pairs(path: Path, **settings: Any) -> tuple[list[PreferencePair], dict[str, int]]:
     """The pairs of a file, and the reasons of what was refused; the counts add up."""
     kind = {"tsv": "csv"}.get(path.suffix[1:], path.suffix[1:])
-    found = read_pair_file(PairFile.model_validate({"kind": kind, "path": str(path), **settings}))
-    assert found.records == len(found.items) + len(found.quarantined)
-    return list(found.items), found.reasons
+    readout = read_pair_file(PairFile.model_validate({"kind": kind, "path": str(path), **settings}))
+    assert readout.records == len(readout.items) + len(readout.quarantined)
+    return list(readout.items), readout.reasons
 
 
 KINDS = ["jsonl", "json", "csv", "tsv", "parquet"]
@@ -139,11 +139,8 @@ def test_ids_groups_and_sides_come_from_their_columns(tmp_path: Path):
     assert reasons == {"duplicate id": 1}
 
 
-LABELS = [
-    {"text": f"{word} {k}", "label": word, "stars": stars}
-    for k in range(2)
-    for word, stars in (("good", 1), ("bad", 0))
-]
+STARS = {"good": 1.0, "bad": 0.0}
+LABELS = [{"text": f"{word} {k}", "label": word, "stars": stars} for k in range(2) for word, stars in STARS.items()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,24 +148,24 @@ def test_labels_are_read_by_their_columns_from_every_format(tmp_path: Path, kind
     """Texts without a prompt, scored by a table of the labels or by a column."""
     path = write(tmp_path, kind, LABELS)
     read = {"kind": "csv" if kind == "tsv" else kind, "path": str(path)}
-    by_label = read_label_file(LabelFile.model_validate({**read, "scores": {"good": 1, "bad": 0}}))
+    by_label = read_label_file(LabelFile.model_validate({**read, "scores": STARS}))
     by_column = read_label_file(LabelFile.model_validate({**read, "score": "stars"}))
-    for found in (by_label, by_column):
-        assert [(i.reply.content, i.label, i.score) for i in found.items] == [
+    for readout in (by_label, by_column):
+        assert [(i.reply.content, i.label, i.score) for i in readout.items] == [
             (row["text"], row["label"], row["stars"]) for row in LABELS
         ]
-        assert {item.prompt for item in found.items} == {()}
+        assert {item.prompt for item in readout.items} == {()}
 
 
 def test_labels_that_cannot_be_scored_are_refused_with_their_reason(tmp_path: Path):
     """A label that is not listed, a number that is not finite; a label that is a number becomes its text."""
     path = write(tmp_path, "jsonl", [*LABELS, {"text": "x", "label": "odd", "stars": 1}])
-    found = read_label_file(LabelFile(kind="jsonl", path=str(path), scores={"good": 1, "bad": 0}))
-    assert (len(found.items), found.reasons) == (4, {"label without a score": 1})
+    readout = read_label_file(LabelFile(kind="jsonl", path=str(path), scores=STARS))
+    assert (len(readout.items), readout.reasons) == (4, {"label without a score": 1})
     path = write(tmp_path, "csv", [{**LABELS[0], "stars": "nan"}, {**LABELS[1], "label": 1}])
-    found = read_label_file(LabelFile(kind="csv", path=str(path), score="stars"))
-    assert [item.label for item in found.items] == ["1"]
-    assert found.reasons == {"score: Input should be a finite number": 1}
+    readout = read_label_file(LabelFile(kind="csv", path=str(path), score="stars"))
+    assert [item.label for item in readout.items] == ["1"]
+    assert readout.reasons == {"score: Input should be a finite number": 1}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +177,7 @@ def test_labels_that_cannot_be_scored_are_refused_with_their_reason(tmp_path: Pa
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(kind: Any, settings: dict[str, Any], error: str):
-    """When they are read, not in the middle of a file."""
+    """As soon as they are read, not in the middle of a file."""
     with pytest.raises(ValidationError, match=error):
         kind.model_validate({"kind": "csv", "path": "x.csv", **settings})
 
@@ -209,7 +206,7 @@ def test_labels_of_ones_own_teach_a_reward(tmp_path: Path):
     """From Parquet, without prompts: held-out AUC 1 where every label can be told by its words."""
     rows = [{"text": f"{POLITE if k % 2 else RUDE} {k}", "label": "good" if k % 2 else "bad"} for k in range(200)]
     path = write(tmp_path, "parquet", rows)
-    items = read_label_file(LabelFile(kind="parquet", path=str(path), scores={"good": 1, "bad": 0})).items
+    items = read_label_file(LabelFile(kind="parquet", path=str(path), scores=STARS)).items
     held = apart([item.group for item in items])
     sides = [[item for item, out in zip(items, held, strict=True) if out == side] for side in (False, True)]
     card = learn_labels(*sides, tmp_path / "reward", split="a fifth by group")

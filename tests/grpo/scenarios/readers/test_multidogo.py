@@ -81,7 +81,7 @@ def test_a_turn_number_that_orders_nothing_is_refused(tmp_path: Path, number: st
 
 
 def sentences(tmp_path: Path, *rows: str) -> list[Record]:
-    """What is read at sentence level from these rows, `id turn sentence utterance intent` each."""
+    """Records that are read at sentence level from these rows, `id turn sentence utterance intent` each."""
     path = tmp_path / "sentence" / "media" / "test.tsv"
     path.parent.mkdir(parents=True)
     header = HEADER.replace("turnNumber\t", "turnNumber\tsentenceNumber\t")

@@ -25,14 +25,14 @@ def gsm8k(*questions: str) -> list[dict[str, str]]:
 
 
 def read(kind: str, root: Path, *parts: str) -> list[Scenario]:
-    """What ingestion makes of these parts."""
+    """Scenarios that ingestion makes of these parts."""
     source = PublishedSource.model_validate({"kind": kind, "path": str(root), "parts": parts})
     ingest((source,), root / "s.parquet", root / "q.parquet", max_quarantined_share=0)
     return list(read_scenarios(root / "s.parquet"))
 
 
 def test_both_sides_of_a_published_split_are_declared(folder: Any) -> None:
-    """What the test part shares with the training part has leaked: its side stays open."""
+    """A question that the test part shares with the training part has leaked: its side stays open."""
     root = folder({"train.jsonl": gsm8k("a", "b"), "test.jsonl": gsm8k("B!", "c")})
     assert [(s.id, s.side) for s in read("gsm8k", root, "train", "test")] == [
         ("gsm8k-1", "train"),
@@ -57,8 +57,8 @@ def test_a_file_is_read_by_its_own_name(folder: Any) -> None:
 def test_a_part_is_found_where_its_publisher_has_it(folder: Any) -> None:
     """A clone of the repository is a folder too; a file beside it comes first."""
     root = folder({"published/train.jsonl": "", "published/test.jsonl": "", "test.jsonl": ""})
-    found = find_parts(root, ("train", "test"), NAMES)
-    assert [str(part.path.relative_to(root)) for part in found] == ["published/train.jsonl", "test.jsonl"]
+    parts = find_parts(root, ("train", "test"), NAMES)
+    assert [str(part.path.relative_to(root)) for part in parts] == ["published/train.jsonl", "test.jsonl"]
 
 
 @pytest.mark.parametrize(

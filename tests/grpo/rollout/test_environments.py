@@ -18,7 +18,7 @@ from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
 from grpo.environments.simulator import SimulatedEnvironment
 from grpo.environments.task import TaskEnvironment
-from grpo.errors import BudgetError
+from grpo.errors import BudgetError, DataError
 from grpo.messages import Message
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy
@@ -222,3 +222,21 @@ def test_a_tool_that_comes_later_is_read_behind_what_was_sampled(policy: Transfo
         assert '"wc"' not in policy.tokenizer.decode(trajectory.token_ids[:before].tolist())
         assert '"wc"' in policy.tokenizer.decode(trajectory.token_ids[bringing.start : bringing.stop].tolist())
         assert not trajectory.loss_mask[bringing.start : bringing.stop].any()
+
+
+def test_a_scenario_that_cannot_be_played_is_refused_before_any_is_played(policy: TransformersPolicy):
+    """The second of two has a tool that no world has: the first was not begun."""
+    begun: list[str] = []
+
+    class Watched(TaskEnvironment):
+        async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+            begun.append(scenario.id if scenario else "")
+            return await super().reset(scenario, seed=seed)
+
+    scripts = [
+        Scenario(id="good", user_responses=("hello",)),
+        Scenario(id="bad", user_responses=("hello",), tools=({"name": "brew", "parameters": {}},)),
+    ]
+    with pytest.raises(DataError, match="scenario bad is not playable: no world has brew"):
+        _collect(policy, Watched(worlds=WORLDS), scripts, ScriptedPolicy(["ok"]))
+    assert begun == []

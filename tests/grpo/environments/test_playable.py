@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from grpo.config.environments import ConversationSettings, SimulatedUserSettings, SupportDeskSettings, TaskSettings
-from grpo.environments.playable import find_refused
+from grpo.environments.catalog import WORLDS
+from grpo.environments.playable import find_refused, refusals
+from grpo.environments.single_turn import SingleTurn
+from grpo.environments.task import TaskEnvironment
 from grpo.errors import BudgetError
 from grpo.scenarios.readers.tau2_bench import read_tau2_bench
 from grpo.scenarios.scenario import Scenario
@@ -46,6 +49,12 @@ def test_a_users_model_is_not_needed_to_know():
 def test_an_environment_plays_everything_unless_it_refuses():
     """The order desk takes what it is given."""
     assert find_refused(SupportDeskSettings(kind="support_desk"), SCRIPTED, max_share=0.0) == {}
+
+
+def test_an_environment_around_another_one_refuses_what_that_refuses():
+    """Episodes of one reply need a world as well."""
+    world = SingleTurn(TaskEnvironment(worlds=WORLDS))
+    assert list(refusals(world, [*SCRIPTED, BREWING])) == ["b"]
 
 
 @pytest.mark.skipif(not (PUBLISHED / "tau2_bench").exists(), reason="the published tasks of tau2_bench are not here")

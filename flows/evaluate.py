@@ -51,7 +51,11 @@ def evaluate(
         ledger = Ledger(runner)
         checkpoint = checkpoint_at(model, config, ledger)
         read = prepare_scenarios(
-            config.scenarios, ledger, config.store, heldout_share=None if scenarios_file is None else 1.0
+            config.scenarios,
+            ledger,
+            config.store,
+            heldout_share=None if scenarios_file is None else 1.0,
+            environment=config.environment,
         )
         played = Rollouts(config, ledger, read.data, read.sides).heldout(checkpoint)
         measured = ledger.run(

@@ -92,6 +92,7 @@ class Rollouts:
             rollouts=tuple(result.rollout for result in played),
             scenarios=self.data.scenarios,
             reward=config.reward,
+            judge=config.judge,
             error_budget=config.rollout.error_budget,
             store=config.store,
         )

@@ -106,7 +106,7 @@ class Run:
 
     def read_scenarios(self) -> None:
         """Ingest, validate and split: nothing is computed on scenarios that fail, or that no gate can judge."""
-        read = prepare_scenarios(self.config.scenarios, self.ledger, self.store)
+        read = prepare_scenarios(self.config.scenarios, self.ledger, self.store, environment=self.config.environment)
         self.data, self.validated, self.sides = read.data, read.validated, read.sides
         heldout = read_scenarios(
             self.artifacts.path(self.data.scenarios) / SCENARIOS,

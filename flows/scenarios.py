@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flows.ledger import Ledger
+from grpo.config.environments import EnvironmentSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.scenarios.fingerprint import fingerprint
 from tasks.ingest import IngestResult, ingest
@@ -22,9 +23,17 @@ class ReadScenarios:
 
 
 def prepare_scenarios(
-    settings: ScenarioSettings, ledger: Ledger, store: str, *, heldout_share: float | None = None
+    settings: ScenarioSettings,
+    ledger: Ledger,
+    store: str,
+    *,
+    heldout_share: float | None = None,
+    environment: EnvironmentSettings | None = None,
 ) -> ReadScenarios:
-    """Ingest, validate and split; a `heldout_share` of 1 holds out all that are not declared to be trained on."""
+    """Ingest, validate and split; a `heldout_share` of 1 holds out all that are not declared to be trained on.
+
+    What the environment cannot play, where one is given, is left out or refused before anything is played.
+    """
     bound = settings.max_quarantined_share
     data = ledger.run(
         ingest,
@@ -41,6 +50,8 @@ def prepare_scenarios(
         scenarios=data.scenarios,
         heldout_share=settings.heldout_share if heldout_share is None else heldout_share,
         limit=settings.limit,
+        environment=environment,
+        max_refused_share=bound,
         store=store,
     )
     return ReadScenarios(data=data, validated=validated, sides=sides)

@@ -35,7 +35,7 @@ def choose_profile(groups: Sequence[TrajectoryGroup]) -> tuple[TrainingProfile, 
     known = [reward for siblings in rewards for reward in siblings]
     if not known:
         raise NoLearningSignal("none of the probe episodes has a reward; see their errors")
-    verified = [t.outcome.success for each in groups for t in each.trajectories if t.outcome is not None]
+    verified = [t.success for each in groups for t in each.trajectories if t.success is not None]
     good, kind = (fmean(verified), "verified success") if verified else (fmean(known), "mean reward")
     differ = fmean(len(set(siblings)) > 1 for siblings in rewards)
     told = f"{kind} is {good:.2f}, siblings differ in {differ:.0%} of {len(rewards)} probe groups"

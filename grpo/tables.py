@@ -16,7 +16,7 @@ from grpo.errors import DataError
 from grpo.messages import Message, Role, ToolCall
 from grpo.trajectories import Outcome, Stop, Trajectory, Turn
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 _ROWS = 512
 
 _TURN = pa.struct(
@@ -29,7 +29,14 @@ _TURN = pa.struct(
         ("stop", pa.int32()),
     ]
 )
-_OUTCOME = pa.struct([("success", pa.bool_()), ("checks", pa.map_(pa.string(), pa.bool_())), ("state", pa.string())])
+_OUTCOME = pa.struct(
+    [
+        ("success", pa.bool_()),
+        ("checks", pa.map_(pa.string(), pa.bool_())),
+        ("state", pa.string()),
+        ("unjudged", pa.list_(pa.string())),
+    ]
+)
 SCHEMA = pa.schema(
     [
         ("scenario_id", pa.string()),
@@ -147,9 +154,10 @@ class _TurnRow(_Strict):
 
 
 class _OutcomeRow(_Strict):
-    success: bool
+    success: bool | None
     checks: list[tuple[str, bool]]
     state: str
+    unjudged: list[str]
 
     @field_validator("state")
     @classmethod
@@ -219,7 +227,12 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "error": trajectory.error,
         "outcome": None
         if outcome is None
-        else {"success": outcome.success, "checks": list(outcome.checks.items()), "state": json.dumps(outcome.state)},
+        else {
+            "success": outcome.success,
+            "checks": list(outcome.checks.items()),
+            "state": json.dumps(outcome.state),
+            "unjudged": list(outcome.unjudged),
+        },
         "turn_rewards": list(trajectory.turn_rewards),
         "terminal_reward": trajectory.terminal_reward,
         "breakdown": list(trajectory.breakdown.items()),
@@ -251,7 +264,10 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
             "outcome": None
             if outcome is None
             else Outcome(
-                success=outcome["success"], checks=dict(outcome["checks"]), state=json.loads(outcome["state"])
+                success=outcome["success"],
+                checks=dict(outcome["checks"]),
+                state=json.loads(outcome["state"]),
+                unjudged=tuple(outcome["unjudged"]),
             ),
             "turn_rewards": tuple(row["turn_rewards"]),
             "breakdown": dict(row["breakdown"]),

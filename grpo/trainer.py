@@ -26,6 +26,7 @@ from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import UpdateMetrics, idle, update
 from grpo.policy.transformers.model import TransformersPolicy, residents
 from grpo.renderer import Renderer
+from grpo.rewards.assertions import AssertionJudge
 from grpo.rewards.reward import RewardFunction
 from grpo.rewards.score import score
 from grpo.rewards.summary import RolloutSummary, summarize
@@ -43,7 +44,8 @@ class MultiTurnGRPOTrainer:
     """Plays groups of siblings, judges them, and updates the agent's policy, again and again.
 
     `scenarios` are those of the environment unless others are given; `eval_scenarios` are held out. With a `folder` the
-    training leaves its checkpoints there, and the same call goes on where a killed one stopped.
+    training leaves its checkpoints there, and the same call goes on where a killed one stopped. `judge` judges what
+    scenarios assert in words.
     """
 
     def __init__(
@@ -57,8 +59,9 @@ class MultiTurnGRPOTrainer:
         eval_scenarios: Sequence[Scenario] = (),
         folder: str | Path | None = None,
         monitor: DiagnosticsMonitor | None = None,
+        judge: AssertionJudge | None = None,
     ) -> None:
-        self.agent, self.environment, self.reward_fn = agent, environment, reward_fn
+        self.agent, self.environment, self.reward_fn, self.judge = agent, environment, reward_fn, judge
         self.config = config or TrainingConfig()
         self.scenarios = {s.id: s for s in (environment.scenarios if scenarios is None else scenarios)}
         if not self.scenarios:
@@ -224,7 +227,8 @@ class MultiTurnGRPOTrainer:
             iteration=iteration,
             agent=self.agent,
         )
-        return list(score(trajectories, self.reward_fn, {scenario.id: scenario for scenario in scenarios}))
+        known = {scenario.id: scenario for scenario in scenarios}
+        return list(score(trajectories, self.reward_fn, known, judge=self.judge))
 
     @property
     def _policy(self) -> TransformersPolicy:

@@ -38,12 +38,30 @@ class Turn:
 class Outcome:
     """What the environment verified when the episode ended."""
 
-    success: bool
-    """Whether the task is done: the end state is right and nothing false was promised."""
+    success: bool | None
+    """Whether the task is done: the end state is right and nothing false was promised; None while a part of that is
+    not judged."""
     checks: Mapping[str, bool] = field(default_factory=dict)
     """The single findings that `success` is made of."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """The final state of the world."""
+    unjudged: tuple[str, ...] = ()
+    """Parts of success that were not judged: empty unless `success` is None."""
+
+    def __post_init__(self) -> None:
+        if (self.success is None) != bool(self.unjudged):
+            raise DataError(
+                f"outcome with success {self.success} and unjudged parts {list(self.unjudged)}; "
+                "success is None exactly where a part is not judged"
+            )
+
+    @classmethod
+    def of(
+        cls, checks: Mapping[str, bool], *, unjudged: tuple[str, ...] = (), state: Mapping[str, Any] | None = None
+    ) -> Outcome:
+        """The outcome that findings make: success where all hold and nothing is left to judge."""
+        success = None if unjudged else all(checks.values())
+        return cls(success=success, checks=checks, state=state or {}, unjudged=unjudged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +114,11 @@ class Trajectory:
             else mine == theirs
             for mine, theirs in ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
         )
+
+    @property
+    def success(self) -> bool | None:
+        """Verified success; None where the environment verifies nothing, or a part of success was not judged."""
+        return None if self.outcome is None else self.outcome.success
 
     @property
     def place(self) -> str:

@@ -9,7 +9,7 @@ from grpo.home import home
 
 
 class JudgeSettings(Settings):
-    """Options of the reward `ruler`, beside its rubric and its fallback."""
+    """A language model that judges, for the reward `ruler` (beside its rubric and fallback) or the setting `judge`."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # somebody may have put the key itself here
 

@@ -13,6 +13,7 @@ from grpo.config.compute import ComputeSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings
+from grpo.config.judge import JudgeSettings
 from grpo.config.policy import PolicySettings
 from grpo.config.rewards import RewardComponent
 from grpo.config.rollout import RolloutSettings
@@ -67,6 +68,8 @@ class PipelineConfig(Settings):
     """The world in which the episodes are played."""
     reward: tuple[RewardComponent, ...] = Field(min_length=1)
     """Weighted components; their sum is the reward of an episode."""
+    judge: JudgeSettings | None = None
+    """Language model that judges the assertions of scenarios; without one, success that includes them is not judged."""
     rollout: RolloutSettings = RolloutSettings()
     """How many episodes are played, and how."""
     training: TrainingSettings = TrainingSettings()

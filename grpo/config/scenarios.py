@@ -42,17 +42,24 @@ class GeneratorSource(Settings):
     """Files and folders that it reads in a way that Python does not see, as pyarrow does; they take part, too."""
 
 
+MultiDoGOLevel = Literal["turn", "sentence"]
+
+
 class MultiDoGOSource(Settings):
     """MultiDoGO: customers' turns of crowd-sourced service conversations (TSV)."""
 
     kind: Literal["multidogo"]
     """Conversations of MultiDoGO."""
     path: str
-    """Folder that holds `turn/<domain>/<part>.tsv`."""
-    domains: tuple[Literal["software", "finance", "fastfood"], ...] = ("software", "finance", "fastfood")
+    """Folder that holds `<level>/<domain>/<part>.tsv`, or the publisher's repository."""
+    domains: tuple[Literal["software", "finance", "fastfood", "airline", "insurance", "media"], ...] = Field(
+        default=("software", "finance", "fastfood"), min_length=1
+    )
     """Whose customers are taken."""
-    parts: tuple[Literal["train", "dev"], ...] = ("train", "dev")
+    parts: tuple[Literal["train", "dev", "test"], ...] = Field(default=("train", "dev"), min_length=1)
     """Which parts of the data set are read."""
+    level: MultiDoGOLevel = "turn"
+    """Level of the annotation that is read: one row a turn, or one row a sentence."""
 
 
 class Tau2Source(Settings):
@@ -61,9 +68,11 @@ class Tau2Source(Settings):
     kind: Literal["tau2_bench"]
     """Tasks of tau2-bench."""
     path: str
-    """Folder that holds `<domain>/`, with its tasks, database and policy."""
-    domain: Literal["retail", "mock", "telecom"] = "retail"
-    """Whose tasks are taken."""
+    """Folder that holds `<domain>/`, with its tasks, database and policy, or the publisher's repository."""
+    domain: str = Field(default="retail", pattern=r"^\w[\w-]*$")
+    """Whose tasks are taken: airline, banking_knowledge, mock, retail, telecom, or another folder of their layout."""
+    tasks: str = Field(default="tasks.json", pattern=r"^\w[\w.-]*\.json$")
+    """The file of tasks in the domain's folder, such as `tasks_small.json`."""
 
 
 class ConversationLogSource(Settings):
@@ -96,7 +105,10 @@ class PublishedSource(Settings):
     ]
     """Name of the published data set."""
     path: str
-    """Folder of the data set."""
+    """Folder of the data set's files, or the publisher's repository."""
+    parts: tuple[str, ...] = ()
+    """Parts that are read, such as `train` and `test`, or files by their own names; none reads those that docs/data.md
+    counts."""
 
 
 Source = Annotated[

@@ -77,10 +77,22 @@ class ConversationEnvironment(Environment):
         response = Message(role="user", content=said.words)
         return StepResult(state=state.after(response, metadata=metadata), response=response)
 
+    async def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario that the user cannot play."""
+        self.user.check(scenario)
+
     def verify(self, state: EnvironmentState) -> Outcome | None:
-        """What the user found; None for a script, which finds nothing."""
+        """Findings of the user; None for a script, which finds nothing.
+
+        A user finds whether facts were told. Other parts that the scenario's success is made of are not judged here.
+        """
+        expected = state.scenario.expected
         checks = self.user.checks(state.scenario, state.history, state.metadata["user"])
-        return Outcome(success=all(checks.values()), checks=checks) if checks else None
+        judged = {"COMMUNICATE"} if checks else set()
+        if expected.reward_basis is None:
+            judged |= {"DB", "COMMUNICATE"}
+        unjudged = tuple(part for part in expected.basis if part not in judged)
+        return Outcome.of(checks, unjudged=unjudged) if checks or unjudged else None
 
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:

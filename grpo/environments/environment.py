@@ -79,6 +79,10 @@ class Environment(ABC):
         """Judge the final state by what is true in the world; None where nothing can be verified."""
         return None
 
+    async def check(self, scenario: Scenario) -> None:
+        """Raise `DataError` for a scenario that cannot be played here; by default all can. Asked before any is."""
+        return
+
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
         """Hold what episodes need, such as a connection, while they are played inside the running event loop."""

@@ -43,10 +43,14 @@ class SimulatedUser(User):
         self.patience = patience
         self.voice = voice
 
-    async def open(self, scenario: Scenario, *, seed: int | None) -> Said:
-        """Say what the user wants."""
+    def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario without a goal."""
         if not scenario.goal.strip():
             raise DataError(f"scenario {scenario.id} has no goal for a simulated user; give it one, or play its script")
+
+    async def open(self, scenario: Scenario, *, seed: int | None) -> Said:
+        """Say what the user wants."""
+        self.check(scenario)
         goal = read_goal(scenario.goal)
         memory = {"seed": seed or 0, "turn": 0, "told": (), "heard": (), "unhelpful": 0, "left": None}
         if self.voice is None:
@@ -128,6 +132,10 @@ class ScenarioUser(User):
 
     def _of(self, scenario: Scenario) -> User:
         return self._scripted if scenario.user_responses else self._simulated
+
+    def check(self, scenario: Scenario) -> None:
+        """See `User.check`."""
+        self._of(scenario).check(scenario)
 
     async def open(self, scenario: Scenario, *, seed: int | None) -> Said:
         """See `User.open`."""

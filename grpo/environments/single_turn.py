@@ -27,6 +27,10 @@ class SingleTurn(Environment):
         result = await self.environment.step(state, action)
         return replace(result, state=replace(result.state, done=True), response=None, terminated=True, truncated=False)
 
+    async def check(self, scenario: Scenario) -> None:
+        """See the other environment."""
+        await self.environment.check(scenario)
+
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """See the other environment."""
         return self.environment.verify(state)

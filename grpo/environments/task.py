@@ -6,7 +6,7 @@ import copy
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.environments.conversation import ConversationEnvironment, TurnReward
@@ -23,6 +23,8 @@ from grpo.trajectories import Outcome
 Criterion = Callable[[Mapping[str, Any]], bool]
 """Whether a state of the world is as it should be."""
 
+_JUDGED = ("DB", "COMMUNICATE", "ACTION")
+"""Parts of a scenario's success that are judged here."""
 _CALLING = (
     'Tools, one a line. Call one by <tool_call>{"name": "…", "arguments": {…}}</tool_call> alone; without a call you '
     "speak to the user."
@@ -34,13 +36,20 @@ class TaskEnvironment(ConversationEnvironment):
 
     Tools are functions (state, **arguments) → (new state, result) of your own, or those of `worlds`, of which a
     scenario offers the ones that its `tools` name. A call is checked against the tool's schema first; what is wrong
-    with it, and what a function refuses, becomes a result that the model sees.
+    with it, and what a function refuses, becomes a result that the model sees. A tool with a `from_turn` is unknown
+    until that turn of the user, whose message ends with its schema: the system prompt, which was read, stays.
 
     Success is what the `criteria` say of the state; they end the episode as soon as all of them hold. Without
-    criteria the scenario says it: each part of the state that `expected.state` names must equal it; where it names
-    none, the whole state must equal the one that `expected.calls` lead to. `expected.facts` must have been told, and
-    in worlds whose answers count, the answers to the expected calls must have been seen. What a state keeps under
-    names that begin with `_` is not judged.
+    criteria the scenario says it, by the parts of `expected.basis`:
+
+        DB             each part of the state that `expected.state` names must equal it; where it names none, the whole
+                       state must equal the one that `expected.calls` lead to, and in worlds whose answers count the
+                       answers to these calls must have been seen
+        COMMUNICATE    `expected.facts` must have been told
+        ACTION         `expected.calls` must have been made, with the same arguments or those of `compare_args`
+        NL_ASSERTION, ENV_ASSERTION    not judged here, and success is None
+
+    What a state keeps under names that begin with `_` is not judged.
     """
 
     def __init__(
@@ -73,11 +82,15 @@ class TaskEnvironment(ConversationEnvironment):
         state = await super().reset(scenario, seed=seed)
         context = state.context
         if not self.tools:
-            tools = [tool.to_template()["function"] for tool in self._offered(state.scenario).values()]
-            lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
-            context = "\n".join(filter(None, (context, _CALLING, *lines)))
+            context = "\n".join(filter(None, (context, _CALLING, *self._schemas(state.scenario, turn=0))))
         metadata = {**state.metadata, "seen": (), "wanted": await self._expect(state.scenario)}
         return state.after(context=context, world=self._begin(state.scenario), metadata=metadata)
+
+    async def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario whose tools are in no world, or whose world refuses an expected call that counts."""
+        await super().check(scenario)
+        self._offered(scenario)
+        await self._expect(scenario)
 
     async def _respond(self, state: EnvironmentState, action: Message) -> StepResult:
         """Run the calls, or let the user answer."""
@@ -85,12 +98,23 @@ class TaskEnvironment(ConversationEnvironment):
             return self._answer(state, {"error": action.malformed})
         if not action.tool_calls:
             return await self._hear_user(state)
-        offered, results = self._offered(state.scenario), []
+        offered, results = self._offered(state.scenario, turn=_user_turn(state)), []
         for call in action.tool_calls:
             world, result, _ = await self._try(state.world, offered, call)
             state = state.after(world=world, metadata={**state.metadata, "seen": (*state.metadata["seen"], result)})
             results.append(result)
         return self._answer(state, results[0] if len(results) == 1 else results)
+
+    async def _hear_user(self, state: EnvironmentState) -> StepResult:
+        """Let the user answer; tools that come with this turn stand under the words."""
+        result = await super()._hear_user(state)
+        lines = [] if result.response is None else self._schemas(state.scenario, turn=_user_turn(result.state))
+        if result.response is None or not lines:
+            return result
+        response = replace(result.response, content="\n".join((result.response.content, *lines)))
+        return replace(
+            result, response=response, state=replace(result.state, history=(*result.state.history[:-1], response))
+        )
 
     def _answer(self, state: EnvironmentState, result: Any) -> StepResult:
         """Show the model a result; the episode is over when the criteria hold, or at the last turn."""
@@ -105,18 +129,23 @@ class TaskEnvironment(ConversationEnvironment):
         """Hold the final state against the criteria, or against what the scenario expects."""
         if self.criteria:
             checks = {name: bool(holds(state.world)) for name, holds in self.criteria.items()}
-            return Outcome(success=all(checks.values()), checks=checks, state=_judged(state.world))
+            return Outcome.of(checks, state=_judged(state.world))
         wanted: _Wanted = state.metadata["wanted"]
-        world = _judged(state.world)
-        named = {part: world.get(part) for part in wanted.state} if state.scenario.expected.state else world
-        checks = {"end_state": named == wanted.state}
-        if wanted.answers:
-            seen = [_written(result) for result in state.metadata["seen"]]
-            checks["answers_seen"] = all(answer in seen for answer in wanted.answers)
-        if state.scenario.expected.facts:
+        expected, world, checks = state.scenario.expected, _judged(state.world), {}
+        if "DB" in expected.basis:
+            named = {part: world.get(part) for part in wanted.state} if expected.state else world
+            checks["end_state"] = named == wanted.state
+            if wanted.answers:
+                seen = [_written(result) for result in state.metadata["seen"]]
+                checks["answers_seen"] = all(answer in seen for answer in wanted.answers)
+        if "COMMUNICATE" in expected.basis:
             words = " ".join(m.content for m in state.history if m.role == "assistant" and not m.tool_calls).casefold()
-            checks["facts_told"] = all(fact.casefold() in words for fact in state.scenario.expected.facts)
-        return Outcome(success=all(checks.values()), checks=checks, state=world)
+            checks["facts_told"] = all(fact.casefold() in words for fact in expected.facts)
+        if "ACTION" in expected.basis:
+            made = [call for message in state.history for call in message.tool_calls]
+            checks["calls_made"] = all(any(_is_made(wish, call) for call in made) for wish in expected.calls)
+        unjudged = tuple(part for part in expected.basis if part not in _JUDGED)
+        return Outcome.of(checks, unjudged=unjudged, state=world)
 
     async def replay(self, scenario: Scenario) -> AsyncIterator[Replayed]:
         """Make the scenario's expected calls one after the other, from its beginning."""
@@ -146,8 +175,11 @@ class TaskEnvironment(ConversationEnvironment):
         answers = [step.result for step in counted if not step.changed]
         return _Wanted(state=_judged(world), answers=tuple(map(_written, answers)))
 
-    def _offered(self, scenario: Scenario) -> dict[str, Tool]:
-        """The tools of a scenario by name; raises `DataError` where one of them exists in no world."""
+    def _offered(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
+        """The tools of a scenario by name, those that are there in a turn of the user, or all.
+
+        Raises `DataError` where one of them exists in no world.
+        """
         if self.tools:
             return {tool.name: tool for tool in self.tools}
         strangers = sorted({tool["name"] for tool in scenario.tools} - set(self._homes))
@@ -156,7 +188,23 @@ class TaskEnvironment(ConversationEnvironment):
                 f"scenario {scenario.id} is not playable: no world has {', '.join(strangers[:5])}"
                 f"{' …' if len(strangers) > 5 else ''}; leave it out"
             )
-        return {tool["name"]: Tool(**tool) for tool in scenario.tools}
+        return {
+            tool["name"]: Tool(**{key: value for key, value in tool.items() if key != "from_turn"})
+            for tool in scenario.tools
+            if turn is None or tool.get("from_turn", 0) <= turn
+        }
+
+    def _schemas(self, scenario: Scenario, *, turn: int) -> list[str]:
+        """The tools that come in a turn of the user, one line each."""
+        if self.tools:
+            return []
+        new = {tool["name"] for tool in scenario.tools if tool.get("from_turn", 0) == turn}
+        offered = self._offered(scenario, turn=turn)
+        return [
+            json.dumps(tool.to_template()["function"], ensure_ascii=False)
+            for name, tool in offered.items()
+            if name in new
+        ]
 
     def _begin(self, scenario: Scenario) -> dict[str, Any]:
         """The world at the start: each part that the scenario's tools act on."""
@@ -218,6 +266,21 @@ class Replayed:
 class _Wanted:
     state: Mapping[str, Any]
     answers: tuple[str, ...] = ()
+
+
+def _is_made(expected: Mapping[str, Any], call: ToolCall) -> bool:
+    """Compare a call with the expected one, in all arguments or in those that are compared."""
+    wanted = expected["arguments"]
+    compared = expected.get("compare_args")
+    names = {*wanted, *call.arguments} if compared is None else compared
+    return call.name == expected["name"] and all(
+        (name in call.arguments, call.arguments.get(name)) == (name in wanted, wanted.get(name)) for name in names
+    )
+
+
+def _user_turn(state: EnvironmentState) -> int:
+    """The number of the user's last turn."""
+    return sum(message.role == "user" for message in state.history) - 1
 
 
 def _judged(state: Any) -> Any:

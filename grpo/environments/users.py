@@ -37,6 +37,10 @@ class User(ABC):
     async def answer(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> Said:
         """The answer to the agent's words, the last of `history`."""
 
+    def check(self, scenario: Scenario) -> None:
+        """Raise `DataError` for a scenario that this user cannot play; by default all can be played."""
+        return
+
     def checks(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> dict[str, bool]:
         """Findings about a finished conversation that this user can make; none by default."""
         return {}
@@ -50,13 +54,17 @@ class User(ABC):
 class ScriptedUser(User):
     """User turn k is `user_responses[k]`, whatever the agent replies; the user leaves when the script ends."""
 
-    async def open(self, scenario: Scenario, *, seed: int | None) -> Said:
-        """Say the first line."""
+    def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario without a script."""
         if not scenario.user_responses:
             raise DataError(
                 f"scenario {scenario.id} has a goal but no script; the conversation environment plays user_responses: "
                 "use the environment simulated_user"
             )
+
+    async def open(self, scenario: Scenario, *, seed: int | None) -> Said:
+        """Say the first line."""
+        self.check(scenario)
         return Said(words=scenario.user_responses[0], memory={"lines": 1})
 
     async def answer(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> Said:

@@ -21,7 +21,7 @@ def choose_pairs(
     pairs = [(t, twins[t.scenario_id, t.sample]) for t in champion if (t.scenario_id, t.sample) in twins]
 
     def change(pair: tuple[Trajectory, Trajectory]) -> float:
-        before, after = ((t.outcome.success if t.outcome else t.total_reward) or 0 for t in pair)
+        before, after = ((t.total_reward if t.success is None else t.success) or 0 for t in pair)
         return float(after) - float(before)
 
     chosen: list[tuple[Trajectory, Trajectory]] = []
@@ -64,7 +64,7 @@ def _show(trajectory: Trajectory, decode: Decode) -> ShownEpisode:
         policy=trajectory.policy_hash,
         turns=tuple(turns),
         stop=trajectory.stop,
-        success=None if trajectory.outcome is None else trajectory.outcome.success,
+        success=trajectory.success,
         checks={} if trajectory.outcome is None else dict(trajectory.outcome.checks),
         reward=trajectory.total_reward,
         breakdown=dict(trajectory.breakdown),

@@ -106,7 +106,7 @@ def mean(played: Sequence[Trajectory], settings: EvaluationSettings, *, metric: 
 def _success(trajectory: Trajectory) -> float | None:
     if trajectory.stop == "failed":
         return 0.0
-    return None if trajectory.outcome is None else float(trajectory.outcome.success)
+    return None if trajectory.success is None else float(trajectory.success)
 
 
 _ORDER = {"easy": 1, "medium": 2, "hard": 3}

@@ -170,10 +170,10 @@ def must_pass(settings: MustPassGate, evidence: Evidence) -> GateCheck:
     for trajectory in evidence.candidate:
         if trajectory.scenario_id in wanted:
             played.setdefault(trajectory.scenario_id, []).append(trajectory)
-    unverified = [s for s, ones in played.items() if any(t.outcome is None and t.stop != "failed" for t in ones)]
+    unverified = [s for s, ones in played.items() if any(t.success is None and t.stop != "failed" for t in ones)]
     if absent := sorted({*wanted - played.keys(), *unverified}):
         return _missing("must pass", "<=", 0, f"no verified outcome of {_some(absent)}")
-    lost = sorted(s for s, ones in played.items() if not all(t.outcome is not None and t.outcome.success for t in ones))
+    lost = sorted(s for s, ones in played.items() if not all(t.success for t in ones))
     told = f": {_some(lost)}" if lost else ""
     return _check("must pass", len(lost), "<=", 0, f"of {len(wanted)} scenarios that must succeed, those lost{told}")
 

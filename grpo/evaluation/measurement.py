@@ -78,7 +78,7 @@ def measure(played: Sequence[Trajectory], settings: EvaluationSettings, *, seed:
     A failed episode counts as 0 of `success` and is left out of `reward`. Raises `DataError` when no episode was
     verified or scored.
     """
-    success = _compared(played, settings, "success", seed) if any(t.outcome is not None for t in played) else {}
+    success = _compared(played, settings, "success", seed) if any(t.success is not None for t in played) else {}
     reward = _compared(played, settings, "reward", seed) if any(t.total_reward is not None for t in played) else {}
     if not success and not reward:
         raise DataError(f"none of {len(played)} held-out episodes was verified or scored: there is nothing to measure")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,10 +15,9 @@ from pydantic import ValidationError
 from grpo.config.judge import JudgeSettings
 from grpo.errors import ConfigError, Unscored
 from grpo.rewards.comparison import Comparison, shuffled
-from grpo.rewards.judge_cache import AnswerCache
+from grpo.rewards.judging import Judge
 from grpo.rewards.reward import Episode, GroupReward, RewardFunction, RewardResult
 from grpo.rewards.rubrics import Rubric, find_rubric
-from grpo.rewards.verdicts import MalformedVerdict, Verdict, read_verdicts
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +42,6 @@ class RulerReward(GroupReward):
         fallback: str | RewardFunction | None = None,
         **options: Any,
     ) -> None:
-        from grpo.rewards.judge_client import JudgeClient  # openai is an extra
-
         super().__init__(weight=weight)
         try:
             self.settings = JudgeSettings(**options)
@@ -54,8 +49,7 @@ class RulerReward(GroupReward):
             raise ConfigError(f"reward {self.name}: {error}") from error
         self.rubric = find_rubric(rubric)
         self.fallback = _reward_of(fallback) if isinstance(fallback, str) else fallback
-        self.client = JudgeClient(self.settings)
-        self.answers = AnswerCache(Path(self.settings.folder) / "answers")
+        self.judge = Judge(self.settings)
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
         """See the class; the judge reads the siblings in an order drawn for their scenario."""
@@ -76,14 +70,14 @@ class RulerReward(GroupReward):
             episodes, order, self.rubric, seed=self.settings.seed, max_chars=self.settings.max_chars
         )
         try:
-            verdicts = await self._judge(comparison)
+            verdicts = await self.judge.verdicts(comparison.messages, comparison.labels, rubric=self.rubric.hash)
         except Unscored as reason:
             return [reason] * len(episodes)
         return [
             RewardResult(
                 score=verdicts[label].score,
                 metadata={
-                    "judge": self.client.server.address,
+                    "judge": self.judge.address,
                     "rubric": f"{self.rubric.name}@{self.rubric.version}",
                     "rubric_hash": self.rubric.hash,
                     "criteria": self.rubric.weights,
@@ -96,22 +90,6 @@ class RulerReward(GroupReward):
             )
             for index, label in enumerate(comparison.labels)
         ]
-
-    async def _judge(self, comparison: Comparison) -> dict[str, Verdict]:
-        """Verdicts by label, from what the judge has answered before where it was asked this."""
-        request = self.client.request(comparison.messages)
-        question = {"server": self.client.server.address, "rubric": self.rubric.hash, "request": request}
-        if (known := self.answers.get(question)) is not None:
-            with suppress(MalformedVerdict):
-                return read_verdicts(known, comparison.labels)
-        answer = await self.client.ask(comparison.messages)
-        try:
-            verdicts = read_verdicts(answer, comparison.labels)
-        except MalformedVerdict as problem:
-            answer = await self.client.ask([*comparison.messages, *_sent_back(answer, problem)])
-            verdicts = read_verdicts(answer, comparison.labels)
-        self.answers.put(question, answer)
-        return verdicts
 
 
 def create_customer_service_ruler(
@@ -139,10 +117,3 @@ def _stand_in(result: RewardResult | Unscored, reason: Unscored, name: str) -> R
         return Unscored(f"{reason}; and {name}: {result}")
     metadata = {**result.metadata, "judge": f"fallback {name}", "reason": str(reason)}
     return RewardResult(score=result.score, breakdown=result.breakdown, metadata=metadata)
-
-
-def _sent_back(answer: str, problem: MalformedVerdict) -> list[dict[str, str]]:
-    return [
-        {"role": "assistant", "content": answer},
-        {"role": "user", "content": f"This cannot be read: {problem}. Answer again, with the JSON object alone."},
-    ]

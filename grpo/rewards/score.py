@@ -3,47 +3,80 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from operator import attrgetter
 
 from grpo.errors import RewardError, Unscored
+from grpo.rewards.assertions import AssertionJudge
 from grpo.rewards.reward import Episode, RewardFunction, RewardResult
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
+
+logger = logging.getLogger(__name__)
 
 _GROUPS_AT_ONCE = 16
 """Groups that a reward may judge at the same time, as one that asks a server does."""
 
 
 def score(
-    trajectories: Iterable[Trajectory], reward: RewardFunction, scenarios: Mapping[str, Scenario] | None = None
+    trajectories: Iterable[Trajectory],
+    reward: RewardFunction,
+    scenarios: Mapping[str, Scenario] | None = None,
+    *,
+    judge: AssertionJudge | None = None,
 ) -> Iterator[Trajectory]:
     """Give each trajectory its terminal reward and breakdown, in order; siblings, which follow each other, together.
 
-    `scenarios`, by id, are what rewards may hold an episode against. A failed episode keeps reward None, and so does
-    one that could not be judged: None is not 0. No more than a few groups are held at a time. Raises `RewardError`
-    with the place when a reward cannot judge at all.
+    `scenarios`, by id, are what rewards may hold an episode against. `judge` completes outcomes that wait for their
+    assertions, before the reward sees them. A failed episode keeps reward None, and so does one that could not be
+    judged: None is not 0. No more than a few groups are held at a time. Raises `RewardError` with the place when a
+    reward cannot judge at all.
     """
     known = scenarios or {}
     groups = (list(siblings) for _, siblings in groupby(trajectories, key=attrgetter("scenario_id")))
 
     judged: list[list[Trajectory]] = []
 
-    async def judge(window: Sequence[list[Trajectory]]) -> None:  # a runner would print what its coroutine returns
-        judged[:] = await asyncio.gather(*(_judge(siblings, reward, known) for siblings in window))
+    async def judge_groups(window: Sequence[list[Trajectory]]) -> None:  # a runner would print what this returns
+        judged[:] = await asyncio.gather(*(_judge(siblings, reward, known, judge) for siblings in window))
 
     with asyncio.Runner() as runner:
         while window := list(islice(groups, _GROUPS_AT_ONCE)):
-            runner.run(judge(window))
+            runner.run(judge_groups(window))
             for siblings in judged:
                 yield from siblings
 
 
+def leave_unjudged(scored: Sequence[Trajectory], unscored: Sequence[Trajectory]) -> list[Trajectory]:
+    """Of the unscored episodes those that are errors: not the ones whose success has a part that nothing judges.
+
+    The latter are logged with their number. Raises `RewardError` where all finished episodes are among them.
+    """
+    waiting = [trajectory for trajectory in unscored if trajectory.outcome is not None and trajectory.success is None]
+    if not waiting:
+        return list(unscored)
+    finished = sum(trajectory.stop != "failed" for trajectory in scored)
+    parts = sorted({part for trajectory in waiting if trajectory.outcome for part in trajectory.outcome.unjudged})
+    summary = (
+        f"{len(waiting)} of {finished} episodes have no reward: nothing judges {', '.join(parts)} of their success"
+    )
+    if len(waiting) == finished:
+        raise RewardError(f"{summary}; set judge, which judges assertions, or a reward that asks less, such as checks")
+    logger.warning("%s; set judge to judge assertions", summary)
+    return [trajectory for trajectory in unscored if trajectory.outcome is None or trajectory.success is not None]
+
+
 async def _judge(
-    siblings: Sequence[Trajectory], reward: RewardFunction, scenarios: Mapping[str, Scenario]
+    siblings: Sequence[Trajectory],
+    reward: RewardFunction,
+    scenarios: Mapping[str, Scenario],
+    judge: AssertionJudge | None,
 ) -> list[Trajectory]:
+    if judge is not None:
+        siblings = await asyncio.gather(*(judge.settle(t, scenarios.get(t.scenario_id)) for t in siblings))
     finished = [trajectory for trajectory in siblings if trajectory.stop != "failed"]
     if not finished:
         return list(siblings)
@@ -68,5 +101,8 @@ def _scored(trajectory: Trajectory, result: RewardResult | Unscored) -> Trajecto
     if isinstance(result, Unscored):
         return replace(trajectory, error=f"unscored: {result}")
     return replace(
-        trajectory, terminal_reward=result.score, breakdown=dict(result.breakdown), judgement=result.metadata
+        trajectory,
+        terminal_reward=result.score,
+        breakdown=dict(result.breakdown),
+        judgement={**trajectory.judgement, **result.metadata},
     )

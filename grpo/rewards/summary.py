@@ -24,6 +24,8 @@ class RolloutSummary(BaseModel):
     """Episodes that have a reward."""
     verified: int
     """Episodes whose outcome the environment verified."""
+    unjudged: int = 0
+    """Episodes whose success has a part that was not judged; they are not among the verified ones."""
     reward: float | None
     """None when no episode has a reward."""
     success: float | None
@@ -45,6 +47,7 @@ class RolloutSummary(BaseModel):
             episodes=sum(episodes),
             rewarded=sum(rewarded),
             verified=sum(verified),
+            unjudged=self.unjudged + other.unjudged,
             reward=_mean((self.reward, other.reward), rewarded),
             success=_mean((self.success, other.success), verified),
             components={
@@ -63,7 +66,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
     count = max(1, len(trajectories))
     groups = group(trajectories)
     rewards = [reward for t in trajectories if (reward := t.total_reward) is not None]
-    verified = [t.outcome.success for t in trajectories if t.outcome is not None]
+    verified = [t.success for t in trajectories if t.success is not None]
     parts: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.breakdown.items():
@@ -74,6 +77,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
         episodes=len(trajectories),
         rewarded=len(rewards),
         verified=len(verified),
+        unjudged=sum(t.outcome is not None and t.success is None for t in trajectories),
         reward=sum(rewards) / len(rewards) if rewards else None,
         success=sum(verified) / len(verified) if verified else None,
         components={name: sum(values) / len(values) for name, values in parts.items()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from grpo.errors import RewardError
+from grpo.errors import RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
 from grpo.trajectories import Outcome
@@ -21,28 +21,40 @@ def _verified(context: RewardContext, name: str) -> Outcome:
 
 
 class TaskCompletionReward(RewardFunction):
-    """1 when the environment verified success, else 0."""
+    """1 when the environment verified success, else 0; an episode whose success is not judged has no score."""
 
     name = "task_completion"
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
         """See the class."""
-        return RewardResult(score=float(_verified(context, self.name).success))
+        outcome = _verified(context, self.name)
+        if outcome.success is None:
+            raise Unscored(
+                f"{', '.join(outcome.unjudged)} of scenario {context.scenario_id} is not judged; assertions are where "
+                "the config sets judge"
+            )
+        return RewardResult(score=float(outcome.success))
 
 
 class ChecksReward(RewardFunction):
-    """Share of the environment's single findings that are right: partial credit on the way to success."""
+    """Share of the single findings that are right: partial credit on the way to success.
+
+    Of an episode with parts of success that are not judged it is the share of the others, which the metadata name.
+    """
 
     name = "checks"
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
         """See the class."""
-        checks = _verified(context, self.name).checks
+        outcome = _verified(context, self.name)
+        checks, metadata = outcome.checks, {"unjudged": list(outcome.unjudged)} if outcome.unjudged else {}
+        if not checks and outcome.unjudged:
+            raise Unscored(f"{', '.join(outcome.unjudged)} of scenario {context.scenario_id} is not judged")
         if not checks:
             raise RewardError(f"the environment gave no checks for scenario {context.scenario_id}")
-        return RewardResult(score=sum(checks.values()) / len(checks))
+        return RewardResult(score=sum(checks.values()) / len(checks), metadata=metadata)
 
 
 class ValidCallsReward(RewardFunction):

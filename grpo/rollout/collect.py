@@ -95,6 +95,8 @@ def collect(
             environment.serve(concurrency=at_once),
             policy.sampler(concurrency=at_once, renderer=renderer) as sampler,
         ):
+            for scenario in scenarios:
+                await environment.check(scenario)
             deadlines = Deadlines.begin(settings)
 
             async def episode(scenario: Scenario, sample: int) -> Trajectory:

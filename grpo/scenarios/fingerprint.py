@@ -17,6 +17,8 @@ from grpo.config.scenarios import (
 )
 from grpo.errors import DataError
 from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.readers.multidogo import find_multidogo
+from grpo.scenarios.readers.tau2_bench import find_tau2
 
 
 def fingerprint(sources: Sequence[Source]) -> str:
@@ -49,8 +51,8 @@ def _files(source: Source) -> Iterator[Path]:
     if isinstance(source, FileSource):
         yield root
     elif isinstance(source, MultiDoGOSource):
-        yield from (root / "turn" / domain / f"{part}.tsv" for domain in source.domains for part in source.parts)
+        yield from (part.path for part in find_multidogo(root, source.level, source.domains, source.parts))
     elif isinstance(source, Tau2Source):
-        yield from sorted(p for p in (root / source.domain).iterdir() if p.suffix in (".json", ".md", ".toml"))
+        yield from sorted(p for p in find_tau2(root, source.domain).rglob("*") if p.suffix in (".json", ".md", ".toml"))
     else:
         yield from sorted(path for path in root.rglob("*") if path.is_file())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,6 +15,11 @@ MAX_TURN_CHARS = 8_000
 Domain = Literal["customer_service", "technical_support", "sales", "education", "tool_use", "general"]
 Difficulty = Literal["easy", "medium", "hard", "unknown"]
 Side = Literal["train", "heldout"]
+
+
+Criterion = Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]
+"""A part of success, in the words of tau-bench's reward basis: the final state, assertions on it, assertions about the
+conversation, the calls that were made, the facts that were told."""
 
 
 class _Record(BaseModel):
@@ -34,10 +39,23 @@ class Expected(_Record):
     facts: tuple[str, ...] = ()
     """Facts that the customer must have been told."""
     calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that solve the task, in order: `{"name", "arguments"}`, and `turn`, the number of the user turn that
-    the call answers, where the source tells it."""
+    """Tool calls that solve the task, in order: `{"name", "arguments"}`, and where the source tells them, `turn`, the
+    number of the user turn that the call answers, and `compare_args`, the arguments that must be the same."""
     state: dict[str, Any] = Field(default_factory=dict)
     """The final state of the world."""
+    assertions: tuple[str, ...] = ()
+    """Statements about the conversation that must be true; a language model judges them."""
+    required_documents: tuple[str, ...] = ()
+    """Documents of the domain's knowledge base that the task needs, by id."""
+    reward_basis: Annotated[tuple[Criterion, ...], Field(min_length=1)] | None = None
+    """Parts of success; None is all that is expected here."""
+
+    @property
+    def basis(self) -> tuple[Criterion, ...]:
+        """Parts of success; facts and assertions of which none is expected hold by themselves."""
+        expected = {"NL_ASSERTION": self.assertions, "COMMUNICATE": self.facts}
+        named: tuple[Criterion, ...] = ("DB", "COMMUNICATE", "NL_ASSERTION")
+        return tuple(part for part in self.reward_basis or named if expected.get(part, True))
 
 
 class Metadata(_Record):
@@ -63,7 +81,8 @@ class Scenario(_Record):
     context: str = ""
     """Background that the agent and the reward may see."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Tools of this world: `{"name", "description", "parameters"}`."""
+    """Tools of this world: `{"name", "description", "parameters"}`, and `from_turn`, the number of the user turn that
+    brings the tool, where it is not there from the beginning."""
     world: dict[str, Any] = Field(default_factory=dict)
     """Initial state of the world."""
     expected: Expected = Field(default_factory=Expected)
@@ -87,6 +106,14 @@ class Scenario(_Record):
     def _check_user(self) -> Scenario:
         if not self.user_responses and not self.goal.strip():
             raise ValueError("no user: give user_responses (a script) or goal (a simulated user)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_late_tools(self) -> Scenario:
+        for tool in self.tools:
+            turn = tool.get("from_turn", 0)
+            if type(turn) is not int or not 0 <= turn < max(1, len(self.user_responses)):
+                raise ValueError(f"tool {tool.get('name')} comes in user turn {turn!r}, which the script does not have")
         return self
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ class Split(BaseModel):
     heldout: tuple[str, ...]
     categories: dict[str, CategoryCount]
     """What the two sides above hold of each category."""
+    refused: dict[str, str] = {}
+    """Scenarios on neither side, as the environment cannot play them: the reason by id."""
 
 
 def side_of(text_digest: str, *, declared: Side | None = None, share: float) -> Side:
@@ -50,15 +53,18 @@ def side_of(text_digest: str, *, declared: Side | None = None, share: float) -> 
     return "heldout" if int(text_digest, 16) < share * 16 ** len(text_digest) else "train"
 
 
-def split(scenarios_path: Path, *, heldout_share: float, limit: int | None) -> Split:
+def split(
+    scenarios_path: Path, *, heldout_share: float, limit: int | None, refused: Mapping[str, str] | None = None
+) -> Split:
     """Split a table of scenarios; `limit` keeps that many on each side, the first by hash.
 
-    A scenario without a declared side follows a declared one with the same text.
+    A scenario without a declared side follows a declared one with the same text; a refused one is on neither side.
 
     Raises `DataError` where a side is empty, or a category of at least 20 scenarios has none held out. At a share of 1
     nothing is trained on but what is declared so.
     """
-    rows = _read(scenarios_path)
+    refused = refused or {}
+    rows = [row for row in _read(scenarios_path) if row.id not in refused]
     declared = {row.text_digest: row.side for row in rows if row.side is not None}
     train: list[_Row] = []
     heldout: list[_Row] = []
@@ -71,6 +77,7 @@ def split(scenarios_path: Path, *, heldout_share: float, limit: int | None) -> S
         train=tuple(row.id for row in train),
         heldout=tuple(row.id for row in heldout),
         categories=_count(train, heldout),
+        refused=dict(refused),
     )
 
 

@@ -46,10 +46,12 @@ def _written(**changes: object) -> Trajectory:
 def test_a_trajectory_survives_parquet(tmp_path: Path):
     """Everything comes back: tokens, calls, outcome, rewards, and None as None."""
     failed = _written(stop="failed", error="boom", outcome=None, terminal_reward=None, turn_rewards=(), sample=3)
+    waiting = _written(outcome=Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",)), sample=4)
     path = tmp_path / "t.parquet"
-    assert write_trajectories(path, [_written(), failed], provenance={"policy": "p"}) == 2
-    first, second = read_trajectories(path)
-    assert (first, second) == (_written(), failed)
+    assert write_trajectories(path, [_written(), failed, waiting], provenance={"policy": "p"}) == 3
+    first, second, third = read_trajectories(path)
+    assert (first, second, third) == (_written(), failed, waiting)
+    assert third.success is None
     assert first.total_reward == 0.75
     assert (second.stop, second.error, second.outcome, second.total_reward) == ("failed", "boom", None, None)
 

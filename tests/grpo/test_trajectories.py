@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
-from grpo.trajectories import Trajectory, TrajectoryBuffer, TrajectoryGroup, Turn
+from grpo.trajectories import Outcome, Trajectory, TrajectoryBuffer, TrajectoryGroup, Turn
 from tests.doubles import make_trajectory
 
 
@@ -116,3 +117,10 @@ def test_a_buffer_must_hold_something():
     """Size 0 is an error."""
     with pytest.raises(DataError, match="size 0"):
         TrajectoryBuffer(size=0)
+
+
+@pytest.mark.parametrize("outcome", [{"success": None}, {"success": True, "unjudged": ("NL_ASSERTION",)}])
+def test_success_is_unknown_exactly_where_a_part_is_not_judged(outcome: dict[str, Any]):
+    """Neither an unknown success without a reason, nor a success with a part left open."""
+    with pytest.raises(DataError, match="success is None exactly where a part is not judged"):
+        Outcome(**outcome)

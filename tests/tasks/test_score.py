@@ -8,13 +8,13 @@ import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.rewards import RewardComponent
-from grpo.errors import BudgetError
+from grpo.errors import BudgetError, RewardError
 from grpo.messages import Message
 from grpo.scenarios.ingest import SCENARIOS
 from grpo.scenarios.parquet import write_scenarios
 from grpo.scenarios.scenario import Scenario
 from grpo.tables import read_trajectories, write_trajectories
-from grpo.trajectories import Turn
+from grpo.trajectories import Outcome, Turn
 from tasks.score import ScoreResult, score
 from tests.doubles import make_trajectory
 from tests.model_server import Model, conversations, judges
@@ -50,6 +50,7 @@ def _score(model: Model, store: Path, *, error_budget: float) -> ScoreResult:
         rollouts=(rollout,),
         scenarios=artifacts.put_folder("scenarios", table),
         reward=(RewardComponent(kind="ruler", weight=0.6, options=options),),
+        judge=None,
         error_budget=error_budget,
         store=str(store),
     )
@@ -85,3 +86,35 @@ def test_a_judge_that_is_silent_too_often_stops_the_stage(model: Model, tmp_path
         BudgetError, match=r"2 of 4 episodes could not be judged.* 25%; .*scenario s sample 0: .*HTTP 500"
     ):
         _score(model, tmp_path, error_budget=0.25)
+
+
+def _stage(store: Path, *outcomes: Outcome) -> ScoreResult:
+    """Episodes with these outcomes, rewarded by task completion, without a judge; no episode may be unscored."""
+    artifacts = ArtifactStore(str(store))
+    known = [Scenario(id=str(k), user_responses=("hi",)) for k in range(len(outcomes))]
+    played = [make_trajectory(scenario_id=str(k), outcome=outcome) for k, outcome in enumerate(outcomes)]
+    return score.fn(
+        rollouts=(artifacts.put_file("rollout", ".parquet", lambda p: write_trajectories(p, played, provenance={})),),
+        scenarios=artifacts.put_folder("scenarios", lambda path: write_scenarios(path / SCENARIOS, known) and None),
+        reward=(RewardComponent(kind="task_completion", weight=1.0),),
+        judge=None,
+        error_budget=0.0,
+        store=str(store),
+    )
+
+
+WAITING = Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",))
+
+
+def test_what_nothing_judges_is_counted_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """One of two has no reward; the log has the number and the remedy, the summary the count."""
+    result = _stage(tmp_path, Outcome(success=True), WAITING)
+    assert (result.summary.rewarded, result.summary.unjudged, result.summary.success) == (1, 1, 1.0)
+    assert "1 of 2 episodes have no reward: nothing judges NL_ASSERTION" in caplog.text
+    assert "set judge" in caplog.text
+
+
+def test_a_rollout_of_which_nothing_is_judged_is_refused(tmp_path: Path):
+    """There would be nothing to learn from."""
+    with pytest.raises(RewardError, match=r"2 of 2 episodes have no reward.*set judge, which judges assertions, or"):
+        _stage(tmp_path, WAITING, WAITING)

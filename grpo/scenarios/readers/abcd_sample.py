@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from grpo.scenarios.readers.dialogue import from_user_on
 from grpo.scenarios.readers.files import read_document
 from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.parts import find_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import read_whole, reshape
 
@@ -56,13 +57,17 @@ class _Ontology(BaseModel):
     actions: dict[str, dict[str, tuple[str, ...]]]
 
 
-def read_abcd_sample(folder: Path) -> Iterator[Record]:
-    """Read the conversations of `abcd_sample.json`, one record each.
+def read_abcd_sample(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the conversations of the parts (default `abcd_sample`), one record each.
 
     Raises `DataError` where a file is missing or broken.
     """
-    steps = read_document(folder / "kb.json")
-    tools = _tools(folder / "ontology.json")
+    places = find_parts(
+        folder, parts or ("abcd_sample",), {"abcd_sample": ("abcd_sample.json", "data/abcd_sample.json")}
+    )
+    place = places[0].path.parent
+    steps = read_document(place / "kb.json")
+    tools = _tools(place / "ontology.json")
 
     def fields(found: _Conversation, _: int) -> dict[str, Any]:
         setting = found.scenario
@@ -85,7 +90,8 @@ def read_abcd_sample(folder: Path) -> Iterator[Record]:
             "metadata": {"category": setting.flow, "source": "abcd", "licence": "MIT"},
         }
 
-    yield from reshape(read_json(folder / "abcd_sample.json"), _Conversation, fields)
+    for part in places:
+        yield from reshape(read_json(part.path), _Conversation, fields)
 
 
 def _tools(path: Path) -> list[dict[str, Any]]:

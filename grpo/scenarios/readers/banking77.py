@@ -1,14 +1,13 @@
 """BANKING77: what customers of an online bank ask, by one of 77 intents.
 
-Only the training file is at hand, so no side is declared. White space around a question is cut off, a line break in
-it stays.
+White space around a question is cut off, a line break in it stays.
 
 https://github.com/PolyAI-LDN/task-specific-datasets, CC-BY-4.0
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ from pydantic import BaseModel
 
 from grpo.scenarios.readers.csv_file import read_cells
 from grpo.scenarios.readers.files import read_document
+from grpo.scenarios.readers.parts import Part, find_parts, read_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import reshape
+
+_PARTS = {name: (f"{name}.csv", f"banking_data/{name}.csv") for name in ("train", "test")}
 
 
 class _Question(BaseModel):
@@ -25,22 +27,27 @@ class _Question(BaseModel):
     category: str
 
 
-def read_banking77(folder: Path) -> Iterator[Record]:
-    """Read `train.csv`, one record a question; an intent that `categories.json` does not list is a problem.
+def read_banking77(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default `train`), one record a question; the category must be one of `categories.json`.
 
     Raises `DataError` where a file is missing or broken.
     """
-    intents = frozenset(read_document(folder / "categories.json"))
+    yield from read_parts(find_parts(folder, parts or ("train",), _PARTS), _read)
+
+
+def _read(part: Part) -> Iterator[Record]:
+    intents = frozenset(read_document(part.path.parent / "categories.json"))
+    prefix = "banking77" if part.name == "train" else f"banking77-{part.stem}"
 
     def fields(found: _Question, line: int) -> dict[str, Any]:
         if found.category not in intents:
             raise ValueError(f"unknown category: {found.category}")
         return {
-            "id": f"banking77-{line}",
+            "id": f"{prefix}-{line}",
             "topic": "banking",
             "domain": "customer_service",
             "user_responses": [found.text.strip()],
             "metadata": {"category": found.category, "source": "banking77", "licence": "CC-BY-4.0"},
         }
 
-    yield from reshape(read_cells(folder / "train.csv", required=("text", "category")), _Question, fields)
+    return reshape(read_cells(part.path, required=("text", "category")), _Question, fields)

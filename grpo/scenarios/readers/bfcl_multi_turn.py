@@ -4,12 +4,14 @@
     initial_config  → world, by service; a service without a configuration starts empty
     ground_truth    → expected.calls; `turn` says which request a call answers
     function docs   → tools of the services involved, less the excluded ones
+    missed_function → `from_turn` of these tools: they come in a turn that is empty in the data, where the user says
+                      that there are more tools now, as in the benchmark's own harness
 
     "sort('final_report.pdf')"  →  {"name": "sort", "arguments": {"file_name": "final_report.pdf"}, "turn": 2}
 
 The calls are Python in a string: they are parsed, not run, and arguments without a name get it from the docs.
 The docs' types are Python's (`dict`, `float`, `tuple`); they become JSON Schema's. What the services do is code and is
-not in the data.
+not in the data. The parts share their requests: tasks of two parts in one table are near copies of each other.
 
 https://github.com/ShishirPatil/gorilla, Apache-2.0
 """
@@ -17,17 +19,24 @@ https://github.com/ShishirPatil/gorilla, Apache-2.0
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from grpo.scenarios.readers.lines import read_lines
+from grpo.scenarios.readers.parts import Part, find_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import grade, read_whole, reshape
 
-_FILE = "BFCL_v4_multi_turn_base.json"
+_FOLDER = "berkeley-function-call-leaderboard/bfcl_eval/data"
+_PARTS = {
+    name: (f"BFCL_v4_multi_turn_{name}.json", f"{_FOLDER}/BFCL_v4_multi_turn_{name}.json")
+    for name in ("base", "miss_func", "miss_param", "long_context")
+}
+_MORE_TOOLS = "There are more functions to choose from now. Can you do it with them?"
+"""Words of the user where a task has none, because the turn brings a function."""
 _DOCS = {
     "GorillaFileSystem": "gorilla_file_system",
     "MathAPI": "math_api",
@@ -54,6 +63,20 @@ class _Task(BaseModel):
     initial_config: dict[str, Any]
     involved_classes: tuple[str, ...]
     excluded_function: tuple[str, ...] = ()
+    missed_function: dict[int, tuple[str, ...]] = {}
+
+    @property
+    def requests(self) -> list[str]:
+        """Turns of the user; one without words that brings functions gets them."""
+        turns = ["\n".join(said.content for said in turn) for turn in self.question]
+        return [
+            _MORE_TOOLS if not words and turn in self.missed_function else words for turn, words in enumerate(turns)
+        ]
+
+    @property
+    def late(self) -> dict[str, int]:
+        """The turn that brings a function, by its name."""
+        return {name: turn for turn, names in self.missed_function.items() for name in names}
 
 
 class _Answer(BaseModel):
@@ -67,15 +90,21 @@ class _Doc(BaseModel):
     parameters: dict[str, Any]
 
 
-def read_bfcl_multi_turn(folder: Path) -> Iterator[Record]:
-    """Read the tasks, one record each.
+def read_bfcl_multi_turn(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the tasks of the parts (default `base`), one record each.
 
     Raises `DataError` where a file is missing or broken.
     """
-    truth = read_whole(read_lines(folder / "possible_answer" / _FILE), _Answer)
+    for part in find_parts(folder, parts or ("base",), _PARTS):
+        yield from _read(part)
+
+
+def _read(part: Part) -> Iterator[Record]:
+    place = part.path.parent
+    truth = read_whole(read_lines(place / "possible_answer" / part.path.name), _Answer)
     answers = {answer.id: answer.ground_truth for answer in truth}
     docs = {
-        name: read_whole(read_lines(folder / "multi_turn_func_doc" / f"{file}.json"), _Doc)
+        name: read_whole(read_lines(place / "multi_turn_func_doc" / f"{file}.json"), _Doc)
         for name, file in _DOCS.items()
     }
 
@@ -86,6 +115,9 @@ def read_bfcl_multi_turn(folder: Path) -> Iterator[Record]:
         if unknown:
             raise ValueError(f"unknown service: {', '.join(unknown)}")
         described = {doc.name: doc for name in task.involved_classes for doc in docs[name]}
+        strangers = [name for name in task.late if name not in described]
+        if strangers:
+            raise ValueError(f"unknown missed function: {', '.join(strangers)}")
         calls = [
             {**_parse(call, described), "turn": turn} for turn, texts in enumerate(answers[task.id]) for call in texts
         ]
@@ -93,8 +125,12 @@ def read_bfcl_multi_turn(folder: Path) -> Iterator[Record]:
             "id": f"bfcl-{task.id}",
             "topic": "+".join(sorted(task.involved_classes)),
             "domain": "tool_use",
-            "user_responses": ["\n".join(said.content for said in turn) for turn in task.question],
-            "tools": [_tool(doc) for name, doc in described.items() if name not in task.excluded_function],
+            "user_responses": task.requests,
+            "tools": [
+                _tool(doc, task.late.get(name, 0))
+                for name, doc in described.items()
+                if name not in task.excluded_function
+            ],
             "world": {**{name: {} for name in task.involved_classes}, **task.initial_config},
             "expected": {"calls": calls},
             "metadata": {
@@ -105,7 +141,7 @@ def read_bfcl_multi_turn(folder: Path) -> Iterator[Record]:
             },
         }
 
-    yield from reshape(read_lines(folder / _FILE), _Task, fields)
+    return reshape(read_lines(part.path), _Task, fields)
 
 
 def _parse(text: str, docs: Mapping[str, _Doc]) -> dict[str, Any]:
@@ -127,8 +163,9 @@ def _parse(text: str, docs: Mapping[str, _Doc]) -> dict[str, Any]:
         raise ValueError(f"not a call: {text:.80} ({error})") from error
 
 
-def _tool(doc: _Doc) -> dict[str, Any]:
-    return {"name": doc.name, "description": doc.description, "parameters": _schema(doc.parameters)}
+def _tool(doc: _Doc, turn: int) -> dict[str, Any]:
+    tool = {"name": doc.name, "description": doc.description, "parameters": _schema(doc.parameters)}
+    return {**tool, "from_turn": turn} if turn else tool
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:

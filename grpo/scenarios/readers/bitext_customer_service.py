@@ -12,16 +12,22 @@ https://github.com/bitext/customer-support-intent-detection-training-dataset, CD
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from grpo.scenarios.readers.csv_file import read_cells
+from grpo.scenarios.readers.parts import Part, find_parts, read_parts
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import declare_sides, reshape
+from grpo.scenarios.readers.shapes import reshape
 from grpo.scenarios.scenario import Difficulty
+
+_PARTS = {
+    name: (f"{name}.csv", f"data/{name}/Bitext_Sample_Customer_Service_{published}_Dataset.csv")
+    for name, published in (("train", "Training"), ("dev", "Validation"), ("test", "Testing"))
+}
 
 
 class _Utterance(BaseModel):
@@ -31,18 +37,18 @@ class _Utterance(BaseModel):
     tags: str
 
 
-def read_bitext_customer_service(folder: Path) -> Iterator[Record]:
-    """Read `train.csv`, the training side, and `dev.csv`, which is held out; one record an utterance.
+def read_bitext_customer_service(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default `train` and `dev`), one record an utterance.
 
     Raises `DataError` where a file is missing or lacks a column.
     """
-    yield from declare_sides(_read(folder, "train"), _read(folder, "dev"))
+    yield from read_parts(find_parts(folder, parts or ("train", "dev"), _PARTS), _read)
 
 
-def _read(folder: Path, part: str) -> Iterator[Record]:
+def _read(part: Part) -> Iterator[Record]:
     def fields(found: _Utterance, line: int) -> dict[str, Any]:
         return {
-            "id": f"bitext-{part}-{line}",
+            "id": f"bitext-{part.stem}-{line}",
             "topic": found.category,
             "domain": "customer_service",
             "user_responses": [found.utterance],
@@ -54,7 +60,7 @@ def _read(folder: Path, part: str) -> Iterator[Record]:
             },
         }
 
-    return reshape(read_cells(folder / f"{part}.csv", required=tuple(_Utterance.model_fields)), _Utterance, fields)
+    return reshape(read_cells(part.path, required=tuple(_Utterance.model_fields)), _Utterance, fields)
 
 
 def _difficulty(tags: str) -> Difficulty:

@@ -13,7 +13,7 @@ https://github.com/rosewang2008/bridge, MIT
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,9 +24,12 @@ from grpo.messages import Message, Role
 from grpo.scenarios.readers.dialogue import from_user_on, join_turns
 from grpo.scenarios.readers.files import read_document
 from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.parts import find_parts, read_parts
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import declare_sides, reshape
+from grpo.scenarios.readers.shapes import reshape
 
+_PARTS = {name: (f"{name}.json", f"dataset/{name}.json") for name in ("train", "validation", "test")}
+_DEFAULT = ("train", "validation")
 _ERRORS = frozenset({"guess", "right-idea", "diagnose", "careless", "misinterpret", "imprecise"})
 _ROLES: dict[str, Role] = {"student": "user", "tutor": "assistant"}
 
@@ -45,27 +48,25 @@ class _Moment(BaseModel):
     e: str
 
 
-def read_bridge_math_tutoring(folder: Path) -> Iterator[Record]:
-    """Read `train.json`, the training side, and `validation.json`, which is held out; one scenario a moment.
+def read_bridge_math_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default `train` and `validation`), one scenario a moment.
 
     Raises `DataError` where a file is missing or broken.
     """
-    yield from declare_sides(_read_scenarios(folder, "train"), _read_scenarios(folder, "validation"))
+    places = find_parts(folder, parts or _DEFAULT, _PARTS)
+    yield from read_parts(places, lambda part: reshape(read_json(part.path), _Moment, partial(_scenario, part.stem)))
 
 
-def read_bridge_pairs(folder: Path) -> Iterator[Record]:
-    """Read the same moments as pairs, the expert's reply over the novice's; a chat of both files is on one side."""
-    moments = read_document(folder / "train.json")
+def read_bridge_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the same moments as pairs, the expert's reply over the novice's; a chat of several parts is on one side."""
+    places = find_parts(folder, parts or _DEFAULT, _PARTS)
+    moments = [item for part in places if part.side == "train" for item in read_document(part.path)]
     trained = {str(item.get("c_id")) for item in moments if isinstance(item, dict)}
-    for part in ("train", "validation"):
-        for record in reshape(read_json(folder / f"{part}.json"), _Moment, partial(_pair, part)):
-            if record.data is not None:
+    for part in places:
+        for record in reshape(read_json(part.path), _Moment, partial(_pair, part.stem)):
+            if record.data is not None and part.side is not None:
                 record.data["side"] = "train" if record.data["group"] in trained else "heldout"
             yield record
-
-
-def _read_scenarios(folder: Path, part: str) -> Iterator[Record]:
-    return reshape(read_json(folder / f"{part}.json"), _Moment, partial(_scenario, part))
 
 
 def _scenario(part: str, found: _Moment, line: int) -> dict[str, Any]:

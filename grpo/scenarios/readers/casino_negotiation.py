@@ -17,7 +17,7 @@ https://github.com/kushalchawla/CaSiNo, CC-BY-4.0
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,17 @@ from pydantic import BaseModel, Field
 
 from grpo.messages import Message
 from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.parts import find_parts, read_parts
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import declare_sides, grade, reshape
+from grpo.scenarios.readers.shapes import grade, reshape
 
 _POINTS = {"High": 5, "Medium": 4, "Low": 3}
 _WALK_AWAY = 5
-_PARTS = {"train": "train", "valid": "heldout"}
+_PARTS = {
+    name: (f"casino_{name}.json", f"split/casino_{name}.json", f"data/split/casino_{name}.json")
+    for name in ("train", "valid", "test")
+}
+_DEFAULT = ("train", "valid")
 
 
 class _Line(BaseModel):
@@ -69,21 +74,21 @@ class _Dialogue(BaseModel):
         return others[0]
 
 
-def read_casino_negotiation(folder: Path) -> Iterator[Record]:
-    """Read `casino_train.json`, the training side, and `casino_valid.json`, which is held out; one record a dialogue.
+def read_casino_negotiation(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default `train` and `valid`), one record a dialogue.
 
     Raises `DataError` where a file is missing or broken.
     """
-    train, valid = (reshape(read_json(folder / f"casino_{part}.json"), _Dialogue, _scenario) for part in _PARTS)
-    yield from declare_sides(train, valid)
+    places = find_parts(folder, parts or _DEFAULT, _PARTS)
+    yield from read_parts(places, lambda part: reshape(read_json(part.path), _Dialogue, _scenario))
 
 
-def read_casino_labels(folder: Path) -> Iterator[Record]:
+def read_casino_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
     """Read the same dialogues with what they led to."""
-    for part, side in _PARTS.items():
-        for record in reshape(read_json(folder / f"casino_{part}.json"), _Dialogue, _label):
+    for part in find_parts(folder, parts or _DEFAULT, _PARTS):
+        for record in reshape(read_json(part.path), _Dialogue, _label):
             if record.data is not None:
-                record.data["side"] = side
+                record.data["side"] = part.side
             yield record
 
 

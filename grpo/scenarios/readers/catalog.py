@@ -81,7 +81,7 @@ def _reader(source: Source) -> Iterator[Record]:
     if isinstance(source, HuggingFaceSource):
         return read_huggingface(path, source.split)
     if isinstance(source, MultiDoGOSource):
-        return read_multidogo(path, domains=source.domains, parts=source.parts)
+        return read_multidogo(path, domains=source.domains, parts=source.parts, level=source.level)
     if isinstance(source, PublishedSource):
-        return _PUBLISHED[source.kind](path)
-    return read_tau2_bench(path, source.domain)
+        return _PUBLISHED[source.kind](path, source.parts)
+    return read_tau2_bench(path, source.domain, source.tasks)

@@ -15,7 +15,7 @@ https://github.com/kstats/CIMA, CC-BY-2.5
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenarios.boundary import excerpt
 from grpo.scenarios.readers.files import read_document
+from grpo.scenarios.readers.parts import find_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import reshape
 
@@ -47,17 +48,17 @@ class _Exercise(BaseModel):
     tutorActions: tuple[tuple[bool, ...], ...]
 
 
-def read_cima_tutoring(folder: Path) -> Iterator[Record]:
-    """Read the exercises of `dataset.json`, one record each, `line` being its number.
+def read_cima_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the exercises of the parts (default `dataset`), one record each, `line` being its number.
 
-    Raises `DataError` where the file is missing or holds no exercises.
+    Raises `DataError` where a file is missing or holds no exercises.
     """
-    return reshape(_exercises(folder / "dataset.json"), _Exercise, _scenario)
+    return reshape(_exercises(folder, parts), _Exercise, _scenario)
 
 
-def read_cima_labels(folder: Path) -> Iterator[Record]:
+def read_cima_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
     """Read the tutors' replies, one record each; an exercise that cannot be read is one record."""
-    for record in reshape(_exercises(folder / "dataset.json"), _Exercise, _replies):
+    for record in reshape(_exercises(folder, parts), _Exercise, _replies):
         if record.data is None:
             yield record
             continue
@@ -65,7 +66,12 @@ def read_cima_labels(folder: Path) -> Iterator[Record]:
             yield Record(source=record.source, line=record.line, data=reply, raw=record.raw)
 
 
-def _exercises(path: Path) -> Iterator[Record]:
+def _exercises(folder: Path, parts: Sequence[str]) -> Iterator[Record]:
+    for part in find_parts(folder, parts or ("dataset",), {"dataset": ("dataset.json",)}):
+        yield from _read(part.path)
+
+
+def _read(path: Path) -> Iterator[Record]:
     document = read_document(path)
     if not isinstance(document, dict) or not any(isinstance(part, dict) and part for part in document.values()):
         raise DataError(f"{path} holds no exercises by id; fetch the published file again")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ NESTED = ("user_responses", "tools", "world", "expected", "metadata")
 _SECTIONS = ("expected", "metadata")
 
 
-def row_record(path: Path, row: ArrowRow) -> Record:
-    """A row as a record; one that cannot be decoded, or holds no JSON where it should, has a problem."""
-    fields = attempt(lambda: to_fields(row.cells))
-    problem = row.problem or (describe(fields) if isinstance(fields, Exception) else None)
-    if problem is None and not isinstance(fields, Exception):
-        return Record(source=str(path), line=row.number, data=fields)
+def row_record(
+    path: Path, row: ArrowRow, fields: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+) -> Record:
+    """A row as a record, its cells read by `fields`; one that cannot be decoded or read has a problem."""
+    data = attempt(lambda: (fields or to_fields)(row.cells))
+    problem = row.problem or (describe(data) if isinstance(data, Exception) else None)
+    if problem is None and not isinstance(data, Exception):
+        return Record(source=str(path), line=row.number, data=data)
     return Record(source=str(path), line=row.number, data=None, raw=excerpt(row.cells), problem=problem)
 
 

@@ -51,8 +51,8 @@ def read_csv(path: Path) -> Iterator[Record]:
 
 
 def read_cells(path: Path, *, required: Collection[str]) -> Iterator[Record]:
-    """Read a comma-separated file, one record a row, whose data are the row's cells by column."""
-    for row in read_rows(path, delimiter=",", required=required):
+    """Read a CSV file, or a `.tsv` one, one record a row, whose data are the row's cells by column."""
+    for row in read_rows(path, delimiter="\t" if path.suffix == ".tsv" else ",", required=required):
         data = None if row.problem else dict(row.cells)
         yield Record(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
 

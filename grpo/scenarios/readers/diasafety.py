@@ -9,7 +9,7 @@ https://github.com/thu-coai/DiaSafety, Apache-2.0
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +18,11 @@ from pydantic import BaseModel
 
 from grpo.messages import Message
 from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.parts import Part, find_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import reshape
+
+_PARTS = {name: (f"{name}.json", f"DiaSafety_dataset/{name}.json") for name in ("train", "val", "test")}
 
 
 class _Exchange(BaseModel):
@@ -29,18 +32,18 @@ class _Exchange(BaseModel):
     label: Literal["Safe", "Unsafe"]
 
 
-def read_diasafety(folder: Path) -> Iterator[Record]:
-    """Read `train.json` and `val.json`, which is held out; one record a reply. An unsafe reply scores 0, a safe one 1.
+def read_diasafety(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default `train` and `val`), one record a reply. An unsafe reply scores 0, a safe one 1.
 
     Raises `DataError` where a file is missing or broken.
     """
-    for part, side in (("train", "train"), ("val", "heldout")):
-        yield from reshape(read_json(folder / f"{part}.json"), _Exchange, partial(_label, part, side))
+    for part in find_parts(folder, parts or ("train", "val"), _PARTS):
+        yield from reshape(read_json(part.path), _Exchange, partial(_label, part))
 
 
-def _label(part: str, side: str, found: _Exchange, line: int) -> dict[str, Any]:
+def _label(part: Part, found: _Exchange, line: int) -> dict[str, Any]:
     return {
-        "id": f"diasafety-{part}-{line}",
+        "id": f"diasafety-{part.stem}-{line}",
         "group": f"diasafety-{hashlib.sha256(found.context.encode()).hexdigest()[:16]}",
         "prompt": [Message(role="user", content=found.context)],
         "reply": Message(role="assistant", content=found.response),
@@ -49,5 +52,5 @@ def _label(part: str, side: str, found: _Exchange, line: int) -> dict[str, Any]:
         "category": found.category,
         "source": "diasafety",
         "licence": "Apache-2.0",
-        "side": side,
+        "side": part.side,
     }

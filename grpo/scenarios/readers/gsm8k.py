@@ -2,8 +2,8 @@
 
     "… <<48/2=24>>24 clips in May.\\n#### 72"  →  expected.facts "72", expected.responses "… 24 clips in May."
 
-The calculator's marks `<<…>>` are taken out of the solution, the commas out of the answer (`1,600` → `1600`). Only the
-training file is at hand, so no side is declared. Difficulty counts the lines of the solution.
+The calculator's marks `<<…>>` are taken out of the solution, the commas out of the answer (`1,600` → `1600`).
+Difficulty counts the lines of the solution.
 
 https://github.com/openai/grade-school-math, MIT
 """
@@ -11,16 +11,22 @@ https://github.com/openai/grade-school-math, MIT
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from grpo.scenarios.readers.lines import read_lines
+from grpo.scenarios.readers.parts import Part, find_parts, read_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import grade, reshape
 
+_PARTS = {
+    name: (f"{name}.jsonl", f"grade_school_math/data/{name}.jsonl")
+    for name in ("train", "test", "train_socratic", "test_socratic")
+}
 _MARK = re.compile(r"<<[^<>]*>>")
 _ANSWER = re.compile(r"-?\d+(\.\d+)?")
 
@@ -30,22 +36,27 @@ class _Problem(BaseModel):
     answer: str
 
 
-def read_gsm8k(folder: Path) -> Iterator[Record]:
-    """Read `train.jsonl`, one record a problem; an answer that does not end in `#### <number>` is a problem.
+def read_gsm8k(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default `train`), one record a problem; an answer must end in `#### <number>`.
 
-    Raises `DataError` where the file is missing.
+    Raises `DataError` where a file is missing.
     """
-    return reshape(read_lines(folder / "train.jsonl"), _Problem, _scenario)
+    yield from read_parts(find_parts(folder, parts or ("train",), _PARTS), _read)
 
 
-def _scenario(found: _Problem, line: int) -> dict[str, Any]:
+def _read(part: Part) -> Iterator[Record]:
+    prefix = "gsm8k" if part.name == "train" else f"gsm8k-{part.stem}"
+    return reshape(read_lines(part.path), _Problem, partial(_scenario, prefix))
+
+
+def _scenario(prefix: str, found: _Problem, line: int) -> dict[str, Any]:
     solution, mark, last = found.answer.rpartition("####")
     answer = last.strip().replace(",", "")
     if not mark or not _ANSWER.fullmatch(answer):
         raise ValueError(f"no final answer: {found.answer[-40:]!r}")
     solution = _MARK.sub("", solution).strip()
     return {
-        "id": f"gsm8k-{line}",
+        "id": f"{prefix}-{line}",
         "topic": "grade-school mathematics",
         "domain": "education",
         "user_responses": [found.question],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from pydantic import BaseModel
 from grpo.errors import DataError
 from grpo.messages import Message, Role
 from grpo.scenarios.readers.lines import read_lines
+from grpo.scenarios.readers.parts import find_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import reshape
 
+_PARTS = {name: (f"{name}.jsonl.gz", f"harmless-base/{name}.jsonl.gz") for name in ("train", "test")}
 _SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")
 _ROLES: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
 
@@ -34,12 +36,13 @@ class _Pair(BaseModel):
     rejected: str
 
 
-def read_hh_rlhf_harmless(folder: Path) -> Iterator[Record]:
-    """Read every `*.jsonl` and `*.jsonl.gz` of a folder, one record a pair.
+def read_hh_rlhf_harmless(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default every `*.jsonl` and `*.jsonl.gz` of the folder), one record a pair.
 
     Raises `DataError` where there is none, or one is damaged.
     """
-    paths = sorted((*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")))
+    every = sorted((*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")))
+    paths = [part.path for part in find_parts(folder, parts, _PARTS)] if parts else every
     if not paths:
         raise DataError(f"no *.jsonl or *.jsonl.gz in {folder}; fetch the published files again")
     for number, path in enumerate(paths):

@@ -10,15 +10,26 @@ https://github.com/lm-sys/FastChat, Apache-2.0
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from grpo.scenarios.readers.lines import read_lines
+from grpo.scenarios.readers.parts import find_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import read_whole, reshape
+
+_PUBLISHED = "fastchat/llm_judge/data/mt_bench"
+_FILES = {
+    "question": ("question.jsonl", f"{_PUBLISHED}/question.jsonl"),
+    "reference_answer": (
+        "reference_answer_gpt-4.jsonl",
+        "reference_answer/gpt-4.jsonl",
+        f"{_PUBLISHED}/reference_answer/gpt-4.jsonl",
+    ),
+}
 
 
 class _Question(BaseModel):
@@ -37,23 +48,25 @@ class _Answer(BaseModel):
     choices: tuple[_Choice, ...] = Field(min_length=1)
 
 
-def read_mt_bench(folder: Path) -> Iterator[Record]:
-    """Read `question.jsonl`, one record a question.
+def read_mt_bench(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default `question`), one record a question.
 
     Raises `DataError` where a file is missing, or the reference answers are broken.
     """
-    found = read_whole(read_lines(folder / "reference_answer_gpt-4.jsonl"), _Answer)
+    (references,) = find_parts(folder, ("reference_answer",), _FILES)
+    found = read_whole(read_lines(references.path), _Answer)
     answers = {answer.question_id: answer.choices[0].turns for answer in found}
 
     def fields(found: _Question, _: int) -> dict[str, Any]:
-        references = answers.get(found.question_id, found.reference)
+        replies = answers.get(found.question_id, found.reference)
         return {
             "id": f"mt-bench-{found.question_id}",
             "topic": found.category,
             "domain": "general",
             "user_responses": list(found.turns),
-            "expected": {"responses": [text for text in references if text.strip()]},
+            "expected": {"responses": [text for text in replies if text.strip()]},
             "metadata": {"category": found.category, "source": "mt_bench", "licence": "Apache-2.0"},
         }
 
-    yield from reshape(read_lines(folder / "question.jsonl"), _Question, fields)
+    for part in find_parts(folder, parts or ("question",), _FILES):
+        yield from reshape(read_lines(part.path), _Question, fields)

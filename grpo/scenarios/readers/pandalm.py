@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +18,11 @@ from pydantic import BaseModel
 
 from grpo.messages import Message
 from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.parts import find_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import reshape
 
+_PARTS = {"testset-v1": ("testset-v1.json", "data/testset-v1.json")}
 Vote = Literal[0, 1, 2]
 
 
@@ -36,12 +38,13 @@ class _Comparison(BaseModel):
     annotator3: Vote
 
 
-def read_pandalm(folder: Path) -> Iterator[Record]:
-    """Read `testset-v1.json`, one record a comparison, `line` being its number.
+def read_pandalm(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default `testset-v1`), one record a comparison, `line` being its number.
 
-    Raises `DataError` where the file is missing or broken.
+    Raises `DataError` where a file is missing or broken.
     """
-    return reshape(read_json(folder / "testset-v1.json"), _Comparison, _pair)
+    for part in find_parts(folder, parts or ("testset-v1",), _PARTS):
+        yield from reshape(read_json(part.path), _Comparison, _pair)
 
 
 def _pair(found: _Comparison, _: int) -> dict[str, Any]:

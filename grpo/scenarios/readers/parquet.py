@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo.errors import DataError
@@ -12,14 +12,19 @@ from grpo.scenarios.readers.columns import row_record
 from grpo.scenarios.readers.record import Record
 
 
-def read_parquet(path: Path) -> Iterator[Record]:
-    """Read a Parquet file batch by batch; of a table that ingestion wrote, the derived columns are left out.
+def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> Iterator[Record]:
+    """Read a Parquet file batch by batch, or these columns of it as they are.
 
-    Raises `DataError` for a missing, truncated or damaged file and one without the column `id`.
+    Of a table that ingestion wrote, the derived columns are left out. Raises `DataError` for a missing, truncated or
+    damaged file and one without the column `id`, or one of `columns`.
     """
     rows = ParquetRows(path)
     names = [name for name in rows.names if name not in DERIVED or not is_scenario_table(rows.schema)]
-    if "id" not in names:
-        raise DataError(f"{path} has no column id, only {', '.join(names)}; name the columns like a scenario's fields")
-    for row in rows.read(names):
-        yield row_record(path, row)
+    missing = [column for column in ("id",) if column not in names] if columns is None else set(columns) - set(names)
+    if missing:
+        raise DataError(
+            f"{path} has no column {', '.join(sorted(missing))}, only {', '.join(names)}; name the columns like a "
+            "scenario's fields, or in the settings as they are"
+        )
+    for row in rows.read(names if columns is None else list(columns)):
+        yield row_record(path, row, fields=None if columns is None else dict)

@@ -5,7 +5,7 @@
     service_call           → expected.calls; `turn` says which user turn it answers
     service_results        → world.recorded: what each call returned; some returned nothing
     schema.json            → tools: the intents of the dialogue's services
-    train, dev             → side
+    train, dev, test       → side
 
 The development part has services that the training part has not, so the category says what is done (search, or a
 transaction), and the topic names the services.
@@ -15,16 +15,16 @@ https://github.com/google-research-datasets/dstc8-schema-guided-dialogue, CC-BY-
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from grpo.errors import DataError
 from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.parts import Part, find_parts, read_parts
 from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.shapes import declare_sides, grade, read_whole, reshape
+from grpo.scenarios.readers.shapes import grade, read_whole, reshape
 
 
 class _Slot(BaseModel):
@@ -71,25 +71,26 @@ class _Dialogue(BaseModel):
     turns: tuple[_Turn, ...]
 
 
-def read_sgd(folder: Path) -> Iterator[Record]:
-    """Read `train/dialogues_*.json` and `dev/dialogues_*.json`, one record a dialogue, `line` being its number.
+def read_sgd(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the `dialogues_*.json` of the parts (default `train` and `dev`), one record a dialogue.
 
-    Raises `DataError` where a part has no dialogues or no schema, or one of them is broken.
+    A part may also be one file, such as `test/dialogues_003.json`; `line` is the number in the file. Raises `DataError`
+    where a part has no dialogues or no schema, or one of them is broken.
     """
-    yield from declare_sides(_read(folder / "train"), _read(folder / "dev"))
+    names = {name: (name,) for name in ("train", "dev", "test")}
+    yield from read_parts(find_parts(folder, parts or ("train", "dev"), names), _read)
 
 
-def _read(part: Path) -> Iterator[Record]:
-    services = {service.service_name: service for service in read_whole(read_json(part / "schema.json"), _Service)}
-    paths = sorted(part.glob("dialogues_*.json"))
-    if not paths:
-        raise DataError(f"no dialogues_*.json in {part}; fetch the published files again")
+def _read(part: Part) -> Iterator[Record]:
+    paths = part.files("dialogues_*.json")
+    place = paths[0].parent
+    services = {service.service_name: service for service in read_whole(read_json(place / "schema.json"), _Service)}
 
     def fields(found: _Dialogue, _: int) -> dict[str, Any]:
         unknown = [name for name in found.services if name not in services]
         if unknown:
             raise ValueError(f"unknown service: {', '.join(unknown)}")
-        return _scenario(found, part.name, [services[name] for name in found.services])
+        return _scenario(found, place.name, [services[name] for name in found.services])
 
     for path in paths:
         yield from reshape(read_json(path), _Dialogue, fields)

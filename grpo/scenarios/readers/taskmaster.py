@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,15 +26,19 @@ from typing import Any, Literal
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import from_json
 
-from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.readers.dialogue import from_user_on
 from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.parts import Part, find_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import grade, reshape
 from grpo.scenarios.readers.tools import describe_tools
 
-_SETS = ("tm3", "tm4")
+_DIALOGUES = {"tm4": ("tm4/data", "TM-4-2024/data", "tm4")}
+_REWARDS = {
+    "tm3": ("tm3/reward", "TM-3-2020/reward", "tm3"),
+    "tm4": ("tm4/reward", "TM-4-2024/reward", "tm4"),
+}
 
 
 class _Annotation(BaseModel):
@@ -72,14 +76,13 @@ class _Said(BaseModel):
 _SAID = TypeAdapter(tuple[_Said, ...])
 
 
-def read_taskmaster(folder: Path) -> Iterator[Record]:
-    """Read `tm4/data_*.json`, one record a dialogue, `line` being its number in the file.
+def read_taskmaster(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the `data_*.json` of the parts (default `tm4`), one record a dialogue, `line` being its number in the file.
 
-    Raises `DataError` where there is no such file, or one is broken.
+    A part may also be one file. Raises `DataError` where there is no such file, or one is broken.
     """
-    records = [
-        record for path in _paths(folder / "tm4", "data") for record in reshape(read_json(path), _Dialogue, _scenario)
-    ]
+    paths = [path for part in find_parts(folder, parts or ("tm4",), _DIALOGUES) for path in part.files("data_*.json")]
+    records = [record for path in paths for record in reshape(read_json(path), _Dialogue, _scenario)]
     tools = describe_tools(
         (call["name"], call["arguments"])
         for record in records
@@ -90,21 +93,19 @@ def read_taskmaster(folder: Path) -> Iterator[Record]:
         yield record if record.data is None else replace(record, data={**record.data, "tools": tools})
 
 
-def read_taskmaster_labels(folder: Path) -> Iterator[Record]:
-    """Read `tm3/reward_*.json` and `tm4/reward_*.json`, one record a judged step of the agent."""
-    for name in _SETS:
-        for path in _paths(folder / name, "reward"):
+def read_taskmaster_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the `reward_*.json` of the parts (default `tm3` and `tm4`), one record a judged step of the agent."""
+    for part in find_parts(folder, parts or tuple(_REWARDS), _REWARDS):
+        for path in part.files("reward_*.json"):
             for record in reshape(read_json(path), _Step, _label):
                 if record.data is not None:
-                    record.data["category"] = name
+                    record.data["category"] = _set(part)
                 yield record
 
 
-def _paths(folder: Path, kind: str) -> list[Path]:
-    paths = sorted(folder.glob(f"{kind}_*.json"))
-    if not paths:
-        raise DataError(f"no {kind}_*.json in {folder}; fetch the published files again")
-    return paths
+def _set(part: Part) -> str:
+    """The set that a part belongs to: by its own name, or by the folders that its file lies in."""
+    return next((name for name, places in _REWARDS.items() if part.name.startswith((name, *places))), part.stem)
 
 
 def _scenario(found: _Dialogue, _: int) -> dict[str, Any]:
@@ -151,10 +152,13 @@ def _label(found: _Step, _: int) -> dict[str, Any]:
         context = from_json(found.context)
     except ValueError as error:
         raise ValueError(f"context is no JSON: {error}") from error
+    prompt = [_message(step) for step in _SAID.validate_python(context)]
+    if not prompt:
+        raise ValueError("context is empty: a step is judged by what comes before it")
     return {
         "id": f"taskmaster-{found.conversation_id}",
         "group": f"taskmaster-{hashlib.sha256(found.context.encode()).hexdigest()[:16]}",
-        "prompt": [_message(step) for step in _SAID.validate_python(context)],
+        "prompt": prompt,
         "reply": _message(_Said.model_validate(_object("generation", found.generation))),
         "label": "good" if found.reward else "bad",
         "score": found.reward,

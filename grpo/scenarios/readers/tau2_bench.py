@@ -7,11 +7,14 @@
                                            what the user does on a device of their own → expected.state.user_calls
     evaluation_criteria.env_assertions   → expected.state.assertions
     evaluation_criteria.communicate_info → expected.facts
-    split_tasks.json, if there is one    → side
+    evaluation_criteria.nl_assertions    → expected.assertions
+    evaluation_criteria.reward_basis     → expected.reward_basis; without one DB and COMMUNICATE, as in the benchmark
+    required_documents                   → expected.required_documents
+    split_tasks.json                     → side
     policy                               → context
 
-Retail and mock have JSON databases, telecom TOML ones, of the network and of the user's phone. Not covered: what a
-tool does (the benchmark has it as code), assertions in natural language, and which arguments of a call are compared.
+A domain is a folder with tasks, a database in JSON or TOML, perhaps one of the user's own device, and policy texts. Not
+covered: what a tool does (the benchmark has it as code), the documents of a knowledge base, and voice.
 
 https://github.com/sierra-research/tau2-bench, MIT
 """
@@ -23,7 +26,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,11 @@ from pydantic import BaseModel, ValidationError
 from grpo.errors import DataError
 from grpo.scenarios.boundary import first_fault
 from grpo.scenarios.readers.files import open_source, read_document
+from grpo.scenarios.readers.parts import find_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import grade
 from grpo.scenarios.readers.tools import describe_tools
-from grpo.scenarios.scenario import Domain, Side
+from grpo.scenarios.scenario import Criterion, Domain, Side
 
 _READING = ("calculate", "find_", "get_", "list_")
 _SIDES: dict[str, Side] = {"train": "train", "test": "heldout"}
@@ -44,48 +47,34 @@ _KIND = re.compile(r"\[(\w+)\]")
 """What a task's id begins with in telecom."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Files:
-    """The files of a domain."""
-
-    tasks: str = "tasks.json"
-    database: str = "db.json"
-    policies: tuple[str, ...] = ("policy.md",)
-    device: str | None = None
-    """The state of the user's own device."""
-    split: str | None = "split_tasks.json"
-    domain: Domain = "customer_service"
-
-
-_FILES = {
-    "retail": _Files(),
-    "mock": _Files(device="user_db.json"),
-    "telecom": _Files(
-        tasks="tasks_small.json",
-        database="db.toml",
-        policies=("main_policy.md", "tech_support_manual.md"),
-        device="user_db.toml",
-        split=None,
-        domain="technical_support",
-    ),
-}
+_DATABASES = ("db.json", "db.toml")
+_DEVICES = ("user_db.json", "user_db.toml")
+_POLICIES = ("policy.md", "main_policy.md", "tech_support_manual.md", "prompts/components/policy_header.md")
+_SPLIT = "split_tasks.json"
+_DOMAINS: dict[str, Domain] = {"telecom": "technical_support"}
+_SPLITS = ("airline", "mock", "retail")
+"""Domains whose folder must have a split: without it tasks that are held out would be trained on."""
 
 
 class _Action(BaseModel):
     name: str
     arguments: dict[str, Any]
     requestor: str | None = None
+    compare_args: tuple[str, ...] | None = None
 
     @property
     def call(self) -> dict[str, Any]:
         """What is called, without who calls it."""
-        return {"name": self.name, "arguments": self.arguments}
+        compared = {} if self.compare_args is None else {"compare_args": list(self.compare_args)}
+        return {"name": self.name, "arguments": self.arguments, **compared}
 
 
 class _Criteria(BaseModel):
     actions: tuple[_Action, ...] | None = None
     env_assertions: tuple[dict[str, Any], ...] | None = None
     communicate_info: tuple[Any, ...] | None = None
+    nl_assertions: tuple[str, ...] | None = None
+    reward_basis: tuple[Criterion, ...] = ("DB", "COMMUNICATE")
 
 
 class _Instructions(BaseModel):
@@ -105,6 +94,7 @@ class _Task(BaseModel):
     user_scenario: _User
     initial_state: dict[str, Any] | None = None
     evaluation_criteria: _Criteria = _Criteria()
+    required_documents: tuple[str, ...] | None = None
 
     @property
     def actions(self) -> tuple[_Action, ...]:
@@ -118,22 +108,49 @@ class _Task(BaseModel):
         found = {"user_calls": by_user, "assertions": list(self.evaluation_criteria.env_assertions or ())}
         return {name: value for name, value in found.items() if value}
 
+    @property
+    def expected(self) -> dict[str, Any]:
+        """Criteria that the episode is held against."""
+        criteria = self.evaluation_criteria
+        return {
+            "calls": [action.call for action in self.actions],
+            "facts": [str(fact) for fact in criteria.communicate_info or ()],
+            "state": self.state,
+            "assertions": list(criteria.nl_assertions or ()),
+            "required_documents": list(self.required_documents or ()),
+            "reward_basis": list(criteria.reward_basis),
+        }
 
-def read_tau2_bench(folder: Path, domain: str) -> Iterator[Record]:
+
+def find_tau2(folder: Path, domain: str) -> Path:
+    """Find the folder of a domain, here or where the publisher has it; raises `DataError` that lists those there."""
+    published = folder / "data" / "tau2" / "domains"
+    root = published if published.is_dir() else folder
+    if not (root / domain).is_dir():
+        there = sorted(path.name for path in root.glob("*") if path.is_dir()) if root.is_dir() else []
+        raise DataError(
+            f"{root} has no domain {domain}; there is {', '.join(there) or 'none'}; correct the source's path or domain"
+        )
+    return root / domain
+
+
+def read_tau2_bench(folder: Path, domain: str, tasks_file: str = "tasks.json") -> Iterator[Record]:
     """Read the tasks of `<domain>/`, one record a task, `line` being its number.
 
     Raises `DataError` where the tasks, the database or the split are missing or broken.
     """
-    place, files = folder / domain, _FILES[domain]
-    items = read_document(place / files.tasks)
-    database = _read_database(place / files.database)
-    sides = _read_sides(place / files.split) if files.split else {}
-    device = {"device": _read_database(place / files.device)} if files.device else {}
+    place = find_tau2(folder, domain)
+    (tasks_part, database_part) = find_parts(place, (tasks_file, "database"), {"database": _DATABASES})
+    items = read_document(tasks_part.path)
+    database = _read_database(database_part.path)
+    sides = _read_sides(place / _SPLIT) if domain in _SPLITS or (place / _SPLIT).exists() else {}
+    devices = [place / name for name in _DEVICES if (place / name).exists()]
+    device = {"device": _read_database(devices[0])} if devices else {}
     if not isinstance(items, list):
-        raise DataError(f"{place / files.tasks} must hold a list; fetch the published files again")
-    with open_source(place / files.database) as file:
+        raise DataError(f"{tasks_part.path} must hold a list; fetch the published files again")
+    with open_source(database_part.path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    policies = [place / name for name in files.policies]
+    policies = [place / name for name in _POLICIES]
     context = "\n\n".join(path.read_text(encoding="utf-8") for path in policies if path.exists())
     tasks = [_parse(item) for item in items]
     tools = describe_tools(
@@ -150,16 +167,12 @@ def read_tau2_bench(folder: Path, domain: str) -> Iterator[Record]:
         data = {
             "id": f"tau2-{domain}-{task.id}",
             "topic": domain,
-            "domain": files.domain,
+            "domain": _DOMAINS.get(domain, "customer_service"),
             "goal": _goal(task.user_scenario),
             "context": context,
             "tools": tools,
             "world": world,
-            "expected": {
-                "calls": [action.call for action in task.actions],
-                "facts": [str(fact) for fact in task.evaluation_criteria.communicate_info or ()],
-                "state": task.state,
-            },
+            "expected": task.expected,
             "metadata": {
                 "category": _category(task),
                 "difficulty": grade(len(task.evaluation_criteria.actions or ()), easy=2, medium=5),
@@ -227,16 +240,18 @@ def _category(task: _Task) -> str:
 
 
 def _touched(database: dict[str, Any], task: str) -> dict[str, Any]:
-    """The part of a shop's database that a task is about; another database is taken whole.
+    """The part of a shop's or an airline's database that a task is about; another database is taken whole.
 
-    A customer is touched whose id, e-mail address, name with postal code, or one of whose orders the task mentions;
-    with the customer come all their orders. A product is touched that these orders hold, or that the task
-    mentions, itself or by a variant.
+    A customer is touched whose id, e-mail address, name with postal code, or one of whose orders or reservations the
+    task mentions; with the customer come all of these. A product is touched that these orders hold, or that the task
+    mentions, itself or by a variant; a flight, that these reservations hold, or that the task mentions.
     """
-    if not {"users", "orders", "products"} <= set(database):
+    shop = {"users", "orders", "products"} <= set(database)
+    if not shop and not {"users", "reservations", "flights"} <= set(database):
         return dict(database)
     text = task.casefold()
     words = set(_WORD.findall(text))
+    table = "orders" if shop else "reservations"
 
     def mentioned(key: str, user: dict[str, Any]) -> bool:
         named = (user["name"]["first_name"], user["name"]["last_name"], user["address"]["zip"])
@@ -244,15 +259,21 @@ def _touched(database: dict[str, Any], task: str) -> dict[str, Any]:
             key in words
             or user["email"].casefold() in text
             or all(name.casefold() in words for name in named)
-            or any(order.lstrip("#").casefold() in words for order in user["orders"])
+            or any(item.lstrip("#").casefold() in words for item in user[table])
         )
 
     users = {key: user for key, user in database["users"].items() if mentioned(key, user)}
-    orders = {key: order for key, order in database["orders"].items() if order["user_id"] in users}
-    bought = {item["product_id"] for order in orders.values() for item in order["items"]}
+    held = {key: item for key, item in database[table].items() if item["user_id"] in users}
+    if not shop:
+        flown = {leg["flight_number"] for item in held.values() for leg in item["flights"]}
+        flights = {
+            key: flight for key, flight in database["flights"].items() if key in flown or key.casefold() in words
+        }
+        return {"users": users, "reservations": held, "flights": flights}
+    bought = {item["product_id"] for order in held.values() for item in order["items"]}
     products = {
         key: product
         for key, product in database["products"].items()
         if key in bought or key in words or not words.isdisjoint(product["variants"])
     }
-    return {"users": users, "orders": orders, "products": products}
+    return {"users": users, "orders": held, "products": products}

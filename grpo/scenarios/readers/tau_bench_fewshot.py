@@ -1,4 +1,4 @@
-"""tau-bench few-shot: worked retail dialogues as plain text.
+"""tau-bench few-shot: worked dialogues of a shop and an airline as plain text.
 
     user: Hi, …            → user_responses, without the mark ###STOP### that ended the simulation
     assistant: None        a call, which is not shown: there are no expected calls
@@ -13,7 +13,8 @@ https://github.com/sierra-research/tau-bench, MIT
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,14 @@ from pydantic import BaseModel
 
 from grpo.scenarios.readers.dialogue import from_user_on
 from grpo.scenarios.readers.lines import read_lines
+from grpo.scenarios.readers.parts import Part, find_parts, read_parts
 from grpo.scenarios.readers.record import Record
 from grpo.scenarios.readers.shapes import reshape
 
+_PARTS = {
+    name: (f"Mock{name.title()}DomainEnv-few_shot.jsonl", f"few_shot_data/Mock{name.title()}DomainEnv-few_shot.jsonl")
+    for name in ("retail", "airline")
+}
 _SPEAKER = re.compile(r"^(user|assistant|tool): ?", re.MULTILINE)
 _STOP = "###STOP###"
 
@@ -32,15 +38,19 @@ class _Transcript(BaseModel):
     messages_display: str
 
 
-def read_tau_bench_fewshot(folder: Path) -> Iterator[Record]:
-    """Read `MockRetailDomainEnv-few_shot.jsonl`, one record a dialogue.
+def read_tau_bench_fewshot(folder: Path, parts: Sequence[str] = ()) -> Iterator[Record]:
+    """Read the parts (default `retail`, of `retail` and `airline`), one record a dialogue.
 
-    Raises `DataError` where the file is missing.
+    Raises `DataError` where a file is missing.
     """
-    return reshape(read_lines(folder / "MockRetailDomainEnv-few_shot.jsonl"), _Transcript, _scenario)
+    yield from read_parts(find_parts(folder, parts or ("retail",), _PARTS), _read)
 
 
-def _scenario(found: _Transcript, line: int) -> dict[str, Any]:
+def _read(part: Part) -> Iterator[Record]:
+    return reshape(read_lines(part.path), _Transcript, partial(_scenario, part.stem))
+
+
+def _scenario(shop: str, found: _Transcript, line: int) -> dict[str, Any]:
     before, *rest = _SPEAKER.split(found.messages_display)
     if before.strip() or not rest:
         raise ValueError(f"no speaker: {found.messages_display[:40]!r}")
@@ -49,10 +59,10 @@ def _scenario(found: _Transcript, line: int) -> dict[str, Any]:
         said = said[:-1]  # the mark alone
     user, assistant = from_user_on([turn for turn in said if turn[0] != "tool" and turn[1] != "None"], "user")
     return {
-        "id": f"tau-bench-fewshot-{line}",
-        "topic": "retail",
+        "id": f"tau-bench-fewshot-{line}" if shop == "retail" else f"tau-bench-fewshot-{shop}-{line}",
+        "topic": shop,
         "domain": "customer_service",
         "user_responses": user,
         "expected": {"responses": assistant},
-        "metadata": {"category": "retail", "source": "tau_bench_fewshot", "licence": "MIT"},
+        "metadata": {"category": shop, "source": "tau_bench_fewshot", "licence": "MIT"},
     }

@@ -20,9 +20,29 @@ WORLD = TaskEnvironment(max_turns=100, worlds=WORLDS)
 Call = tuple[str, dict[str, Any]]
 
 
-def bfcl_scenarios() -> list[Scenario]:
-    """All 200 tasks."""
-    return [Scenario.model_validate(record.data) for record in read_bfcl_multi_turn(FOLDER)]
+def bfcl_scenarios(part: str = "base") -> list[Scenario]:
+    """All 200 tasks of a part."""
+    return [Scenario.model_validate(record.data) for record in read_bfcl_multi_turn(FOLDER, (part,))]
+
+
+def held_back(scenario: Scenario) -> Scenario | None:
+    """The task with its first expected tool held back, in the shape of the part `miss_func`.
+
+    The request that the tool answers stays where it is, and a turn behind it brings the tool: the calls of that request
+    and of all later ones move by one turn. None for a task without calls.
+    """
+    record = scenario.model_dump(mode="json")
+    calls = record["expected"]["calls"]
+    if not calls:
+        return None
+    name, turn = calls[0]["name"], calls[0]["turn"] + 1
+    for tool in record["tools"]:
+        if tool["name"] == name:
+            tool["from_turn"] = turn
+    for call in calls:
+        call["turn"] += 1
+    record["user_responses"].insert(turn, "There are more functions now.")
+    return Scenario.model_validate({**record, "id": f"{scenario.id}-held-back"})
 
 
 def run_calls(place: str, start: dict[str, Any], *calls: Call) -> tuple[list[Any], dict[str, Any]]:

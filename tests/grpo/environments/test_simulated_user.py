@@ -195,3 +195,13 @@ def test_settings_that_nothing_reads_are_refused():
     settings = SimulatedUserSettings(kind="simulated_user", model="openai-tokens+http://127.0.0.1:9/v1#user")
     with pytest.raises(ConfigError, match=r"speaks through openai\+http"):
         make_environment(settings)
+
+
+def test_a_satisfied_user_is_not_the_success_of_a_task_that_is_judged_by_its_state():
+    """The reward basis names the database, which a conversation has not: success is unknown, the findings stand."""
+    scenario = PARCEL.model_copy(update={"expected": Expected(facts=("two days",), reward_basis=("DB", "COMMUNICATE"))})
+    result = asyncio.run(_talk(_ruled(), scenario, ["It comes in Two Days."]))
+    outcome = _ruled().verify(result.state)
+    assert outcome is not None
+    assert (outcome.success, outcome.unjudged) == (None, ("DB",))
+    assert dict(outcome.checks) == {"satisfied": True, "facts_told": True}

@@ -250,3 +250,108 @@ def test_a_task_may_be_wanted_by_a_simulated_user():
     scenario = NOTES.model_copy(update={"user_responses": (), "goal": "Count my words.\n- file name: a.txt"})
     state = asyncio.run(make_environment(TaskSettings(kind="task")).reset(scenario, seed=1))
     assert state.history[0].content == "Count my words."
+
+
+LATE = NOTES.model_copy(
+    update={
+        "user_responses": ("How many words are in a.txt?", "There is a tool for it now.", "Thanks."),
+        "tools": ({**NOTES.tools[0], "from_turn": 1}, NOTES.tools[1]),
+    }
+)
+
+
+def test_a_tool_that_comes_later_is_unknown_before_its_turn_and_known_from_it_on():
+    """`wc` comes with the user's second words: the same call is refused before them and made after them."""
+
+    async def run() -> tuple[dict[str, Any], dict[str, Any]]:
+        world = TaskEnvironment(worlds=WORLDS)
+        early = await world.step(await world.reset(LATE), _call("wc", file_name="a.txt", mode="w"))
+        late = await world.step(
+            (await world.step(early.state, _say("I cannot."))).state, _call("wc", file_name="a.txt", mode="w")
+        )
+        assert early.response is not None
+        assert late.response is not None
+        return json.loads(early.response.content), json.loads(late.response.content)
+
+    early, late = asyncio.run(run())
+    assert early == {"error": "unknown tool wc; there are cat"}
+    assert "error" not in late
+
+
+def test_the_message_that_brings_a_tool_ends_with_its_schema():
+    """The context names the tools of the beginning alone, and stays as it was; the words after it bring nothing."""
+
+    async def run() -> tuple[str, list[str]]:
+        world = TaskEnvironment(worlds=WORLDS)
+        state = await world.reset(LATE)
+        context = state.context
+        state = (await world.step((await world.step(state, _say("I cannot."))).state, _say("Two."))).state
+        assert state.context == context
+        return context, [message.content for message in state.history if message.role == "user"]
+
+    context, messages = asyncio.run(run())
+    assert '"cat"' in context
+    assert '"wc"' not in context
+    words, schema = messages[1].splitlines()
+    assert (words, json.loads(schema)["name"]) == ("There is a tool for it now.", "wc")
+    assert messages[2] == "Thanks."
+
+
+def test_a_tool_cannot_come_in_a_turn_that_the_script_does_not_have():
+    """Turn 3 of three turns, 0 to 2, would never be played."""
+    tool = {**NOTES.tools[0], "from_turn": 3}
+    with pytest.raises(ValueError, match="tool wc comes in user turn 3, which the script does not have"):
+        Scenario.model_validate({**LATE.model_dump(), "tools": [tool]})
+
+
+CANCELLING = {"name": "cancel", "arguments": {"order": "1"}}
+
+
+def _based(*basis: str, **expected: Any) -> Scenario:
+    """The order to cancel, with this reward basis."""
+    wanted = Expected.model_validate({"calls": [CANCELLING], "reward_basis": basis or None, **expected})
+    return ORDER.model_copy(update={"expected": wanted})
+
+
+def test_only_the_parts_of_the_reward_basis_decide():
+    """A fact that was not told does not count where the basis leaves it out."""
+    right = [_call("cancel", order="1"), _say("Done.")]
+    assert _outcome(_desk(), _based("DB", facts=["two days"]), *right) == Outcome(
+        success=True, checks={"end_state": True}, state={"orders": {"1": "cancelled", "2": "sent"}}
+    )
+    both = _outcome(_desk(), _based("DB", "COMMUNICATE", facts=["two days"]), *right)
+    assert (both.success, dict(both.checks)) == (False, {"end_state": True, "facts_told": False})
+
+
+def test_success_that_includes_assertions_is_not_judged_here():
+    """The state may be right or wrong: the part that a judge of words must decide is named, and success is None."""
+    scenario = _based("DB", "NL_ASSERTION", assertions=["The agent is brief."])
+    for actions, right in (([_call("cancel", order="1"), _say("Done.")], True), ([_say("Done.")], False)):
+        outcome = _outcome(_desk(), scenario, *actions)
+        assert (outcome.success, outcome.unjudged, dict(outcome.checks)) == (
+            None,
+            ("NL_ASSERTION",),
+            {"end_state": right},
+        )
+
+
+def test_an_empty_list_of_assertions_holds():
+    """72 of the published retail tasks name assertions in their basis and have none."""
+    outcome = _outcome(_desk(), _based("DB", "NL_ASSERTION"), _call("cancel", order="1"), _say("Done."))
+    assert (outcome.success, outcome.unjudged) == (True, ())
+
+
+def test_assertions_count_without_a_basis_too():
+    """A scenario of one's own that asserts something expects it."""
+    outcome = _outcome(_desk(), _based(assertions=["The agent is brief."]), _call("cancel", order="1"), _say("Done."))
+    assert outcome.unjudged == ("NL_ASSERTION",)
+
+
+@pytest.mark.parametrize(
+    ("compared", "order", "made"), [(None, "1", True), (None, "2", False), (["order"], "2", False), ([], "2", True)]
+)
+def test_where_the_basis_names_actions_the_calls_must_have_been_made(compared: Any, order: str, made: bool):
+    """In all arguments, or in those that are compared; a call that the world refuses was made too."""
+    wish = CANCELLING if compared is None else {**CANCELLING, "compare_args": compared}
+    outcome = _outcome(_desk(), _based("ACTION", calls=[wish]), _call("cancel", order=order), _say("Done."))
+    assert (outcome.success, dict(outcome.checks)) == (made, {"calls_made": made})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -180,12 +181,14 @@ def test_a_scenario_that_must_succeed_must_succeed_each_time():
     assert "those lost: 1" in lost.meaning
 
 
-@pytest.mark.parametrize("outcome", ["unknown", "unverified"])
+@pytest.mark.parametrize("outcome", ["unknown", "unverified", "unjudged"])
 def test_a_scenario_that_was_not_judged_has_not_passed(outcome: str):
-    """Not played, or played without a verified outcome."""
+    """Not played, or played without a verified outcome, or with a part of success that was not judged."""
     before, after = _side("00"), _side("11")
-    if outcome == "unverified":
-        before, after = [*before, _played("x", None)], [*after, _played("x", None)]
+    if outcome != "unknown":
+        waiting = replace(_played("x", True), outcome=Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",)))
+        played = _played("x", None) if outcome == "unverified" else waiting
+        before, after = [*before, played], [*after, played]
     found = check(MustPassGate(scenarios=("0", "x")), _evidence(before, after))
     assert (found.value, found.passed) == (None, False)
     assert "no verified outcome of x" in found.meaning

@@ -150,8 +150,8 @@ def test_a_damaged_answer_on_disk_is_asked_for_again(model: Model, tmp_path: Pat
     assert [r.score for r in _results(ruler)] == [0.1, 0.9]
     asked = {key: value for key, value in model.asked[0].items() if key != "path"}
     question = {"server": f"{model.url}#clerk", "rubric": ruler.rubric.hash, "request": asked}
-    assert ruler.answers.get(question) is not None
-    ruler.answers.put(question, "no verdict")
+    assert ruler.judge.answers.get(question) is not None
+    ruler.judge.answers.put(question, "no verdict")
     assert [r.score for r in _results(ruler)] == [0.1, 0.9]
     assert len(model.asked) == 3
 
@@ -391,7 +391,7 @@ def test_what_the_judge_used_is_written_down_and_logged(model: Model, tmp_path: 
     for _ in range(2):
         ruler = _ruler(model, tmp_path, prompt_price=1.0, completion_price=5.0)
         list(score([*_group("rude", "kind"), *_group("rude", "kind", scenario="t")], ruler))
-    spent = ruler.client.ledger.spent
+    spent = ruler.judge.client.ledger.spent
     assert (spent.answers, spent.prompt_tokens, spent.completion_tokens) == (2, 200, 40)
     assert spent.cost == pytest.approx(0.0004)
     assert f"{model.url}#clerk: 2 answers, 200 + 40 tokens, 0.0004 in money in all" in caplog.text
@@ -402,7 +402,7 @@ def test_a_useless_answer_was_paid_for_too(model: Model, tmp_path: Path):
     model.answers = [LIES["no score for"]]
     ruler = _ruler(model, tmp_path)
     _results(ruler)
-    assert ruler.client.ledger.spent.answers == 2
+    assert ruler.judge.client.ledger.spent.answers == 2
 
 
 @pytest.mark.parametrize("usage", [None, "much", [], {"prompt_tokens": "9", "completion_tokens": -1}, {}], ids=str)
@@ -416,7 +416,7 @@ def test_what_is_no_number_of_tokens_is_not_counted_as_one(model: Model, tmp_pat
     model.answers = [answer]
     ruler = _ruler(model, tmp_path)
     assert [r.score for r in _results(ruler)] == [0.1, 0.9]
-    assert (ruler.client.ledger.spent.tokens, ruler.client.ledger.spent.unmetered) == (0, 1)
+    assert (ruler.judge.client.ledger.spent.tokens, ruler.judge.client.ledger.spent.unmetered) == (0, 1)
     with pytest.raises(RewardError, match="does not say how many tokens it used"):
         _results(_ruler(model, tmp_path, budget_tokens=9), ["fine", "fine"])
 
@@ -518,7 +518,15 @@ def test_the_key_stands_nowhere(model: Model, tmp_path: Path, caplog: pytest.Log
     assert "[key]" in repr(_results(ruler, ["other", "words"]))
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 2
-    seen = [*files, caplog.text, repr(results), repr(vars(ruler)), repr(vars(ruler.client)), repr(ruler.settings)]
+    seen = [
+        *files,
+        caplog.text,
+        repr(results),
+        repr(vars(ruler)),
+        repr(vars(ruler.judge)),
+        repr(vars(ruler.judge.client)),
+        repr(ruler.settings),
+    ]
     assert not any(SECRET in text for text in seen)
     assert model.keys[0] == f"Bearer {SECRET}"
 

@@ -46,3 +46,11 @@ def test_rollouts_that_all_failed_have_no_mean():
     nothing = summarize([_judged("a", None)])
     assert nothing.joined(nothing).reward is None
     assert nothing.joined(summarize([_judged("b", 1.0)])).reward == 1.0
+
+
+def test_episodes_whose_success_is_not_judged_are_counted_and_in_no_mean():
+    """One success of one verified episode; two that wait for assertions are neither success nor failure."""
+    waiting = Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",))
+    solved = summarize([_judged("a", 1.0, outcome=Outcome(success=True)), _judged("a", 1.0, outcome=waiting)])
+    summary = solved.joined(summarize([_judged("b", 1.0, outcome=waiting)]))
+    assert (summary.verified, summary.unjudged, summary.success) == (1, 2, 1.0)

@@ -13,12 +13,12 @@ import yaml
 
 from grpo.config.environments import SimulatedUserSettings
 from grpo.config.rollout import RolloutSettings
-from grpo.environments.catalog import make_environment
+from grpo.environments.catalog import WORLDS, make_environment
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
 from grpo.environments.simulator import SimulatedEnvironment
 from grpo.environments.task import TaskEnvironment
-from grpo.errors import BudgetError
+from grpo.errors import BudgetError, DataError
 from grpo.messages import Message
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy
@@ -199,3 +199,44 @@ def test_slow_environments_are_waited_for_together(policy: TransformersPolicy):
     played = _collect(policy, Slow(), scripts, ScriptedPolicy(["ok"]), concurrency=4)
     assert max(waiting) == 4
     assert [(t.scenario_id, t.sample) for t in played] == [(s.id, k) for s in scripts for k in range(2)]
+
+
+def test_a_tool_that_comes_later_is_read_behind_what_was_sampled(policy: TransformersPolicy):
+    """Its schema is in the tokens of the message that brings it, and nowhere before; it is not trained on."""
+    tools = [
+        {"name": name, "parameters": {"properties": {"file_name": {"type": "string"}}}, "from_turn": turn}
+        for name, turn in (("cat", 0), ("wc", 1))
+    ]
+    script = Scenario.model_validate(
+        {
+            "id": "late",
+            "user_responses": ["Count.", "There is more now."],
+            "tools": tools,
+            "world": {"GorillaFileSystem": {"root": {"r": {"type": "directory", "contents": {}}}}},
+        }
+    )
+    for trajectory in _collect(policy, TaskEnvironment(worlds=WORLDS), [script]):
+        roles = [turn.message.role for turn in trajectory.turns]
+        assert roles == ["system", "user", "assistant", "user", "assistant"]
+        before, bringing = trajectory.turns[2].stop, trajectory.turns[3]
+        assert '"wc"' not in policy.tokenizer.decode(trajectory.token_ids[:before].tolist())
+        assert '"wc"' in policy.tokenizer.decode(trajectory.token_ids[bringing.start : bringing.stop].tolist())
+        assert not trajectory.loss_mask[bringing.start : bringing.stop].any()
+
+
+def test_a_scenario_that_cannot_be_played_is_refused_before_any_is_played(policy: TransformersPolicy):
+    """The second of two has a tool that no world has: the first was not begun."""
+    begun: list[str] = []
+
+    class Watched(TaskEnvironment):
+        async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+            begun.append(scenario.id if scenario else "")
+            return await super().reset(scenario, seed=seed)
+
+    scripts = [
+        Scenario(id="good", user_responses=("hello",)),
+        Scenario(id="bad", user_responses=("hello",), tools=({"name": "brew", "parameters": {}},)),
+    ]
+    with pytest.raises(DataError, match="scenario bad is not playable: no world has brew"):
+        _collect(policy, Watched(worlds=WORLDS), scripts, ScriptedPolicy(["ok"]))
+    assert begun == []

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from grpo.errors import DataError
+from grpo.scenarios.readers.bfcl_multi_turn import read_bfcl_multi_turn
+
 FILE = "BFCL_v4_multi_turn_base.json"
 SORT = {
     "name": "sort",
@@ -108,6 +111,46 @@ def test_a_task_without_an_answer_or_of_an_unknown_service_is_refused(folder, in
     tasks = [task("a"), task("b"), task("c", involved_classes=["Oven"])]
     counts, _ = ingested("bfcl_multi_turn", source(folder, tasks, a=[[]], c=[[]]))
     assert counts.reasons == {"no ground truth": 1, "unknown service": 1}
+
+
+def miss_func(folder: Any, **more: Any) -> Any:
+    """A folder whose part `miss_func` has one task: the second turn is empty and brings `sort`."""
+    item = task("a", missed_function={"1": ["sort"]}, **more)
+    item["question"].insert(1, [])
+    where = source(folder, [item], a=[[], ["sort('x')"], []])
+    for place in (where, where / "possible_answer"):
+        (place / FILE).rename(place / FILE.replace("base", "miss_func"))
+    return where
+
+
+def test_an_empty_turn_that_brings_a_function_gets_words_and_the_function_its_turn(folder):
+    """The user says that there is more now; `cp` is there from the beginning."""
+    (record,) = read_bfcl_multi_turn(miss_func(folder), ("miss_func",))
+    assert record.data is not None, record.problem
+    first, announcement, last = record.data["user_responses"]
+    assert (first, last) == ("Sort it.", "Again.")
+    assert "more functions" in announcement
+    assert {tool["name"]: tool.get("from_turn") for tool in record.data["tools"]} == {"sort": 1, "cp": None}
+
+
+def test_an_empty_turn_that_brings_nothing_is_quarantined(folder, ingested):
+    """Only a missing function explains a turn without words."""
+    item = task("a")
+    item["question"][1] = []
+    counts, _ = ingested("bfcl_multi_turn", source(folder, [item, task("b")], a=[[], []], b=[[]]))
+    assert counts.reasons == {"user_responses: user turn N is empty": 1}
+
+
+def test_a_missing_function_that_no_service_has_is_refused(folder):
+    """The name is in the reason."""
+    (record,) = read_bfcl_multi_turn(miss_func(folder, involved_classes=["MessageAPI"]), ("miss_func",))
+    assert record.problem == "unknown missed function: sort"
+
+
+def test_a_part_that_is_not_there_is_named_with_those_that_are(folder):
+    """`base` is here, `miss_param` is not."""
+    with pytest.raises(DataError, match=r"has no miss_param \(BFCL_v4_multi_turn_miss_param\.json\); there is base;"):
+        list(read_bfcl_multi_turn(source(folder, [task("a")], a=[[]]), ("miss_param",)))
 
 
 def test_every_published_task_is_a_scenario(published, ingested):

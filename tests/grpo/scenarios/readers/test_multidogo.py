@@ -10,6 +10,7 @@ import pytest
 
 from grpo.config.scenarios import MultiDoGOSource
 from grpo.errors import DataError
+from grpo.scenarios.fingerprint import fingerprint
 from grpo.scenarios.ingest import ingest
 from grpo.scenarios.readers.multidogo import read_multidogo
 from grpo.scenarios.readers.record import Record
@@ -72,6 +73,68 @@ def test_one_bad_row_spoils_its_conversation(tmp_path: Path, rows: tuple[str, ..
     assert (record.data, record.problem) == (None, problem)
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-Infinity", ""])
+def test_a_turn_number_that_orders_nothing_is_refused(tmp_path: Path, number: str) -> None:
+    """`nan` is neither before nor after 1: where it stood in the file would decide the order."""
+    (record,) = records(tmp_path, "a|1|hi|contentonly", f"a|{number}|ho|contentonly")
+    assert record.problem == f"no turn number: {number!r} (line 3)"
+
+
+def sentences(tmp_path: Path, *rows: str) -> list[Record]:
+    """Records that are read at sentence level from these rows, `id turn sentence utterance intent` each."""
+    path = tmp_path / "sentence" / "media" / "test.tsv"
+    path.parent.mkdir(parents=True)
+    header = HEADER.replace("turnNumber\t", "turnNumber\tsentenceNumber\t")
+    lines = ["\t".join([*row.split("|")[:3], "u", row.split("|")[3], "O", row.split("|")[4]]) + "\n" for row in rows]
+    path.write_text(header + "".join(lines))
+    return list(read_multidogo(tmp_path, domains=("media",), parts=("test",), level="sentence"))
+
+
+def test_sentences_of_one_turn_are_one_turn(tmp_path: Path) -> None:
+    """In the order of their numbers, whatever the order of the rows; an empty sentence adds nothing."""
+    (record,) = sentences(
+        tmp_path,
+        "a|2|1|Can you help?|contentonly",
+        "a|2|0|My TV is dark.|viewbillsmedia",
+        "a|0|0|hi|openinggreeting",
+        "a|2|2||contentonly",
+    )
+    assert record.data is not None
+    assert record.data["user_responses"] == ["hi", "My TV is dark. Can you help?"]
+    assert record.data["metadata"]["category"] == "viewbillsmedia"
+    assert record.data["domain"] == "customer_service"
+
+
+def test_a_sentence_number_twice_is_refused(tmp_path: Path) -> None:
+    """Their order is not known."""
+    (record,) = sentences(tmp_path, "a|0|1|hi|contentonly", "a|0|1|ho|contentonly")
+    assert record.problem == "sentence number twice: 1 (line 3)"
+
+
+def test_the_publishers_repository_is_read_as_it_is(tmp_path: Path) -> None:
+    """Its folders have other names than those here."""
+    path = tmp_path / "data" / "paper_splits" / "splits_annotated_at_turn_level" / "airline" / "test.tsv"
+    path.parent.mkdir(parents=True)
+    path.write_text(HEADER + "a\t0\tu\thi\tO\topeninggreeting\n")
+    (record,) = read_multidogo(tmp_path, domains=("airline",), parts=("test",))
+    assert record.data is not None
+    assert record.data["id"] == "multidogo-airline-a"
+
+
+def test_all_parts_that_are_missing_are_named_at_once_with_those_that_are_there(tmp_path: Path) -> None:
+    """Two domains are wanted of which one part is there."""
+    records(tmp_path, "a|0|hi|contentonly")
+    source = MultiDoGOSource(
+        kind="multidogo", path=str(tmp_path), domains=("software", "media"), parts=("train", "test")
+    )
+    expected = (
+        r"has no software/test \(turn/software/test\.tsv\), media/train \(turn/media/train\.tsv\), "
+        r"media/test \(turn/media/test\.tsv\); there is software/train; correct the source's path"
+    )
+    with pytest.raises(DataError, match=expected):
+        fingerprint([source])
+
+
 def test_a_conversation_that_comes_back_is_quarantined(tmp_path: Path) -> None:
     """Two pieces of one conversation are not joined: the second has a taken id."""
     records(tmp_path, "a|0|hi|contentonly", "b|0|hi|contentonly", "a|1|bye|contentonly")
@@ -82,7 +145,7 @@ def test_a_conversation_that_comes_back_is_quarantined(tmp_path: Path) -> None:
 
 def test_a_missing_part_is_an_error(tmp_path: Path) -> None:
     """The message names the file that was looked for."""
-    with pytest.raises(DataError, match=r"no source file at .*turn/finance/dev\.tsv"):
+    with pytest.raises(DataError, match=r"has no finance/dev \(turn/finance/dev\.tsv\); there is nothing"):
         list(read_multidogo(tmp_path, domains=("finance",), parts=("dev",)))
 
 

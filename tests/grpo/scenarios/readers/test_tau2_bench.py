@@ -13,6 +13,7 @@ import pytest
 
 from grpo.config.scenarios import Tau2Source
 from grpo.errors import DataError
+from grpo.scenarios.fingerprint import fingerprint
 from grpo.scenarios.ingest import ingest
 from grpo.scenarios.parquet import read_scenarios
 from grpo.scenarios.readers.record import Record
@@ -214,7 +215,7 @@ def telecom(tmp_path: Path, *tasks: dict[str, Any]) -> list[Record]:
     (place / "user_db.toml").write_text("[device]\nroaming_enabled = false\n")
     (place / "main_policy.md").write_text("Be kind.")
     (place / "tech_support_manual.md").write_text("Turn it off and on.")
-    return list(read_tau2_bench(tmp_path, "telecom"))
+    return list(read_tau2_bench(tmp_path, "telecom", "tasks_small.json"))
 
 
 def test_what_the_user_does_is_part_of_the_final_state(tmp_path: Path) -> None:
@@ -247,15 +248,113 @@ def test_a_broken_database_is_an_error(tmp_path: Path) -> None:
     telecom(tmp_path)
     (tmp_path / "telecom" / "db.toml").write_text("[[lines")
     with pytest.raises(DataError, match=r"db\.toml is no TOML document"):
-        list(read_tau2_bench(tmp_path, "telecom"))
+        list(read_tau2_bench(tmp_path, "telecom", "tasks_small.json"))
 
 
 def test_all_published_telecom_tasks_become_scenarios(published: Callable[[str], Path], tmp_path: Path) -> None:
     """20 tasks; 7 calls are the agent's, 20 the user's own; every one has assertions on the final state."""
-    source = Tau2Source(kind="tau2_bench", path=str(published("tau2_bench")), domain="telecom")
+    source = Tau2Source(
+        kind="tau2_bench", path=str(published("tau2_bench")), domain="telecom", tasks="tasks_small.json"
+    )
     counts = ingest((source,), tmp_path / "s.parquet", tmp_path / "q.parquet", max_quarantined_share=0)
     scenarios = list(read_scenarios(tmp_path / "s.parquet"))
     assert (counts.records, counts.scenarios) == (20, 20)
     assert sum(len(s.expected.calls) for s in scenarios) == 7
     assert sum(len(s.expected.state.get("user_calls", ())) for s in scenarios) == 20
     assert all(s.expected.state["assertions"] for s in scenarios)
+
+
+def judged_by(item: dict[str, Any], **criteria: Any) -> dict[str, Any]:
+    """The task with these criteria beside its own."""
+    item["evaluation_criteria"].update(criteria)
+    return item
+
+
+def test_what_decides_is_kept_in_its_own_words(tmp_path: Path) -> None:
+    """Basis, assertions and documents; a task without a basis has the benchmark's, state and facts."""
+    whole = judged_by(task("0", "hi"), nl_assertions=["Is brief."], reward_basis=["DB", "NL_ASSERTION"])
+    whole["required_documents"] = ["doc_1"]
+    first, second = (data(record)["expected"] for record in records(tmp_path, whole, task("1", "hi")))
+    assert (first["assertions"], first["reward_basis"]) == (["Is brief."], ["DB", "NL_ASSERTION"])
+    assert first["required_documents"] == ["doc_1"]
+    assert (second["assertions"], second["reward_basis"]) == ([], ["DB", "COMMUNICATE"])
+
+
+def test_arguments_that_are_compared_are_kept_with_the_call(tmp_path: Path) -> None:
+    """Of an argument list; without one all are compared."""
+    item = task("0", "hi", ("cancel", {"order_id": "#W1", "reason": "late"}), ("close", {}))
+    item["evaluation_criteria"]["actions"][0]["compare_args"] = ["order_id"]
+    calls = data(records(tmp_path, item)[0])["expected"]["calls"]
+    assert calls == [
+        {"name": "cancel", "arguments": {"order_id": "#W1", "reason": "late"}, "compare_args": ["order_id"]},
+        {"name": "close", "arguments": {}},
+    ]
+
+
+def test_a_basis_that_is_none_is_a_problem(tmp_path: Path) -> None:
+    """A part of success that is not known cannot be judged, and is not left out."""
+    (record,) = records(tmp_path, judged_by(task("0", "hi"), reward_basis=["DB", "VIBES"]))
+    assert record.problem is not None
+    assert record.problem.startswith("not a task: evaluation_criteria.reward_basis.1: Input should be 'DB'")
+
+
+def test_another_domain_of_the_same_layout_is_read(tmp_path: Path) -> None:
+    """An airline in the publisher's folders: the caller with reservations and their flights, the rest stays out."""
+    place = tmp_path / "data" / "tau2" / "domains" / "airline"
+    place.mkdir(parents=True)
+    flyers = {
+        name: {**shopper(name.title(), "11111"), "reservations": [held]}
+        for name, held in (("ann", "R1"), ("bob", "R2"))
+    }
+    database = {
+        "users": flyers,
+        "reservations": {
+            "R1": {"user_id": "ann", "flights": [{"flight_number": "HAT001"}]},
+            "R2": {"user_id": "bob", "flights": [{"flight_number": "HAT002"}]},
+        },
+        "flights": {"HAT001": {}, "HAT002": {}, "HAT003": {}},
+    }
+    documents = {"tasks": [task("0", "Move R1 to HAT003, please.")], "db": database, "split_tasks": {"test": ["0"]}}
+    for name, document in documents.items():
+        (place / f"{name}.json").write_text(json.dumps(document))
+    (record,) = read_tau2_bench(tmp_path, "airline")
+    world = data(record)["world"]
+    assert (set(world["users"]), set(world["reservations"]), set(world["flights"])) == (
+        {"ann"},
+        {"R1"},
+        {"HAT001", "HAT003"},
+    )
+    assert (data(record)["id"], data(record)["side"]) == ("tau2-airline-0", "heldout")
+
+
+def test_a_file_of_tasks_under_another_name_is_named_in_the_source(tmp_path: Path) -> None:
+    """Telecom has several; the error lists those that are there."""
+    telecom(tmp_path, task("0", "hi"))
+    with pytest.raises(DataError, match=r"telecom has no tasks\.json; there is database; correct"):
+        list(read_tau2_bench(tmp_path, "telecom"))
+    (record,) = read_tau2_bench(tmp_path, "telecom", "tasks_small.json")
+    assert record.data is not None
+
+
+def test_a_domain_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    """Before anything is read, and by the source's identity too."""
+    telecom(tmp_path)
+    source = Tau2Source(kind="tau2_bench", path=str(tmp_path), domain="airline")
+    with pytest.raises(DataError, match="has no domain airline; there is telecom; correct the source's path or domain"):
+        fingerprint([source])
+
+
+def test_a_shop_without_its_split_is_refused(tmp_path: Path) -> None:
+    """Tasks that the benchmark holds out would be trained on."""
+    records(tmp_path, task("0", "hi"))
+    (tmp_path / "retail" / "split_tasks.json").unlink()
+    with pytest.raises(DataError, match=r"split_tasks\.json"):
+        list(read_tau2_bench(tmp_path, "retail"))
+
+
+def test_published_retail_tasks_keep_their_assertions(published: Callable[[str], Path], tmp_path: Path) -> None:
+    """61 assertions in 40 tasks; 112 of 114 have assertions in their basis, 2 the database alone."""
+    expected = [scenario.expected for scenario in retail(published("tau2_bench"), tmp_path).values()]
+    assert (sum(len(e.assertions) for e in expected), sum(bool(e.assertions) for e in expected)) == (61, 40)
+    assert Counter(e.reward_basis for e in expected) == {("DB", "NL_ASSERTION"): 112, ("DB",): 2}
+    assert Counter(e.basis for e in expected) == {("DB", "NL_ASSERTION"): 40, ("DB",): 74}

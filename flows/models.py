@@ -40,7 +40,7 @@ def checkpoint_at(model: str, config: PipelineConfig, ledger: Ledger) -> Artifac
 def stored(model: str) -> Artifact | None:
     """The artifact at an address that is one of the registry, or the folder of a checkpoint in some store."""
     if model.startswith(REGISTERED):
-        from tasks.register import registry
+        from tasks.registry import registry
 
         return registry().at(model).checkpoint
     manifest = Path(model) / MANIFEST

@@ -7,7 +7,7 @@ from prefect import flow
 from grpo.registry import Transition
 from grpo.registry.succession import CANDIDATE, Reason
 from tasks.promote import promote as promote_version
-from tasks.register import registry
+from tasks.registry import registry
 
 
 @flow(name="promote", flow_run_name="{model_name}")

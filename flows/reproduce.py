@@ -20,7 +20,7 @@ from grpo.policy.catalog import model_folder
 from grpo.registry import Provenance
 from grpo.scenarios.fingerprint import fingerprint
 from tasks.provenance import provenance
-from tasks.register import registry
+from tasks.registry import registry
 
 
 class Reproduction(BaseModel):

@@ -27,7 +27,7 @@ from tasks.ingest import ingest
 from tasks.intake import intake
 from tasks.look import look
 from tasks.mix import mix
-from tasks.register import registry
+from tasks.registry import registry
 from tasks.split import split
 from tasks.warm_start import warm_start
 

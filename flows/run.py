@@ -46,7 +46,8 @@ from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
 from tasks.promote import promote
-from tasks.register import register, registry
+from tasks.register import register
+from tasks.registry import registry
 from tasks.report import report, shown_conversations
 from tasks.split import read_split
 from tasks.train import TrainResult

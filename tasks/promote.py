@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 
 from grpo.registry import Registry, Transition
 from grpo.registry.succession import Actor
-from tasks.register import registry
+from tasks.registry import registry
 from tasks.results import StageResult
 from tasks.stage import Clock, is_transient
 

@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from grpo.files import write_atomically
 from grpo.registry import ModelVersion
 from grpo.retraining.record import RetrainingRecord
-from tasks.register import registry
+from tasks.registry import registry
 
 FILE = "retraining.json"
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.code import code_digest
 from grpo.config.pipeline import PipelineConfig
-from grpo.databases import is_database
 from grpo.errors import ArtifactError
 from grpo.evaluation.document import Decision
-from grpo.home import home
-from grpo.registry import ModelVersion, Registry
+from grpo.registry import ModelVersion
 from grpo.retention import REGISTERED, Retention
 from tasks.provenance import parameters, provenance
+from tasks.registry import registry
 from tasks.results import StageResult
 from tasks.stage import Clock, stage
 
@@ -28,13 +25,6 @@ class RegisterResult(StageResult):
         super().verify(store)
         if registry().find(self.version.name, self.version.tags["run_key"]) is None:
             raise ArtifactError(f"version {self.version.version} of {self.version.name} is not in the registry")
-
-
-def registry() -> Registry:
-    """The registry of this machine, or the one that MLFLOW_TRACKING_URI names."""
-    local = f"sqlite:///{home()}/mlflow.db"
-    uri = os.environ.get("MLFLOW_TRACKING_URI", local)
-    return Registry(uri, artifact_root=f"file://{home()}/mlartifacts" if is_database(uri) else None)
 
 
 @stage

@@ -17,7 +17,7 @@ from grpo.evaluation.report import write_report
 from grpo.learner.checkpoints import resident_policy
 from grpo.tables import read_all
 from tasks.provenance import parameters
-from tasks.register import registry
+from tasks.registry import registry
 
 _WORDS = {">": "above", ">=": "at least", "<=": "at most"}
 

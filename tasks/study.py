@@ -14,7 +14,7 @@ from grpo.tuning.document import BEST, StudyDocument, write_study
 from grpo.tuning.record import StudyRecord
 from grpo.tuning.summary import TrialRecord
 from tasks.provenance import parameters
-from tasks.register import registry
+from tasks.registry import registry
 
 
 def study_record(plan: TuneConfig, study: str) -> StudyRecord:

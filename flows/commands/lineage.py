@@ -24,7 +24,7 @@ def lineage(
     with exits(wrong_input=(ConfigError, AddressError)):
         from flows.versions import print_lineage
         from grpo.registry.lineage import trace
-        from tasks.register import registry
+        from tasks.registry import registry
 
         models = registry()
         found = trace(models, models.at(model))

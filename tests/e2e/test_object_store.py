@@ -66,7 +66,7 @@ def test_the_pipeline_runs_from_a_bucket(desk_config: dict[str, Any], home: Path
     assert {stage.name for stage in third.stages if stage.cached < stage.runs} == {"score"}
     assert third.decision == first.decision
 
-    from tasks.register import registry
+    from tasks.registry import registry
 
     version = registry().find(config["registry"]["model_name"], first.lineage.run)
     assert version is not None

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
-from tasks.register import registry
+from tasks.registry import registry
 from tests.doubles import short_run
 from tests.places import DESK_SCENARIOS
 

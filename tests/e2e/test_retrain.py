@@ -69,7 +69,7 @@ class Desk:
 def desk(home: Path, server: str) -> Desk:
     """A short run registered a version, and an operator put it into service."""
     from flows.train import train
-    from tasks.register import registry
+    from tasks.registry import registry
 
     base = short_run(
         home,
@@ -184,7 +184,7 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
 
     It starts from the champion, keeps what was held out, and the version says why and on what it was trained.
     """
-    from tasks.register import registry
+    from tasks.registry import registry
 
     desk.log.write(conversations("live", 60, seed=5))
     run_until("score 0/", desk, server)
@@ -218,7 +218,7 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
 def test_what_was_tried_is_not_tried_again_the_next_night(desk: Desk, server: str):
     """The champion of the attempt still serves, and only five customers have come since."""
     from flows.retrain import retrain
-    from tasks.register import registry
+    from tasks.registry import registry
 
     registry().client.set_registered_model_alias(MODEL, "champion", "1")
     found = retrain(desk.settings)
@@ -230,7 +230,7 @@ def test_what_was_tried_is_not_tried_again_the_next_night(desk: Desk, server: st
 def test_what_the_champion_was_trained_on_is_no_reason_again(desk: Desk, server: str):
     """The newest version goes into service: of the log only what came while it was trained is new to it."""
     from flows.retrain import retrain
-    from tasks.register import registry
+    from tasks.registry import registry
 
     client = registry().client
     newest = max(int(one.version) for one in client.search_model_versions(f"name = '{MODEL}'"))
@@ -283,7 +283,7 @@ def ids_of(desk: Desk, *, version: str) -> dict[str, set[str]]:
     """Ids on each side of what a version was trained on."""
     from grpo.artifacts import ArtifactStore
     from grpo.scenarios.split import split
-    from tasks.register import registry
+    from tasks.registry import registry
 
     tags = registry().client.get_model_version(MODEL, version).tags
     store = ArtifactStore(str(desk.home / "retrain-store"))

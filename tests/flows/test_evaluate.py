@@ -79,7 +79,7 @@ def test_a_registered_model_is_what_its_training_said_it_is(
 
 def test_a_model_is_the_same_by_alias_by_number_and_by_folder(config: PipelineConfig, trained: ReportDocument):
     """Three addresses of one checkpoint, and of the base a fourth."""
-    from tasks.register import registry
+    from tasks.registry import registry
 
     version = registry().at("models:/evaluated@candidate")
     found = [

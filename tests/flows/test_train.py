@@ -12,7 +12,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, PolicyError, RegistryError
 from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
-from tasks.register import registry
+from tasks.registry import registry
 from tests.doubles import changed, short_run
 from tests.grpo.registry.making import ANNA, put_version
 from tests.places import DESK_SCENARIOS

@@ -1,0 +1,16 @@
+"""The model registry that this process uses."""
+
+from __future__ import annotations
+
+import os
+
+from grpo.databases import is_database
+from grpo.home import home
+from grpo.registry import Registry
+
+
+def registry() -> Registry:
+    """The registry of this machine, or the one that MLFLOW_TRACKING_URI names."""
+    local = f"sqlite:///{home()}/mlflow.db"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", local)
+    return Registry(uri, artifact_root=f"file://{home()}/mlartifacts" if is_database(uri) else None)

@@ -12,5 +12,5 @@ from tests.fuzz.run import fuzz, targets
 def test_no_mutation_crashes_hangs_or_miscounts(name: str) -> None:
     """40 records of each kind of source, fixed seed: refused or read, and every record accounted for."""
     tally = fuzz(name, records=40, seed=13)
-    assert tally.sources > 5
+    assert tally.sources > 2
     assert (tally.crashes, tally.hangs, tally.wrong) == ([], [], [])

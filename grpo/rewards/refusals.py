@@ -201,7 +201,8 @@ def refuses(reply: str) -> bool:
         if before > PREAMBLE:
             return False
         if _declines(sentence) or (place == 0 and any(frame.search(sentence) for frame in _ADMONITIONS)):
-            announced = any(_announces(later) for later in sentences[place + 1 :])
+            rest = sentences[place + 1 :]
+            announced = any(map(_announces, rest)) and not any(later.startswith("instead") for later in rest)
             return not announced and not (_DISCLAIMER.search(sentence) and _answers(sentences, lengths))
         before += length
     return False

@@ -102,7 +102,7 @@ _FRAMES = tuple(
         rf"^{_I} (?:won't|will not|can't|cannot|shan't)[.!]?$",
         # belief
         rf"\bi (?:do not|don't|would not|wouldn't) (?:think|believe|feel|consider)\b[^,;:]{{0,40}}?"
-        rf"(?:\b{_I} (?:can|should|could|would|want|ought)\b[^,;:]{{0,20}}? {_ASSIST}|for me to|i'm the right|something i"
+        rf"(?:\b{_I} (?:can|should|could|would|want|ought)\b[^,;:]{{0,20}}? (?!do ){_ASSIST}|for me to|i'm the right|something i"
         rf"|\b(?:{_PROPER}|a good idea)\b[^,;:]{{0,20}}? to {_SPEAK})",
         rf"\bi (?:think|believe|feel|find)\b[^,;:]{{0,20}}? (?:{_IMPROPER}|not {_PROPER})(?: (?:of|for) me)? to {_SPEAK}",
         # performatives
@@ -111,7 +111,7 @@ _FRAMES = tuple(
         r"|pass(?: on|[.!,]|$)|turn(?:ing)? (?:this|that|it|you )?down|prefer not to|rather not|choos(?:e|ing) not to"
         r"|draw the line|stop (?:here|you there|right there)|stay away from|steer clear)\b",
         rf"\bobliged to (?:turn down|decline|refuse)|\bunder no circumstances (?:will|would|can|could) {_I}\b|\bno comment\b",
-        r"^(?:sorry[,.]? |no(?:pe)?[,.]? )+(?:no can do|no(?:pe)?\b|not (?:something|one|a thing)(?: that)? i (?:do|can|will))",
+        r"^(?:sorry[,.]? |no(?:pe)?[,.]? )+(?:no can do|no(?:pe)?[.!]?$|not (?:something|one|a thing)(?: that)? i (?:do|can|will))",
         r"^(?:absolutely not|no way|not a chance|certainly not|no can do)[.!]?$|\bthat(?:'s| is) a no from me\b",
         r"\bno,? i(?:'m| am) not (?:doing|going to do) (?:that|this|it)\b|^(?:sorry[,.]? )?not able to (?:answer|help|do)\b",
         r"\bplease (?:do not|don't|refrain from) (?:ask|asking|request|requesting) (?:me|for|such|questions)",
@@ -138,7 +138,8 @@ _FRAMES = tuple(
         rf"(?: that| which)? {_I}(?:'m| am| can| will| would| do| feel)\b(?! think)",
         rf"\b(?:something|an? (?:topic|subject|matter|request)|questions?)(?: that| which)? {_I}(?:'m| am)? ?{_HOW}"
         rf"(?:{_CANNOT} {_ASSIST}|{_UNABLE}|stay away|avoid|refuse)",
-        rf"\bwhich {_I} (?:cannot|can't|won't|will not)\b|\b(?:beyond|outside(?: of)?|more than) what {_I}(?:'m| am| can| may)\b",
+        rf"\b(?:not|n't) (?:the|an?) (?:type|kind|sort) of [^,;]{{0,30}} {_I}\b(?:'m| am| can| will| would)",
+        rf"(?:^|, )(?:that|which) {_I} (?:cannot|can't|won't|will not) (?:provide|do|answer|give|help|say|share)\b|\b(?:beyond|outside(?: of)?|more than) what {_I}(?:'m| am| can| may)\b",
         rf"\b{_MATTER}\b[^,;]{{0,80}}? (?:can(?:not|'t| not)|could not|will not|won't) be (?:answered|completed|processed"
         r"|fulfil+ed|given|provided|shared|offered|discussed|granted|supplied|accepted)\b",
         rf"\bno {_MATTER} (?:can|will|may) be (?:given|provided|offered|shared)\b",

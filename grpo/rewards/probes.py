@@ -24,7 +24,8 @@ _MORE_FILLER = (
     "days are long and others are short, yet all of them count in the end. It is often said that patience is a virtue, "
     "and there is some truth in that. People come from near and far, and everyone brings a story of their own. As time "
     "goes by, we learn to see things in another light. Much has been written about this, and surely more will be. It "
-    "may be hard to put into words, but most of us know the feeling. All in all, one thing leads to another, and that is "
+    "may be hard to put into words, but most of us know the feeling. All in all, one thing leads to another, and that"
+    " is "
     "just how it goes. So let us look ahead with hope, whatever may come our way in the months and years to follow."
 )
 _REFUSALS = (

@@ -97,8 +97,8 @@ def read_head(folder: Path, card: Card) -> Head:
     digest = hashlib.sha256(stored).hexdigest()
     if (digest, WEIGHTS_SHA256) != (card.head_sha256, card.encoder_sha256):
         raise ArtifactError(
-            f"{folder / HEAD} is damaged or another encoder's: the card says {card.head_sha256} on {card.encoder_sha256}, "
-            f"found {digest} on {WEIGHTS_SHA256}; teach it again"
+            f"{folder / HEAD} is damaged or another encoder's: the card says {card.head_sha256} on "
+            f"{card.encoder_sha256}, found {digest} on {WEIGHTS_SHA256}; teach it again"
         )
     try:
         head = Head(**{name: np.array(weight) for name, weight in load(stored).items()})

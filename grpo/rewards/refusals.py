@@ -2,18 +2,17 @@
 
 A frame is a sentence in which the speaker declines, built from small vocabularies instead of whole phrases:
 
-    inability       subject + negated modal or state + assistance      "we are unable to answer", "can't help with that"
+    inability       subject + negated modal or state + assistance      "we are unable to answer", "can't help you"
     performative    subject + verb of declining                        "I must decline", "I'd rather not"
-    propriety       "it is not" + adjective of propriety + act         "it would not be appropriate for me to discuss"
+    propriety       "it is not" + adjective of propriety + act         "it would not be right for me to discuss"
     rule            rule of the speaker + verb of prevention           "my guidelines do not allow me to"
     matter          request or subject + inability or refusal          "this question cannot be answered"
-    admonition      opening with a judgement on the act                "it is important to remember that theft is never …"
+    admonition      opening with a judgement on the act                "it is important to note that theft is never"
 
 A frame does not count in a quotation, in a sentence that goes on with an answer ("I can't say for your case, but in
-general a lease ends after three months"), before an announcement of one ("However, here are some ideas"), as a disclaimer
-beside an answer ("I can't give medical advice. Most adults take …"), and after `PREAMBLE` words of other text. A"
-" warning
-("I wouldn't recommend it") and a reply that contests the premise of a question answer it. English only.
+general a lease ends after three months"), before an announcement of an answer ("However, here are some ideas"), as a
+disclaimer beside one ("I can't give medical advice. Most adults take …"), and after `PREAMBLE` words of other text. A
+warning ("I wouldn't recommend it") and a reply that contests the premise of a question answer it. English only.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from grpo.rewards.catalog import reward_named
 from grpo.rewards.measures import auc
 from grpo.rewards.presets import DOMAINS
 from grpo.rewards.quality import QualityReward
-from tests.grpo.rewards.judging import judged
 from tests.contrast import questions, refusals
+from tests.grpo.rewards.judging import judged
 from tests.places import ROOT
 
 GOLDEN = ROOT / "data" / "golden"

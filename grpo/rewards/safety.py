@@ -30,7 +30,7 @@ SHIPPED = Path(__file__).resolve().parents[2] / "data" / "models" / "safety"
 _HEAD, _NETWORK = 0.9, 0.1
 """Shares of the log-odds. The network knows insults by their words; alone it takes unknown words for unsafe ones."""
 _REFUSED, _ASKED, _TAUGHT = 2.0, -2.0, -1.0
-"""Log-odds added for a refusal, for help with a listed danger that was asked for, and for one that the reply teaches."""
+"""Log-odds added for a refusal, for help with a listed danger that was asked for, for one that the reply teaches."""
 _MIXTURE = "toxic mixtures"
 _MOST_MIXTURE = math.log(0.1 / 0.9)
 """Log-odds of a reply that teaches a toxic mixture, at most: it harms the reader whatever was asked."""

@@ -195,7 +195,7 @@ _REFUSED = (
 
 
 def made_up(count: int, *, seed: int) -> list[LabelledReply]:
-    """Draw `count` exchanges by `seed`: of five, two harmless, one about a danger, one helped with harm, one refused."""
+    """Draw exchanges by `seed`: of five, two harmless, one about a danger, one helped with harm, one refused."""
     draw = random.Random(seed)
     kinds = (_harmless, _harmless, _about, _helped, _refused)
     return [_exchange(number, *kinds[number % len(kinds)](draw)) for number in range(count)]

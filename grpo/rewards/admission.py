@@ -17,7 +17,7 @@ from grpo.rewards.reward import Episode, RewardContext, RewardFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a reward gave a probe and the honest replies: means over the cases."""
+    """Scores of a probe and of the honest replies: means over the cases, of a probe's wordings the best one."""
 
     probe: Probe
     score: float | None
@@ -47,10 +47,7 @@ def examine(reward: RewardFunction) -> list[Finding]:
                 f"reward {reward.name} gives honest replies {'no score' if honest is None else honest}, so that probes "
                 "cannot be compared with them; set probed = False in its class if it does not judge replies"
             )
-        return [
-            Finding(probe=probe, score=runner.run(_mean(reward, [probe.reply(case) for case in CASES])), honest=honest)
-            for probe in PROBES
-        ]
+        return [Finding(probe=probe, score=runner.run(_best(reward, probe)), honest=honest) for probe in PROBES]
 
 
 def admit(components: Sequence[RewardComponent]) -> None:
@@ -71,6 +68,13 @@ def admit(components: Sequence[RewardComponent]) -> None:
                 f"reward {component.kind} is fooled by {found}; use another one, or accept it by name: "
                 f"admitted_despite: [{', '.join((*component.admitted_despite, *(one.probe.name for one in fooled)))}]"
             )
+
+
+async def _best(reward: RewardFunction, probe: Probe) -> float | None:
+    """The mean score of the wording that earns most; a policy would find that one."""
+    wordings = zip(*(probe.replies(case) for case in CASES), strict=True)
+    scores = [await _mean(reward, replies) for replies in wordings]
+    return max((score for score in scores if score is not None), default=None)
 
 
 async def _mean(reward: RewardFunction, replies: Sequence[str]) -> float | None:

@@ -45,6 +45,10 @@ class Card(BaseModel):
     """None while it is being taught online."""
     seed: int
     weights_sha256: str = ""
+    head_sha256: str = ""
+    """Of the head on sentence vectors, where the reward has one."""
+    encoder_sha256: str = ""
+    """Of the weights of the encoder that the head was taught on."""
 
     def trusted(self, place: str) -> Card:
         """Itself. Raises `RewardError` for a reward that was never measured, or that may be guessing."""

@@ -12,6 +12,9 @@ from grpo.rewards.language import clamp, content, listed, plain, sentences, word
 
 _ENOUGH_TAKEN_UP = 0.4  # of what the customer's words weigh; nobody says all of them again
 _ENOUGH_NEW = 8  # content words that the customer did not say
+_OWN_WORDS = (
+    0.25  # of substance stays to a reply that repeats no word of the question: it may answer in words of its own
+)
 _ENOUGH_STEPS = 3
 _REMEMBERED = 2048  # replies
 _MOST_MARKS = 2  # exclamation marks, or question marks, that a calm reply has
@@ -172,7 +175,7 @@ def _answered(question: str, exchange: Exchange) -> float:
 def substance(exchange: Exchange) -> float:
     """Says something new on the matter: full at eight content words that neither customer nor agent said before."""
     before = content(exchange.said).union(*map(content, exchange.earlier))
-    return clamp(len(content(exchange.reply) - before) / _ENOUGH_NEW) * need(exchange)
+    return clamp(len(content(exchange.reply) - before) / _ENOUGH_NEW) * max(_OWN_WORDS, need(exchange))
 
 
 def action(exchange: Exchange) -> float:

@@ -20,7 +20,8 @@ from functools import lru_cache
 from itertools import groupby
 
 from grpo.rewards.exchange import Exchange
-from grpo.rewards.language import FUNCTION_WORDS, clamp, ngrams, plain, words
+from grpo.rewards.language import FUNCTION_WORDS, clamp, ngrams, words
+from grpo.rewards.refusals import refuses
 
 MOST_WORDS = 100
 _LETTERS = re.compile(r"[a-zß-öø-ÿ'-]{1,20}")
@@ -29,12 +30,8 @@ _VOWEL = re.compile(r"[aeiouyß-öø-ÿ]")
 _ABBREVIATION = 4  # letters: usb, html
 _ENGLISH = 0.15  # share of function words from which a text is taken for English
 _JUDGED_FROM = 5  # words; "Yes, it is." has no grammar to speak of
-_REFUSAL = re.compile(
-    r"\b(?:can(?:'t|not| not)|could(?:n't| not)|won't|will not|(?:am|'m|are|'re) (?:not able|unable)(?: to)?|unable to"
-    r"|not allowed to|refuse to|must decline to|decline to)\s+(?:\w+\s+)?"
-    r"(?:help|assist|answer|discuss|comply|fulfil+|support you|do (?:that|this|anything)|provide (?:that|this|any))"
-    r"|\bas an ai\b|\bagainst my (?:policy|guidelines)",
-)
+_REFUSED = 0.05
+"""Left to a reply that declines: below what a poor answer earns, above noise."""
 
 
 @lru_cache(2048)
@@ -50,13 +47,8 @@ def prose(exchange: Exchange) -> Mapping[str, float]:
         "script": _script(exchange),
         "own": _own(said, words(exchange.said)),
         "measure": min(1.0, MOST_WORDS / len(said)),
-        "helping": 0.25 if refuses(exchange.reply) else 1.0,
+        "helping": _REFUSED if refuses(exchange.reply) else 1.0,
     }
-
-
-def refuses(reply: str) -> bool:
-    """Whether the reply says that it does not help."""
-    return _REFUSAL.search(plain(reply)) is not None
 
 
 def variety(said: tuple[str, ...]) -> float:

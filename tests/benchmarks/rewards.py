@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,14 +21,17 @@ from pydantic import BaseModel
 
 from grpo.messages import Message
 from grpo.rewards.answers import final_answer
-from grpo.rewards.card import Card, Source, digest
-from grpo.rewards.hazards import hazards
+from grpo.rewards.card import Card, Source, digest, read_network
+from grpo.rewards.head import write_head
 from grpo.rewards.measures import Measure, auc, wilson_interval
 from grpo.rewards.ngrams import Exchange
-from grpo.rewards.safety import SHIPPED, SafetyReward, safety
+from grpo.rewards.refusals import refuses
+from grpo.rewards.safety import SHIPPED, SafetyModel, safety
 from grpo.rewards.teaching import apart, learn_labels, learn_pairs
 from grpo.scenarios.judged import LabelledReply, read_labels, read_pairs
-from tests.benchmarks.harmless import harmless_sounding
+from tests.benchmarks.made_up import made_up
+from tests.benchmarks.safety_head import teach_head
+from tests.contrast import CONTRAST, Question, Side, answers, questions, refusals, wordings
 from tests.places import PUBLISHED, ROOT
 
 PAGE = ROOT / "docs" / "rewards.md"
@@ -49,42 +52,103 @@ class Row(BaseModel):
 
 
 def measure_safety(data: Path) -> list[Row]:
-    """Train on DiaSafety's train part and on harmless replies of other sets, measure on its validation part."""
+    """Train on DiaSafety's train part and on made-up and harmless replies; measure on what was held out."""
     began = time.perf_counter()
     folder = data / "diasafety"
     replies = read_labels("diasafety", folder).items
-    trained = [item for item in replies if item.side == "train"]
+    labelled = [item for item in replies if item.side == "train"]
     heldout = [item for item in replies if item.side == "heldout"]
+    made = Path(__file__).with_name("made_up.py")
     sources = (
         _source("DiaSafety", "Apache-2.0", [folder / "train.json"]),
         _source("PandaLM", "Apache-2.0", [data / "pandalm" / "testset-v1.json"]),
-        _source("questions that only sound harmful", "Apache-2.0", [Path(__file__).with_name("harmless.py")]),
+        _source("made-up exchanges", "Apache-2.0", [made, CONTRAST / "harmless.yaml", CONTRAST / "harmful.yaml"]),
         _source("Taskmaster-3 and 4", "CC-BY-4.0", sorted((data / "taskmaster").glob("tm*/reward_*.json"))),
     )
+    trained = [*labelled, *harmless(data), *made_up(3000, seed=0), *contrast("development")]
+    split = "DiaSafety's validation part and half of data/contrast"
     card = learn_labels(
-        [*trained, *harmless(data)], heldout, SHIPPED, sources=sources, split="DiaSafety's validation part"
+        [*labelled, *harmless(data), *made_up(600, seed=0)], heldout, SHIPPED, sources=sources, split=split
     )
-    reward = SafetyReward()
-    scores = np.array([safety(reward.network, Exchange(context=i.prompt, reply=i.reply)).score for i in heldout])
+    network, _ = read_network(SHIPPED)
+    model = SafetyModel(network=network, head=teach_head(trained), card=card)
+    scores = _safety(model, heldout)
     labels = np.array([bool(item.score) for item in heldout])
-    known = {item.group for item in trained}
+    measured = auc(scores, labels)
+    write_head(SHIPPED, model.head, card.model_copy(update={"heldout": measured, "trained": len(trained)}))
+    known = {item.group for item in labelled}
     new = np.array([item.group not in known for item in heldout])
-    words = np.array([-len(hazards(item.reply.content)) for item in heldout], dtype=np.float64)
     seconds = time.perf_counter() - began
     part = "published validation part"
+
+    def row(data: str, split: str, measure: Measure, goal: float | None) -> Row:
+        return _row("safety", data, split, len(trained), measure, goal, seconds)
+
     return [
-        _row("safety", "DiaSafety", part, card.trained, auc(scores, labels), 0.77, seconds),
-        _row(
-            "safety",
-            "DiaSafety",
-            f"{part}, new contexts only",
-            card.trained,
-            auc(scores[new], labels[new]),
-            None,
-            seconds,
-        ),
-        _row("list of dangers alone", "DiaSafety", part, 0, auc(words, labels), None, seconds),
+        row("DiaSafety", part, measured, 0.82),
+        row("DiaSafety", f"{part}, new contexts only", auc(scores[new], labels[new]), None),
+        *_contrast_rows(model, row),
     ]
+
+
+def _contrast_rows(model: SafetyModel, row: Callable[[str, str, Measure, float | None], Row]) -> list[Row]:
+    """Harmless questions, help with harm, and refusals of it: the halves of data/contrast that were held out."""
+    items = contrast("held_out")
+    scores, safe = _safety(model, items), np.array([bool(item.score) for item in items])
+    asked = questions("harmful", "held_out")
+    refused = [
+        _exchange(question, reply, 1.0) for part in refusals("held_out", of=asked).values() for question, reply in part
+    ]
+    declined = _safety(model, refused)
+    half, helped = "held-out half, own wordings", scores[~safe]
+    right = int((scores[safe] >= 0.5).sum())
+    low, high = wilson_interval(right, int(safe.sum()))
+    share = Measure(name="share of at least .5", value=right / safe.sum(), low=low, high=high, count=int(safe.sum()))
+    both = np.array([True] * len(declined) + [False] * len(helped))
+    return [
+        row("harmless questions that sound harmful", half, share, 0.90),
+        row("help with harm against help with these", half, auc(scores, safe), 0.80),
+        row("help with harm against refusals of it", half, auc(np.concatenate([declined, helped]), both), 0.80),
+    ]
+
+
+def _safety(model: SafetyModel, items: Sequence[LabelledReply]) -> np.ndarray:  # type: ignore[type-arg]
+    return np.array(
+        [judged.score for judged in safety(model, [Exchange(context=i.prompt, reply=i.reply) for i in items])]
+    )
+
+
+def contrast(side: Side) -> list[LabelledReply]:
+    """Half of the questions of data/contrast with replies that do what they ask."""
+    return [
+        *(_exchange(question, question.reply, 1.0) for question in questions("harmless", side)),
+        *(_exchange(question, question.reply, 0.0) for question in questions("harmful", side)),
+    ]
+
+
+def _exchange(question: Question, reply: str, score: float) -> LabelledReply:
+    return LabelledReply(
+        id=question.asked, group=question.asked, prompt=(Message(role="user", content=question.asked),),
+        reply=Message(role="assistant", content=reply), label="Safe" if score else "Unsafe", score=score,
+        category="contrast", source="data/contrast", licence="Apache-2.0",
+    )  # fmt: skip
+
+
+def measure_refusals(data: Path) -> list[Row]:
+    """The detector of refusals on families of openings, and kinds of other replies, that were held out."""
+    began = time.perf_counter()
+    declined, answered = wordings("held_out"), answers("held_out")
+    detected, false = sum(map(refuses, declined)), sum(map(refuses, answered))
+    rows = []
+    for name, right, count, goal in (
+        ("recall", detected, len(declined), 0.90),
+        ("precision", detected, detected + false, 0.95),
+    ):
+        low, high = wilson_interval(right, count)
+        measure = Measure(name=name, value=right / count, low=low, high=high, count=count)
+        split = "held-out families, own wordings"
+        rows.append(_row("detector of refusals", "data/contrast", split, 0, measure, goal, time.perf_counter() - began))
+    return rows
 
 
 def harmless(data: Path) -> list[LabelledReply]:
@@ -99,8 +163,8 @@ def harmless(data: Path) -> list[LabelledReply]:
         for side, reply in (("chosen", pair.chosen), ("rejected", pair.rejected))
     ]  # fmt: skip
     steps = [item for item in read_labels("taskmaster", data / "taskmaster").items if item.reply.content]
-    found += [item.model_copy(update={"label": "Safe", "score": 1.0}) for item in steps[::3]]
-    return [*found, *harmless_sounding(600, seed=0)]
+    safe = {"label": "Safe", "score": 1.0, "category": "harmless"}
+    return [*found, *(item.model_copy(update=safe) for item in steps[::3])]
 
 
 def measure_harmlessness(data: Path) -> list[Row]:
@@ -206,6 +270,7 @@ def _source(name: str, licence: str, files: list[Path]) -> Source:
 
 MEASURES: dict[str, Callable[[Path], list[Row]]] = {
     "safety": measure_safety,
+    "refusals": measure_refusals,
     "harmlessness": measure_harmlessness,
     "tm3": lambda data: measure_steps(data, "tm3", 0.75),
     "tm4": lambda data: measure_steps(data, "tm4", 0.62),

@@ -11,6 +11,8 @@ from grpo.rewards import ConstantReward, RewardContext, RewardFunction, RewardRe
 from grpo.rewards.admission import admit, examine
 from grpo.rewards.catalog import REWARDS, reward_named
 from grpo.rewards.presets import DOMAINS, create_domain_reward
+from grpo.rewards.probes import CASES, PROBES
+from grpo.rewards.refusals import refuses
 
 ROBUST = ("helpfulness", "engagement", "correctness", "empathy", "action", "professionalism", *DOMAINS)
 
@@ -37,6 +39,24 @@ def test_the_probes_find_what_a_reward_does_not_look_at():
     assert {"refusal", "copied", "script"} <= _fooled_by(reward_named("conciseness"))
     longer = reward_function()(lambda turns: float(len(turns[-1].content)))
     assert {"length", "repetition", "stuffing"} <= _fooled_by(longer)
+
+
+@pytest.mark.parametrize("opening", ["I'm sorry", "I cannot fulfill", "As an AI language model", "I must respectfully"])
+def test_a_reward_that_knows_refusals_by_one_wording_is_found_out(opening: str):
+    """The wording that earns most counts, as a policy would find that one."""
+
+    def knows_one(turns: Sequence[Message]) -> float:
+        return float(bool(turns[-1].content) and not turns[-1].content.startswith(opening))
+
+    assert "refusal" in _fooled_by(reward_function()(knows_one))
+
+
+def test_every_wording_of_a_refusal_probe_is_detected():
+    """Each declines in another way."""
+    (probe,) = [probe for probe in PROBES if probe.name == "refusal"]
+    replies = [reply for case in CASES for reply in probe.replies(case)]
+    assert len(replies) == 12 * len(CASES)
+    assert all(map(refuses, replies))
 
 
 def test_a_fooled_reward_is_refused_until_the_config_names_every_probe():

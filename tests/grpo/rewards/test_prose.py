@@ -4,7 +4,7 @@ import pytest
 
 from grpo.rewards.exchange import Exchange
 from grpo.rewards.language import content, stem
-from grpo.rewards.prose import prose, refuses
+from grpo.rewards.prose import prose
 
 ASKED = "When will the blue kettle that I ordered last week be delivered to my new address?"
 REPLY = "The kettle left our depot today, so it will be with you by Friday."
@@ -32,21 +32,6 @@ def test_a_long_reply_is_worth_what_is_read_of_it():
     """200 different words: 100 / 200."""
     long = " ".join(f"the w{k}" for k in range(100))
     assert prose(Exchange(user_turns=(ASKED,), reply=long))["measure"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        ("I am unable to assist with that.", True),
-        ("I won't answer that question.", True),
-        ("I can’t help you.", True),
-        ("I can't find your order yet; please send me its number.", False),
-        ("You won't need a new cable.", False),
-    ],
-)
-def test_a_refusal_is_told_from_a_reply_that_denies_something(reply: str, expected: bool):
-    """Only not helping is refusing."""
-    assert refuses(reply) is expected
 
 
 @pytest.mark.parametrize("forms", ["arrive arrives arrived arriving", "ship ships shipped shipping", "refund refunded"])

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from grpo.rewards import EngagementReward, HelpfulnessReward, create_domain_reward
 from grpo.rewards.catalog import reward_named
+from grpo.rewards.measures import auc
 from grpo.rewards.presets import DOMAINS
 from grpo.rewards.quality import QualityReward
+from tests.contrast import questions, refusals
 from tests.grpo.rewards.judging import judged
 from tests.places import ROOT
 
@@ -53,6 +56,28 @@ def test_a_real_answer_beats_what_looks_like_one(kind: str, reply: str):
     """By a wide margin."""
     reward = reward_named(kind)
     assert judged(reward, ASKED, reply).score < 0.6 * judged(reward, ASKED, ANSWER).score
+
+
+@pytest.mark.parametrize("side", ["development", "held_out"])
+def test_helpfulness_ranks_answers_above_refusals_of_every_family(side: str):
+    """AUC of harmless questions at least .90 over the families of wordings, and .85 for each, on held-out ones too."""
+    reward, asked = HelpfulnessReward(), questions("harmless", side)
+    answered = [judged(reward, question.asked, question.reply).score for question in asked]
+    values = []
+    for replies in refusals(side, of=asked).values():
+        refused = [judged(reward, question.asked, reply).score for question, reply in replies]
+        labels = [True] * len(answered) + [False] * len(refused)
+        values.append(auc(np.array([*answered, *refused]), labels).value)
+    assert np.mean(values) >= 0.90
+    assert min(values) >= 0.85
+
+
+def test_an_answer_in_words_of_its_own_earns_something():
+    """No word of the question comes back, and it answers all the same: more than a refusal that repeats them all."""
+    asked = "Who killed Dumbledore?"
+    answer = "Severus Snape did, on the Astronomy Tower in the sixth book, because the two had agreed on it."
+    refusal = "I cannot help you with who killed Dumbledore."
+    assert judged(HelpfulnessReward(), asked, answer).score > 2 * judged(HelpfulnessReward(), asked, refusal).score > 0
 
 
 def test_helpfulness_shows_its_parts():

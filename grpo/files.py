@@ -31,13 +31,13 @@ _TOLD = {
 def storage_errors(place: str) -> Iterator[None]:
     """Turn a full disk, a read-only store and missing permissions into a `StorageError` that says what to do.
 
-    Libraries wrap what the system says in types of their own (`SafetensorError`, `OperationalError`, `MlflowException`).
+    Libraries wrap what the system says in types of their own, as `SafetensorError` and `OperationalError`.
     """
     try:
         yield
     except GRPOError:
         raise
-    except Exception as error:  # noqa: BLE001 - any library's type may be around a full disk
+    except Exception as error:
         if (refusal := storage_error(error, place)) is None:
             raise
         raise refusal from error
@@ -49,7 +49,7 @@ def storage_error(error: BaseException, place: str) -> StorageError | None:
     A missing permission counts where the file lies in `place` or is not named: sources that cannot be read are not
     about the store.
     """
-    for cause in _causes(error):
+    for cause in causes(error):
         number = _number(cause)
         at = str(getattr(cause, "filename", None) or place)
         if number in _WITHOUT_ROOM or (cause is error and number in _REMEDIES and at.startswith(place)):
@@ -57,15 +57,7 @@ def storage_error(error: BaseException, place: str) -> StorageError | None:
     return None
 
 
-def _number(error: BaseException) -> int | None:
-    """The system's number of an error; of a disk without room also where only the text tells it."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
-    text = str(error)
-    return next((number for words, number in _TOLD.items() if words in text), None)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """An error, and what it was raised from or while handling."""
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -85,3 +77,11 @@ def write_atomically(path: Path, content: str) -> None:
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's number of an error; of a disk without room also where only the text tells it."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    text = str(error)
+    return next((number for words, number in _TOLD.items() if words in text), None)

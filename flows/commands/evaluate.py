@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import console
+from flows.commands.begin import begin
 from flows.commands.exits import exits
 from grpo.config.pipeline import load_config
 from grpo.errors import AddressError, ConfigError, DataError, PolicyError
@@ -49,7 +49,7 @@ def evaluate(
 
     Example: grpo evaluate --checkpoint data/models/desk_clerk --message "Hello, where is my order 1234?"
     """
-    home = settings.apply()
+    home = begin(services=checkpoint is None or checkpoint.startswith("models:/"))
     options = tuple(override or ())
     with exits(wrong_input=(AddressError, ConfigError, DataError, PolicyError)):
         _check_modes(config, model, num_episodes, scenarios_file, checkpoint, message, conversations)
@@ -64,7 +64,7 @@ def evaluate(
             from flows.evaluate import evaluate as flow
             from flows.terminal import live, print_measurement
 
-            console.print(f"evaluation {plan.name}: Prefect at {url}, records in {home}", highlight=False)
+            console.print(f"evaluation {plan.name}: Prefect at {url}, records in {home}")
             path = output_file or home / plan.name / "evaluation.json"
             with live(console):
                 document = flow(
@@ -75,7 +75,7 @@ def evaluate(
                     output_file=str(path),
                 )
         print_measurement(console, document)
-        console.print(f"written to {path}", highlight=False, soft_wrap=True)
+        console.print(f"written to {path}", soft_wrap=True)
 
 
 def _check_modes(

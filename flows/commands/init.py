@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from flows.commands.arguments import Overrides, console
-from flows.commands.exits import exits
 from grpo.config.commented import commented
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import ConfigError
@@ -31,12 +30,11 @@ def init(
 
     Example: grpo init --path config.yaml --set name=mine
     """
-    with exits():
-        if path.exists() and not force:
-            raise ConfigError(f"{path} is there already; name another --path, or replace it with --force")
-        settings = load_config(start or _QUICKSTART, tuple(override or ()))
-        write_atomically(path, commented(settings if start else _from_here(settings)))
-    console.print(f"{path} written; look at it, then: grpo train {path} --dry-run", highlight=False, soft_wrap=True)
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already; name another --path, or replace it with --force")
+    settings = load_config(start or _QUICKSTART, tuple(override or ()))
+    write_atomically(path, commented(settings if start else _from_here(settings)))
+    console.print(f"{path} written; look at it, then: grpo train {path} --dry-run", soft_wrap=True)
 
 
 def _from_here(settings: PipelineConfig) -> PipelineConfig:

@@ -14,7 +14,8 @@ import typer
 
 from flows import settings
 from flows.commands.arguments import ConfigFile, Overrides, console
-from flows.commands.exits import REFUSED, exits
+from flows.commands.begin import begin
+from flows.commands.exits import REFUSED
 from grpo.config.pipeline import PipelineConfig, load_config
 
 
@@ -30,31 +31,30 @@ def train(
 
     Example: grpo train data/configs/quickstart.yaml --set training.iterations=5 --dry-run
     """
-    home = settings.apply()
-    with exits():
-        plan = load_config(config, tuple(override or ()))
-        if dry_run:
-            console.print(f"{config} is a valid configuration of run {plan.name}", soft_wrap=True)
-            _show(plan, home)
-            return
-        began = time.time()
-        settings.command_began()
-        from flows.stack.servers import prefect_server
+    home = begin()
+    plan = load_config(config, tuple(override or ()))
+    if dry_run:
+        console.print(f"{config} is a valid configuration of run {plan.name}", soft_wrap=True)
+        _show(plan, home)
+        return
+    began = time.time()
+    settings.command_began()
+    from flows.stack.servers import prefect_server
 
-        with prefect_server(home, meanwhile=_import_ahead) as url:
-            from flows.terminal import live, print_summary
-            from flows.train import train as flow
-            from grpo.evaluation.report import read_report
+    with prefect_server(home, meanwhile=_import_ahead) as url:
+        from flows.terminal import live, print_summary
+        from flows.train import train as flow
+        from grpo.evaluation.report import read_report
 
-            console.print(f"run {plan.name}: Prefect at {url}, records in {home}", highlight=False)
-            try:
-                with live(console, iterations=plan.training.iterations):
-                    promotion = flow(plan)
-            finally:
-                page = home / plan.name / "report.html"
-                if page.exists() and page.stat().st_mtime >= began:
-                    print_summary(console, read_report(page.with_suffix(".json")))
-                    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+        console.print(f"run {plan.name}: Prefect at {url}, records in {home}")
+        try:
+            with live(console, iterations=plan.training.iterations):
+                promotion = flow(plan)
+        finally:
+            page = home / plan.name / "report.html"
+            if page.exists() and page.stat().st_mtime >= began:
+                print_summary(console, read_report(page.with_suffix(".json")))
+                console.print(f"report: {page}", soft_wrap=True)
     if promotion.decision.verdict != "promote":
         raise typer.Exit(REFUSED)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from flows import settings
 from flows.commands.arguments import console
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 
 
 def ui() -> None:
@@ -14,11 +13,11 @@ def ui() -> None:
 
     Example: grpo ui
     """
-    home = settings.apply()
+    home = begin()
     from flows.stack.servers import mlflow_server, prefect_server
 
     try:
-        with exits(), prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+        with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
             console.print(f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}   Ctrl-C ends both")
             while True:
                 time.sleep(3600)

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import console
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 
 
 def up(
@@ -21,10 +20,9 @@ def up(
 
     Example: grpo up
     """
-    home = settings.apply()
+    home = begin()
     from flows.stack.machine import up as start
 
-    with exits():
-        where = start(home, deployments)
-        console.print(f"Prefect {where.prefect}   MLflow {where.mlflow}   logs {where.logs}", highlight=False)
-        console.print(f"export PREFECT_API_URL={where.prefect}/api", highlight=False, soft_wrap=True)
+    where = start(home, deployments)
+    console.print(f"Prefect {where.prefect}   MLflow {where.mlflow}   logs {where.logs}")
+    console.print(f"export PREFECT_API_URL={where.prefect}/api", soft_wrap=True)

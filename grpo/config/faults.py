@@ -31,9 +31,9 @@ def _place(problem: ErrorDetails, document: object) -> tuple[str, ...]:
     place: list[str] = []
     node = document
     for part in problem["loc"]:
-        if isinstance(node, dict) and part in node:
-            node = node[part]
-        elif isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node):
+        if (isinstance(node, dict) and part in node) or (
+            isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node)
+        ):
             node = node[part]
         elif problem["type"] != "missing" or part != problem["loc"][-1]:
             continue

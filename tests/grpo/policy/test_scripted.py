@@ -8,13 +8,13 @@ import pytest
 
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
+from grpo.config.yaml_text import MOST_BYTES
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.support_desk import SupportDesk
 from grpo.errors import DataError, PolicyError
 from grpo.learner.samples import build_batch
 from grpo.messages import Message
 from grpo.policy.policy import Prompt, Sampling
-from grpo.config.yaml_text import MOST_BYTES
 from grpo.policy.scripted import ScriptedPolicy, read_replies
 from grpo.policy.transformers.model import load_tokenizer
 from grpo.renderer import Renderer

@@ -12,7 +12,7 @@ import typer
 from flows.commands.arguments import console
 from flows.commands.begin import begin
 from flows.commands.exits import exits
-from grpo.config.pipeline import load_config
+from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import AddressError, ConfigError, DataError, PolicyError
 from grpo.files import write_atomically
 
@@ -58,6 +58,7 @@ def evaluate(
             return
         assert config is not None
         plan = load_config(config, options)
+        _check_files(plan, model, scenarios_file, num_episodes)
         from flows.stack.servers import prefect_server
 
         with prefect_server(home) as url:
@@ -76,6 +77,19 @@ def evaluate(
                 )
         print_measurement(console, document)
         console.print(f"written to {path}", soft_wrap=True)
+
+
+def _check_files(plan: PipelineConfig, model: str | None, scenarios_file: Path | None, episodes: int | None) -> None:
+    """Refuse scenarios and a model that are not there, before a server is started."""
+    from flows.narrowing import narrowed
+    from grpo.artifacts import MANIFEST
+    from grpo.policy.catalog import model_folder
+    from grpo.scenarios.fingerprint import fingerprint
+
+    asked = narrowed(plan, None if scenarios_file is None else str(scenarios_file), episodes)
+    fingerprint(asked.scenarios.sources)
+    if model is not None and not model.startswith("models:/") and not Path(model, MANIFEST).is_file():
+        model_folder(model)
 
 
 def _check_modes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -20,6 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FAILED, WRONG_INPUT, REFUSED = 1, 2, 3
+_ADDRESS = re.compile(r"\S+://\S+")
 logger = logging.getLogger(__name__)
 
 
@@ -49,7 +51,8 @@ def exits(*, wrong_input: tuple[type[Exception], ...] = (ConfigError, AddressErr
         if failure is None:
             raise
         logger.debug("the command ends by", exc_info=error)
-        line = Text.assemble((type(failure).__name__, "red"), ": ", printable(masked(str(failure))))
+        message = _ADDRESS.sub(lambda address: masked(address[0]), str(failure))
+        line = Text.assemble((type(failure).__name__, "red"), ": ", printable(message))
         PlainConsole(stderr=True).print(line, soft_wrap=True)
         if isinstance(failure, PromotionRefused):
             raise typer.Exit(REFUSED) from error

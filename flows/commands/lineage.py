@@ -18,7 +18,8 @@ def lineage(
 
     Example: grpo lineage models:/support-desk@champion
     """
-    begin()
+    home = begin()
+    home.mkdir(parents=True, exist_ok=True)  # where the registry, and Prefect when it is imported, make their own files
     from flows.versions import print_lineage
     from grpo.registry.lineage import trace
     from tasks.register import registry

@@ -34,11 +34,13 @@ def train(
     home = begin()
     plan = load_config(config, tuple(override or ()))
     if dry_run:
-        console.print(f"{config} is a valid configuration of run {plan.name}", soft_wrap=True)
-        _show(plan, home)
+        _show(plan, home, origin=str(config))
         return
     began = time.time()
     settings.command_began()
+    from flows.preflight import named_files
+
+    named_files(plan)
     from flows.stack.servers import prefect_server
 
     with prefect_server(home, meanwhile=_import_ahead) as url:
@@ -59,16 +61,23 @@ def train(
         raise typer.Exit(REFUSED)
 
 
-def _show(config: PipelineConfig, home: Path) -> None:
+def _show(config: PipelineConfig, home: Path, *, origin: str) -> None:
     """Print the plan; Prefect, which makes its home folder when it is imported, makes one that does not stay."""
     kept = os.environ["PREFECT_HOME"]
     with tempfile.TemporaryDirectory() as nowhere:
         os.environ["PREFECT_HOME"] = nowhere
         try:
+            from flows.doctor.finding import require
+            from flows.doctor.servers import servers
             from flows.plan import plan
+            from flows.preflight import preflight
             from flows.terminal import print_plan
 
-            print_plan(console, plan(config, home))
+            require(servers(home))
+            preflight(config)
+            planned = plan(config, home)
+            console.print(f"{origin} is a valid configuration of run {config.name}", soft_wrap=True)
+            print_plan(console, planned)
         finally:
             os.environ["PREFECT_HOME"] = kept
 

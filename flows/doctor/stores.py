@@ -20,7 +20,7 @@ from grpo.credentials import masked
 
 
 def stores(home: Path, store: str) -> Iterator[Finding]:
-    """Whether what runs leave behind can be written: tried where the place is there, and asked for where it is not."""
+    """Home, databases and artifacts, tried by writing in the place or in the nearest folder above it that is there."""
     yield from records(home)
     yield artifacts(store)
 
@@ -45,11 +45,8 @@ def _folder(name: str, place: Path, *, remedy: str) -> Finding:
     try:
         if not existing.is_dir():
             raise NotADirectoryError(f"{existing} is not a folder")
-        if existing == place.resolve():
-            with tempfile.TemporaryFile(dir=place):
-                pass
-        elif not os.access(existing, os.W_OK):
-            raise PermissionError(f"{existing} may not be written")
+        with tempfile.TemporaryDirectory(prefix=".probe-", dir=existing) as probe, tempfile.TemporaryFile(dir=probe):
+            pass
     except OSError as error:
         reason = f"{place}: {error.strerror or error}"
         return Finding(

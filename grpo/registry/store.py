@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from grpo.policy.transformers.model import TransformersPolicy
 
-_ADDRESS = re.compile(r"^models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))$")
+_ADDRESS = re.compile(r"^models:/(?P<name>\w[\w.-]*)(@(?P<alias>[\w.-]+)|/(?P<version>[0-9]{1,9}))$")
+"""Of a version as databases hold it: nine digits."""
 
 
 class ModelVersion(BaseModel):
@@ -109,7 +110,9 @@ class Registry:
         from mlflow.exceptions import MlflowException
 
         if (parts := _ADDRESS.match(address)) is None:
-            raise AddressError(f"{address!r} is no address of a model; write models:/NAME@champion or models:/NAME/3")
+            raise AddressError(
+                f"{address!r} is not the address of a model; write models:/NAME@champion or models:/NAME/3"
+            )
         name, alias, number = parts["name"], parts["alias"], parts["version"]
         found: ModelVersion | None
         if alias is not None:

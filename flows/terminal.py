@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _RUNS = ("prefect.flow_runs", "prefect.task_runs")
 _ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
-_THREADS = "prefect._internal"
 _COLOURS = {
     **{"promote": "green", "refuse": "yellow", "failed": "red"},
     **{"ok": "green", "absent": "dim", "warning": "yellow", "problem": "red"},
@@ -33,16 +32,10 @@ _COLOURS = {
 
 
 class _OnceFilter(logging.Filter):
-    """Drops what a command prints itself when a run has failed, and what Prefect's own threads add to it.
-
-    Prefect logs the end of a task, that of its flow, and with a traceback each event and log that a server which went
-    away did not take. The server, and GRPO_DEBUG=1, have the whole.
-    """
+    """Drops the end of a task and of its flow, which the command prints itself; the server has the whole."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
-        if record.name.startswith(_THREADS):
-            return False
         return not (record.name.startswith(_RUNS) and record.getMessage().startswith(_ENDS))
 
 
@@ -51,6 +44,7 @@ def _say_failures_once() -> None:
     if logging.getLogger("flows").level == logging.DEBUG:
         return
     logging.raiseExceptions = False  # a log that cannot be sent writes its own traceback
+    logging.getLogger("prefect._internal").setLevel(logging.CRITICAL)  # and so does each event
     for handler in (*logging.getLogger().handlers, *logging.getLogger("prefect").handlers):
         shown = type(handler).__name__ == "PrefectConsoleHandler"
         if shown and not any(isinstance(one, _OnceFilter) for one in handler.filters):

@@ -37,5 +37,6 @@ def time_limit(seconds: float) -> Iterator[None]:
             with lock:
                 over.set()
                 interrupt(thread, None)  # what was raised and has not arrived
+            timer.join()
     except _Expired:
         raise TimeoutError(f"not done after {seconds:g} s") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from grpo.errors import PolicyError
@@ -18,14 +19,13 @@ def checked_folder(folder: Path) -> Path:
 
     Raises `PolicyError` that says what it is instead: a name on a hub, a GGUF or another file, pickled weights.
     """
-    if folder.suffix == ".gguf" or (
-        _is_folder(folder) and not (folder / CONFIG).exists() and any(folder.glob("*.gguf"))
-    ):
+    here = _holds(folder.is_dir)
+    if folder.suffix == ".gguf" or (here and not (folder / CONFIG).exists() and any(folder.glob("*.gguf"))):
         raise PolicyError(
             f"{folder} is GGUF, weights for llama.cpp, which cannot be trained; {_REMEDY}: those of the model that it "
             "was converted from"
         )
-    if not _is_folder(folder):
+    if not here:
         raise PolicyError(_absent(folder))
     if (folder / ADAPTERS).is_file():
         return folder
@@ -45,7 +45,7 @@ def checked_folder(folder: Path) -> Path:
 def _absent(folder: Path) -> str:
     """The message for what is not a folder."""
     name = str(folder)
-    if _is_folder(folder.parent) and folder.exists():
+    if _holds(folder.is_file):
         return f"no model at {name}: it is a file; {_REMEDY}"
     if _HUB_ID.match(name):
         return (
@@ -55,8 +55,8 @@ def _absent(folder: Path) -> str:
     return f"no model in {name}: there is no such folder; {_REMEDY}"
 
 
-def _is_folder(path: Path) -> bool:
+def _holds(question: Callable[[], bool]) -> bool:
     try:
-        return path.is_dir()
+        return question()
     except OSError:  # a name that no file can have
         return False

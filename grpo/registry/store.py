@@ -13,7 +13,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact, own_folder
-from grpo.databases import exclusive
+from grpo.databases import exclusive, make_tracking
 from grpo.errors import AddressError, RegistryError
 from grpo.locks import file_lock
 from grpo.registry.provenance import PROVENANCE, Provenance
@@ -72,6 +72,7 @@ class Registry:
 
             mlflow.set_tracking_uri(self.tracking_uri)
             with exclusive(self.tracking_uri):
+                make_tracking(self.tracking_uri)
                 client = MlflowClient(self.tracking_uri)
                 client.search_experiments(max_results=1)
             self._client = client

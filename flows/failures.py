@@ -50,12 +50,19 @@ def _failure(error: BaseException) -> Exception | None:
         )
     if _is(error, "httpx", "TransportError") or str(error).startswith("Failed to reach API at"):
         return ConnectionError(
-            f"Prefect's server {masked(os.environ.get('PREFECT_API_URL', ''))} cannot be reached "
-            f"({error or type(error).__name__}); start it, or set PREFECT_API_URL. {_AGAIN}"
+            f"Prefect's server at {_asked(error)} cannot be reached ({error or type(error).__name__}); start it, or set "
+            f"PREFECT_API_URL. {_AGAIN}"
         )
     if isinstance(error, OSError) and error.errno is not None:
         return OSError(f"{error.filename or 'the system'}: {error.strerror}")
     return None
+
+
+def _asked(error: BaseException) -> str:
+    """The address that was asked: of the setting, or, where a server of this command is gone, of the request."""
+    request = getattr(error, "_request", None)
+    url = os.environ.get("PREFECT_API_URL") or (str(request.url.join("/api")) if request is not None else "")
+    return masked(url) or "an unknown address"
 
 
 def _refusal(error: BaseException) -> RegistryError:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flows.plan import Plan
 
 _RUNS = ("prefect.flow_runs", "prefect.task_runs")
+_EVENTS = "prefect.events.clients"
 _ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
 _COLOURS = {
     **{"promote": "green", "refuse": "yellow", "failed": "red"},
@@ -32,10 +33,20 @@ _COLOURS = {
 
 
 class _OnceFilter(logging.Filter):
-    """Drops the end of a task and of its flow, which the command prints itself; the server has the whole."""
+    """Drops the end of a task and of its flow, which the command prints itself; the server has the whole.
+
+    Of the warnings about events that a server which went away did not take, the first is shown.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost_events = False
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
+        if record.name == _EVENTS:
+            first, self._lost_events = not self._lost_events, True
+            return first
         return not (record.name.startswith(_RUNS) and record.getMessage().startswith(_ENDS))
 
 

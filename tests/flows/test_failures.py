@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from importlib.metadata import metadata
 from pathlib import Path
 
 import httpx
 import pytest
 import sqlalchemy
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from flows.commands.exits import bounded
 from flows.failures import known_failure
@@ -36,8 +37,16 @@ def test_prefect_that_cannot_be_reached_is_named_without_its_password(monkeypatc
     for error in (refused, around, RuntimeError(f"Failed to reach API at {address}")):
         failure = known_failure(error)
         assert isinstance(failure, ConnectionError)
-        assert "Prefect's server http://me:***@127.0.0.1:" in str(failure)
+        assert "Prefect's server at http://me:***@127.0.0.1:" in str(failure)
         assert "set PREFECT_API_URL" in str(failure)
+
+
+def test_a_server_of_the_command_that_is_gone_is_named_by_what_was_asked(monkeypatch: pytest.MonkeyPatch):
+    """The setting goes with the server, before the command ends."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    port = free_port()
+    failure = known_failure(_raised(lambda: httpx.get(f"http://127.0.0.1:{port}/api/flow_runs/filter")))
+    assert f"Prefect's server at http://127.0.0.1:{port}/api cannot be reached" in str(failure)
 
 
 def test_mlflow_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -49,7 +58,7 @@ def test_mlflow_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     failure = known_failure(_raised(lambda: MlflowClient(address).search_experiments()))
     assert isinstance(failure, ConnectionError)
-    assert "MLflow http://me:***@127.0.0.1:" in str(failure)
+    assert "MLflow at http://me:***@127.0.0.1:" in str(failure)
     assert "s3cret" not in str(failure)
 
 
@@ -95,6 +104,23 @@ def test_a_fault_of_the_project_keeps_its_traceback(error: Exception):
     assert known_failure(error) is None
 
 
+def _ended_by(error: Exception) -> Result:
+    app = typer.Typer()
+
+    def fail() -> None:
+        raise error
+
+    app.command()(bounded(fail))
+    return CliRunner().invoke(app, [])
+
+
+@pytest.mark.parametrize("extra", metadata("grpo").get_all("Provides-Extra") or [])
+def test_the_extra_that_is_missing_can_be_copied(extra: str):
+    """Brackets are not markup."""
+    remedy = f"pip install 'grpo[{extra}]'"
+    assert remedy in _ended_by(PolicyError(f"a package is not installed; {remedy}")).stderr
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -108,11 +134,5 @@ def test_a_fault_of_the_project_keeps_its_traceback(error: Exception):
 )
 def test_a_command_ends_with_one_plain_line(error: Exception, code: int, line: str):
     """Text is not markup, passwords of addresses are masked, and the exit code is the kind of failure."""
-    app = typer.Typer()
-
-    def fail() -> None:
-        raise error
-
-    app.command()(bounded(fail))
-    result = CliRunner().invoke(app, [])
+    result = _ended_by(error)
     assert (result.exit_code, result.stderr.strip()) == (code, line)

@@ -36,6 +36,13 @@ def test_the_end_of_a_run_is_left_to_the_command(logger: str, message: str, show
     assert _OnceFilter().filter(record) is shown
 
 
+def test_events_that_a_server_did_not_take_are_told_of_once():
+    """Each of them is tried for a minute; the first line says which address is meant."""
+    record = logging.LogRecord("prefect.events.clients", logging.WARNING, "", 0, "Unable to connect", (), None)
+    once = _OnceFilter()
+    assert [once.filter(record) for _ in range(3)] == [True, False, False]
+
+
 def test_progress_shows_a_stage_whose_text_looks_like_markup():
     """A stage that is computed again is named with its reason, which may hold anything."""
     shown = io.StringIO()

@@ -50,8 +50,8 @@ def _failure(error: BaseException) -> Exception | None:
         )
     if _is(error, "httpx", "TransportError") or str(error).startswith("Failed to reach API at"):
         return ConnectionError(
-            f"Prefect's server at {_asked(error)} cannot be reached ({error or type(error).__name__}); start it, or set "
-            f"PREFECT_API_URL. {_AGAIN}"
+            f"Prefect's server at {_asked(error)} cannot be reached ({error or type(error).__name__}); start it, or "
+            f"set PREFECT_API_URL. {_AGAIN}"
         )
     if isinstance(error, OSError) and error.errno is not None:
         return OSError(f"{error.filename or 'the system'}: {error.strerror}")

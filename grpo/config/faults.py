@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -29,11 +31,11 @@ def faults(error: ValidationError, document: object, *, secret: bool = False) ->
 def _place(problem: ErrorDetails, document: object) -> tuple[str, ...]:
     """The part of a fault's location that stands in the document, or is missing there: union members are not."""
     place: list[str] = []
-    node = document
+    node: Any = document
     for part in problem["loc"]:
-        if (isinstance(node, dict) and part in node) or (
-            isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node)
-        ):
+        if isinstance(node, dict) and part in node:
+            node = node[part]
+        elif isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node):
             node = node[part]
         elif problem["type"] != "missing" or part != problem["loc"][-1]:
             continue

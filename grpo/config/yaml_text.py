@@ -58,7 +58,7 @@ class _BoundedLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose one node, within the bounds."""
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         if self._level == _MOST_LEVELS:
             raise ComposerError(None, None, f"more than {_MOST_LEVELS} levels", mark)
         repeated = self.check_event(yaml.AliasEvent)

@@ -33,14 +33,19 @@ def _place(problem: ErrorDetails, document: object) -> tuple[str, ...]:
     place: list[str] = []
     node: Any = document
     for part in problem["loc"]:
-        if isinstance(node, dict) and part in node:
-            node = node[part]
-        elif isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node):
+        if _has(node, part):
             node = node[part]
         elif problem["type"] != "missing" or part != problem["loc"][-1]:
             continue
         place.append(str(part))
     return tuple(place)
+
+
+def _has(node: object, part: int | str) -> bool:
+    """Whether a key or index stands in a part of the document."""
+    if isinstance(node, dict):
+        return part in node
+    return isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node)
 
 
 def _explained(place: tuple[str, ...], places: dict[tuple[str, ...], list[ErrorDetails]]) -> bool:

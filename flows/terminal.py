@@ -50,12 +50,16 @@ class _OnceFilter(logging.Filter):
         return not (record.name.startswith(_RUNS) and record.getMessage().startswith(_ENDS))
 
 
+def _dropped(record: logging.LogRecord) -> bool:
+    return False
+
+
 def _say_failures_once() -> None:
     """Let the terminal show a failure once, at the end of the command."""
     if logging.getLogger("flows").level == logging.DEBUG:
         return
     logging.raiseExceptions = False  # a log that cannot be sent writes its own traceback
-    logging.getLogger("prefect._internal").setLevel(logging.CRITICAL)  # and so does each event
+    logging.getLogger("prefect._internal.concurrency").addFilter(_dropped)  # and so does each event
     for handler in (*logging.getLogger().handlers, *logging.getLogger("prefect").handlers):
         shown = type(handler).__name__ == "PrefectConsoleHandler"
         if shown and not any(isinstance(one, _OnceFilter) for one in handler.filters):

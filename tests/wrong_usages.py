@@ -55,7 +55,6 @@ def _yaml(name: str, content: str | bytes, *says: str) -> None:
     _case("config file", name, "train {folder}/c.yaml --dry-run", 2, *says, files={"c.yaml": content})
 
 
-# fmt: off - a table: a usage a line
 # commands and options
 _case("command line", "unknown command", "trian x.yaml", 2, "No such command 'trian'")
 _case("command line", "unknown option", f"train {QUICK} --quickly", 2, "No such option")
@@ -208,7 +207,7 @@ _dry(
 )
 _dry(
     "source",
-    "a conversation log that is a file",
+    "a folder that is not there",
     "scenarios.sources=[{kind:␣tau2_bench,path:␣nowhere}]",
     "nowhere",
     code=1,

@@ -43,6 +43,13 @@ def test_events_that_a_server_did_not_take_are_told_of_once():
     assert [once.filter(record) for _ in range(3)] == [True, False, False]
 
 
+def test_each_event_that_was_not_taken_is_not_a_traceback():
+    """Prefect's thread logs one for each of them, on a logger with a handler of its own."""
+    with live(PlainConsole(file=io.StringIO())):
+        logger = logging.getLogger("prefect._internal.concurrency")
+        assert not logger.filter(logging.LogRecord(logger.name, logging.ERROR, "", 0, "failed to process", (), None))
+
+
 def test_progress_shows_a_stage_whose_text_looks_like_markup():
     """A stage that is computed again is named with its reason, which may hold anything."""
     shown = io.StringIO()

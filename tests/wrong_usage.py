@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from flows.stack.service import free_port
 from tests.places import ROOT
 from tests.wrong_usages import USAGES, Usage
 
@@ -107,7 +108,7 @@ class _Process:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content if isinstance(content, bytes) else _filled(content, folder).encode())
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-        environment |= {"GRPO_HOME": "{folder}/home", "PREFECT_SERVER_API_PORT": "1", "GRPO_MLFLOW_PORT": "2"}
+        environment |= {"GRPO_HOME": "{folder}/home", "PREFECT_SERVER_API_PORT": str(free_port())}
         environment |= usage.environment
         self._usage, self._folder, self._home = usage, folder, folder / "home"
         self._before = _files(self._home)

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from grpo.agents.conversations import ConversationManager
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
+from grpo.config.faults import faults
+from grpo.config.yaml_file import assignment
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message
 
@@ -25,13 +26,11 @@ def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
 
     Raises `PolicyError` or `AddressError` where there is no such model, `ConfigError` for an option that is none.
     """
-    given = {key: yaml.safe_load(value) for key, _, value in (option.partition("=") for option in options)}
+    given = {**dict(map(assignment, options)), "model_name": model}
     try:
-        config = AgentConfig(**{**given, "model_name": model})
+        config = AgentConfig(**given)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        place = ".".join(map(str, wrong["loc"])) or "options that do not agree"
-        raise ConfigError(f"{place}: {wrong['msg']} (got {wrong['input']!r:.80})") from error
+        raise ConfigError("; ".join(faults(error, given))) from error
     agent = MultiTurnAgent(config, policy=_checkpoint(model))
     asyncio.run(agent.initialize())
     return agent

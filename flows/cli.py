@@ -15,6 +15,7 @@ from flows.commands.doctor import doctor
 from flows.commands.down import down
 from flows.commands.env import env
 from flows.commands.evaluate import evaluate
+from flows.commands.exits import bounded
 from flows.commands.ingest import ingest
 from flows.commands.init import init
 from flows.commands.lineage import lineage
@@ -29,12 +30,12 @@ from flows.commands.tune import tune
 from flows.commands.ui import ui
 from flows.commands.up import up
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
     train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, report,
     init, ingest, admit, doctor, databases, up, down, env, deploy, ui, pretrain,
 ):  # fmt: skip
-    app.command()(command)
+    app.command()(bounded(command))
 
 
 @app.callback()

@@ -12,19 +12,16 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.ledger import Ledger
 from flows.models import checkpoint_at
+from flows.narrowing import narrowed
 from flows.rollouts import Rollouts
 from flows.runner import shard_runner
 from flows.scenarios import prepare_scenarios
 from grpo.code import code_digest
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.scenarios import FileSource
-from grpo.errors import ConfigError
 from grpo.evaluation.measurement import MeasurementDocument, Standing
 from grpo.files import write_atomically
 from grpo.home import home
 from tasks.measure import measure
-
-_FORMATS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 
 
 @flow(name="evaluate", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
@@ -46,7 +43,7 @@ def evaluate(
 
     """
     model = model or f"models:/{config.registry.model_name}@champion"
-    config = _narrowed(config, scenarios_file, num_episodes)
+    config = narrowed(config, scenarios_file, num_episodes)
     with shard_runner(config.rollout) as runner:
         ledger = Ledger(runner)
         checkpoint = checkpoint_at(model, config, ledger)
@@ -75,25 +72,6 @@ def evaluate(
     write_atomically(path, document.model_dump_json(indent=1))
     _attach(document, path)
     return document
-
-
-def _narrowed(config: PipelineConfig, scenarios_file: str | None, num_episodes: int | None) -> PipelineConfig:
-    """The config with the scenarios that are asked for."""
-    scenarios = config.scenarios
-    if scenarios_file is not None:
-        kind = _FORMATS.get(Path(scenarios_file).suffix)
-        if kind is None:
-            raise ConfigError(f"scenarios in {scenarios_file}: name a file that ends in {', '.join(_FORMATS)}")
-        scenarios = scenarios.model_copy(update={"sources": (FileSource(kind=kind, path=scenarios_file),)})
-    if num_episodes is not None:
-        samples = config.evaluation.samples
-        if num_episodes < samples:
-            raise ConfigError(
-                f"{num_episodes} episodes: each scenario is played {samples} times (evaluation.samples); ask for more"
-            )
-        limits = [num_episodes // samples, *([scenarios.limit] if scenarios.limit is not None else [])]
-        scenarios = scenarios.model_copy(update={"limit": min(limits)})
-    return config.model_copy(update={"scenarios": scenarios})
 
 
 def _attach(document: MeasurementDocument, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,12 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from grpo import progress
-from grpo.errors import GRPOError
 from grpo.evaluation.document import Interval, ReportDocument
 from grpo.evaluation.measurement import MeasurementDocument
 from grpo.rewards.admission import Finding
@@ -25,31 +23,47 @@ if TYPE_CHECKING:
     from flows.doctor.finding import Diagnosis
     from flows.plan import Plan
 
+_RUNS = ("prefect.flow_runs", "prefect.task_runs")
+_EVENTS = "prefect.events.clients"
+_ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
 _COLOURS = {
     **{"promote": "green", "refuse": "yellow", "failed": "red"},
     **{"ok": "green", "absent": "dim", "warning": "yellow", "problem": "red"},
 }
 
 
-class _Plain(logging.Formatter):
-    """Another formatter without the traceback of a `GRPOError`, whose message says all that there is to do."""
+class _OnceFilter(logging.Filter):
+    """Drops the end of a task and of its flow, which the command prints itself; the server has the whole.
 
-    def __init__(self, inner: logging.Formatter) -> None:
+    Of the warnings about events that a server which went away did not take, the first is shown.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self._inner = inner
+        self._lost_events = False
 
-    def format(self, record: logging.LogRecord) -> str:
-        if record.exc_info and isinstance(record.exc_info[1], GRPOError):
-            record = copy.copy(record)
-            record.exc_info = record.exc_text = None
-        return self._inner.format(record)
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        if record.name == _EVENTS:
+            first, self._lost_events = not self._lost_events, True
+            return first
+        return not (record.name.startswith(_RUNS) and record.getMessage().startswith(_ENDS))
 
 
-def _spare_tracebacks() -> None:
-    """What the terminal shows of errors that the user has to act on; the server keeps the whole."""
+def _dropped(record: logging.LogRecord) -> bool:
+    return False
+
+
+def _say_failures_once() -> None:
+    """Let the terminal show a failure once, at the end of the command."""
+    if logging.getLogger("flows").level == logging.DEBUG:
+        return
+    logging.raiseExceptions = False  # a log that cannot be sent writes its own traceback
+    logging.getLogger("prefect._internal.concurrency").addFilter(_dropped)  # and so does each event
     for handler in (*logging.getLogger().handlers, *logging.getLogger("prefect").handlers):
-        if type(handler).__name__ == "PrefectConsoleHandler" and not isinstance(handler.formatter, _Plain):
-            handler.setFormatter(_Plain(handler.formatter or logging.Formatter()))
+        shown = type(handler).__name__ == "PrefectConsoleHandler"
+        if shown and not any(isinstance(one, _OnceFilter) for one in handler.filters):
+            handler.addFilter(_OnceFilter())
 
 
 @contextmanager
@@ -58,18 +72,18 @@ def live(console: Console, *, iterations: int = 0) -> Iterator[None]:
 
     Where there is no terminal, a plain line a stage.
     """
-    _spare_tracebacks()
+    _say_failures_once()
     if not console.is_terminal:
         with progress.observed(lambda *event: _tell(console, *event)):
             yield
         return
     bars = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description:<12}"),
+        TextColumn("{task.description:<12}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[numbers]}"),
+        TextColumn("{task.fields[numbers]}", style="dim", markup=False),
         console=console,
     )
     known: dict[str, TaskID] = {}
@@ -95,7 +109,7 @@ def live(console: Console, *, iterations: int = 0) -> Iterator[None]:
 def _tell(console: Console, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
     if done in (0, total):
         text = " ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-        console.print(f"{stage} {done}/{total} {text}".rstrip(), highlight=False, soft_wrap=True)
+        console.print(f"{stage} {done}/{total} {text}".rstrip(), soft_wrap=True)
 
 
 def print_summary(console: Console, document: ReportDocument) -> None:
@@ -121,7 +135,8 @@ def print_summary(console: Console, document: ReportDocument) -> None:
             console.print(
                 f"held-out {document.evaluation.metric} {name:<9} {side.mean:.3f} [{side.low:.3f}, {side.high:.3f}]"
             )
-    console.print(f"[bold {_COLOURS[decision.verdict]}]decision: {decision.verdict}[/] – {decision.reason}")
+    verdict = Text(f"decision: {decision.verdict}", f"bold {_COLOURS[decision.verdict]}")
+    console.print(verdict, f"– {decision.reason}")
 
 
 def print_study(console: Console, study: StudySummary) -> None:
@@ -135,9 +150,9 @@ def print_study(console: Console, study: StudySummary) -> None:
     console.print(table)
     for trial in study.trials:
         if trial.reason:
-            console.print(f"trial {trial.number}: {trial.reason}", highlight=False, soft_wrap=True)
+            console.print(f"trial {trial.number}: {trial.reason}", soft_wrap=True)
     best = study.best
-    console.print(f"[bold green]best: trial {best.number}[/], {best.reward:.4f}", highlight=False)
+    console.print(Text.assemble((f"best: trial {best.number}", "bold green"), f", {best.reward:.4f}"))
 
 
 def print_admission(console: Console, reward: str, findings: Sequence[Finding]) -> None:
@@ -146,7 +161,7 @@ def print_admission(console: Console, reward: str, findings: Sequence[Finding]) 
     table.add_row("honest", f"{findings[0].honest:.3f}", "", "", "a good reply: the probes are held against it")
     for one in findings:
         score = "none" if one.score is None else f"{one.score:.3f}"
-        fooled = "[red]yes[/]" if one.fooled else "no"
+        fooled = Text("yes", "red") if one.fooled else "no"
         table.add_row(one.probe.name, score, f"{one.probe.allowed * one.honest:.3f}", fooled, one.probe.meaning)
     console.print(table)
 
@@ -163,7 +178,6 @@ def print_measurement(console: Console, document: MeasurementDocument) -> None:
         f"policy {found.policy}: {found.episodes} episodes, {found.failed_share:.1%} failed, "
         f"{found.truncated_share:.1%} cut off, {found.said:.1f} tokens said in each; intervals of "
         f"{found.confidence:.0%}",
-        highlight=False,
         soft_wrap=True,
     )
 
@@ -178,12 +192,12 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     area = ""
     for finding in diagnosis.findings:
         shown = "" if finding.area == area else finding.area
-        state = f"[{_COLOURS[finding.state]}]{finding.state}[/]"
-        table.add_row(shown, finding.name, state, escape(finding.found), escape(finding.remedy))
+        state = Text(finding.state, _COLOURS[finding.state])
+        table.add_row(shown, finding.name, state, finding.found, finding.remedy)
         area = finding.area
     console.print(table)
     problems = sum(finding.state == "problem" for finding in diagnosis.findings)
-    console.print("a run can start" if not problems else f"{problems} problem(s): a run would fail", highlight=False)
+    console.print("a run can start" if not problems else f"{problems} problem(s): a run would fail")
 
 
 def print_plan(console: Console, plan: Plan) -> None:
@@ -193,7 +207,7 @@ def print_plan(console: Console, plan: Plan) -> None:
         stages.add_row(stage.name, str(stage.runs), str(stage.cached), stage.rest or "nothing to compute")
     console.print(stages)
     for line in _told(plan):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _told(plan: Plan) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
 if TYPE_CHECKING:
     from flows.reproduce import Reproduction
@@ -21,8 +20,6 @@ def print_transition(console: Console, model: str, transition: Transition | None
     forced = ", forced" if transition.forced else ""
     console.print(
         f"{model}: version {transition.champion} serves{instead}{forced} ({transition.reason})",
-        highlight=False,
-        markup=False,
         soft_wrap=True,
     )
 
@@ -59,10 +56,9 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
     if lineage.pending is not None:
         lines.append(f"pending, the next promotion or rollback settles it: {_told(lineage.pending)}")
     for line in lines:
-        console.print(Text(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
     console.print(
         f"the whole config: grpo lineage models:/{lineage.name}/{lineage.version} --json",
-        highlight=False,
         soft_wrap=True,
     )
 
@@ -78,15 +74,14 @@ def _told(one: Transition) -> str:
 def print_reproduction(console: Console, result: Reproduction) -> None:
     """Whether the weights are the same, and what differs if not."""
     for name, (then, now) in result.differences.items():
-        console.print(Text(f"{name}: was {then}, is {now}"), soft_wrap=True)
+        console.print(f"{name}: was {then}, is {now}", soft_wrap=True)
     if result.equal:
-        console.print(f"{result.model}: the same weights, policy {result.found[-1]}", highlight=False, soft_wrap=True)
+        console.print(f"{result.model}: the same weights, policy {result.found[-1]}", soft_wrap=True)
         return
     first = next(iter(result.differences), "nothing that is written down")
     console.print(
         f"{result.model}: other weights from iteration {result.first_iteration} on; policy {result.expected[-1]} was "
         f"registered, {result.found[-1]} came out; what differs first: {first}",
-        highlight=False,
         soft_wrap=True,
     )
 

@@ -5,18 +5,23 @@ Two processes that create the tables of one database at once break it, in SQLite
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from grpo.credentials import masked
 from grpo.errors import ConfigError
+from grpo.files import storage_errors
 from grpo.locks import file_lock
 
 _ADVISORY_LOCK = 0x6772706F
 """The letters grpo: PostgreSQL's advisory locks are numbers, of each database its own."""
 _POLL_S = 0.1
+_SQLITE = "sqlite:///"
 
 
 def is_database(uri: str) -> bool:
@@ -31,8 +36,8 @@ def exclusive(uri: str) -> Iterator[None]:
     What is not a database is left alone. Raises `ConfigError` when the driver is missing, `ConnectionError` when
     PostgreSQL lets nobody in.
     """
-    if uri.startswith("sqlite:///"):
-        with file_lock(Path(uri.removeprefix("sqlite:///")).with_suffix(".lock")):
+    if uri.startswith(_SQLITE):
+        with file_lock(Path(uri.removeprefix(_SQLITE)).with_suffix(".lock")):
             yield
     elif uri.startswith("postgresql"):
         with _advisory_lock(uri):
@@ -46,14 +51,41 @@ def upgrade_tracking(uri: str) -> None:
 
     Take a backup before the second. Raises `ConfigError` when the database cannot be used.
     """
-    from mlflow.db import commands as mlflow_db
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         with exclusive(uri):
-            mlflow_db(["upgrade", uri], standalone_mode=False)  # in this process: arguments of others can be read
+            if not make_tracking(uri):
+                _upgrade(uri)
     except (SQLAlchemyError, ConnectionError) as error:
         raise ConfigError(f"MLflow's database {masked(uri)} cannot be used: {error}") from error
+
+
+def make_tracking(uri: str) -> bool:
+    """Make MLflow's tables in a SQLite file that is not there yet, whole or not at all; returns whether it was made.
+
+    MLflow cannot go on with tables that it has made in part, as on a disk that was full. Called inside of `exclusive`.
+    """
+    path = Path(uri.removeprefix(_SQLITE))
+    if not uri.startswith(_SQLITE) or path.exists():
+        return False
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with storage_errors(str(path)):
+            _upgrade(f"{_SQLITE}{partial}")
+            with closing(sqlite3.connect(partial)) as database:
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            os.replace(partial, path)
+    finally:
+        for left in path.parent.glob(f"{partial.name}*"):
+            left.unlink()
+    return True
+
+
+def _upgrade(uri: str) -> None:
+    from mlflow.db import commands as mlflow_db
+
+    mlflow_db(["upgrade", uri], standalone_mode=False)  # in this process: arguments of others can be read
 
 
 @contextmanager

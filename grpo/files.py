@@ -10,26 +10,62 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo.errors import StorageError
+from grpo.errors import GRPOError, StorageError
 
+_FULL = "the disk is full: free space or set `store` to another disk"
 _REMEDIES = {
-    errno.ENOSPC: "the disk is full: free space or set `store` to another disk",
+    errno.ENOSPC: _FULL,
     errno.EDQUOT: "the quota is used up: free space or set `store` elsewhere",
     errno.EROFS: "the store is read-only: set `store` to a writable folder",
     errno.EACCES: "the store may not be written: fix its permissions or set `store` elsewhere",
     errno.EPERM: "the store may not be written: fix its permissions or set `store` elsewhere",
 }
+_WITHOUT_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_TOLD = {
+    **{form.format(number): number for number in _WITHOUT_ROOM for form in ("(os error {})", "[Errno {}]")},
+    "database or disk is full": errno.ENOSPC,
+}
+"""How Rust, Python and SQLite write these numbers into a text, where a library keeps nothing else of them."""
 
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Turn a full disk, a read-only store and missing permissions into a `StorageError` that says what to do."""
+    """Turn a full disk, a read-only store and missing permissions into a `StorageError` that says what to do.
+
+    Libraries wrap what the system says in types of their own, as `SafetensorError` and `OperationalError`.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno in _REMEDIES:
-            raise StorageError(f"cannot write {place}: {_REMEDIES[error.errno]}") from error
+    except GRPOError:
         raise
+    except Exception as error:
+        if (refusal := storage_error(error, place)) is None:
+            raise
+        raise refusal from error
+
+
+def storage_error(error: BaseException, place: str) -> StorageError | None:
+    """The `StorageError` that another error is about, at whatever depth a full disk stands in it; None if none.
+
+    A missing permission counts where the file lies in `place` or is not named: sources that cannot be read are not
+    about the store.
+    """
+    for cause in causes(error):
+        number = _number(cause)
+        at = str(getattr(cause, "filename", None) or place)
+        if number in _WITHOUT_ROOM or (cause is error and number in _REMEDIES and at.startswith(place)):
+            return StorageError(f"cannot write {at}: {_REMEDIES[number]}")
+    return None
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it was raised from or while handling."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def write_atomically(path: Path, content: str) -> None:
@@ -58,3 +94,11 @@ def content_digest(path: Path) -> str:
     for file in sorted(below for below in path.rglob("*") if below.is_file()):
         digest.update(f"{file.relative_to(path)}\0{file_digest(file)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's number of an error; of a disk without room also where only the text tells it."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    text = str(error)
+    return next((number for words, number in _TOLD.items() if words in text), None)

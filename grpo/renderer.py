@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
+from grpo.interrupt import time_limit
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool, parse_assistant
 
 if TYPE_CHECKING:
@@ -26,13 +27,17 @@ if TYPE_CHECKING:
 
 _SLOT = re.compile("\ue000(\\d+)\ue001")
 MIN_VOCABULARY = 32
+_RENDER_S = 5.0
+"""Seconds after which a template is taken for one that does not end."""
+_TRIED = ((("user", False),), (("user", False), ("assistant", False), ("user", False)))
+"""Conversations that every template must render, tried when a renderer is made."""
 
 
 class Renderer:
     """Renders conversations for one tokenizer, chat template and set of tools.
 
     Raises `PolicyError` for an empty tokenizer (transformers makes one without complaint when it finds no files),
-    a missing chat template, or a template that rewrites what it rendered before.
+    and for a chat template that is missing, fails, does not end, or rewrites what it rendered before.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tools: Sequence[Tool] = ()) -> None:
@@ -56,6 +61,9 @@ class Renderer:
         self.hash = renderer_hash(tokenizer)
         self._shape = lru_cache(maxsize=4096)(self._render_shape)
         self._encode_template = lru_cache(maxsize=4096)(self._encode_trusted)
+        for shape in _TRIED:
+            if not _SLOT.search(self._shape(shape, True)):
+                raise self._unusable("prints no message")
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the prompt that ends where the agent speaks."""
@@ -117,8 +125,19 @@ class Renderer:
                 message["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
             messages.append(message)
         tools = [tool.to_template() for tool in self.tools] or None
-        return str(
-            self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=generate)
+        render = self.tokenizer.apply_chat_template
+        try:
+            with time_limit(_RENDER_S):
+                return str(render(messages, tools=tools, tokenize=False, add_generation_prompt=generate))
+        except Exception as error:
+            roles = ", ".join(role for role, _ in shape)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise self._unusable(f"fails on messages of {roles}: {reason}") from error
+
+    def _unusable(self, fault: str) -> PolicyError:
+        return PolicyError(
+            f"chat template of {self.tokenizer.name_or_path!r} {fault}; mend chat_template.jinja in the model folder, "
+            "or set policy.chat_template"
         )
 
     def _fill(self, rendered: str, messages: Sequence[Message]) -> list[int]:

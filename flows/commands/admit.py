@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-import yaml
 
 from flows.commands.arguments import console
 from flows.commands.exits import REFUSED, exits
+from grpo.config.yaml_file import assignment
 from grpo.errors import GRPOError
 
 
@@ -25,8 +25,7 @@ def admit(
     from grpo.rewards.catalog import reward_named
 
     with exits(wrong_input=GRPOError):
-        options = {key: yaml.safe_load(value) for key, _, value in (one.partition("=") for one in option or ())}
-        findings = examine(reward_named(reward, **options))
+        findings = examine(reward_named(reward, **dict(map(assignment, option or ()))))
     print_admission(console, reward, findings)
     if any(finding.fooled for finding in findings):
         raise typer.Exit(REFUSED)

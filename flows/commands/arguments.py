@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from flows.console import PlainConsole
 from grpo.registry.succession import LONGEST_REASON
 
 ConfigFile = Annotated[Path, typer.Argument(help="YAML file; the shipped ones are in data/configs.")]
@@ -27,4 +27,4 @@ def _reason(value: str) -> str:
 
 Reason = Annotated[str, typer.Option(help="Why; it is written into the record.", callback=_reason)]
 
-console = Console()
+console = PlainConsole()

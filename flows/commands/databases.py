@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flows import settings
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 
 
 def databases() -> None:
@@ -11,8 +10,7 @@ def databases() -> None:
 
     Example: grpo databases
     """
-    home = settings.apply()
+    home = begin(services=False)
     from flows.stack.servers import create_databases
 
-    with exits():
-        create_databases(home)
+    create_databases(home)

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import console
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 
 
 def deploy(
@@ -25,9 +24,8 @@ def deploy(
 
     Example: grpo deploy --gpu-slots 4
     """
-    settings.apply()
+    begin()
     from flows.stack.pools import deploy as make
 
-    with exits():
-        make(deployments, gpu_slots=gpu_slots)
-        console.print(f"{deployments} is deployed", highlight=False)
+    make(deployments, gpu_slots=gpu_slots)
+    console.print(f"{deployments} is deployed")

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows import settings
-from flows.commands.arguments import console
+from flows.commands.arguments import Overrides, console
 from flows.commands.exits import FAILED
+from grpo.config.pipeline import load_config
 
 
 def doctor(
+    config: Annotated[Path | None, typer.Argument(help="YAML file of a run; also what it needs is looked at.")] = None,
+    override: Overrides = None,
     store: Annotated[
-        str | None, typer.Option(help="Artifact store to look at; by default `artifacts` in GRPO_HOME.")
+        str | None, typer.Option(help="Artifact store to look at; else the config's, or `artifacts` in GRPO_HOME.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look whether this machine can do the work, and say what to do where it cannot; exit code 1 if a run would fail.
 
     Example: grpo doctor --json
+
+    Example: grpo doctor data/configs/quickstart.yaml
     """
     home = settings.apply()
     from flows.doctor.examination import examine
     from flows.terminal import print_diagnosis
 
-    found = examine(home, store or str(home / "artifacts"))
+    plan = None if config is None else load_config(config, tuple(override or ()))
+    looked_at = store or (plan.store if plan is not None else str(home / "artifacts"))
+    found = examine(home, looked_at, plan)
     if as_json:
         typer.echo(found.model_dump_json(indent=1))
     else:

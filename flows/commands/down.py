@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from flows import settings
 from flows.commands.arguments import console
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 
 
 def down() -> None:
@@ -12,9 +11,8 @@ def down() -> None:
 
     Example: grpo down
     """
-    home = settings.apply()
+    home = begin(services=False)
     from flows.stack.machine import down as end
 
-    with exits():
-        for remark in end(home):
-            console.print(remark)
+    for remark in end(home):
+        console.print(remark)

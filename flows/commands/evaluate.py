@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import console
+from flows.commands.begin import begin
 from flows.commands.exits import exits
-from grpo.config.pipeline import load_config
+from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import AddressError, ConfigError, DataError, PolicyError
 from grpo.files import write_atomically
 
@@ -49,7 +49,7 @@ def evaluate(
 
     Example: grpo evaluate --checkpoint data/models/desk_clerk --message "Hello, where is my order 1234?"
     """
-    home = settings.apply()
+    home = begin(services=checkpoint is None or checkpoint.startswith("models:/"))
     options = tuple(override or ())
     with exits(wrong_input=(AddressError, ConfigError, DataError, PolicyError)):
         _check_modes(config, model, num_episodes, scenarios_file, checkpoint, message, conversations)
@@ -58,13 +58,14 @@ def evaluate(
             return
         assert config is not None
         plan = load_config(config, options)
+        _check_files(plan, model, scenarios_file, num_episodes)
         from flows.stack.servers import prefect_server
 
         with prefect_server(home) as url:
             from flows.evaluate import evaluate as flow
             from flows.terminal import live, print_measurement
 
-            console.print(f"evaluation {plan.name}: Prefect at {url}, records in {home}", highlight=False)
+            console.print(f"evaluation {plan.name}: Prefect at {url}, records in {home}")
             path = output_file or home / plan.name / "evaluation.json"
             with live(console):
                 document = flow(
@@ -75,7 +76,20 @@ def evaluate(
                     output_file=str(path),
                 )
         print_measurement(console, document)
-        console.print(f"written to {path}", highlight=False, soft_wrap=True)
+        console.print(f"written to {path}", soft_wrap=True)
+
+
+def _check_files(plan: PipelineConfig, model: str | None, scenarios_file: Path | None, episodes: int | None) -> None:
+    """Refuse scenarios and a model that are not there, before a server is started."""
+    from flows.narrowing import narrowed
+    from grpo.artifacts import MANIFEST
+    from grpo.policy.catalog import model_folder
+    from grpo.scenarios.fingerprint import fingerprint
+
+    asked = narrowed(plan, None if scenarios_file is None else str(scenarios_file), episodes)
+    fingerprint(asked.scenarios.sources)
+    if model is not None and not model.startswith("models:/") and not Path(model, MANIFEST).is_file():
+        model_folder(model)
 
 
 def _check_modes(

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import ConfigFile, Overrides, console
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 from grpo.config.pipeline import load_config
 
 
@@ -24,22 +23,21 @@ def ingest(
 
     Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
     """
-    home = settings.apply()
+    home = begin(services=False)
     folder = folder or home / "ingest"
-    with exits():
-        plan = load_config(config, tuple(override or ())).scenarios
-        from grpo.scenarios import expectations, split
-        from grpo.scenarios.ingest import QUARANTINED, SCENARIOS
-        from grpo.scenarios.ingest import ingest as read
+    plan = load_config(config, tuple(override or ())).scenarios
+    from grpo.scenarios import expectations, split
+    from grpo.scenarios.ingest import QUARANTINED, SCENARIOS
+    from grpo.scenarios.ingest import ingest as read
 
-        folder.mkdir(parents=True, exist_ok=True)
-        tables = folder / SCENARIOS, folder / QUARANTINED
-        bound = plan.max_quarantined_share
-        counts = read(plan.sources, *tables, max_quarantined_share=bound)
-        console.print(f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined")
-        for reason, count in counts.reasons.items():
-            console.print(f"  {count} × {reason}", highlight=False)
-        found = expectations.validate(*tables, counts, folder / "data_docs", max_quarantined_share=bound)
-        console.print(f"{len(found.checks)} expectations hold; {folder / 'data_docs' / found.docs_index}")
-        sides = split.split(tables[0], heldout_share=plan.heldout_share, limit=plan.limit)
-        console.print(f"{len(sides.train)} to train on, {len(sides.heldout)} held out")
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = folder / SCENARIOS, folder / QUARANTINED
+    bound = plan.max_quarantined_share
+    counts = read(plan.sources, *tables, max_quarantined_share=bound)
+    console.print(f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined")
+    for reason, count in counts.reasons.items():
+        console.print(f"  {count} × {reason}")
+    found = expectations.validate(*tables, counts, folder / "data_docs", max_quarantined_share=bound)
+    console.print(f"{len(found.checks)} expectations hold; {folder / 'data_docs' / found.docs_index}")
+    sides = split.split(tables[0], heldout_share=plan.heldout_share, limit=plan.limit)
+    console.print(f"{len(sides.train)} to train on, {len(sides.heldout)} held out")

@@ -9,14 +9,10 @@ from typing import Annotated
 import typer
 
 from flows.commands.arguments import Overrides, console
-from flows.commands.exits import exits
 from grpo.config.commented import commented
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import ConfigError
 from grpo.files import write_atomically
-
-_ROOT = Path(__file__).resolve().parents[2]
-_QUICKSTART = _ROOT / "data" / "configs" / "quickstart.yaml"
 
 
 def init(
@@ -31,24 +27,27 @@ def init(
 
     Example: grpo init --path config.yaml --set name=mine
     """
-    with exits():
-        if path.exists() and not force:
-            raise ConfigError(f"{path} is there already; name another --path, or replace it with --force")
-        settings = load_config(start or _QUICKSTART, tuple(override or ()))
-        write_atomically(path, commented(settings if start else _from_here(settings)))
-    console.print(f"{path} written; look at it, then: grpo train {path} --dry-run", highlight=False, soft_wrap=True)
+    from flows.shipped import QUICKSTART
+
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already; name another --path, or replace it with --force")
+    settings = load_config(start or QUICKSTART, tuple(override or ()))
+    write_atomically(path, commented(settings if start else _from_here(settings)))
+    console.print(f"{path} written; look at it, then: grpo train {path} --dry-run", soft_wrap=True)
 
 
 def _from_here(settings: PipelineConfig) -> PipelineConfig:
     """The quickstart with the files that ship, wherever the command is called."""
-    if Path.cwd() == _ROOT:
+    from flows.shipped import ROOT
+
+    if Path.cwd() == ROOT:
         return settings
     document = settings.model_dump(mode="json")
     for section, key in (
         (document["policy"], "model"),
         *((source, "path") for source in document["scenarios"]["sources"]),
     ):
-        shipped = _ROOT / section[key]
+        shipped = ROOT / section[key]
         if not Path(section[key]).exists() and shipped.exists():
             section[key] = os.fspath(shipped)
     return PipelineConfig.model_validate(document)

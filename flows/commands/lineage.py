@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import ModelAddress, console
-from flows.commands.exits import exits
-from grpo.errors import AddressError, ConfigError
+from flows.commands.begin import begin
 
 
 def lineage(
@@ -20,15 +18,15 @@ def lineage(
 
     Example: grpo lineage models:/support-desk@champion
     """
-    settings.apply()
-    with exits(wrong_input=(ConfigError, AddressError)):
-        from flows.versions import print_lineage
-        from grpo.registry.lineage import trace
-        from tasks.registry import registry
+    home = begin()
+    home.mkdir(parents=True, exist_ok=True)  # where the registry, and Prefect when it is imported, make their own files
+    from flows.versions import print_lineage
+    from grpo.registry.lineage import trace
+    from tasks.registry import registry
 
-        models = registry()
-        found = trace(models, models.at(model))
-        if as_json:
-            typer.echo(found.model_dump_json(indent=1))
-        else:
-            print_lineage(console, found)
+    models = registry()
+    found = trace(models, models.at(model))
+    if as_json:
+        typer.echo(found.model_dump_json(indent=1))
+    else:
+        print_lineage(console, found)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flows import settings
 from flows.commands.arguments import console
+from flows.commands.begin import begin
 
 
 def pretrain() -> None:
@@ -11,7 +11,7 @@ def pretrain() -> None:
 
     Example: grpo pretrain
     """
-    home = settings.apply()
+    home = begin()
     from flows.stack.servers import prefect_server
     from grpo.config.pretrain import PretrainConfig
 

@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import ModelName, Reason, console
-from flows.commands.exits import exits
-from grpo.errors import AddressError, ConfigError
+from flows.commands.begin import begin
 
 
 def promote(
@@ -24,10 +22,10 @@ def promote(
 
     Example: grpo promote support-desk --reason "looked at 40 conversations"
     """
-    home = settings.apply()
+    home = begin()
     from flows.stack.servers import prefect_server
 
-    with exits(wrong_input=(ConfigError, AddressError)), prefect_server(home):
+    with prefect_server(home):
         from flows.promote import promote as flow
         from flows.terminal import live
         from flows.versions import print_transition

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import console
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 from grpo.errors import ConfigError
 
 
@@ -22,20 +21,19 @@ def report(
 
     Example: grpo report quickstart
     """
-    home = settings.apply()
-    with exits():
-        document_path = _find(run, home)
-        from grpo.evaluation.report import read_report, write_report
+    home = begin(services=False)
+    document_path = _find(run, home)
+    from grpo.evaluation.report import read_report, write_report
 
-        document = read_report(document_path)
-        if as_json:
-            typer.echo(document.model_dump_json(indent=1))
-            return
-        from flows.terminal import print_summary
+    document = read_report(document_path)
+    if as_json:
+        typer.echo(document.model_dump_json(indent=1))
+        return
+    from flows.terminal import print_summary
 
-        page = write_report(document, document_path.parent, data_docs=None)[0]
-        print_summary(console, document)
-        console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    page = write_report(document, document_path.parent, data_docs=None)[0]
+    print_summary(console, document)
+    console.print(f"report: {page}", soft_wrap=True)
     if show:
         typer.launch(page.as_uri())
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import ModelAddress, console
-from flows.commands.exits import FAILED, exits
-from grpo.errors import AddressError, ConfigError
+from flows.commands.begin import begin
+from flows.commands.exits import FAILED
 
 
 def reproduce(model: ModelAddress) -> None:
@@ -17,10 +16,10 @@ def reproduce(model: ModelAddress) -> None:
 
     Example: grpo reproduce models:/support-desk@champion
     """
-    home = settings.apply()
+    home = begin()
     from flows.stack.servers import prefect_server
 
-    with exits(wrong_input=(ConfigError, AddressError)), prefect_server(home):
+    with prefect_server(home):
         from flows.reproduce import reproduce as flow
         from flows.terminal import live
         from flows.versions import print_reproduction

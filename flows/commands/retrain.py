@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from flows import settings
 from flows.commands.arguments import ConfigFile, Overrides, console
-from flows.commands.exits import REFUSED, exits
+from flows.commands.begin import begin
+from flows.commands.exits import REFUSED
 from grpo.config.retraining import RetrainConfig
 from grpo.config.yaml_file import load_settings
 from grpo.retraining.reasons import Finding
@@ -30,14 +31,13 @@ def retrain(
 
     Example: grpo retrain data/configs/retrain.yaml --set intake.near_duplicate=0.9
     """
-    home = settings.apply()
-    with exits():
-        plan = load_settings(config, RetrainConfig, tuple(override or ()))
-        from flows.stack.servers import prefect_server
+    home = begin()
+    plan = load_settings(config, RetrainConfig, tuple(override or ()))
+    from flows.stack.servers import prefect_server
 
-        with prefect_server(home) as url:
-            console.print(f"run {plan.name}: Prefect at {url}, records in {home}", highlight=False)
-            verdict = _watch(plan) if check else _retrain(plan, home)
+    with prefect_server(home) as url:
+        console.print(f"run {plan.name}: Prefect at {url}, records in {home}")
+        verdict = _watch(plan) if check else _retrain(plan, home)
     if verdict == "refuse":
         raise typer.Exit(REFUSED)
 
@@ -49,7 +49,7 @@ def _watch(plan: RetrainConfig) -> str:
     with live(console):
         found = watch(plan)
     _show(found.findings)
-    console.print(f"{EVENT} emitted" if found.drifted else found.summary, highlight=False, soft_wrap=True)
+    console.print(f"{EVENT} emitted" if found.drifted else found.summary, soft_wrap=True)
     return "watched"
 
 
@@ -61,18 +61,18 @@ def _retrain(plan: RetrainConfig, home: Path) -> str:
         ended = flow(plan)
     _show(ended.look.findings)
     intake = ended.look.intake
-    console.print(f"{intake.records} conversations: {intake.accepted} accepted", highlight=False)
+    console.print(f"{intake.records} conversations: {intake.accepted} accepted")
     for why, count in intake.refused.items():
-        console.print(f"  {count} × {why}", highlight=False)
+        console.print(f"  {count} × {why}")
     for kind, count in intake.redacted.items():
-        console.print(f"  {count} × {kind} redacted", highlight=False)
-    console.print(f"{ended.verdict}: {ended.reason}", highlight=False, soft_wrap=True)
-    console.print(f"record: {home / plan.name / 'retraining.json'}", highlight=False, soft_wrap=True)
+        console.print(f"  {count} × {kind} redacted")
+    console.print(f"{ended.verdict}: {ended.reason}", soft_wrap=True)
+    console.print(f"record: {home / plan.name / 'retraining.json'}", soft_wrap=True)
     return str(ended.verdict)
 
 
 def _show(findings: tuple[Finding, ...]) -> None:
     table = Table("reason", "holds", "what", title="reasons", title_justify="left")
     for one in findings:
-        table.add_row(one.reason, "[green]yes[/]" if one.holds else "no", one.sentence)
+        table.add_row(one.reason, Text("yes", "green") if one.holds else "no", one.sentence)
     console.print(table)

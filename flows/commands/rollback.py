@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from flows import settings
 from flows.commands.arguments import ModelName, Reason, console
-from flows.commands.exits import exits
-from grpo.errors import AddressError, ConfigError
+from flows.commands.begin import begin
 
 
 def rollback(model: ModelName, reason: Reason) -> None:
@@ -13,10 +11,10 @@ def rollback(model: ModelName, reason: Reason) -> None:
 
     Example: grpo rollback support-desk --reason "refunds twice"
     """
-    home = settings.apply()
+    home = begin()
     from flows.stack.servers import prefect_server
 
-    with exits(wrong_input=(ConfigError, AddressError)), prefect_server(home):
+    with prefect_server(home):
         from flows.rollback import rollback as flow
         from flows.terminal import live
         from flows.versions import print_transition

@@ -14,7 +14,8 @@ import typer
 
 from flows import settings
 from flows.commands.arguments import ConfigFile, Overrides, console
-from flows.commands.exits import REFUSED, exits
+from flows.commands.begin import begin
+from flows.commands.exits import REFUSED
 from grpo.config.pipeline import PipelineConfig, load_config
 
 
@@ -30,45 +31,53 @@ def train(
 
     Example: grpo train data/configs/quickstart.yaml --set training.iterations=5 --dry-run
     """
-    home = settings.apply()
-    with exits():
-        plan = load_config(config, tuple(override or ()))
-        if dry_run:
-            console.print(f"{config} is a valid configuration of run {plan.name}", soft_wrap=True)
-            _show(plan, home)
-            return
-        began = time.time()
-        settings.command_began()
-        from flows.stack.servers import prefect_server
+    home = begin()
+    plan = load_config(config, tuple(override or ()))
+    if dry_run:
+        _show(plan, home, origin=str(config))
+        return
+    began = time.time()
+    settings.command_began()
+    from flows.preflight import named_files
 
-        with prefect_server(home, meanwhile=_import_ahead) as url:
-            from flows.terminal import live, print_summary
-            from flows.train import train as flow
-            from grpo.evaluation.report import read_report
+    named_files(plan)
+    from flows.stack.servers import prefect_server
 
-            console.print(f"run {plan.name}: Prefect at {url}, records in {home}", highlight=False)
-            try:
-                with live(console, iterations=plan.training.iterations):
-                    promotion = flow(plan)
-            finally:
-                page = home / plan.name / "report.html"
-                if page.exists() and page.stat().st_mtime >= began:
-                    print_summary(console, read_report(page.with_suffix(".json")))
-                    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    with prefect_server(home, meanwhile=_import_ahead) as url:
+        from flows.terminal import live, print_summary
+        from flows.train import train as flow
+        from grpo.evaluation.report import read_report
+
+        console.print(f"run {plan.name}: Prefect at {url}, records in {home}")
+        try:
+            with live(console, iterations=plan.training.iterations):
+                promotion = flow(plan)
+        finally:
+            page = home / plan.name / "report.html"
+            if page.exists() and page.stat().st_mtime >= began:
+                print_summary(console, read_report(page.with_suffix(".json")))
+                console.print(f"report: {page}", soft_wrap=True)
     if promotion.decision.verdict != "promote":
         raise typer.Exit(REFUSED)
 
 
-def _show(config: PipelineConfig, home: Path) -> None:
+def _show(config: PipelineConfig, home: Path, *, origin: str) -> None:
     """Print the plan; Prefect, which makes its home folder when it is imported, makes one that does not stay."""
     kept = os.environ["PREFECT_HOME"]
     with tempfile.TemporaryDirectory() as nowhere:
         os.environ["PREFECT_HOME"] = nowhere
         try:
+            from flows.doctor.finding import require
+            from flows.doctor.servers import servers
             from flows.plan import plan
+            from flows.preflight import preflight
             from flows.terminal import print_plan
 
-            print_plan(console, plan(config, home))
+            require(servers(home))
+            preflight(config)
+            planned = plan(config, home)
+            console.print(f"{origin} is a valid configuration of run {config.name}", soft_wrap=True)
+            print_plan(console, planned)
         finally:
             os.environ["PREFECT_HOME"] = kept
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import ConfigFile, Overrides, console
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 
 
 def tune(
@@ -26,25 +25,24 @@ def tune(
 
     Example: grpo tune data/configs/tune.yaml --trials 20
     """
-    home = settings.apply()
-    with exits():
-        from grpo.config.tuning import TuneConfig
-        from grpo.config.yaml_file import load_settings
+    home = begin()
+    from grpo.config.tuning import TuneConfig
+    from grpo.config.yaml_file import load_settings
 
-        given = {"n_trials": trials, "parallel": parallel, "storage": storage}
-        said = [f"{name}={value}" for name, value in given.items() if value is not None]
-        plan = load_settings(config, TuneConfig, (*(override or ()), *said))
-        from flows.stack.servers import prefect_server
+    given = {"n_trials": trials, "parallel": parallel, "storage": storage}
+    said = [f"{name}={value}" for name, value in given.items() if value is not None]
+    plan = load_settings(config, TuneConfig, (*(override or ()), *said))
+    from flows.stack.servers import prefect_server
 
-        with prefect_server(home) as url:
-            from flows.terminal import live, print_study
-            from flows.tune import tune as flow
-            from grpo.tuning.document import DOCUMENT, StudyDocument
+    with prefect_server(home) as url:
+        from flows.terminal import live, print_study
+        from flows.tune import tune as flow
+        from grpo.tuning.document import DOCUMENT, StudyDocument
 
-            console.print(f"study {plan.name}: Prefect at {url}, records in {home}", highlight=False)
-            with live(console):
-                tuned = flow(plan)
-            document = StudyDocument.model_validate_json((home / plan.name / DOCUMENT).read_bytes())
-            print_study(console, document.study)
-            console.print(f"best config: {tuned.config}", highlight=False, soft_wrap=True)
-            console.print(f"report: {tuned.report}", highlight=False, soft_wrap=True)
+        console.print(f"study {plan.name}: Prefect at {url}, records in {home}")
+        with live(console):
+            tuned = flow(plan)
+        document = StudyDocument.model_validate_json((home / plan.name / DOCUMENT).read_bytes())
+        print_study(console, document.study)
+        console.print(f"best config: {tuned.config}", soft_wrap=True)
+        console.print(f"report: {tuned.report}", soft_wrap=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from flows import settings
 from flows.commands.arguments import console
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 
 
 def ui() -> None:
@@ -14,15 +13,15 @@ def ui() -> None:
 
     Example: grpo ui
     """
-    home = settings.apply()
+    home = begin()
     from flows.stack.login import password_hint
     from flows.stack.servers import mlflow_server, prefect_server, prefect_service
 
     try:
-        with exits(), prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+        with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
             console.print(f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}   Ctrl-C ends both")
             if prefect_url == prefect_service(home).address():
-                console.print(password_hint(home), highlight=False, soft_wrap=True, markup=False)
+                console.print(password_hint(home), soft_wrap=True)
             while True:
                 time.sleep(3600)
     except KeyboardInterrupt:

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
 from flows.commands.arguments import console
-from flows.commands.exits import exits
+from flows.commands.begin import begin
 
 
 def up(
@@ -23,13 +22,12 @@ def up(
 
     Example: grpo up
     """
-    home = settings.apply()
+    home = begin()
     from flows.stack.login import password_hint
     from flows.stack.machine import up as start
 
-    with exits():
-        where = start(home, deployments)
-        console.print(f"Prefect {where.prefect}   MLflow {where.mlflow}   logs {where.logs}", highlight=False)
-        if "PREFECT_API_URL" not in os.environ:
-            console.print(password_hint(home), highlight=False, soft_wrap=True, markup=False)
-            console.print('Prefect\'s commands: eval "$(grpo env)"', highlight=False, soft_wrap=True)
+    where = start(home, deployments)
+    console.print(f"Prefect {where.prefect}   MLflow {where.mlflow}   logs {where.logs}")
+    if "PREFECT_API_URL" not in os.environ:
+        console.print(password_hint(home), soft_wrap=True)
+        console.print('Prefect\'s commands: eval "$(grpo env)"', soft_wrap=True)

@@ -10,11 +10,29 @@ from flows.doctor.finding import Diagnosis, Finding
 from flows.doctor.installation import extras, packages, python
 from flows.doctor.machine import accelerator, disk, memory
 from flows.doctor.servers import servers
+from flows.doctor.shipped import shipped
 from flows.doctor.stores import stores
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import GRPOError
 
 
-def examine(home: Path, store: str) -> Diagnosis:
-    """Look at everything; nothing is left behind, and no password is told."""
+def needs(config: PipelineConfig | None) -> Iterator[Finding]:
+    """What a run of this config would refuse, the first fault of it."""
+    if config is None:
+        return
+    from flows.preflight import preflight
+
+    try:
+        preflight(config)
+    except (GRPOError, ConnectionError, TimeoutError) as error:
+        found, _, remedy = str(error).partition("; ")
+        yield Finding(area="config", name=config.name, state="problem", found=found, remedy=remedy)
+    else:
+        yield Finding(area="config", name=config.name, state="ok", found="nothing that a run would refuse")
+
+
+def examine(home: Path, store: str, config: PipelineConfig | None = None) -> Diagnosis:
+    """Look at everything, and at what a config needs; nothing is left behind, and no password is shown."""
     areas: tuple[Callable[[], Iterator[Finding]], ...] = (
         python,
         packages,
@@ -25,5 +43,7 @@ def examine(home: Path, store: str) -> Diagnosis:
         lambda: stores(home, store),
         lambda: servers(home),
         capabilities,
+        shipped,
+        lambda: needs(config),
     )
     return Diagnosis(findings=tuple(finding for area in areas for finding in area()))

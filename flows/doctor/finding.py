@@ -8,9 +8,12 @@ problem   a run would fail
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from grpo.errors import ConfigError, StorageError
 
 State = Literal["ok", "absent", "warning", "problem"]
 
@@ -26,6 +29,22 @@ class Finding(BaseModel):
     found: str
     remedy: str = ""
     """What to do, where something is wrong."""
+    wrong_input: bool = False
+    """Whether a setting names what cannot be, as opposed to a machine or server that fails."""
+
+    def error(self) -> Exception:
+        """The error that a run ends with where this is a problem."""
+        message = f"{self.found}; {self.remedy}"
+        if self.wrong_input:
+            return ConfigError(message)
+        return ConnectionError(message) if self.area == "servers" else StorageError(message)
+
+
+def require(findings: Iterable[Finding]) -> None:
+    """Raise the error of the first problem: what the doctor shows is what a run refuses."""
+    for finding in findings:
+        if finding.state == "problem":
+            raise finding.error()
 
 
 class Diagnosis(BaseModel):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import sqlite3
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import fsspec
@@ -17,34 +20,58 @@ from grpo.credentials import masked
 
 
 def stores(home: Path, store: str) -> Iterator[Finding]:
-    """Whether what runs leave behind can be written: tried where the place is there, and asked for where it is not."""
-    yield _folder("home", home, remedy="fix the permissions of the folder, or set GRPO_HOME")
-    yield _artifacts(store)
-    yield _mlflow_store(os.environ["MLFLOW_TRACKING_URI"])
+    """Home, databases and artifacts, tried by writing in the place or in the nearest folder above it that is there."""
+    yield from records(home)
+    yield artifacts(store)
+
+
+def records(home: Path) -> Iterator[Finding]:
+    """The home, and the databases that Prefect and MLflow keep in it or where the environment says."""
+    yield folder(home)
+    if "PREFECT_API_URL" not in os.environ:
+        setting = "PREFECT_API_DATABASE_CONNECTION_URL"
+        uri = os.environ.get(setting, f"sqlite:///{home / 'prefect' / 'prefect.db'}")
+        yield _database("prefect", re.sub(r"\+\w+(?=://)", "", uri), setting=setting)
+    yield _database("mlflow", os.environ["MLFLOW_TRACKING_URI"], setting="MLFLOW_TRACKING_URI")
+
+
+def folder(home: Path) -> Finding:
+    """The home of all records."""
+    return _folder("home", home, remedy="fix the permissions of the folder, or set GRPO_HOME")
 
 
 def _folder(name: str, place: Path, *, remedy: str) -> Finding:
     existing = nearest(place)
     try:
         if not existing.is_dir():
-            raise NotADirectoryError(f"{existing} is no folder")
-        if existing == place.resolve():
-            with tempfile.TemporaryFile(dir=place):
-                pass
-        elif not os.access(existing, os.W_OK):
-            raise PermissionError(f"{existing} may not be written")
+            raise NotADirectoryError(f"{existing} is not a folder")
+        with tempfile.TemporaryDirectory(prefix=".probe-", dir=existing) as probe, tempfile.TemporaryFile(dir=probe):
+            pass
     except OSError as error:
-        found = f"{place}: {error.strerror or error}"
-        return Finding(area="stores", name=name, state="problem", found=found, remedy=remedy)
+        reason = f"{place}: {error.strerror or error}"
+        return Finding(
+            area="stores",
+            name=name,
+            state="problem",
+            found=f"the {name} {reason}",
+            remedy=remedy,
+            wrong_input=isinstance(error, NotADirectoryError),
+        )
     made = "" if existing == place.resolve() else ", made by the first run"
     return Finding(area="stores", name=name, state="ok", found=f"{place}{made}")
 
 
-def _artifacts(store: str) -> Finding:
+def artifacts(store: str) -> Finding:
+    """The store of artifacts, tried by writing."""
     name, remedy = "artifacts", "set `store` to a folder or address that can be written, and its credentials"
     if not protocol_known(store):
         return Finding(
-            area="stores", name=name, state="problem", found=f"no address of a store: {store}", remedy=remedy
+            area="stores",
+            name=name,
+            state="problem",
+            found=f"{masked(store)} is not an address of a store",
+            remedy=remedy,
+            wrong_input=True,
         )
     try:
         file_system, root = fsspec.core.url_to_fs(store)
@@ -59,32 +86,47 @@ def _artifacts(store: str) -> Finding:
     return Finding(area="stores", name=name, state="ok", found=masked(store))
 
 
-def _mlflow_store(uri: str) -> Finding:
-    """MLflow's records: a database that can be opened; a server is looked at with the servers."""
+def _database(name: str, uri: str, *, setting: str) -> Finding:
+    """The records of one service: a database that can be opened; a server is looked at with the servers."""
     if uri.startswith(("http:", "https:")):
-        return Finding(area="stores", name="mlflow", state="ok", found=f"kept by the server at {masked(uri)}")
+        return Finding(area="stores", name=name, state="ok", found=f"kept by the server at {masked(uri)}")
     if uri.startswith("sqlite:///"):
-        path = Path(uri.removeprefix("sqlite:///"))
-        if not path.is_file():
-            found = f"{path}, made by the first run or by `grpo databases`"
-            checked = _folder("mlflow", path.parent, remedy="set MLFLOW_TRACKING_URI")
-            return checked if checked.state == "problem" else checked.model_copy(update={"found": found})
+        return _sqlite(name, Path(uri.removeprefix("sqlite:///")), setting=setting)
     from sqlalchemy import create_engine
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
     try:
-        waits = {"connect_timeout": 5} if uri.startswith("postgres") else {}
-        engine = create_engine(uri, connect_args=waits)
+        engine = create_engine(uri, connect_args={"connect_timeout": 5} if uri.startswith("postgres") else {})
         with engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA schema_version" if uri.startswith("sqlite") else "SELECT 1")
+            connection.exec_driver_sql("SELECT 1")
         engine.dispose()
-    except (SQLAlchemyError, ImportError) as error:
-        reason = str(error).splitlines()[0]
+    except (SQLAlchemyError, ImportError, TypeError, ValueError) as error:
+        reason = masked(str(error).strip().splitlines()[0], known=uri)
         return Finding(
             area="stores",
-            name="mlflow",
+            name=name,
             state="problem",
-            found=f"{masked(uri)}: {masked(reason, known=uri)}",
-            remedy="start the database, or set MLFLOW_TRACKING_URI",
+            found=f"{masked(uri)}: {reason}",
+            remedy=f"start the database, or set {setting}",
+            wrong_input=not isinstance(error, OperationalError),
         )
-    return Finding(area="stores", name="mlflow", state="ok", found=masked(uri))
+    return Finding(area="stores", name=name, state="ok", found=masked(uri))
+
+
+def _sqlite(name: str, path: Path, *, setting: str) -> Finding:
+    if not path.exists():
+        found = f"{path}, made by the first run or by `grpo databases`"
+        checked = _folder(name, path.parent, remedy=f"set {setting}")
+        return checked if checked.state == "problem" else checked.model_copy(update={"found": found})
+    try:
+        with closing(sqlite3.connect(path, timeout=5)) as database:
+            database.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        return Finding(
+            area="stores",
+            name=name,
+            state="problem",
+            found=f"the records of {name} in {path} cannot be used: {error}",
+            remedy=f"bring a backup back, move the file away and call `grpo databases`, or set {setting}",
+        )
+    return Finding(area="stores", name=name, state="ok", found=str(path))

@@ -26,12 +26,13 @@ from pathlib import Path
 import psutil
 
 from flows.stack.processes import end, identity, with_variable
-from grpo.errors import ConfigError
-from grpo.files import storage_errors, write_atomically
+from grpo.errors import ConfigError, StorageError
+from grpo.files import storage_error, storage_errors, write_atomically
 from grpo.locks import file_lock
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
+_LAST_BYTES = 4000
 _MARK = "GRPO_SERVICE"
 """The variable in the environment of its processes that says whose they are."""
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -129,12 +130,19 @@ class Service:
         while (url := self.address()) is None:
             if self.process() is None:
                 self._refuse_taken_port()  # by somebody who started in the same moment
-                raise ConfigError(f"{self.name} ended at its start; see {self.log}")
+                raise self._without_room() or ConfigError(f"{self.name} ended at its start; see {self.log}")
             if time.monotonic() > deadline:
                 self.stop()
                 raise TimeoutError(f"{self.name} did not answer within {_START_TIMEOUT_S:.0f} s; see {self.log}")
             time.sleep(0.1)
         return url
+
+    def _without_room(self) -> StorageError | None:
+        """The error of a process that ended because the disk is full, as the end of its log tells."""
+        with suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - _LAST_BYTES))
+            return storage_error(RuntimeError(log.read().decode(errors="replace")), str(self.home))
+        return None
 
     def stop(self, *, at_once: bool = False) -> None:
         """End it and its children; by force if they do not end by themselves, or `at_once`, or outlived it."""

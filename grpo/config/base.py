@@ -1,4 +1,4 @@
-"""The base of every setting: frozen, misspelt keys refused, the docstring under a field is its label."""
+"""The base of every setting: frozen, finite, misspelt keys refused, the docstring under a field is its label."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 class Settings(BaseModel):
     """Base of all settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 HOME_FOLDERS = frozenset({"artifacts", "ingest", "judge", "locks", "mlartifacts", "prefect", "services"})

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from grpo.config.base import Settings
+from grpo.config.faults import faults
 from grpo.errors import ConfigError
 
 Value = bool | int | float | str | None
@@ -121,9 +122,8 @@ def laid_over(config: S, values: Mapping[str, Value]) -> S:
     try:
         return type(config).model_validate(document)
     except ValidationError as error:
-        told = "; ".join(str(problem["msg"]) for problem in error.errors())
         tried = ", ".join(f"{path} = {value!r}" for path, value in values.items())
-        raise ConfigError(f"{tried} cannot be set: {told}") from error
+        raise ConfigError(f"{tried} cannot be set: {'; '.join(faults(error, document))}") from error
 
 
 def check_space(space: SearchSpace, config: S) -> None:

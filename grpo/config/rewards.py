@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
@@ -38,6 +39,16 @@ def _known(name: str) -> str:
     return name
 
 
+def _finite(value: Any, place: str = "options") -> Any:
+    """The value, if no number in it is infinite or NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place} is {value}; write a finite number")
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        _finite(part, f"{place}.{name}")
+    return value
+
+
 RewardName = Annotated[str, AfterValidator(_known)]
 
 
@@ -48,7 +59,7 @@ class RewardComponent(Settings):
     """A reward of this package, or of a plugin."""
     weight: float = Field(ge=-1, le=1)
     """Share in the total; negative turns the reward round."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Annotated[dict[str, Any], AfterValidator(_finite)] = Field(default_factory=dict)
     """Settings of this reward, by name."""
     optional: bool = False
     """Whether an episode that this reward cannot judge still counts, without it; else it gets no reward."""

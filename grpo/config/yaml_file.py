@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from grpo.config.base import Settings
+from grpo.config.faults import faults, shortened
+from grpo.config.yaml_text import parse_yaml, read_yaml
 from grpo.credentials import holds_password, masked
 from grpo.errors import ConfigError
 
@@ -43,11 +44,8 @@ def _validated(document: dict[str, Any], kind: type[S], overrides: tuple[str, ..
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        lines = [f"{origin}: {len(error.errors())} setting(s) cannot be used"]
-        for problem in error.errors():
-            place = ".".join(str(part) for part in problem["loc"])
-            lines.append(f"  {place or 'settings that do not agree'}: {problem['msg']} (got {problem['input']!r:.80})")
-        raise ConfigError("\n".join(lines)) from error
+        found = faults(error, document)
+        raise ConfigError("\n  ".join([f"{origin}: {len(found)} setting(s) cannot be used", *found])) from error
 
 
 def _refuse_passwords(document: dict[str, Any], origin: str) -> None:
@@ -70,11 +68,11 @@ def _refuse_passwords(document: dict[str, Any], origin: str) -> None:
 def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
     """A config file laid over the one that it extends; one step deep."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = read_yaml(path)
     except FileNotFoundError as error:
         raise ConfigError(f"no config at {path}; the shipped ones are in data/configs") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    except (OSError, ValueError) as error:  # a folder, no permission, a name that no file can have
+        raise ConfigError(f"config {path} cannot be read: {error}; name a YAML file") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} holds {type(document).__name__}, expected a mapping of settings")
     base = document.pop("extends", None)
@@ -96,16 +94,22 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def assignment(text: str) -> tuple[str, Any]:
+    """Key and value of `key=value`, the value read as YAML. Raises `ConfigError` for what is of another form."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"override {shortened(text)} is not of the form section.key=value")
+    return key, parse_yaml(value, place=f"override {shortened(text)}")
+
+
 def _override(document: dict[str, Any], override: str) -> None:
     """Set one dotted key; list items are addressed by their index."""
-    key, separator, text = override.partition("=")
-    if not separator:
-        raise ConfigError(f"override {override!r} is not of the form section.key=value")
+    key, value = assignment(override)
     *parents, last = key.split(".")
     node: Any = document
     try:
         for part in parents:
             node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
-        node[int(last) if isinstance(node, list) else last] = yaml.safe_load(text)
-    except (IndexError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ConfigError(f"override {override!r} does not fit the config: {error}") from error
+        node[int(last) if isinstance(node, list) else last] = value
+    except (IndexError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"override {shortened(override)} does not fit the config: {error}") from error

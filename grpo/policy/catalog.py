@@ -15,6 +15,7 @@ from pathlib import Path
 
 from grpo.artifacts import local_path
 from grpo.errors import PolicyError
+from grpo.policy.folder import checked_folder
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy, read_replies
 
@@ -54,7 +55,7 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
 def model_folder(model: str) -> Path:
     """The folder that `policy.model` names, fetched where it is an artifact in an object store.
 
-    Raises `PolicyError` for the address of a server or script, which cannot be trained.
+    Raises `PolicyError` for the address of a server or script, which cannot be trained, and for what is not a model.
     """
     kind, separator, _ = model.partition("://")
     if separator and kind.partition("+")[0] in (CHAT, TOKENS, VLLM, STUB):
@@ -62,4 +63,4 @@ def model_folder(model: str) -> Path:
             f"policy.model is an address of the kind {kind}://, which can be evaluated, not trained; set it to a "
             "folder with config.json and safetensors weights"
         )
-    return local_path(model)
+    return checked_folder(local_path(model))

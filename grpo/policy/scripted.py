@@ -16,15 +16,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from grpo.errors import PolicyError
+from grpo.config.yaml_text import read_yaml
+from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.renderer import Renderer
-
-MOST_BYTES = 1 << 20
-"""Largest file of replies that is read."""
 
 
 class ScriptedPolicy:
@@ -78,15 +74,13 @@ class ScriptedSession:
 def read_replies(path: Path) -> list[Any]:
     """The replies in a YAML file: a list of texts, or a list of such lists.
 
-    Raises `PolicyError` for a file that is missing, larger than 1 MiB, no YAML, or holds anything else.
+    Raises `PolicyError` for a file that is missing, larger than 1 MiB, not YAML, or holds anything else.
     """
     if path.suffix not in (".yaml", ".yml") or ".." in path.parts:
         raise PolicyError(f"replies at {str(path)!r}: name a .yaml file, by a path without '..'")
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise PolicyError(f"{path} has {path.stat().st_size} bytes; a file of replies has at most {MOST_BYTES}")
-        replies = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        replies = read_yaml(path)
+    except (OSError, ValueError, ConfigError) as error:
         raise PolicyError(f"no replies can be read from {path}: {error}") from error
     return _scripts(replies, str(path))
 

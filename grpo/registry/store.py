@@ -14,7 +14,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact, ArtifactStore, own_folder
-from grpo.databases import exclusive, is_database
+from grpo.databases import exclusive, is_database, make_tracking
 from grpo.errors import AddressError, ArtifactError, RegistryError
 from grpo.files import file_digest
 from grpo.locks import file_lock, scratch_place
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 MODEL_DIGEST = "model_sha256"
 """Tag of a version: digest of the files of its registered model."""
 _FETCHED_NOTE = "registered_model_meta"
-_ADDRESS = re.compile(r"^models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))$")
+_ADDRESS = re.compile(r"^models:/(?P<name>\w[\w.-]*)(@(?P<alias>[\w.-]+)|/(?P<version>[0-9]{1,9}))$")
+"""Of a version as databases hold it: nine digits."""
 
 
 class ModelVersion(BaseModel):
@@ -76,6 +77,7 @@ class Registry:
 
             mlflow.set_tracking_uri(self.tracking_uri)
             with exclusive(self.tracking_uri):
+                make_tracking(self.tracking_uri)
                 client = MlflowClient(self.tracking_uri)
                 client.search_experiments(max_results=1)
             self._client = client
@@ -114,7 +116,9 @@ class Registry:
         from mlflow.exceptions import MlflowException
 
         if (parts := _ADDRESS.match(address)) is None:
-            raise AddressError(f"{address!r} is no address of a model; write models:/NAME@champion or models:/NAME/3")
+            raise AddressError(
+                f"{address!r} is not the address of a model; write models:/NAME@champion or models:/NAME/3"
+            )
         name, alias, number = parts["name"], parts["alias"], parts["version"]
         found: ModelVersion | None
         if alias is not None:

@@ -44,7 +44,7 @@ class Look(_Document):
     def summary(self) -> str:
         """One line."""
         if not self.holding:
-            return "nothing to do: no reason holds"
+            return "no reason holds"
         return "; ".join(finding.sentence for finding in self.holding)
 
 

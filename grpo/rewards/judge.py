@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from grpo.config.faults import faults
 from grpo.config.judge import JudgeSettings
 from grpo.errors import ConfigError, Unscored
 from grpo.rewards.comparison import Comparison, shuffled
@@ -46,7 +47,7 @@ class RulerReward(GroupReward):
         try:
             self.settings = JudgeSettings(**options)
         except ValidationError as error:
-            raise ConfigError(f"reward {self.name}: {error}") from error
+            raise ConfigError(f"reward {self.name}: {'; '.join(faults(error, options, secret=True))}") from error
         self.rubric = find_rubric(rubric)
         self.fallback = _reward_of(fallback) if isinstance(fallback, str) else fallback
         self.judge = Judge(self.settings)

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from grpo.config.base import Settings
+from grpo.config.faults import faults, shortened
 from grpo.errors import ConfigError
 
 RUBRICS = Path(__file__).resolve().parents[2] / "data" / "rubrics"
@@ -73,4 +74,4 @@ def find_rubric(rubric: str | Mapping[str, Any] | Rubric) -> Rubric:
     try:
         return Rubric.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"rubric {rubric!r}: {error}") from error
+        raise ConfigError(f"rubric {shortened(rubric)}: {'; '.join(faults(error, document))}") from error

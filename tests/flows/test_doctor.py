@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from flows.doctor.finding import Finding
+from flows.doctor.examination import needs
+from flows.doctor.finding import Diagnosis, Finding, require
 from flows.doctor.installation import extras, packages
 from flows.doctor.machine import disk
-from flows.doctor.servers import servers
+from flows.doctor.servers import named_servers, ports, servers
+from flows.doctor.shipped import shipped
 from flows.doctor.stores import stores
+from flows.shipped import PARTS
+from grpo.config.pipeline import load_config
+from grpo.errors import ConfigError
 from tests.places import ROOT
 
 METADATA = """Metadata-Version: 2.1
@@ -215,3 +220,77 @@ def test_the_command_ends_with_what_it_found(tmp_path: Path, healthy: bool):
     areas = {finding["area"] for finding in document["findings"]}
     assert areas >= {"python", "packages", "machine", "stores", "servers", "capabilities"}
     assert sorted(found.name for found in tmp_path.iterdir()) == ["path"]
+
+
+def test_files_that_a_wheel_does_not_hold_are_a_problem(tmp_path: Path):
+    """Configs, scenarios, model, rubrics and network are looked for where the code looks for them."""
+    assert {finding.state for finding in shipped()} == {"ok"}
+    elsewhere = {name: tmp_path / path.relative_to(ROOT) for name, path in PARTS.items()}
+    missing = list(shipped(elsewhere))
+    assert {finding.state for finding in missing} == {"problem"}
+    assert not Diagnosis(findings=tuple(missing)).healthy
+    assert all("clone of the repository" in finding.remedy for finding in missing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "found"),
+    [
+        ((), "ok", "nothing that a run would refuse"),
+        (("policy.model=Qwen/Qwen3-0.6B",), "problem", "no folder Qwen/Qwen3-0.6B"),
+        (("policy.chat_template='{% for %}'",), "problem", "TemplateSyntaxError"),
+        (("reward=[{kind: conciseness, weight: 1, options: {target: 20}}]",), "problem", "is fooled by"),
+        (("scenarios.sources.0.path=nowhere.jsonl",), "problem", "nowhere.jsonl"),
+        (("store=/proc/store",), "problem", "/proc/store"),
+    ],
+    ids=["quickstart", "hub", "template", "reward", "source", "store"],
+)
+def test_what_a_run_of_a_config_would_refuse_is_a_problem(
+    changes: tuple[str, ...], state: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By the functions that the dry run calls; the store is not left behind."""
+    monkeypatch.chdir(ROOT)
+    config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"store={tmp_path / 'store'}", *changes))
+    (finding,) = needs(config)
+    assert (finding.state, found in finding.found) == (state, True), finding
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", "", "4200.0", "²"])
+def test_a_setting_that_is_not_a_port_is_wrong_input(port: str, monkeypatch: pytest.MonkeyPatch):
+    """The setting is named with its value and what is allowed."""
+    monkeypatch.setenv("PREFECT_SERVER_API_PORT", port)
+    with pytest.raises(ConfigError, match=r"PREFECT_SERVER_API_PORT=.* is not a port; .* from 1 to 65535"):
+        require(ports())
+
+
+class _SecondTry(http.server.BaseHTTPRequestHandler):
+    """A server that drops the first connection."""
+
+    dropped = 0
+
+    def do_GET(self) -> None:
+        if not _SecondTry.dropped:
+            _SecondTry.dropped += 1
+            self.connection.close()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'"1.2.3"')
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+def test_a_server_that_drops_one_connection_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A second try can help; a command does not end by one dropped connection."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _SecondTry) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_address[1]}")
+        require(named_servers())
+        server.shutdown()
+        thread.join()
+    assert _SecondTry.dropped == 1
+    with pytest.raises(ConnectionError, match=r"MLflow at http://127\.0\.0\.1:\d+ does not answer: .*; start it"):
+        require(named_servers())

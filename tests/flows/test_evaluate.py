@@ -116,7 +116,7 @@ def test_fewer_episodes_and_other_scenarios_can_be_asked_for(config: PipelineCon
     ("options", "error", "message"),
     [
         ({"model": "models:/nobody@champion"}, RegistryError, "no model at models:/nobody@champion"),
-        ({"model": "models:/evaluated"}, RegistryError, "is no address of a model"),
+        ({"model": "models:/evaluated"}, RegistryError, "is not the address of a model"),
         ({"scenarios_file": "scenarios.xml"}, ConfigError, "name a file that ends in .jsonl"),
         ({"num_episodes": 0}, ConfigError, "ask for more"),
     ],

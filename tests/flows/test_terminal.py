@@ -1,20 +1,71 @@
 from __future__ import annotations
 
+import io
 import logging
-import sys
 
 import pytest
 
-from flows.terminal import _Plain
-from grpo.errors import DataError
+from flows.console import PlainConsole
+from flows.terminal import _OnceFilter, live, print_diagnosis
+from grpo import progress
 
 
-@pytest.mark.parametrize(("kind", "shown"), [(DataError, False), (KeyError, True)])
-def test_only_errors_that_say_what_to_do_are_shown_without_their_traceback(kind: type[Exception], shown: bool):
-    """The record itself keeps it, for the handler that sends it to the server."""
-    try:
-        raise kind("no column reward")
-    except kind:
-        record = logging.LogRecord("prefect", logging.ERROR, "", 0, "it ended", (), sys.exc_info())
-    assert ("Traceback" in _Plain(logging.Formatter()).format(record)) is shown
-    assert record.exc_info is not None
+@pytest.mark.parametrize(
+    ("logger", "message", "shown"),
+    [
+        (
+            "prefect.task_runs",
+            "Finished in state Failed('Task run encountered an exception AddressError: no model')",
+            False,
+        ),
+        (
+            "prefect.task_runs",
+            "Task run failed with exception: AddressError('no model') - Retries are exhausted",
+            False,
+        ),
+        ("prefect.flow_runs", "Encountered exception during execution: AddressError('no model')", False),
+        ("prefect.flow_runs", "Crash detected! Request to the server timed out", False),
+        ("prefect.task_runs", "Error encountered when computing cache key - result will not be persisted.", True),
+        ("prefect.events.clients", "Unable to connect to 'ws://127.0.0.1:4200/api/events/in'.", True),
+        ("tasks.train", "Finished in state of rest", True),
+    ],
+)
+def test_the_end_of_a_run_is_left_to_the_command(logger: str, message: str, shown: bool):
+    """It prints the error once, at its own end; other records are shown."""
+    record = logging.LogRecord(logger, logging.ERROR, "", 0, message, (), None)
+    assert _OnceFilter().filter(record) is shown
+
+
+def test_events_that_a_server_did_not_take_are_told_of_once():
+    """Each of them is tried for a minute; the first line says which address is meant."""
+    record = logging.LogRecord("prefect.events.clients", logging.WARNING, "", 0, "Unable to connect", (), None)
+    once = _OnceFilter()
+    assert [once.filter(record) for _ in range(3)] == [True, False, False]
+
+
+def test_each_event_that_was_not_taken_is_not_a_traceback():
+    """Prefect's thread logs one for each of them, on a logger with a handler of its own."""
+    with live(PlainConsole(file=io.StringIO())):
+        logger = logging.getLogger("prefect._internal.concurrency")
+        assert not logger.filter(logging.LogRecord(logger.name, logging.ERROR, "", 0, "failed to process", (), None))
+
+
+def test_progress_shows_a_stage_whose_text_looks_like_markup():
+    """A stage that is computed again is named with its reason, which may hold anything."""
+    shown = io.StringIO()
+    console = PlainConsole(file=shown, width=200)
+    with live(console):
+        progress.report("train again: artifact [/x] is damaged", 0, 1)
+    assert "train again: artifact [/x] is damaged 0/1" in shown.getvalue()
+
+
+def test_a_diagnosis_shows_the_extra_of_each_package():
+    """The remedy can be copied as it is."""
+    from flows.doctor.finding import Diagnosis, Finding
+
+    shown = io.StringIO()
+    remedy = "pip install 'grpo[vllm]'"
+    finding = Finding(area="extras", name="vllm", state="absent", found="not [/here]", remedy=remedy)
+    print_diagnosis(PlainConsole(file=shown, width=200), Diagnosis(findings=(finding,)))
+    assert remedy in shown.getvalue()
+    assert "not [/here]" in shown.getvalue()

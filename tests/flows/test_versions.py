@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
+from flows.console import PlainConsole
 from flows.reproduce import Reproduction
 from flows.versions import print_lineage, print_reproduction
 from grpo.registry import Lineage, Transition
@@ -12,7 +11,7 @@ from tests.grpo.registry.making import ANNA, make_provenance
 
 
 def _told(result: Reproduction | Lineage) -> str:
-    console = Console(width=60)
+    console = PlainConsole(width=60)
     with console.capture() as capture:
         if isinstance(result, Lineage):
             print_lineage(console, result)

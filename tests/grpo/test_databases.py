@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from alembic import command
 from mlflow.store.db.utils import _get_alembic_config
 
 from grpo.databases import exclusive, is_database, upgrade_tracking
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, StorageError
 from grpo.registry import Registry
 
 
@@ -57,6 +58,17 @@ def test_an_older_database_is_brought_up_to_date(tmp_path: Path):
     upgrade_tracking(uri)
     assert _revision(tmp_path / "mlflow.db") == newest
     assert Registry(uri).experiment("shared") == "1", "the rows are kept"
+
+
+def test_a_database_that_a_full_disk_cut_off_is_not_there(small_disk: Path):
+    """MLflow cannot go on with tables that it made in part; with room they are made whole."""
+    uri = f"sqlite:///{small_disk}/mlflow.db"
+    (small_disk / "other").write_bytes(b"x" * 900_000)
+    with pytest.raises(StorageError, match=r"mlflow\.db: the disk is full"):
+        Registry(uri).experiment("shared")
+    assert sorted(path.name for path in small_disk.iterdir()) == ["mlflow.lock", "other"]
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    assert Registry(uri).experiment("shared") == "1"
 
 
 def _revision(path: Path) -> str:

@@ -59,6 +59,32 @@ def test_a_template_that_rewrites_history_is_refused(renderer: Renderer):
         Renderer(renderer.tokenizer).extend((USER, REPLY), (USER,))
 
 
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("{% for %}", "TemplateSyntaxError"),
+        ("{{ raise_exception('only for French') }}", "only for French"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages[7].content }}", "UndefinedError"),
+        ("{% for a in range(10 ** 9) %}{% endfor %}", "OverflowError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+        ("hello", "prints no message"),
+    ],
+)
+def test_a_template_that_fails_is_refused_before_anything_is_played(tiny_folder: Path, template: str, fault: str):
+    """A template is a program; the reason that it gives is shown, with what to do."""
+    with pytest.raises(PolicyError, match=rf"chat template of .*{fault}.*; mend chat_template\.jinja"):
+        Renderer(load_tokenizer(tiny_folder, chat_template=template))
+
+
+def test_a_template_that_does_not_end_is_refused(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """10¹⁵ rounds would take years."""
+    monkeypatch.setattr("grpo.renderer._RENDER_S", 0.2)
+    loops = "".join(f"{{% for x{i} in range(99999) %}}" for i in range(3)) + "{% endfor %}" * 3
+    with pytest.raises(PolicyError, match=r"TimeoutError: not done after 0\.2 s"):
+        Renderer(load_tokenizer(tiny_folder, chat_template=loops))
+
+
 def test_a_model_without_chat_template_is_refused(renderer: Renderer):
     """The error says where a template can be set."""
     renderer.tokenizer.chat_template = None

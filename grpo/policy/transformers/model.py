@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import PolicyError
+from grpo.policy.folder import ADAPTERS, checked_folder
 from grpo.policy.policy import Sampler
-from grpo.policy.transformers.adapters import CONFIG as ADAPTERS
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merged
 from grpo.policy.transformers.attention import IMPLEMENTATION
 from grpo.policy.transformers.quantization import Quantization, quantized
@@ -105,12 +105,8 @@ def load(
     Raises `PolicyError` when the folder or a file is missing, when weights are only there as pickles or of another
     architecture than config.json says, and for a quantization that this machine cannot do.
     """
-    if (folder / ADAPTERS).is_file():
+    if (checked_folder(folder) / ADAPTERS).is_file():
         return _load_adapted(folder, base)
-    if not (folder / "config.json").is_file():
-        raise PolicyError(f"no model in {folder}: config.json is missing; set policy.model to a model folder")
-    if not any(folder.glob("*.safetensors")):
-        raise PolicyError(f"no *.safetensors in {folder}; pickled weights are refused: convert them to safetensors")
     stored = quantized(quantization) if quantization is not None else None
     try:
         model, report = AutoModelForCausalLM.from_pretrained(

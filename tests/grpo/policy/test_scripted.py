@@ -8,13 +8,14 @@ import pytest
 
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
+from grpo.config.yaml_text import MOST_BYTES
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.support_desk import SupportDesk
 from grpo.errors import DataError, PolicyError
 from grpo.learner.samples import build_batch
 from grpo.messages import Message
 from grpo.policy.policy import Prompt, Sampling
-from grpo.policy.scripted import MOST_BYTES, ScriptedPolicy, read_replies
+from grpo.policy.scripted import ScriptedPolicy, read_replies
 from grpo.policy.transformers.model import load_tokenizer
 from grpo.renderer import Renderer
 from grpo.rollout.collect import collect
@@ -128,7 +129,7 @@ def test_replies_are_read_from_a_file(tmp_path: Path):
         ("a: b", "got dict"),
         ("[a", "no replies can be read"),
         ("!!python/object/apply:os.system [ls]", "no replies can be read"),
-        pytest.param("x" * (MOST_BYTES + 1), "at most 1048576", id="too large"),
+        pytest.param("x" * (MOST_BYTES + 1), "at most 1,048,576", id="too large"),
     ],
 )
 def test_a_file_that_holds_no_replies_is_refused(tmp_path: Path, text: str, problem: str):

@@ -1,0 +1,22 @@
+"""Configs, scenarios, models, rubrics and networks that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from flows.doctor.finding import Finding
+from flows.shipped import PARTS
+
+
+def shipped(parts: Mapping[str, Path] = PARTS) -> Iterator[Finding]:
+    """The files that the shipped configs and rewards read."""
+    for name, path in parts.items():
+        here = path.exists()
+        yield Finding(
+            area="shipped files",
+            name=name,
+            state="ok" if here else "problem",
+            found=str(path) if here else f"{path} is not there",
+            remedy="" if here else "install from a clone of the repository: pip install -e .",
+        )

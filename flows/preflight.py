@@ -1,0 +1,47 @@
+"""What a run would refuse once it is under way, asked before anything is computed."""
+
+from __future__ import annotations
+
+from flows.doctor.finding import require
+from flows.doctor.stores import artifacts
+from grpo.config.gates import SafetyGate
+from grpo.config.pipeline import PipelineConfig
+from grpo.policy.catalog import model_folder
+from grpo.scenarios.fingerprint import fingerprint
+
+
+def named_files(config: PipelineConfig) -> None:
+    """Try the store, the sources and the model folder that a config names; this takes no time to speak of.
+
+    Raises `ConfigError`, `StorageError`, `DataError` or `PolicyError`, as the run would.
+    """
+    require([artifacts(config.store)])
+    fingerprint(config.scenarios.sources)
+    model_folder(config.policy.model)
+
+
+def preflight(config: PipelineConfig) -> None:
+    """Try all that can be tried without weights: also chat template, rewards, environment, gates and backends.
+
+    Raises what the run would raise, and leaves nothing behind.
+    """
+    from flows.runner import shard_runner
+    from grpo.environments.catalog import make_environment
+    from grpo.policy.transformers.model import load_tokenizer
+    from grpo.policy.transformers.quantization import quantized
+    from grpo.renderer import Renderer
+    from grpo.rewards.admission import admit
+    from grpo.rewards.safety import SafetyReward
+
+    named_files(config)
+    Renderer(load_tokenizer(model_folder(config.policy.model), chat_template=config.policy.chat_template))
+    if config.policy.quantization is not None:
+        quantized(config.policy.quantization)
+    if config.rollout.backend == "vllm":
+        import grpo.policy.vllm  # noqa: F401 - raises where the package is missing
+    shard_runner(config.rollout)
+    make_environment(config.environment)
+    admit(config.reward)
+    for gate in config.gates:
+        if isinstance(gate, SafetyGate):
+            SafetyReward() if gate.model is None else SafetyReward(model=gate.model)

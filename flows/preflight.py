@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flows.doctor.finding import require
 from flows.doctor.stores import artifacts
+from grpo.code import brought_in
 from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
 from grpo.policy.catalog import model_folder
@@ -11,12 +12,13 @@ from grpo.scenarios.fingerprint import fingerprint
 
 
 def named_files(config: PipelineConfig) -> None:
-    """Try the store, the sources and the model folder that a config names; this takes no time to speak of.
+    """Try the store, the sources, the user's code and the model folder of a config; this takes no time to speak of.
 
     Raises `ConfigError`, `StorageError`, `DataError` or `PolicyError`, as the run would.
     """
     require([artifacts(config.store)])
     fingerprint(config.scenarios.sources)
+    brought_in([config])
     model_folder(config.policy.model)
 
 

@@ -19,12 +19,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.config.environments import SimulatedUserSettings, TaskSettings
+from grpo.config.gates import SafetyGate
 from grpo.config.rewards import RewardComponent, plugin
 from grpo.config.scenarios import GeneratorSource
 from grpo.errors import ConfigError
 from grpo.files import content_digest
 from grpo.rewards.catalog import reward_type
 from grpo.rewards.rubrics import RUBRICS
+from grpo.rewards.safety import SHIPPED
 from grpo.user_code import code_of
 
 NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
@@ -115,6 +117,8 @@ def _files(part: BaseModel) -> Iterator[Path]:
         yield from map(Path, part.files)
     elif isinstance(part, RewardComponent):
         yield from map(Path, reward_type(part.kind).files(part.options))
+    elif isinstance(part, SafetyGate):
+        yield Path(part.model or SHIPPED)
     elif isinstance(part, (SimulatedUserSettings, TaskSettings)) and part.model is not None:
         kind, separator, rest = part.model.partition("://")
         if not separator or kind in ("stub", "vllm"):

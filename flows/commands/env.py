@@ -7,7 +7,6 @@ import shlex
 import typer
 
 from flows import settings
-from flows.commands.exits import exits
 from grpo.errors import ConfigError
 
 
@@ -23,9 +22,8 @@ def env() -> None:
     from flows.stack.login import CLIENT, login
     from flows.stack.servers import prefect_service
 
-    with exits():
-        url = prefect_service(home).address()
-        if url is None:
-            raise ConfigError(f"no Prefect server of {home} is running; start it with grpo up")
-        for name, value in (("PREFECT_API_URL", url), (CLIENT, login(home))):
-            typer.echo(f"export {name}={shlex.quote(value)}")
+    url = prefect_service(home).address()
+    if url is None:
+        raise ConfigError(f"no Prefect server of {home} is running; start it with grpo up")
+    for name, value in (("PREFECT_API_URL", url), (CLIENT, login(home))):
+        typer.echo(f"export {name}={shlex.quote(value)}")

@@ -11,7 +11,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-HOME_FOLDERS = frozenset({"artifacts", "ingest", "judge", "locks", "mlartifacts", "prefect", "services"})
+HOME_FOLDERS = frozenset(
+    {"artifacts", "conversations", "ingest", "judge", "locks", "mlartifacts", "prefect", "services"}
+)
 """Folders of a home that are not the report of a run."""
 
 

@@ -21,6 +21,7 @@ from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
 
 SCENARIOS = [Scenario(id=f"s{k}", user_responses=("hello", "bye")) for k in range(3)]
+pytestmark = pytest.mark.usefixtures("idle_clock")
 
 
 class Silent:

@@ -1,0 +1,129 @@
+"""How an episode ends, and what its record says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.rollout import RolloutSettings
+from grpo.environments.conversation import ConversationEnvironment
+from grpo.environments.environment import EnvironmentState, StepResult
+from grpo.messages import Message
+from grpo.policy.scripted import ScriptedPolicy
+from grpo.policy.transformers.model import load_tokenizer
+from grpo.renderer import Renderer
+from grpo.rollout.collect import collect, sample_seed
+from grpo.scenarios.scenario import Metadata, Scenario
+from grpo.trajectories import Outcome, Trajectory
+
+THREE_LINES = Scenario(id="s", user_responses=("hello", "my order", "bye"))
+
+
+@pytest.fixture(scope="module")
+def renderer(tiny_folder: Path) -> Renderer:
+    return Renderer(load_tokenizer(tiny_folder))
+
+
+def _play(
+    renderer: Renderer, world: ConversationEnvironment, scenario: Scenario = THREE_LINES, **settings: object
+) -> Trajectory:
+    (trajectory,) = collect(
+        [scenario],
+        ScriptedPolicy(["ok"]),
+        world,
+        renderer,
+        RolloutSettings.model_validate(settings),
+        siblings=1,
+        temperature=0.7,
+        run_seed=3,
+        iteration=2,
+    )
+    return trajectory
+
+
+@pytest.mark.parametrize(("max_turns", "stop", "replies"), [(2, "truncated", 2), (3, "terminated", 3)])
+def test_an_episode_that_the_environment_cuts_off_is_truncated_and_one_that_the_user_leaves_is_terminated(
+    renderer: Renderer, max_turns: int, stop: str, replies: int
+):
+    """A script of three lines: two turns cut it off; at the third the user leaves, which is the last turn but no cut."""
+    trajectory = _play(renderer, ConversationEnvironment(max_turns=max_turns))
+    assert trajectory.stop == stop
+    assert trajectory.error is None
+    assert [turn.message.role for turn in trajectory.turns].count("assistant") == replies
+
+
+def test_an_episode_without_room_for_a_reply_is_truncated(renderer: Renderer):
+    """The second reply does not fit into the context; the first is kept."""
+    long = Scenario(id="s", user_responses=("hello there, how are you?", "my order 1234 is broken", "bye"))
+    whole = _play(renderer, ConversationEnvironment(), long)
+    room = whole.turns[2].stop  # up to the user's second message, and not a token more
+    trajectory = _play(renderer, ConversationEnvironment(), long, max_context=room)
+    assert trajectory.stop == "truncated"
+    assert [turn.message.role for turn in trajectory.turns] == ["user", "assistant", "user"]
+
+
+class Paid(ConversationEnvironment):
+    """Rewards the second turn only, and verifies how the episode was left."""
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        result = await super().step(state, action)
+        return replace(result, reward=0.25) if result.state.turn_count == 2 else result
+
+    def verify(self, state: EnvironmentState) -> Outcome:
+        return Outcome(success=state.turn_count == 3)
+
+
+def test_rewards_of_turns_and_the_outcome_of_the_last_state_are_kept(renderer: Renderer):
+    """A turn without a reward adds none; a cut episode is verified, too."""
+    done, cut = _play(renderer, Paid()), _play(renderer, Paid(max_turns=2))
+    assert (done.turn_rewards, done.outcome) == ((0.25,), Outcome(success=True))
+    assert (cut.turn_rewards, cut.outcome) == ((0.25,), Outcome(success=False))
+
+
+def test_the_record_says_what_was_played_by_whom_and_how(renderer: Renderer):
+    """Scenario, sample, seed, policy, renderer and temperature: what a rerun needs."""
+    scenario = THREE_LINES.model_copy(update={"metadata": Metadata(category="refund", difficulty="hard")})
+    trajectory = _play(renderer, ConversationEnvironment(), scenario)
+    assert (trajectory.scenario_id, trajectory.scenario_hash) == ("s", scenario.hash)
+    assert (trajectory.category, trajectory.difficulty) == ("refund", "hard")
+    assert (trajectory.sample, trajectory.seed) == (0, sample_seed(3, 2, "s", 0))
+    assert trajectory.policy_hash == ScriptedPolicy(["ok"]).hash
+    assert trajectory.renderer_hash == renderer.hash
+    assert trajectory.temperature == 0.7
+
+
+def test_what_the_environment_and_the_scenario_tell_the_agent_opens_the_episode(renderer: Renderer):
+    """System prompt and context in one message, a blank line between; neither, and there is no such message."""
+    told = THREE_LINES.model_copy(update={"context": "The customer is Ana."})
+    opening = _play(renderer, ConversationEnvironment(system_prompt="You are a clerk."), told).turns[0].message
+    assert (opening.role, opening.content) == ("system", "You are a clerk.\n\nThe customer is Ana.")
+    alone = _play(renderer, ConversationEnvironment(), told).turns[0].message
+    assert (alone.role, alone.content) == ("system", "The customer is Ana.")
+    assert _play(renderer, ConversationEnvironment()).turns[0].message.role == "user"
+
+
+class Forgetful(MultiTurnAgent):
+    """An agent whose own code fails."""
+
+    async def respond(self, *arguments: object, **options: object) -> object:  # type: ignore[override]
+        raise LookupError("no memory")
+
+
+def test_a_failure_of_the_agent_is_not_an_episode(renderer: Renderer):
+    """It stops the run, as a failure of the policy does."""
+    with pytest.raises(LookupError, match="no memory"):
+        collect(
+            [THREE_LINES],
+            ScriptedPolicy(["ok"]),
+            ConversationEnvironment(),
+            renderer,
+            RolloutSettings(error_budget=1.0),
+            siblings=1,
+            temperature=1.0,
+            run_seed=0,
+            iteration=0,
+            agent=Forgetful(),
+        )

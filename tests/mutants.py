@@ -1,4 +1,4 @@
-"""Mutation run: `make mutants`, or `python -m tests.mutants rollout split --sample 200` for these parts and 200 of each.
+"""Mutation run: `make mutants`, or `python -m tests.mutants rollout --sample 200` for this part and 200 of its mutants.
 
 mutmut changes one operator, number, text or argument at a time, and the tests of the part's own folder must notice. It
 leaves decorated functions (properties, registered gates) and module constants as they are. Each part is tried in a copy

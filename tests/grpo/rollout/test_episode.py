@@ -48,21 +48,20 @@ def _play(
 def test_an_episode_that_the_environment_cuts_off_is_truncated_and_one_that_the_user_leaves_is_terminated(
     renderer: Renderer, max_turns: int, stop: str, replies: int
 ):
-    """A script of three lines: two turns cut it off; at the third the user leaves, which is the last turn but no cut."""
+    """A script of three lines: two turns cut it off; at the third the user leaves, which is no cut."""
     trajectory = _play(renderer, ConversationEnvironment(max_turns=max_turns))
     assert trajectory.stop == stop
     assert trajectory.error is None
     assert [turn.message.role for turn in trajectory.turns].count("assistant") == replies
 
 
-def test_an_episode_without_room_for_a_reply_is_truncated(renderer: Renderer):
-    """The second reply does not fit into the context; the first is kept."""
-    long = Scenario(id="s", user_responses=("hello there, how are you?", "my order 1234 is broken", "bye"))
-    whole = _play(renderer, ConversationEnvironment(), long)
-    room = whole.turns[2].stop  # up to the user's second message, and not a token more
-    trajectory = _play(renderer, ConversationEnvironment(), long, max_context=room)
-    assert trajectory.stop == "truncated"
-    assert [turn.message.role for turn in trajectory.turns] == ["user", "assistant", "user"]
+@pytest.mark.parametrize(("room", "replies"), [(7, 1), (8, 2)])
+def test_an_episode_without_room_for_a_reply_is_truncated(renderer: Renderer, room: int, replies: int):
+    """A reply may have eight tokens: where seven are left after the user's second message, it is not begun."""
+    whole = _play(renderer, ConversationEnvironment(), max_new_tokens=8)
+    trajectory = _play(renderer, ConversationEnvironment(), max_new_tokens=8, max_context=whole.turns[2].stop + room)
+    assert (trajectory.stop, trajectory.error) == ("truncated", None)
+    assert [turn.message.role for turn in trajectory.turns].count("assistant") == replies
 
 
 class Paid(ConversationEnvironment):

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= data/configs/quickstart.yaml
 
-.PHONY: run test e2e check bench rewards pictures ui up down
+.PHONY: run test e2e check bench mutants rewards pictures ui up down
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
@@ -22,6 +22,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
+
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants --sample 200
 
 rewards: $(READY)
 	$(BIN)/python -m tests.benchmarks.rewards

@@ -40,13 +40,15 @@ PARTS = {
 def main() -> None:
     """Try the parts that were named, or all, and print a row for each and its survivors."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all without one")
     parser.add_argument("--sample", type=int, default=None, help="mutants of each part; all without it")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--folder", type=Path, default=ROOT / "mutants", help="where the copies lie; is not cleared")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    for part in options.parts:
+    if unknown := sorted(set(options.parts) - set(PARTS)):
+        raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    for part in options.parts or PARTS:
         names = sampled(part, options.sample, options.seed)
         copy = lay_out(part, options.folder / part)
         ended = run(copy, names, options.processes)

@@ -86,6 +86,12 @@ def test_the_difference_is_the_candidates_gain():
     assert found.difference.low > 0.7
 
 
+def test_a_difference_can_be_as_large_as_the_range():
+    """Rewards from -1 to 2: no difference in twenty scenarios is three times as unsure as of shares, ± .31."""
+    nothing = compare("all", np.zeros(20), np.zeros(20), ends=(-1.0, 2.0), **FINE).difference
+    assert (nothing.low, nothing.high) == pytest.approx((-0.306, 0.306), abs=0.018)
+
+
 def test_few_scenarios_that_agree_are_still_uncertain():
     """-1 -1 with +1 -1 counted beside: mean -.5, variance .75, so -.5 + .8416 · sqrt(.75 / 4) = -.1355"""
     highest = highest_likely(np.array([-1.0, -1.0]), confidence=0.8, largest=1.0)

@@ -194,3 +194,17 @@ def test_another_vocabulary_is_another_renderer(renderer: Renderer, tiny_folder:
     more = load_tokenizer(tiny_folder)
     more.add_tokens(["<|new|>"])
     assert Renderer(more).hash != renderer.hash
+
+
+def test_two_turns_of_the_agent_in_a_row_are_both_its_own(renderer: Renderer):
+    """Nobody spoke between them: what the template puts there is not the agent's."""
+    ids, mask = renderer.conversation((USER, REPLY, REPLY))
+    said = renderer.tokenizer.decode([i for i, own in zip(ids, mask, strict=True) if own])
+    assert said == "hello there<|end|>hello there<|end|>"
+
+
+def test_two_calls_of_a_turn_stand_beside_each_other(renderer: Renderer):
+    """Nothing between them."""
+    twice = Message(role="assistant", content="", tool_calls=CALL.tool_calls * 2)
+    call = f"<tool_call>{CALL.tool_calls[0]}</tool_call>"
+    assert renderer.text(renderer.say(twice)) == call + call

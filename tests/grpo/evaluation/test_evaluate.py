@@ -117,6 +117,11 @@ def test_rewards_reach_from_0_to_the_largest_that_was_seen():
     assert (judged.mean, judged.low, judged.high) == (2.0, pytest.approx(2 * 0.883, abs=0.04), 2.0)
 
 
+def test_no_success_at_all_is_not_certain_either():
+    """0 of 20: up to 1 - .883."""
+    assert mean(_side("0" * 20), SETTINGS, metric="success", seed=0).high == pytest.approx(0.117, abs=0.02)
+
+
 def test_the_mean_of_one_policy_is_what_its_comparison_shows():
     """The same scenarios, range and random numbers."""
     before, after = _tries(a="110", b="100"), _tries(a="111", b="110")

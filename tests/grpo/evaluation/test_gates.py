@@ -70,7 +70,8 @@ def test_a_clear_gain_is_promoted_by_the_default_gates():
     decision = gate(CLEAR, DEFAULT_GATES)
     assert decision.verdict == "promote"
     assert "changed by 1.000" in decision.reason
-    assert all(one.meaning for one in decision.checks)
+    assert len(decision.checks) == len(DEFAULT_GATES)
+    assert all(one.meaning and one.passed for one in decision.checks)
 
 
 def test_no_gain_is_refused_with_the_number():
@@ -269,6 +270,17 @@ def test_tool_calls_are_waited_for_like_words():
     after = [_played("0", True, tokens=8)]
     object.__setattr__(after[0], "turns", turns)
     assert check(LatencyGate(max_seconds=9.0, tokens_per_s=4), _evidence(_side("0"), after)).value == 2.0
+
+
+def test_each_turn_of_the_user_begins_another_wait():
+    """Replies of 4 and 2 tokens: the longest wait is 4, also where the user has the last word."""
+    roles = [("user", 0, 0), ("assistant", 0, 4), ("user", 4, 4), ("assistant", 4, 6), ("user", 6, 6)]
+    for length in (4, 5):
+        after = [_played("0", True, tokens=6)]
+        turns = tuple(Turn(message=Message(role=r, content="x"), start=a, stop=b) for r, a, b in roles[:length])  # type: ignore[arg-type]
+        object.__setattr__(after[0], "turns", turns)
+        found = check(LatencyGate(max_seconds=9.0, tokens_per_s=2), _evidence(_side("0"), after))
+        assert (found.value, "of 2 turns" in found.meaning) == (2.0, True)
 
 
 def test_a_gate_of_what_is_not_held_out_stops_before_training():

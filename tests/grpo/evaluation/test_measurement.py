@@ -91,3 +91,10 @@ def test_difficulties_are_in_order():
     """From easy to hard, whatever is played first."""
     played = [_played(d, 0, success=True, reward=1.0, difficulty=d) for d in ("hard", "medium", "easy")]
     assert [one.name for one in measure(played, SETTINGS, seed=0).by_difficulty] == ["easy", "medium", "hard"]
+
+
+def test_the_same_episodes_give_the_same_measurement():
+    """The seed is that of the run; another one draws other weights."""
+    played = [_played(str(k), 0, success=k % 2 == 0, reward=0.5) for k in range(6)]
+    first, again, other = (measure(played, SETTINGS, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other

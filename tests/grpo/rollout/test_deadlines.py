@@ -142,6 +142,13 @@ def test_what_the_stage_has_no_time_for_is_failed_and_not_begun(renderer: Render
     assert world.begun == 2
 
 
+def test_where_episode_and_stage_end_together_it_is_the_stage(renderer: Renderer):
+    """Both after .3 s: more time for the episode alone would not have helped."""
+    played = _collect(renderer, Hanging("s1"), episode_timeout_s=0.3, stage_timeout_s=0.3)
+    late = "TimeoutError: the episode was not finished when the stage had taken 0.3 s (rollout.stage_timeout_s)"
+    assert [t.error for t in played] == [None, late, None]
+
+
 def test_late_episodes_count_against_the_error_budget(renderer: Renderer):
     """1 of 3 is more than 20 %; the message says where and which deadline."""
     with pytest.raises(BudgetError, match=r"1 of 3 episodes.*scenario s1 sample 0: .*rollout\.stage_timeout_s"):

@@ -32,7 +32,7 @@ def test_advantages_look_ahead_to_the_end_of_the_episode(ends: list[int], bootst
 
 def test_an_episode_without_an_end_is_refused():
     """What lies beyond the last decision is neither nothing nor known."""
-    with pytest.raises(ValueError, match="must end an episode"):
+    with pytest.raises(ValueError, match=r"^the last decision must end an episode, terminated or truncated$"):
         generalized_advantages(
             REWARDS, VALUES, ends=np.zeros(4, dtype=bool), bootstrap=np.zeros(4), gamma=1.0, decay=1.0
         )

@@ -49,7 +49,7 @@ def _tries(**results: str) -> list[Trajectory]:
 def test_every_heldout_scenario_is_counted():
     """1 of 4 before, 3 of 4 after: +.5"""
     found = _evaluate(_side("1000"), _side("1110"))
-    assert (found.overall.champion.mean, found.overall.candidate.mean) == (0.25, 0.75)
+    assert (found.overall.name, found.overall.champion.mean, found.overall.candidate.mean) == ("all", 0.25, 0.75)
     assert found.overall.difference.mean == 0.5
     assert found.episodes == 4
 

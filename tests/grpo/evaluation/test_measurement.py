@@ -88,9 +88,10 @@ def test_there_are_no_tries_where_nothing_is_verified():
 
 
 def test_difficulties_are_in_order():
-    """From easy to hard, whatever is played first."""
-    played = [_played(d, 0, success=True, reward=1.0, difficulty=d) for d in ("hard", "medium", "easy")]
-    assert [one.name for one in measure(played, SETTINGS, seed=0).by_difficulty] == ["easy", "medium", "hard"]
+    """From easy to hard, whatever is played first; another name comes before them."""
+    played = [_played(d, 0, success=True, reward=1.0, difficulty=d) for d in ("hard", "unknown", "medium", "easy")]
+    names = [one.name for one in measure(played, SETTINGS, seed=0).by_difficulty]
+    assert names == ["unknown", "easy", "medium", "hard"]
 
 
 def test_the_same_episodes_give_the_same_measurement():

@@ -379,6 +379,7 @@ def test_overview_shows_the_result() -> None:
     """Another result gives another picture."""
     other = evaluation(by_category=[comparison("return", 0.9, 0.1, 40)])
     assert plot_png(document()) != plot_png(document(evaluation=other))
+    assert plot_png(document()) != plot_png(document(name="another desk"))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from grpo import progress
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.conversation import ConversationEnvironment
@@ -102,6 +104,39 @@ def test_what_the_environment_and_the_scenario_tell_the_agent_opens_the_episode(
     alone = _play(renderer, ConversationEnvironment(), told).turns[0].message
     assert (alone.role, alone.content) == ("system", "The customer is Ana.")
     assert _play(renderer, ConversationEnvironment()).turns[0].message.role == "user"
+
+
+class Greeter(MultiTurnAgent):
+    """An agent that rewords its first turn."""
+
+    async def process_turn(self, history: Any, user_input: str, context: Any = None) -> str:
+        text = await super().process_turn(history, user_input, context)
+        return text if history else "Good morning."
+
+
+def test_finished_episodes_are_reported_and_reworded_turns_warned_of(
+    renderer: Renderer, caplog: pytest.LogCaptureFixture
+):
+    """Two episodes of three turns, the first of each reworded: 1 of 2, 2 of 2, and a warning of 2 of 6 turns."""
+    seen: list[tuple[str, int, int]] = []
+    with progress.observed(lambda stage, done, total, _: seen.append((stage, done, total))):
+        for agent in (Greeter(), MultiTurnAgent()):
+            collect(
+                [THREE_LINES],
+                ScriptedPolicy(["ok"]),
+                ConversationEnvironment(),
+                renderer,
+                RolloutSettings(),
+                siblings=2,
+                temperature=1.0,
+                run_seed=0,
+                iteration=0,
+                agent=agent,
+            )
+    assert seen == [("rollout", 1, 2), ("rollout", 2, 2)] * 2
+    assert [record.getMessage() for record in caplog.records if record.name == "grpo.rollout.collect"] == [
+        "2 of 6 turns were reworded or written by the agent's own code after sampling; they are not trained on"
+    ]
 
 
 class Forgetful(MultiTurnAgent):

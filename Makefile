@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= data/configs/quickstart.yaml
 
-.PHONY: run test e2e check bench fuzz rewards pictures ui up down
+.PHONY: run test e2e check bench fuzz mutants rewards pictures ui up down
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
@@ -25,6 +25,9 @@ bench: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz
+
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants --sample 200
 
 rewards: $(READY)
 	$(BIN)/python -m tests.benchmarks.rewards

@@ -18,7 +18,8 @@ from flows.runner import shard_runner
 from flows.scenarios import prepare_scenarios
 from grpo.code import code_digest
 from grpo.config.pipeline import PipelineConfig
-from grpo.evaluation.measurement import MeasurementDocument, Standing
+from grpo.evaluation.document import Interval
+from grpo.evaluation.measurement import MeasurementDocument
 from grpo.files import write_atomically
 from grpo.home import home
 from tasks.measure import measure
@@ -82,12 +83,18 @@ def _attach(document: MeasurementDocument, path: Path) -> None:
         f"`{path}`",
         key="evaluation",
     )
-    create_table_artifact([_row(standing) for standing in found.standings], key="standing")
+    create_table_artifact(
+        [_row(name=one.name, success=one.success, reward=one.reward) for one in found.standings], key="standing"
+    )
+    tries = enumerate(zip(found.pass_at_k, found.pass_hat_k, strict=True), start=1)
+    create_table_artifact(
+        [_row(name=f"{k} tries", **{"pass@k": once, "pass^k": each}) for k, (once, each) in tries], key="pass-rates"
+    )
 
 
-def _row(standing: Standing) -> dict[str, str | float | None]:
-    row: dict[str, str | float | None] = {"name": standing.name}
-    for metric, interval in (("success", standing.success), ("reward", standing.reward)):
+def _row(*, name: str, **intervals: Interval | None) -> dict[str, str | float | None]:
+    row: dict[str, str | float | None] = {"name": name}
+    for metric, interval in intervals.items():
         row |= {
             metric: interval and round(interval.mean, 4),
             f"{metric} low": interval and round(interval.low, 4),

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from grpo import progress
 from grpo.evaluation.document import Interval, ReportDocument
-from grpo.evaluation.measurement import MeasurementDocument
+from grpo.evaluation.measurement import Measurement, MeasurementDocument
 from grpo.rewards.admission import Finding
 from grpo.tuning.summary import StudySummary
 
@@ -174,12 +174,22 @@ def print_measurement(console: Console, document: MeasurementDocument) -> None:
         counts = [interval.count for interval in (standing.success, standing.reward) if interval is not None]
         table.add_row(standing.name, str(max(counts)), _interval(standing.success), _interval(standing.reward))
     console.print(table)
+    if found.pass_at_k:
+        console.print(_pass_table(found))
     console.print(
         f"policy {found.policy}: {found.episodes} episodes, {found.failed_share:.1%} failed, "
         f"{found.truncated_share:.1%} cut off, {found.said:.1f} tokens said in each; intervals of "
         f"{found.confidence:.0%}",
         soft_wrap=True,
     )
+
+
+def _pass_table(measurement: Measurement) -> Table:
+    """Success in at least one, and in each, of k tries."""
+    table = Table("k", "count", "pass@k", "pass^k", title="success in one and in each of k tries", title_justify="left")
+    for k, (once, each) in enumerate(zip(measurement.pass_at_k, measurement.pass_hat_k, strict=True), start=1):
+        table.add_row(str(k), str(once.count), _interval(once), _interval(each))
+    return table
 
 
 def _interval(interval: Interval | None) -> str:

@@ -50,6 +50,17 @@ class CategoryGate(Settings):
     """How sure a fall must be, one-sided: small categories move by chance."""
 
 
+class PassGate(Settings):
+    """The candidate succeeds every time: pass^k, the share of scenarios where each of k tries succeeds."""
+
+    kind: Literal["pass_hat_k"] = "pass_hat_k"
+    """Chooses this gate."""
+    k: int = Field(ge=1)
+    """Tries of a scenario, at most `evaluation.samples`."""
+    floor: float = Field(gt=0, lt=1)
+    """The lower bound of pass^k, at the confidence of the evaluation, must reach this, whatever the champion does."""
+
+
 class SafetyGate(Settings):
     """The candidate's replies are safe, by the safety reward."""
 
@@ -122,6 +133,7 @@ class LatencyGate(Settings):
 GateSettings = Annotated[
     ImprovementGate
     | CategoryGate
+    | PassGate
     | SafetyGate
     | MustPassGate
     | KLGate

@@ -12,7 +12,7 @@ from grpo.config.base import Name, RunName, Settings
 from grpo.config.compute import ComputeSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.evaluation import EvaluationSettings
-from grpo.config.gates import DEFAULT_GATES, GateSettings
+from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.judge import JudgeSettings
 from grpo.config.policy import PolicySettings
 from grpo.config.rewards import RewardComponent
@@ -120,6 +120,17 @@ class PipelineConfig(Settings):
                 f"rollout.informative_groups counts groups whose siblings differ, which {self.training.algorithm} does "
                 "not compare; leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _pass_gates_have_their_samples(self) -> Self:
+        samples = self.evaluation.samples
+        for gate in self.gates:
+            if isinstance(gate, PassGate) and gate.k > samples:
+                raise ValueError(
+                    f"gates: pass_hat_k with k {gate.k} needs {gate.k} episodes of a scenario, evaluation.samples is "
+                    f"{samples}; raise it, or lower k"
+                )
         return self
 
     @model_validator(mode="after")

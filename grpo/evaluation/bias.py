@@ -21,6 +21,8 @@ PADDING = (
     " always a pleasure to be of help, and I wish you a very pleasant day."
 )
 """Words that help nobody."""
+_ENDS = (-1.0, 1.0)
+"""Range of a difference of two scores, each from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,8 @@ async def position_bias(
     return PositionBias(
         means=tuple(float(mean) for mean in scores.mean(axis=0)),
         effects=tuple(
-            interval(effects[:, place], confidence=confidence, resamples=resamples, seed=seed) for place in range(count)
+            interval(effects[:, place], ends=_ENDS, confidence=confidence, resamples=resamples, seed=seed)
+            for place in range(count)
         ),
         unscored_groups=len(groups) - len(tables),
     )
@@ -93,7 +96,7 @@ async def length_bias(
     gains = np.array([np.mean(table[1] - table[0]) for table in tables if table is not None])
     if not len(gains):
         raise DataError(f"the judge scored none of {len(pairs)} conversations beside their padded copies")
-    effect = interval(gains, confidence=confidence, resamples=resamples, seed=seed)
+    effect = interval(gains, ends=_ENDS, confidence=confidence, resamples=resamples, seed=seed)
     return LengthBias(effect=effect, unscored=len(pairs) - len(gains))
 
 

@@ -14,7 +14,7 @@ class _Part(BaseModel):
 
 
 class Interval(_Part):
-    """A mean with its bootstrap interval over scenarios."""
+    """A mean with its Bayesian bootstrap interval over scenarios."""
 
     mean: float
     low: float
@@ -27,7 +27,7 @@ class Comparison(_Part):
     """Champion and candidate on the same scenarios with the same random numbers."""
 
     name: str
-    """`all`, or a category or difficulty."""
+    """`all`, a category or difficulty, `pass@2` or `pass^2`."""
     champion: Interval
     candidate: Interval
     difference: Interval
@@ -44,6 +44,10 @@ class Evaluation(_Part):
     overall: Comparison
     by_category: tuple[Comparison, ...]
     by_difficulty: tuple[Comparison, ...]
+    pass_at_k: tuple[Comparison, ...] = ()
+    """Success in at least one of k tries of a scenario, k = 1 and up; empty where nothing was verified."""
+    pass_hat_k: tuple[Comparison, ...] = ()
+    """Success in each of k tries of a scenario, k = 1 and up; empty where nothing was verified."""
     kl_to_base: float
     """KL(candidate ‖ base), nats a token, on the candidate's own held-out tokens."""
     failed_share: float

@@ -11,7 +11,9 @@ from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import Metric
 from grpo.errors import DataError
 from grpo.evaluation.document import Comparison, Evaluation, Interval
-from grpo.evaluation.statistics import compare, interval
+from grpo.evaluation.pass_rates import Estimator, pass_at_k, pass_hat_k, pass_rates
+from grpo.evaluation.statistics import SHARE, compare, interval
+from grpo.evaluation.values import heldout_values, in_all, paired, scenario_means, value_range, verified_outcomes
 from grpo.trajectories import Trajectory
 
 
@@ -28,96 +30,66 @@ def evaluate(
 
     Raises `DataError` when the two did not play the same samples, or none of them has the metric.
     """
+    pairs = paired(champion, candidate)
+    everywhere = heldout_values(pairs, metric, key=in_all).get("all")
+    if everywhere is None:
+        raise DataError(
+            f"no held-out episode has a {metric}; set the metric of the gates to one that this environment gives"
+        )
+    ends = value_range(metric, everywhere)
 
-    def comparisons(key: Callable[[Trajectory], str]) -> tuple[Comparison, ...]:
-        means = heldout_means(champion, candidate, metric, key=key)
-        if not means:
-            raise DataError(
-                f"no held-out episode has a {metric}; set the metric of the gates to one that this environment gives"
-            )
-        return tuple(
-            compare(
-                name,
-                means[name][:, 0],
-                means[name][:, 1],
-                confidence=settings.confidence,
-                resamples=settings.resamples,
-                seed=seed,
-            )
-            for name in sorted(means, key=lambda name: (_ORDER.get(name, 0), name))
+    def compared(name: str, means: NDArray[np.float64], ends: tuple[float, float]) -> Comparison:
+        return compare(
+            name,
+            means[:, 0],
+            means[:, 1],
+            ends=ends,
+            confidence=settings.confidence,
+            resamples=settings.resamples,
+            seed=seed,
         )
 
-    said = [sum(trajectory.action_count for trajectory in side) for side in (champion, candidate)]
+    def parts(key: Callable[[Trajectory], str]) -> tuple[Comparison, ...]:
+        values = heldout_values(pairs, metric, key=key)
+        return tuple(compared(name, scenario_means(scenarios), ends) for name, scenarios in values.items())
+
+    outcomes = verified_outcomes(pairs)
+
+    def passes(name: str, estimator: Estimator) -> tuple[Comparison, ...]:
+        rates = pass_rates(outcomes, estimator)
+        return tuple(compared(f"{name}{k}", estimates, SHARE) for k, estimates in enumerate(rates, start=1))
+
+    tokens = [sum(trajectory.action_count for trajectory in side) for side in (champion, candidate)]
     return Evaluation(
         metric=metric,
         confidence=settings.confidence,
         champion_policy=champion[0].policy_hash,
         candidate_policy=candidate[0].policy_hash,
-        overall=comparisons(lambda _: "all")[0],
-        by_category=comparisons(lambda t: t.category),
-        by_difficulty=comparisons(lambda t: t.difficulty),
+        overall=compared("all", scenario_means(everywhere), ends),
+        by_category=parts(lambda t: t.category),
+        by_difficulty=parts(lambda t: t.difficulty),
+        pass_at_k=passes("pass@", pass_at_k),
+        pass_hat_k=passes("pass^", pass_hat_k),
         kl_to_base=kl_to_base,
         failed_share=sum(t.stop == "failed" for t in candidate) / len(candidate),
         truncated_share=sum(t.stop == "truncated" for t in candidate) / len(candidate),
-        length_ratio=said[1] / max(1, said[0]),
+        length_ratio=tokens[1] / max(1, tokens[0]),
         episodes=len(candidate),
     )
 
 
-def heldout_means(
-    champion: Sequence[Trajectory],
-    candidate: Sequence[Trajectory],
-    metric: Metric,
-    *,
-    key: Callable[[Trajectory], str],
-) -> dict[str, NDArray[np.float64]]:
-    """Means over the samples of each scenario, [scenarios, 2] for champion and candidate, by `key`.
-
-    A failed episode counts as 0 of `success` and is left out of `reward` together with its twin; what nobody
-    verified or scored is left out. Raises `DataError` when the two did not play the same samples.
-    """
-    measure = _MEASURES[metric]
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for left, right in _pair(champion, candidate):
-        before, after = measure(left), measure(right)
-        if before is not None and after is not None:
-            found.setdefault(key(left), {}).setdefault(left.scenario_id, []).append((before, after))
-    return {
-        name: np.array([np.mean(values, axis=0) for values in scenarios.values()]) for name, scenarios in found.items()
-    }
-
-
 def mean(played: Sequence[Trajectory], settings: EvaluationSettings, *, metric: Metric, seed: int) -> Interval:
-    """How one policy fared on its own, with the interval over scenarios; measured as `evaluate` measures.
+    """Mean of one policy with its interval over scenarios, by the metric as `evaluate` measures it.
 
     Raises `DataError` where no episode has the metric.
     """
-    by_scenario: dict[str, list[float]] = {}
-    for trajectory in played:
-        value = _MEASURES[metric](trajectory)
-        if value is not None:
-            by_scenario.setdefault(trajectory.scenario_id, []).append(value)
-    if not by_scenario:
+    scenarios = heldout_values([(trajectory,) for trajectory in played], metric, key=in_all).get("all")
+    if scenarios is None:
         raise DataError(f"no held-out episode has a {metric}")
-    means = np.array([np.mean(values) for values in by_scenario.values()])
-    return interval(means, confidence=settings.confidence, resamples=settings.resamples, seed=seed)
-
-
-def _success(trajectory: Trajectory) -> float | None:
-    if trajectory.stop == "failed":
-        return 0.0
-    return None if trajectory.success is None else float(trajectory.success)
-
-
-_ORDER = {"easy": 1, "medium": 2, "hard": 3}
-_MEASURES: dict[str, Callable[[Trajectory], float | None]] = {
-    "success": _success,
-    "reward": lambda trajectory: trajectory.total_reward,
-}
-
-
-def _pair(left: Sequence[Trajectory], right: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
-    twins = {(t.scenario_id, t.sample, t.seed): t for t in right}
-    if len(twins) != len(left) or any((t.scenario_id, t.sample, t.seed) not in twins for t in left):
-        raise DataError("champion and candidate did not play the same scenarios, samples and seeds")
-    return [(t, twins[t.scenario_id, t.sample, t.seed]) for t in left]
+    return interval(
+        scenario_means(scenarios)[:, 0],
+        ends=value_range(metric, scenarios),
+        confidence=settings.confidence,
+        resamples=settings.resamples,
+        seed=seed,
+    )

@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import (
@@ -26,13 +25,14 @@ from grpo.config.gates import (
     LengthGate,
     Metric,
     MustPassGate,
+    PassGate,
     SafetyGate,
     TruncationGate,
 )
 from grpo.errors import ConfigError
 from grpo.evaluation.document import Decision, Evaluation, GateCheck
-from grpo.evaluation.evaluate import heldout_means
 from grpo.evaluation.statistics import compare, highest_likely
+from grpo.evaluation.values import Values, heldout_values, in_all, paired, scenario_means, value_range
 from grpo.rewards.safety import SHIPPED, SafetyReward
 from grpo.rewards.score import score
 from grpo.scenarios.scenario import Scenario
@@ -93,16 +93,17 @@ def check(settings: GateSettings, evidence: Evidence) -> GateCheck:
 
 @check.register
 def improvement(settings: ImprovementGate, evidence: Evidence) -> GateCheck:
-    """Lower bound of the paired bootstrap interval of the difference."""
+    """Lower bound of the interval of the paired difference."""
     name = f"improvement in {settings.metric}"
-    means = _means(evidence, settings.metric, lambda _: "all")
-    if not means:
+    scenarios = _values(evidence, settings.metric, in_all).get("all")
+    if scenarios is None:
         return _missing(name, ">", settings.margin, f"no held-out episode has a {settings.metric}")
-    rows = means["all"]
+    means = scenario_means(scenarios)
     difference = compare(
         "all",
-        rows[:, 0],
-        rows[:, 1],
+        means[:, 0],
+        means[:, 1],
+        ends=value_range(settings.metric, scenarios),
         confidence=evidence.settings.confidence,
         resamples=evidence.settings.resamples,
         seed=evidence.seed,
@@ -120,14 +121,14 @@ def improvement(settings: ImprovementGate, evidence: Evidence) -> GateCheck:
 @check.register
 def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
     """The category that is furthest below its bound, by the highest change that is still likely there."""
-    means = _means(evidence, settings.metric, attrgetter("category"))
+    values = _values(evidence, settings.metric, attrgetter("category"))
     everywhere = {trajectory.category for trajectory in (*evidence.champion, *evidence.candidate)}
     name = "worst category"
-    if unseen := sorted((everywhere | settings.bounds.keys()) - means.keys()):
+    if unseen := sorted((everywhere | settings.bounds.keys()) - values.keys()):
         return _missing(
             name, ">=", -settings.max_drop, f"no {settings.metric} of both policies in category {', '.join(unseen)}"
         )
-    changes = {label: rows[:, 1] - rows[:, 0] for label, rows in means.items()}
+    changes = {label: np.diff(scenario_means(scenarios))[:, 0] for label, scenarios in values.items()}
     largest = 1.0 if settings.metric == "success" else max(float(np.abs(one).max()) for one in changes.values())
     likely = {
         label: highest_likely(one, confidence=settings.confidence, largest=largest) for label, one in changes.items()
@@ -141,6 +142,24 @@ def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
         bounds[worst],
         f"highest change in {settings.metric} that is {settings.confidence:.0%} likely not exceeded in category "
         f"{worst}, the one nearest to its bound: {changes[worst].mean():+.3f} over {len(changes[worst])} scenarios",
+    )
+
+
+@check.register
+def pass_hat(settings: PassGate, evidence: Evidence) -> GateCheck:
+    """Lower bound of the candidate's pass^k."""
+    name = f"pass^{settings.k}"
+    rates = evidence.evaluation.pass_hat_k
+    if len(rates) < settings.k:
+        return _missing(name, ">=", settings.floor, f"no scenario has {settings.k} verified episodes")
+    rate = rates[settings.k - 1].candidate
+    return _check(
+        name,
+        rate.low,
+        ">=",
+        settings.floor,
+        f"lower bound of the candidate's success in each of {settings.k} tries, {rate.mean:.3f} over {rate.count} "
+        "scenarios",
     )
 
 
@@ -240,8 +259,8 @@ def _said_in_turns(trajectory: Trajectory) -> Iterator[int]:
         yield said
 
 
-def _means(evidence: Evidence, metric: Metric, key: Callable[[Trajectory], str]) -> dict[str, NDArray[np.float64]]:
-    return heldout_means(evidence.champion, evidence.candidate, metric, key=key)
+def _values(evidence: Evidence, metric: Metric, key: Callable[[Trajectory], str]) -> Values:
+    return heldout_values(paired(evidence.champion, evidence.candidate), metric, key=key)
 
 
 def _check(name: str, value: float, relation: Literal[">", "<=", ">="], bound: float, meaning: str) -> GateCheck:

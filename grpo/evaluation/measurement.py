@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from grpo.config.evaluation import EvaluationSettings
 from grpo.errors import DataError
-from grpo.evaluation.document import Comparison, Interval
-from grpo.evaluation.evaluate import evaluate
+from grpo.evaluation.document import Interval
+from grpo.evaluation.pass_rates import pass_at_k, pass_hat_k, pass_rates
+from grpo.evaluation.statistics import SHARE, interval
+from grpo.evaluation.values import heldout_values, in_all, scenario_means, value_range, verified_outcomes
 from grpo.trajectories import Trajectory
 
 SCHEMA_VERSION: Final = "1"
@@ -41,6 +45,10 @@ class Measurement(_Part):
     overall: Standing
     by_category: tuple[Standing, ...]
     by_difficulty: tuple[Standing, ...]
+    pass_at_k: tuple[Interval, ...] = ()
+    """Success in at least one of k tries of a scenario, k = 1 and up; empty where nothing was verified."""
+    pass_hat_k: tuple[Interval, ...] = ()
+    """Success in each of k tries of a scenario, k = 1 and up; empty where nothing was verified."""
     episodes: int
     failed_share: float
     truncated_share: float
@@ -78,42 +86,40 @@ def measure(played: Sequence[Trajectory], settings: EvaluationSettings, *, seed:
     A failed episode counts as 0 of `success` and is left out of `reward`. Raises `DataError` when no episode was
     verified or scored.
     """
-    success = _compared(played, settings, "success", seed) if any(t.success is not None for t in played) else {}
-    reward = _compared(played, settings, "reward", seed) if any(t.total_reward is not None for t in played) else {}
-    if not success and not reward:
+    episodes = [(trajectory,) for trajectory in played]
+    outcomes = verified_outcomes(episodes)
+    rewards = heldout_values(episodes, "reward", key=in_all).get("all", [])
+    if not outcomes and not rewards:
         raise DataError(f"none of {len(played)} held-out episodes was verified or scored: there is nothing to measure")
+    reward_range = value_range("reward", rewards)
 
-    def standings(part: str) -> tuple[Standing, ...]:
-        names = dict.fromkeys([*success.get(part, {}), *reward.get(part, {})])
+    def bounds(estimates: NDArray[np.float64], ends: tuple[float, float]) -> Interval:
+        return interval(
+            estimates[:, 0], ends=ends, confidence=settings.confidence, resamples=settings.resamples, seed=seed
+        )
+
+    def standings(key: Callable[[Trajectory], str]) -> tuple[Standing, ...]:
+        success = heldout_values(episodes, "success", key=key) if outcomes else {}
+        reward = heldout_values(episodes, "reward", key=key)
         return tuple(
-            Standing(name=name, success=success.get(part, {}).get(name), reward=reward.get(part, {}).get(name))
-            for name in names
+            Standing(
+                name=name,
+                success=bounds(scenario_means(success[name]), SHARE) if name in success else None,
+                reward=bounds(scenario_means(reward[name]), reward_range) if name in reward else None,
+            )
+            for name in dict.fromkeys([*success, *reward])
         )
 
     return Measurement(
         policy=played[0].policy_hash,
         confidence=settings.confidence,
-        overall=standings("overall")[0],
-        by_category=standings("category"),
-        by_difficulty=standings("difficulty"),
+        overall=standings(in_all)[0],
+        by_category=standings(lambda t: t.category),
+        by_difficulty=standings(lambda t: t.difficulty),
+        pass_at_k=tuple(bounds(estimates, SHARE) for estimates in pass_rates(outcomes, pass_at_k)),
+        pass_hat_k=tuple(bounds(estimates, SHARE) for estimates in pass_rates(outcomes, pass_hat_k)),
         episodes=len(played),
         failed_share=sum(t.stop == "failed" for t in played) / len(played),
         truncated_share=sum(t.stop == "truncated" for t in played) / len(played),
         said=sum(t.action_count for t in played) / len(played),
     )
-
-
-def _compared(
-    played: Sequence[Trajectory], settings: EvaluationSettings, metric: Literal["success", "reward"], seed: int
-) -> dict[str, dict[str, Interval]]:
-    """Intervals of one metric by part and name: the episodes are compared with themselves, both sides are the same."""
-    found = evaluate(played, played, settings, metric=metric, kl_to_base=0.0, seed=seed)
-
-    def intervals(comparisons: Sequence[Comparison]) -> dict[str, Interval]:
-        return {comparison.name: comparison.candidate for comparison in comparisons}
-
-    return {
-        "overall": intervals([found.overall]),
-        "category": intervals(found.by_category),
-        "difficulty": intervals(found.by_difficulty),
-    }

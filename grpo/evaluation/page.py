@@ -51,6 +51,8 @@ def render_page(document: ReportDocument) -> str:
             summary=_summary(evaluation),
             measure=_measure(evaluation),
             change=_change(evaluation),
+            percent=percent,
+            points=_points,
             heldout=None if evaluation is None else plots.heldout(evaluation),
             curves=_curves(document.iterations),
             components=sorted({name for iteration in document.iterations for name in iteration.components}),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import BrokenExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import torch
 from pydantic import BaseModel, ConfigDict
 
@@ -79,7 +79,7 @@ def run_workers(order: Order) -> bytes:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # so that all of them can be ended at once
+            start_new_session=True,  # a terminal's Ctrl-C is for the process that waits
         ) as agent:
             try:
                 _, words = agent.communicate(timeout=timeout_s)
@@ -90,7 +90,7 @@ def run_workers(order: Order) -> bytes:
                 ) from error
             finally:
                 if agent.poll() is None:
-                    os.killpg(agent.pid, signal.SIGKILL)
+                    _end(psutil.Process(agent.pid))
         if (folder / REFUSAL).is_file():
             refusal = Refusal.model_validate_json((folder / REFUSAL).read_bytes())
             raise getattr(grpo.errors, refusal.kind, WorkerFailed)(refusal.message)
@@ -100,3 +100,11 @@ def run_workers(order: Order) -> bytes:
                 f"written, the checkpoint {order.parent} stands. Last words: {words[-_SHOWN:]}"
             )
         return (folder / METRICS).read_bytes()
+
+
+def _end(agent: psutil.Process) -> None:
+    """Kill torchrun and its workers, each of which it starts in a session of its own."""
+    agent.suspend()  # so that it starts no other
+    for process in [*agent.children(recursive=True), agent]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import DEFAULT_GATES
 from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.gates import Evidence, gate
+from grpo.rewards.measures import wilson_interval
 from grpo.trajectories import Outcome, Stop, Trajectory
 from tests.benchmarks.page import Findings, Table
 from tests.doubles import make_trajectory
@@ -97,15 +97,6 @@ def _play(
     return episodes
 
 
-def wilson(hits: int, runs: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a share (Wilson 1927)."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share, scale = hits / runs, 1 + z**2 / runs
-    middle = (share + z**2 / (2 * runs)) / scale
-    half = z * (share * (1 - share) / runs + z**2 / (4 * runs**2)) ** 0.5 / scale
-    return middle - half, middle + half
-
-
 def measure() -> Findings:
     """Both rates for three baselines, and for scenarios that have nothing in common with themselves."""
     settings = EvaluationSettings()
@@ -115,7 +106,7 @@ def measure() -> Findings:
         cells = []
         for gain, bound in ((0.0, "at most 5%"), (GAIN, "at least 80%")):
             hits = sum(promoted(world, gain=gain, runs=RUNS, seed=1000 * number + int(100 * gain), settings=settings))
-            low, high = wilson(hits, RUNS)
+            low, high = wilson_interval(hits, RUNS)
             kept = hits <= 0.05 * RUNS if gain == 0 else hits >= 0.8 * RUNS
             cells.append(f"{hits / RUNS:.1%} [{low:.1%}, {high:.1%}], {bound}{'' if kept else ': missed'}")
         rows.append((f"{world.baseline:.0%}", f"{world.spread:.2f}", *cells))

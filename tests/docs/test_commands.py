@@ -116,7 +116,7 @@ def test_a_target_of_make_is_one_that_there_is(line: CommandLine):
 @cache
 def _prefect_help(words: tuple[str, ...]) -> str | None:
     command = [sys.executable, "-m", "prefect", *words, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return done.stdout if done.returncode == 0 else None
 
 

@@ -100,6 +100,10 @@ def test_the_numbers_stand_in_prefects_pages(config: PipelineConfig, trained: Re
     assert [row["name"] for row in rows] == [standing.name for standing in document.measurement.standings]
     assert document.measurement.overall.success is not None
     assert rows[0]["success"] == round(document.measurement.overall.success.mean, 4)
+    tries = Artifact.get("pass-rates")
+    assert tries is not None
+    (once,) = json.loads(tries.data)  # each scenario was played once
+    assert (once["name"], once["pass@k"], once["pass^k"]) == ("1 tries", rows[0]["success"], rows[0]["success"])
 
 
 def test_fewer_episodes_and_other_scenarios_can_be_asked_for(config: PipelineConfig, tmp_path: Path):

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 
 import pytest
+from rich.console import Console
 
 from flows.console import PlainConsole
-from flows.terminal import _OnceFilter, live, print_diagnosis
+from flows.terminal import _OnceFilter, live, print_diagnosis, print_measurement
 from grpo import progress
+from grpo.evaluation.measurement import MeasurementDocument
 
 
 @pytest.mark.parametrize(
@@ -69,3 +72,30 @@ def test_a_diagnosis_shows_the_extra_of_each_package():
     print_diagnosis(PlainConsole(file=shown, width=200), Diagnosis(findings=(finding,)))
     assert remedy in shown.getvalue()
     assert "not [/here]" in shown.getvalue()
+
+
+def test_success_in_k_tries_is_printed_with_its_intervals():
+    """One row for each k: in at least one try, and in each."""
+    shares = {"mean": 0.75, "low": 0.5, "high": 1.0, "count": 20}
+    standing = {"name": "all", "success": shares, "reward": None}
+    measurement = {
+        "policy": "ba5e",
+        "confidence": 0.95,
+        "overall": standing,
+        "by_category": (),
+        "by_difficulty": (),
+        "pass_at_k": (shares, {**shares, "mean": 0.9}),
+        "pass_hat_k": (shares, {**shares, "mean": 0.625}),
+        "episodes": 40,
+        "failed_share": 0.0,
+        "truncated_share": 0.0,
+        "said": 12.5,
+    }
+    about = {"name": "desk", "model": "base", "created": "", "scenarios": 20, "scenarios_digest": "", "config": ""}
+    document = MeasurementDocument.model_validate({**about, "code_digest": "", "measurement": measurement})
+    console = Console(width=120, file=io.StringIO())
+    print_measurement(console, document)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    rows = [re.findall(r"[^\s│]+", line) for line in printed.splitlines()]
+    (row,) = [cells for cells in rows if cells[:1] == ["2"]]
+    assert row == ["2", "20", "0.900", "[0.500,", "1.000]", "0.625", "[0.500,", "1.000]"]

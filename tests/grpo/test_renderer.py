@@ -121,3 +121,116 @@ def test_threads_do_not_disturb_each_other(renderer: Renderer):
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(8)))
+
+
+def test_a_tokenizer_without_an_end_is_refused(renderer: Renderer):
+    """A turn could not be seen to end; the model is named."""
+    renderer.tokenizer.eos_token = None
+    with pytest.raises(PolicyError, match=r"^tokenizer of '.+' has no eos token to end a turn with$"):
+        Renderer(renderer.tokenizer)
+
+
+def test_a_tokenizer_that_is_not_fast_is_refused(renderer: Renderer):
+    """It has no backend to read control tokens as text with."""
+
+    class Slow:
+        name_or_path, chat_template, eos_token_id, eos_token = "slow", "{{ messages }}", 0, "<|end|>"
+
+        def __len__(self) -> int:
+            return 100
+
+    with pytest.raises(PolicyError, match=r"^tokenizer of 'slow' is no fast tokenizer; add tokenizer\.json$"):
+        Renderer(Slow())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("size", "taken"), [(31, False), (32, True)])
+def test_a_vocabulary_has_at_least_32_tokens(size: int, taken: bool):
+    """Fewer are a tokenizer without its files."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {chr(65 + index): index for index in range(size)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="A")),
+        eos_token="B",
+    )
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    if taken:
+        assert Renderer(tokenizer).stop_id == 1
+    else:
+        with pytest.raises(PolicyError, match=r"has 31 tokens; its files are missing: give a folder with"):
+            Renderer(tokenizer)
+
+
+def test_what_a_tokenizer_cuts_or_fills_up_is_whole_here(renderer: Renderer):
+    """Truncation to four tokens and padding to 64, as a tokenizer.json may ask for, hold for neither kind of text."""
+    prompt, said = renderer.start((USER,)), renderer.say(REPLY)
+    backend = renderer.tokenizer.backend_tokenizer
+    backend.enable_truncation(4)
+    backend.enable_padding(length=64)
+    again = Renderer(renderer.tokenizer, tools=(TOOL,))
+    assert (again.start((USER,)), again.say(REPLY)) == (prompt, said)
+
+
+def test_text_is_what_was_sampled_to_the_character(renderer: Renderer):
+    """Spaces before punctuation and control tokens in the middle stay; of two stop tokens the last one goes."""
+    spaced = Message(role="assistant", content="well , <|user|> don 't")
+    ids = renderer.say(spaced)
+    assert renderer.text(ids) == spaced.content
+    assert renderer.text([*ids, renderer.stop_id]) == spaced.content + "<|end|>"
+    assert renderer.text(ids[:-1]) == spaced.content
+    assert renderer.text([]) == ""
+
+
+def test_the_agent_may_speak_after_several_messages_and_last(renderer: Renderer):
+    """Two results and a word of the user lie between two turns; what follows the last turn is not read."""
+    talk = (USER, CALL, RESULT, RESULT, USER, REPLY)
+    ids, mask = renderer.conversation(talk)
+    prompt = renderer.start(talk[:1])
+    call, reply = renderer.say(CALL), renderer.say(REPLY)
+    between = renderer.extend(talk[:2], talk[2:5])
+    assert ids == [*prompt, *call, *between, *reply]
+    assert mask == [False] * len(prompt) + [True] * len(call) + [False] * len(between) + [True] * len(reply)
+    assert renderer.conversation((*talk, USER))[0] == ids
+
+
+def test_a_rewriting_template_is_named_with_what_followed(renderer: Renderer):
+    """The whole message: model, role and remedy."""
+    renderer.tokenizer.chat_template = "{{ messages[-1].content }}<|end|>"
+    with pytest.raises(PolicyError) as refusal:
+        Renderer(renderer.tokenizer).extend((USER, REPLY), (RESULT,))
+    assert str(refusal.value) == (
+        f"chat template of {renderer.tokenizer.name_or_path!r} rewrites earlier turns when a tool message follows; "
+        "sampled tokens cannot be kept: use a prefix-preserving template"
+    )
+
+
+def test_a_template_without_an_end_of_its_own_is_continued_where_it_stopped(renderer: Renderer):
+    """Nothing of the agent's turn is rendered again: only what comes after it."""
+    renderer.tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    plain = Renderer(renderer.tokenizer)
+    bridge = plain.extend((USER, REPLY), (RESULT,))
+    assert plain.tokenizer.decode(bridge) == '[tool]{"price": 5}'
+
+
+def test_another_vocabulary_is_another_renderer(renderer: Renderer, tiny_folder: Path):
+    """16 hex digits; the same files give the same."""
+    assert Renderer(load_tokenizer(tiny_folder)).hash == renderer.hash
+    assert len(renderer.hash) == 16
+    more = load_tokenizer(tiny_folder)
+    more.add_tokens(["<|new|>"])
+    assert Renderer(more).hash != renderer.hash
+
+
+def test_two_turns_of_the_agent_in_a_row_are_both_its_own(renderer: Renderer):
+    """Nobody spoke between them: what the template puts there is not the agent's."""
+    ids, mask = renderer.conversation((USER, REPLY, REPLY))
+    said = renderer.tokenizer.decode([i for i, own in zip(ids, mask, strict=True) if own])
+    assert said == "hello there<|end|>hello there<|end|>"
+
+
+def test_two_calls_of_a_turn_stand_beside_each_other(renderer: Renderer):
+    """Nothing between them."""
+    twice = Message(role="assistant", content="", tool_calls=CALL.tool_calls * 2)
+    call = f"<tool_call>{CALL.tool_calls[0]}</tool_call>"
+    assert renderer.text(renderer.say(twice)) == call + call

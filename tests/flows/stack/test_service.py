@@ -54,7 +54,7 @@ def test_a_killed_process_is_not_believed_to_serve(service: Service):
     process = service.process()
     assert process is not None
     process.kill()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     assert service.address() is None
     service.start()
     assert service.wait()
@@ -193,13 +193,13 @@ def test_its_children_end_with_it(tmp_path: Path):
     service.start()
     parent = service.process()
     assert parent is not None
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while "deaf" not in service.log.read_text():
         assert time.monotonic() < deadline, service.log.read_text()
         time.sleep(0.05)
     children = parent.children(recursive=True)
     service.stop()
-    gone, left = psutil.wait_procs(children, timeout=10)
+    gone, left = psutil.wait_procs(children, timeout=60)
     assert gone
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
 
@@ -228,7 +228,7 @@ def widowed(tmp_path: Path) -> Iterator[Service]:
     parent = found.process()
     assert parent is not None
     parent.kill()
-    parent.wait(timeout=60)
+    parent.wait(timeout=300)
     assert not port_is_free("127.0.0.1", port)
     yield found
     found.stop(at_once=True)

@@ -55,7 +55,7 @@ def test_against_the_whole_batch_a_constant_group_teaches():
     assert plain.tolist() == [0.75, 0.75]
     scaled = group_advantages(np.ones(2), baseline="global_mean", scale_by_std=True, batch=batch)
     assert scaled.tolist() == pytest.approx([0.75 / 0.758388] * 2, abs=1e-5)
-    with pytest.raises(ValueError, match="whole batch"):
+    with pytest.raises(ValueError, match=r"^global_mean needs the rewards of the whole batch$"):
         group_advantages(np.ones(2), baseline="global_mean", scale_by_std=False)
 
 
@@ -71,14 +71,35 @@ def test_turns_are_compared_with_the_same_turn_of_the_siblings():
     assert [a.tolist() for a in advantages] == [[0.0, -0.5], [0.0, 0.5, 0.0]]
 
 
+def test_turns_are_compared_as_the_trajectories_are():
+    """Returns 0, 1 and 5 of one turn each: median 1; mean 2 and std sqrt(7) = 2.6458."""
+    turns, terminal = [[0], [0], [0]], np.array([0.0, 1.0, 5.0])
+    by_median = turn_advantages(turns, terminal, baseline="group_median", scale_by_std=False)
+    assert [a.tolist() for a in by_median] == [[-1.0], [0.0], [4.0]]
+    scaled = turn_advantages(turns, terminal, scale_by_std=True)
+    assert [a.item() for a in scaled] == pytest.approx([-2 / 2.64585, -1 / 2.64585, 3 / 2.64585], abs=1e-4)
+
+
+def test_each_sibling_has_its_terminal_reward():
+    """Two siblings and one reward cannot be told apart; no sibling has no advantage."""
+    with pytest.raises(ValueError, match="shorter"):
+        turn_advantages([[1], [0]], np.array([0.0]), scale_by_std=False)
+    assert turn_advantages([], np.array([]), scale_by_std=False) == []
+
+
+def test_the_default_baseline_is_the_mean():
+    """[0 1 5]: mean 2, median 1."""
+    assert group_advantages(np.array([0.0, 1.0, 5.0]), scale_by_std=False).tolist() == [-2.0, -1.0, 3.0]
+
+
 def test_rewards_are_cut_and_missing_ones_stay_missing():
-    """limit 1: −3 → −1, NaN → NaN"""
-    clipped = clip_rewards(np.array([-3.0, 0.5, np.nan]), 1.0)
-    assert clipped[:2].tolist() == [-1.0, 0.5]
-    assert np.isnan(clipped[2])
+    """limit 1: −3 → −1, 3 → 1, NaN → NaN"""
+    clipped = clip_rewards(np.array([-3.0, 0.5, 3.0, np.nan]), 1.0)
+    assert clipped[:3].tolist() == [-1.0, 0.5, 1.0]
+    assert np.isnan(clipped[3])
 
 
 def test_the_penalty_for_length_grows_towards_the_limit():
-    """limit 100, margin 20: 80 → 0, 90 → −.5, 100 → −1, 120 → −1"""
-    penalty = overlong_penalty(np.array([80, 90, 100, 120]), limit=100, margin=20)
-    assert penalty.tolist() == [0.0, -0.5, -1.0, -1.0]
+    """limit 100, margin 20: 40 and 80 → 0, 90 → −.5, 100 → −1, 120 → −1"""
+    penalty = overlong_penalty(np.array([40, 80, 90, 100, 120]), limit=100, margin=20)
+    assert penalty.tolist() == [0.0, 0.0, -0.5, -1.0, -1.0]

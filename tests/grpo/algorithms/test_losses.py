@@ -13,6 +13,7 @@ from grpo.algorithms.losses import (
     high_entropy_mask,
     importance_ratio,
     policy_gradient,
+    surrogate,
     truncated_weight,
 )
 from grpo.algorithms.reductions import Denominators, Reduction, token_weights
@@ -39,6 +40,43 @@ def test_clipping_stops_praise_but_not_correction(ratio: float, advantage: float
     assert policy.grad is not None
     assert policy.grad.item() == pytest.approx(gradient, abs=1e-6)
     assert bool(active) == (gradient == 0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "active"),
+    [
+        (1.5, 1.0, False),  # on the bound, which still flows
+        (1.625, 1.0, True),
+        (0.75, -1.0, False),  # on the bound
+        (0.625, -1.0, True),
+        (1.125, -1.0, False),  # blame above 1 is not clipped
+        (0.5, 0.5, False),  # nor is praise below 1
+        (9.0, 0.0, False),  # nothing to clip
+        (0.5, 0.0, False),
+    ],
+)
+def test_a_clip_is_counted_where_it_stops_the_gradient(ratio: float, advantage: float, active: bool):
+    """From .75 to 1.5."""
+    found = clipped_surrogate(
+        torch.tensor([ratio]), torch.zeros(1), torch.tensor([advantage]), Bounds(low=0.25, high=0.5)
+    )
+    assert found[1].tolist() == [active]
+
+
+@pytest.mark.parametrize(("ratio", "advantage", "active"), [(4.0, -0.5, True), (3.0, -1.0, False), (4.0, 0.0, False)])
+def test_the_dual_clip_is_counted_for_blame_beyond_it(ratio: float, advantage: float, active: bool):
+    """c = 3, and no other bound near."""
+    bounds = Bounds(low=0.25, high=9.0, dual=3.0)
+    found = clipped_surrogate(torch.tensor([ratio, 4.0]), torch.zeros(2), torch.tensor([advantage, 0.5]), bounds)
+    assert found[1].tolist() == [active, False]
+
+
+def test_the_surrogate_without_a_clip_follows_every_ratio():
+    """−r·A: (1.5, 2) → −3, (9, −.5) → 4.5; nothing is clipped."""
+    losses, active = surrogate(torch.tensor([1.5, 9.0]), torch.zeros(2), torch.tensor([2.0, -0.5]), BOUNDS)
+    assert losses.tolist() == [-3.0, 4.5]
+    assert active.tolist() == [False, False]
+    assert active.dtype == torch.bool
 
 
 def test_clip_bounds_may_differ():
@@ -73,11 +111,24 @@ def test_the_capped_policy_gradient_leaves_no_token_without_gradient():
     assert active.tolist() == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "active"), [(3.0, 0.5, True), (3.0, -0.5, False), (3.0, 0.0, False), (2.0, 0.5, False)]
+)
+def test_the_cap_is_counted_for_praise_beyond_it(ratio: float, advantage: float, active: bool):
+    """Cap 2, log π −1: the loss is min(r, 2)·A, and the cap itself is not beyond it."""
+    losses, counted = capped_policy_gradient(
+        torch.tensor([ratio]), -torch.ones(1), torch.tensor([advantage]), Bounds(low=0.2, high=2.0)
+    )
+    assert losses.item() == 2.0 * advantage
+    assert counted.tolist() == [active]
+
+
 def test_plain_policy_gradient_knows_no_ratio():
     """−A·log π, whatever the ratio."""
     losses, active = policy_gradient(torch.tensor([9.0]), torch.tensor([-0.5]), torch.tensor([2.0]), BOUNDS)
     assert losses.item() == 1.0
-    assert not active.any()
+    assert active.tolist() == [False]
+    assert active.dtype == torch.bool
 
 
 def test_one_ratio_a_token_or_one_a_sequence():
@@ -87,11 +138,13 @@ def test_one_ratio_a_token_or_one_a_sequence():
     assert by_token.tolist() == pytest.approx([1.105171, 0.904837, 1.349859, 1.221403], abs=1e-6)
     by_sequence = importance_ratio(delta, lengths, by_sequence=True)
     assert by_sequence.tolist() == pytest.approx([1.105171] * 3 + [1.221403], abs=1e-6)
+    exact = importance_ratio(delta.double(), lengths, by_sequence=True)
+    assert exact.dtype == torch.float64
 
 
 def test_a_truncated_weight_stops_at_its_cap():
-    """π_old/π_sampler = .5 and 4, cap 2 → .5 and 2"""
-    weight = truncated_weight(torch.tensor([0.5, 4.0]).log(), torch.zeros(2), cap=2.0)
+    """π_old/π_sampler = .25/.5 and .8/.2, cap 2 → .5 and 2"""
+    weight = truncated_weight(torch.tensor([0.25, 0.8]).log(), torch.tensor([0.5, 0.2]).log(), cap=2.0)
     assert weight.tolist() == pytest.approx([0.5, 2.0])
 
 
@@ -99,6 +152,15 @@ def test_the_most_uncertain_tokens_are_kept():
     """40 % of five: the two highest."""
     mask = high_entropy_mask(torch.tensor([0.1, 0.9, 0.3, 0.7, 0.2]), share=0.4)
     assert mask.tolist() == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"), [(0.05, [0, 1, 0, 0, 0]), (0.6, [0, 1, 1, 1, 0]), (1.0, [1, 1, 1, 1, 1])], ids=str
+)
+def test_at_least_one_token_is_kept(share: float, kept: list[int]):
+    """A quarter of a token is one; three of five are the three highest."""
+    mask = high_entropy_mask(torch.tensor([0.1, 0.9, 0.3, 0.7, 0.2]), share=share)
+    assert mask.tolist() == [bool(each) for each in kept]
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,12 @@ def test_advantages_look_ahead_to_the_end_of_the_episode(ends: list[int], bootst
         REWARDS, VALUES, ends=np.array(ends, dtype=bool), bootstrap=np.full(4, bootstrap), gamma=0.99, decay=0.95
     )
     assert found == pytest.approx(advantages, abs=1e-6)
+    assert found.dtype == np.float64
 
 
 def test_an_episode_without_an_end_is_refused():
     """What lies beyond the last decision is neither nothing nor known."""
-    with pytest.raises(ValueError, match="must end an episode"):
+    with pytest.raises(ValueError, match=r"^the last decision must end an episode, terminated or truncated$"):
         generalized_advantages(
             REWARDS, VALUES, ends=np.zeros(4, dtype=bool), bootstrap=np.zeros(4), gamma=1.0, decay=1.0
         )
@@ -53,3 +54,10 @@ def test_a_value_that_moved_too_far_is_charged_for_it(clip: float | None, loss: 
     assert losses.item() == pytest.approx(loss)
     assert value.grad is not None
     assert value.grad.item() == pytest.approx(gradient)
+
+
+@pytest.mark.parametrize(("clip", "loss"), [(None, 0.5), (0.2, 0.845), (0.8, 0.5)])
+def test_a_value_that_fell_too_far_is_charged_for_it(clip: float | None, loss: float):
+    """V = 0, V_old = .5, R = −1: V counts as at least .5 − .2 = .3, ½ (.3 + 1)²; within .8 it counts as it is."""
+    losses = value_loss(torch.tensor([0.0]), torch.tensor([0.5]), torch.tensor([-1.0]), clip=clip)
+    assert losses.item() == pytest.approx(loss)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from grpo.config.gates import (
     LatencyGate,
     LengthGate,
     MustPassGate,
+    PassGate,
     SafetyGate,
     TruncationGate,
     compared,
@@ -68,19 +71,20 @@ def test_a_clear_gain_is_promoted_by_the_default_gates():
     decision = gate(CLEAR, DEFAULT_GATES)
     assert decision.verdict == "promote"
     assert "changed by 1.000" in decision.reason
-    assert all(one.meaning for one in decision.checks)
+    assert len(decision.checks) == len(DEFAULT_GATES)
+    assert all(one.meaning and one.passed for one in decision.checks)
 
 
 def test_no_gain_is_refused_with_the_number():
-    """The lower bound 0 is not above the margin 0."""
+    """No difference in ten scenarios: its lower bound, about -.19, is not above the margin 0."""
     decision = gate(_evidence(_side("10" * 5), _side("10" * 5)), DEFAULT_GATES)
     assert decision.verdict == "refuse"
-    assert "improvement in success is 0, must be > 0" in decision.reason
+    assert re.search(r"improvement in success is -0\.(1[6-9]|2[0-2])\d*, must be > 0", decision.reason)
 
 
-@pytest.mark.parametrize(("margin", "passed"), [(0.0, False), (0.5, False), (-0.1, True)])
+@pytest.mark.parametrize(("margin", "passed"), [(0.0, False), (0.5, False), (-0.1, False), (-0.3, True)])
 def test_the_margin_is_what_the_lower_bound_must_exceed(margin: float, passed: bool):
-    """Two equal policies: a margin below 0 lets through what is no worse."""
+    """No difference in ten scenarios: a loss of 30 points can be ruled out, one of 10 cannot."""
     same = _evidence(_side("10" * 5), _side("10" * 5))
     assert check(ImprovementGate(margin=margin), same).passed is passed
 
@@ -92,7 +96,8 @@ def test_improvement_is_that_of_the_metric_of_the_gate():
     found = _evidence(before, after)
     assert check(ImprovementGate(metric="success"), found).passed
     by_reward = check(ImprovementGate(metric="reward"), found)
-    assert (by_reward.value, by_reward.passed) == (-0.5, False)
+    assert "-0.500 over 10 scenarios" in by_reward.meaning
+    assert (by_reward.value is not None and by_reward.value < -0.5, by_reward.passed) == (True, False)
 
 
 def test_improvement_in_what_nobody_measured_is_refused():
@@ -146,6 +151,40 @@ def test_a_category_without_a_measured_episode_is_refused():
     found = check(CategoryGate(), _evidence(before, after))
     assert (found.value, found.passed) == (None, False)
     assert "category b" in found.meaning
+
+
+def _tries(results: Sequence[str]) -> list[Trajectory]:
+    """['11', '10'] → two scenarios of two samples each, the last one lost."""
+    return [
+        _played(str(scenario), result == "1", sample=sample)
+        for scenario, samples in enumerate(results)
+        for sample, result in enumerate(samples)
+    ]
+
+
+def test_success_every_time_has_a_floor():
+    """20 of 20 scenarios succeed twice: pass^2 is 1 [.883, 1]; how the champion did does not matter."""
+    evidence = _evidence(_tries(["00"] * 20), _tries(["11"] * 20))
+    assert check(PassGate(k=2, floor=0.85), evidence).passed
+    refused = check(PassGate(k=2, floor=0.9), evidence)
+    assert (refused.name, refused.passed) == ("pass^2", False)
+    assert refused.value == pytest.approx(0.883, abs=0.02)
+    assert "1.000 over 20 scenarios" in refused.meaning
+
+
+def test_success_every_other_time_is_not_success_every_time():
+    """10 of 20 scenarios succeed twice, 10 once: .75 of the episodes, .5 of the pairs, from .29 on."""
+    evidence = _evidence(_tries(["00"] * 20), _tries(["11", "10"] * 10))
+    assert check(PassGate(k=1, floor=0.6), evidence).passed
+    twice = check(PassGate(k=2, floor=0.6), evidence)
+    assert (twice.value, twice.passed) == (pytest.approx(0.293, abs=0.03), False)
+
+
+def test_success_in_more_tries_than_there_were_is_unknown():
+    """Each scenario was played once."""
+    unknown = check(PassGate(k=2, floor=0.1), CLEAR)
+    assert (unknown.value, unknown.passed) == (None, False)
+    assert "no scenario has 2 verified episodes" in unknown.meaning
 
 
 HARM = "Sure: to make a bomb at home, mix the fertilizer with fuel and pack it into a pipe."
@@ -234,6 +273,17 @@ def test_tool_calls_are_waited_for_like_words():
     after = [_played("0", True, tokens=8)]
     object.__setattr__(after[0], "turns", turns)
     assert check(LatencyGate(max_seconds=9.0, tokens_per_s=4), _evidence(_side("0"), after)).value == 2.0
+
+
+def test_each_turn_of_the_user_begins_another_wait():
+    """Replies of 4 and 2 tokens: the longest wait is 4, also where the user has the last word."""
+    roles = [("user", 0, 0), ("assistant", 0, 4), ("user", 4, 4), ("assistant", 4, 6), ("user", 6, 6)]
+    for length in (4, 5):
+        after = [_played("0", True, tokens=6)]
+        turns = tuple(Turn(message=Message(role=r, content="x"), start=a, stop=b) for r, a, b in roles[:length])  # type: ignore[arg-type]
+        object.__setattr__(after[0], "turns", turns)
+        found = check(LatencyGate(max_seconds=9.0, tokens_per_s=2), _evidence(_side("0"), after))
+        assert (found.value, "of 2 turns" in found.meaning) == (2.0, True)
 
 
 def test_a_gate_of_what_is_not_held_out_stops_before_training():

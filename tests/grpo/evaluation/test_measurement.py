@@ -64,3 +64,38 @@ def test_nothing_is_measured_where_nothing_was_judged():
     """Neither verified nor scored."""
     with pytest.raises(DataError, match="nothing to measure"):
         measure([_played("a", 0, success=None, reward=None)], SETTINGS, seed=0)
+
+
+def test_tries_of_one_policy_are_counted():
+    """a 1 of 2, b 2 of 2: in one of two tries both, 1 [.20, 1]; in each of two tries b alone, .5."""
+    results = {"a": (True, False), "b": (True, True)}
+    played = [
+        _played(scenario, sample, success=success, reward=None)
+        for scenario, outcomes in results.items()
+        for sample, success in enumerate(outcomes)
+    ]
+    measurement = measure(played, SETTINGS, seed=0)
+    assert [rate.mean for rate in measurement.pass_at_k] == [0.75, 1.0]
+    assert [rate.mean for rate in measurement.pass_hat_k] == [0.75, 0.5]
+    assert measurement.pass_at_k[1].low < 0.5
+    assert measurement.overall.reward is None
+
+
+def test_there_are_no_tries_where_nothing_is_verified():
+    """Rewards alone."""
+    measurement = measure([_played("a", 0, success=None, reward=0.25)], SETTINGS, seed=0)
+    assert (measurement.pass_at_k, measurement.pass_hat_k) == ((), ())
+
+
+def test_difficulties_are_in_order():
+    """From easy to hard, whatever is played first; another name comes before them."""
+    played = [_played(d, 0, success=True, reward=1.0, difficulty=d) for d in ("hard", "unknown", "medium", "easy")]
+    names = [one.name for one in measure(played, SETTINGS, seed=0).by_difficulty]
+    assert names == ["unknown", "easy", "medium", "hard"]
+
+
+def test_the_same_episodes_give_the_same_measurement():
+    """The seed is that of the run; another one draws other weights."""
+    played = [_played(str(k), 0, success=k % 2 == 0, reward=0.5) for k in range(6)]
+    first, again, other = (measure(played, SETTINGS, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other

@@ -115,6 +115,8 @@ def evaluation(**changes: Any) -> dict[str, Any]:
         "overall": comparison("all", 0.412, 0.813, 120),
         "by_category": [comparison(name, *means, 40) for name, means in categories.items()],
         "by_difficulty": [comparison(name, *means, 60) for name, means in difficulties.items()],
+        "pass_at_k": [comparison("pass@1", 0.412, 0.813, 120), comparison("pass@2", 0.604, 0.921, 118)],
+        "pass_hat_k": [comparison("pass^1", 0.412, 0.813, 120), comparison("pass^2", 0.213, 0.702, 118)],
     }
     return {**yaml.safe_load(EVALUATED), **parts, **changes}
 
@@ -240,6 +242,8 @@ def test_badge_says_the_verdict(verdict: str, badge: str) -> None:
         ("heldout", ["All scenarios 120 41.2% [35.2%, 47.2%] 81.3% [75.3%, 87.3%] +40.1 pp [+34.1 pp, +46.1 pp]"]),
         ("heldout", ["missing 40 40.2% [34.2%, 46.2%] 71.1% [65.1%, 77.1%] +30.9 pp [+24.9 pp, +36.9 pp]"]),
         ("heldout", ["hard 60 24.2% [18.2%, 30.2%] 72.3% [66.3%, 78.3%] +48.1 pp [+42.1 pp, +54.1 pp]"]),
+        ("heldout", ["pass@2 118 60.4% [54.4%, 66.4%] 92.1% [86.1%, 98.1%] +31.7 pp [+25.7 pp, +37.7 pp]"]),
+        ("heldout", ["pass^2 118 21.3% [15.3%, 27.3%] 70.2% [64.2%, 76.2%] +48.9 pp [+42.9 pp, +54.9 pp]"]),
         ("heldout", ["0.352 nats a token", "episodes of the candidate 0.8%", "candidate over champion 1.23"]),
         ("learning", ["24 1 0.850 80.0% 0.900 1.00 40.0% 0.350 0.220 3.1% 0.734 0.000100 2.0% 0.0% 14,224"]),
         ("data", ["1,503", "1,480", "Quarantined 23", "Training side 1,360", "Held-out side 120", "is unknown 6"]),
@@ -314,6 +318,14 @@ def test_unverified_runs_show_rewards_without_success() -> None:
     assert "reward none was given" in section(page, "conversations")
 
 
+def test_tries_are_shares_whatever_is_compared_and_absent_where_nothing_was_verified() -> None:
+    """A reward is a number, pass@k is still a percentage; without outcomes there is no such row."""
+    by_reward = section(render_page(document(evaluation=evaluation(metric="reward"))), "heldout")
+    assert "pass@2 118 60.4% [54.4%, 66.4%]" in by_reward
+    unverified = evaluation(metric="reward", pass_at_k=(), pass_hat_k=())
+    assert "pass@" not in section(render_page(document(evaluation=unverified)), "heldout")
+
+
 def test_components_that_say_the_same_are_named() -> None:
     """Those of the last iteration; a run without such a pair has no such line."""
     pages = [render_page(document(iterations=[iteration(0, entangled=pairs)])) for pairs in (["a and b (+0.97)"], [])]
@@ -367,6 +379,7 @@ def test_overview_shows_the_result() -> None:
     """Another result gives another picture."""
     other = evaluation(by_category=[comparison("return", 0.9, 0.1, 40)])
     assert plot_png(document()) != plot_png(document(evaluation=other))
+    assert plot_png(document()) != plot_png(document(name="another desk"))
 
 
 @pytest.mark.parametrize(

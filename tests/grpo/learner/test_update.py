@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,12 +207,52 @@ def test_a_process_that_is_killed_ends_the_update_and_leaves_the_checkpoint(
     assert read_state(tmp_path / "x").parent == read_state(desk_rollout.base).policy_hash
 
 
-def test_processes_that_take_too_long_are_ended(desk_rollout: DeskRollout, tmp_path: Path):
-    """All of them: nobody trains on beside the retry."""
+def test_processes_that_take_too_long_are_given_up(desk_rollout: DeskRollout, tmp_path: Path):
+    """Half a second is not enough to start; the message names the setting, and nothing was written."""
     with pytest.raises(WorkerLost, match=r"took longer than 0.5 s \(training.update_timeout_s\)"):
         _update(desk_rollout, tmp_path / "x", processes=2, update_timeout_s=0.5)
-    orders = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    assert not any("grpo.learner.worker" in order for order in orders)
+    assert not (tmp_path / "x").exists()
+
+
+_STAYS = """
+import os, pathlib, time
+
+if "LOCAL_RANK" in os.environ:
+    pathlib.Path(os.environ["STARTED"], str(os.getpid())).touch()
+    time.sleep(600)
+"""
+
+
+class _Enough(Exception):
+    """The update is given up."""
+
+
+def test_an_update_that_is_given_up_leaves_no_process(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """When both processes have started: none trains on beside a retry. Each is in a session of its own."""
+    (tmp_path / "sitecustomize.py").write_text(_STAYS)
+    started = tmp_path / "started"
+    started.mkdir()
+
+    def look(*_: object) -> None:
+        if len(list(started.iterdir())) == 2:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise _Enough
+
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("STARTED", str(started))
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+    try:
+        with pytest.raises(_Enough):
+            _update(desk_rollout, tmp_path / "x", processes=2)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    workers = [psutil.Process(pid) for pid in (int(path.name) for path in started.iterdir()) if psutil.pid_exists(pid)]
+    _, left = psutil.wait_procs(workers, timeout=10)  # a zombie has ended
+    assert [worker for worker in left if worker.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_an_error_in_a_process_is_no_death(desk_rollout: DeskRollout, tmp_path: Path):

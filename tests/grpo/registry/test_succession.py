@@ -332,7 +332,7 @@ def test_kill_9_around_the_write_that_decides(registry: Registry):
     for moment, expected in (("before", (1, None)), ("after", (2, 1))):
         command = [sys.executable, "-c", KILL, registry.tracking_uri, moment, str(version)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=120, check=False)
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=300, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr.decode()
         assert serving(registry, "killed")[0] == expected[0]
         assert registry.succession("killed").record().pending is not None

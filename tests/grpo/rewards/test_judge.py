@@ -480,7 +480,7 @@ def test_without_the_extra_rewards_can_be_read_and_the_judge_names_it():
         "try: REWARDS['ruler'](model='openai+http://127.0.0.1:9/v1#m')\n"
         "except Exception as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == "package openai is not installed; pip install 'grpo[openai]'\n"
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpo.agents.tool_agent import ToolAgent
+from grpo.config.agent import AgentConfig
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
-from grpo.errors import BudgetError, DataError
+from grpo.errors import BudgetError, ConfigError, DataError
 from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.policy.transformers.sampler import SlotSampler
@@ -85,16 +87,14 @@ def test_the_same_sample_is_played_whatever_it_is_played_with(policy: Transforme
         assert np.array_equal(trajectory.token_ids, by_key[trajectory.scenario_id, trajectory.sample].token_ids)
 
 
+@pytest.mark.usefixtures("idle_clock", "stopping")
 def test_a_hanging_tool_fails_its_episode_and_no_other(policy: TransformersPolicy):
     """The deadline makes it data; the siblings of other scenarios are untouched."""
-    played = _collect(policy, HangingTool(max_turns=3), episode_timeout_s=3.0, error_budget=0.5, max_new_tokens=40)
-    failed = {t.scenario_id for t in played if t.stop == "failed"}
-    assert failed <= {"s1"}
-    assert all(
-        t.error == "TimeoutError: the episode took longer than 3.0 s (rollout.episode_timeout_s)"
-        for t in played
-        if t.stop == "failed"
-    )
+    played = _collect(policy, HangingTool(max_turns=3), episode_timeout_s=3.0, error_budget=0.5)
+    assert {t.scenario_id: (t.stop, t.error) for t in played} == {
+        **dict.fromkeys(("s0", "s2", "s3"), ("terminated", None)),
+        "s1": ("failed", "TimeoutError: the episode took longer than 3.0 s (rollout.episode_timeout_s)"),
+    }
     assert all(t.terminal_reward is None for t in played)
 
 
@@ -126,6 +126,42 @@ def stopping(monkeypatch: pytest.MonkeyPatch, policy: TransformersPolicy) -> Non
     monkeypatch.setattr(policy.model, "forward", forward)
 
 
+def _clerk() -> ToolAgent:
+    """An agent with two functions of its own."""
+    agent = ToolAgent(AgentConfig(model_name="stub://"))
+    for name in ("double", "halve"):
+        agent.register_tool(name, lambda value: value)
+    return agent
+
+
+def test_tools_that_the_policy_is_not_shown_are_refused(policy: TransformersPolicy):
+    """Both names, and what to do; shown, the episodes are played."""
+    plan = RolloutSettings(max_new_tokens=5, max_context=4000)
+    agent = _clerk()
+
+    def play(renderer: Renderer) -> list[Trajectory]:
+        return collect(
+            SCENARIOS[:1],
+            policy,
+            ConversationEnvironment(),
+            renderer,
+            plan,
+            siblings=1,
+            temperature=1.0,
+            run_seed=1,
+            iteration=0,
+            agent=agent,
+        )
+
+    with pytest.raises(ConfigError) as refusal:
+        play(Renderer(policy.tokenizer))
+    assert str(refusal.value) == (
+        "the renderer does not show the agent's tools double, halve; make it with "
+        "tools=(*environment.tools, *agent.tools)"
+    )
+    assert len(play(Renderer(policy.tokenizer, tools=agent.tools))) == 1
+
+
 def test_an_iteration_plays_each_scenario_once_and_an_epoch_plays_all():
     """5 scenarios, 2 an iteration: after 5 iterations each was played twice."""
     ids = list("abcde")
@@ -137,7 +173,7 @@ def test_an_iteration_plays_each_scenario_once_and_an_epoch_plays_all():
 
 def test_nothing_to_play_is_an_error():
     """An empty training side names the setting."""
-    with pytest.raises(DataError, match="heldout_share"):
+    with pytest.raises(DataError, match=r"^no scenario to play: the training side is empty; lower scenarios\."):
         schedule([], iteration=0, count=2, seed=0)
 
 

@@ -21,6 +21,7 @@ from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
 
 SCENARIOS = [Scenario(id=f"s{k}", user_responses=("hello", "bye")) for k in range(3)]
+pytestmark = pytest.mark.usefixtures("idle_clock")
 
 
 class Silent:
@@ -139,6 +140,13 @@ def test_what_the_stage_has_no_time_for_is_failed_and_not_begun(renderer: Render
     assert [t.error for t in played] == [None, late, late]
     assert [len(t.turns) for t in played] == [4, 2, 0]
     assert world.begun == 2
+
+
+def test_where_episode_and_stage_end_together_it_is_the_stage(renderer: Renderer):
+    """Both after .3 s: more time for the episode alone would not have helped."""
+    played = _collect(renderer, Hanging("s1"), episode_timeout_s=0.3, stage_timeout_s=0.3)
+    late = "TimeoutError: the episode was not finished when the stage had taken 0.3 s (rollout.stage_timeout_s)"
+    assert [t.error for t in played] == [None, late, None]
 
 
 def test_late_episodes_count_against_the_error_budget(renderer: Renderer):

@@ -181,6 +181,7 @@ def _with_goal(scenario: Scenario, goal: str) -> Scenario:
     return scenario.model_copy(update={"goal": goal})
 
 
+@pytest.mark.usefixtures("idle_clock")
 def test_slow_environments_are_waited_for_together(policy: TransformersPolicy):
     """How many episodes wait at the same time is the concurrency, and the order of the results is the plan's."""
     waiting: list[int] = []

@@ -97,6 +97,16 @@ def test_an_empty_side_is_an_error(tmp_path: Path, side: Side, empty: str) -> No
         run(tmp_path, [scenario("a", side=side), scenario("b", side=side)])
 
 
+def test_an_empty_side_is_named_with_its_table_and_what_to_change(tmp_path: Path) -> None:
+    """Value, place and remedy; both sides are counted."""
+    with pytest.raises(DataError) as refusal:
+        run(tmp_path, [scenario(name, side="heldout") for name in "abc"])
+    assert str(refusal.value) == (
+        f"{tmp_path / 'scenarios.parquet'}: the training side is empty at heldout_share 0.25, of 3 scenarios; "
+        "add scenarios or change scenarios.heldout_share"
+    )
+
+
 def test_a_large_category_that_nobody_is_held_out_of_is_an_error(tmp_path: Path) -> None:
     """Twenty scenarios of a category and none to judge it by; nineteen may be so by chance."""
     trained = [scenario(f"s {index}", side="train") for index in range(20)]
@@ -131,5 +141,9 @@ def test_what_is_held_back_comes_from_the_training_side_alone(tmp_path: Path) ->
 def test_a_training_side_too_small_to_be_split_again_is_said(tmp_path: Path) -> None:
     """With what to change."""
     sides = run(tmp_path, many(12))
-    with pytest.raises(DataError, match="validation_share"):
+    with pytest.raises(DataError) as refusal:
         hold_back(tmp_path / "scenarios.parquet", sides, share=0.001)
+    assert str(refusal.value) == (
+        f"{tmp_path / 'scenarios.parquet'}: 0 of {len(sides.train)} training scenarios are held back at share 0.001; "
+        "both sides need some: add scenarios or change validation_share"
+    )

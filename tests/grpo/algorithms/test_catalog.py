@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from grpo.algorithms.catalog import ALGORITHMS, choose
+from grpo.config.training import AlgorithmName
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_is_found_under_its_name_with_its_own_choices(name: str):
+    """Nothing is replaced where nothing is asked for."""
+    assert choose(name) == ALGORITHMS[name]
+    assert choose(name).name == name
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"baseline": "group_median"},
+        {"scale_by_std": False},
+        {"clip_low": 0.0},
+        {"clip_high": 0.0},
+    ],
+    ids=str,
+)
+def test_each_choice_replaces_its_own_and_no_other(choice: dict[str, object]):
+    """False and 0 are choices, too."""
+    changed = choose("grpo", **choice)  # type: ignore[arg-type]
+    (name, value) = next(iter(choice.items()))
+    assert getattr(changed, name) == value != getattr(ALGORITHMS["grpo"], name)
+    assert choose("grpo", **{name: getattr(ALGORITHMS["grpo"], name)}) == ALGORITHMS["grpo"]  # type: ignore[arg-type]
+
+
+def test_a_config_may_name_every_algorithm_and_no_other():
+    """The names of the settings are those of the catalog."""
+    assert set(get_args(AlgorithmName)) == set(ALGORITHMS)

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.clock import IdleClockLoop
+
+
+@pytest.fixture
+def idle_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event loops in which a deadline passes only when everything else has been done."""
+    monkeypatch.setattr(asyncio.events, "new_event_loop", IdleClockLoop)

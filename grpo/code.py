@@ -144,4 +144,5 @@ def _digest(path: Path, part: BaseModel) -> str:
             _digests[key] = content_digest(path)
         return _digests[key]
     except OSError as error:
-        raise ConfigError(f"{path}, named by {part!r:.100}, cannot be read: {error.strerror}") from error
+        name = getattr(part, "kind", type(part).__name__)
+        raise ConfigError(f"{path}, which {name} names, cannot be read: {error.strerror}; correct its path") from error

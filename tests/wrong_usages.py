@@ -141,7 +141,7 @@ _set("setting", "training.clip_lw=1", "training.clip_lw")
 _set("setting", "training.algorithm=magic", "training.algorithm")
 _set("setting", "training.lora.target_modules=[a,3]", "training.lora.target_modules.1", never=("all-linear",))
 _set("setting", "gates=[{kind:␣must_pass,scenarios:␣nowhere.txt}]", "no file of scenario ids at nowhere.txt")
-_set("setting", "store=s3://me:s3cret@bucket/x", "holds credentials")
+_set("setting", "store=s3://me:s3cret@bucket/x", "holds a password")
 _set("setting", "compute={gpu_stages:␣{deployment:␣x}}", "compute.gpu_stages.deployment")
 _set("setting", "policy.quantization=int3", "policy.quantization")
 for name, setting in (
@@ -203,7 +203,7 @@ _dry(
     "a module that is not there",
     "scenarios.sources=[{kind:␣generator,function:␣'nowhere:records'}]",
     "no module 'nowhere'",
-    code=1,
+    code=2,
 )
 _dry(
     "source",
@@ -263,6 +263,7 @@ _dry(
         "m/config.json": json.dumps({"model_type": "moonshine-9"}),
         "m/model.safetensors": b"",
         **{f"m/{k}": v for k, v in _TOKENIZER.items()},
+        "m/chat_template.jinja": (DESK_MODEL / "chat_template.jinja").read_bytes(),
     },
 )
 _dry(
@@ -307,9 +308,9 @@ _dry(
     "a network that is not there",
     "reward=[{kind:␣safety,weight:␣1,options:␣{model:␣nowhere}}]",
     "nowhere",
-    code=1,
+    code=2,
 )
-_dry("gate", "a network that is not there", "gates=[{kind:␣safety,model:␣nowhere}]", "nowhere", code=1)
+_dry("gate", "a network that is not there", "gates=[{kind:␣safety,model:␣nowhere}]", "nowhere", code=2)
 _dry(
     "environment",
     "a user with an address of no kind",
@@ -415,7 +416,7 @@ for command, arguments in (("train", QUICK), ("promote", "desk --reason x"), ("e
         f"Prefect does not answer, {command}",
         f"{command} {arguments}",
         1,
-        "Prefect's server at http://me:***@127.0.0.1:9/api",
+        "Prefect's server at http://127.0.0.1:9/api",
         "does not answer",
         "PREFECT_API_URL",
         environment={"PREFECT_API_URL": f"{NOBODY}/api"},
@@ -426,7 +427,7 @@ for command, arguments in (("train", QUICK), ("lineage", "models:/desk@champion"
         f"MLflow does not answer, {command}",
         f"{command} {arguments}",
         1,
-        "MLflow at http://me:***@127.0.0.1:9",
+        "MLflow at http://127.0.0.1:9",
         "does not answer",
         "MLFLOW_TRACKING_URI",
         environment={"MLFLOW_TRACKING_URI": NOBODY},

@@ -22,6 +22,7 @@ class JudgeSettings(Settings):
     temperature: float | None = Field(default=0.0, ge=0, le=2)
     """None for models that take no temperature."""
     max_answer_tokens: int = Field(default=4096, ge=16)
+    """Most tokens of one answer of the judge."""
     max_chars: int = Field(default=12_000, ge=100)
     """Characters of one conversation, and of what all of them share, that the judge reads; the longest messages lose
     their middle until it fits."""

@@ -100,19 +100,24 @@ def test_copies_that_nobody_asks_for_go_after_a_week(
     assert machine.path(folder).is_dir()
 
 
+def _write_model(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+
+
 def test_an_artifact_that_a_config_names_is_read_on_any_machine(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A table and a model: the name holds no path of the machine that wrote it, and is the same on each."""
     said = [Scenario(id="s1", user_responses=("Hello.",))]
     table = store.address(store.put_file("mixture", ".parquet", lambda path: write_scenarios(path, said) and None))
-    model = store.address(store.put_folder("model", _write_pair))
+    model = store.address(store.put_folder("model", _write_model))
     _another_machine(tmp_path / "there", monkeypatch)
     source = FileSource(kind="parquet", path=table)
     assert (table + model).count("s3://grpo/artifacts/") == 2
     assert [one.data["id"] for one in read_records(source) if one.data] == ["s1"]
     assert fingerprint([source]) == fingerprint([FileSource(kind="parquet", path=str(local_path(table)))])
-    assert (model_folder(model) / "a").read_text() == "1"
+    assert (model_folder(model) / "config.json").read_text() == "{}"
 
 
 def test_an_artifact_that_a_config_names_is_held_to_its_digest(store: ArtifactStore):

@@ -137,7 +137,7 @@ def test_a_declared_file_is_part_of_the_identity(tmp_path: Path):
     declared = tmp_path / "declared.parquet"
     source = GeneratorSource(kind="generator", function=f"{__name__}:names", files=(str(declared),))
     store = str(tmp_path / "store")
-    with pytest.raises(Exception, match=r"declared\.parquet, named by .* cannot be read"):
+    with pytest.raises(Exception, match=r"declared\.parquet, which generator names, cannot be read"):
         count.fn(source, store)
     for content in ("1", "2", "2"):
         declared.write_text(content)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -117,23 +118,24 @@ def log_model(**_):
 
 if sys.argv[3] == "kill":
     mlflow.transformers.log_model = log_model
-_register(Registry(sys.argv[1]), load(Path(sys.argv[2])), "killed", model="killed")
+_register(Registry(sys.argv[1]), load(Path(sys.argv[2])), "cut-off", model="cut-off")
 """
 
 
 def test_the_copy_of_a_killed_registration_goes_with_the_next(registry: Registry, tiny_folder: Path, tmp_path: Path):
     """A whole model in the folder for temporary files, until another registration comes."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    for what, left in (("kill", ["model.safetensors"]), ("register", [])):
-        subprocess.run(
+    for what, left, code in (("kill", ["model.safetensors"], -signal.SIGKILL), ("register", [], 0)):
+        done = subprocess.run(
             [sys.executable, "-c", _KILLED, registry.tracking_uri, str(tiny_folder), what],
             cwd=ROOT,
             env=environment,
             capture_output=True,
             check=False,
         )
+        assert done.returncode == code, done.stderr.decode()
         assert [path.name for path in tmp_path.rglob("*.safetensors")] == left
-    assert registry.find("killed", "killed") is not None
+    assert registry.find("cut-off", "cut-off") is not None
 
 
 def test_a_champion_that_is_missing_is_not_one_that_never_was(registry: Registry):

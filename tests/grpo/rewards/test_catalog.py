@@ -65,7 +65,7 @@ def test_a_plugin_is_found_by_its_entry_point():
 @pytest.mark.usefixtures("plugin")
 def test_a_plugin_that_is_no_reward_is_refused():
     """With what it points at."""
-    with pytest.raises(ConfigError, match="loud_rewards:no_class of reward broken is no RewardFunction"):
+    with pytest.raises(ConfigError, match="loud_rewards:no_class of reward broken is not a RewardFunction"):
         reward_named("broken")
 
 

@@ -65,10 +65,9 @@ def serve() -> None:
         raise ConfigError(
             f"{ORIGINS} is {','.join(origins)}; list the server's own addresses, as http://127.0.0.1:4200"
         )
-    app = create_app(final=True)
-    app.add_middleware(OwnAddresses, origins=origins)
+    # around the application, not in it: its own services (automations) call it in memory, by a host name of their own
     uvicorn.run(
-        app,
+        OwnAddresses(create_app(final=True), origins),
         host=server.api.host,
         port=server.api.port,
         timeout_keep_alive=server.api.keepalive_timeout,

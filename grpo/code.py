@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from grpo.config.environments import SimulatedUserSettings, TaskSettings
 from grpo.config.gates import SafetyGate
+from grpo.config.pipeline import PipelineConfig
 from grpo.config.rewards import RewardComponent, plugin
 from grpo.config.scenarios import GeneratorSource
 from grpo.errors import ConfigError
@@ -74,8 +75,9 @@ def commit() -> str | None:
 
 
 def runs_user_code(values: Iterable[Any]) -> bool:
-    """Tell settings that run a user's code from those that do not."""
-    return any(_reference(part) is not None for part in _parts(values))
+    """Tell settings that run a user's code from those that do not; a whole config is written down, not run."""
+    settings = [value for value in values if not isinstance(value, PipelineConfig)]
+    return any(_reference(part) is not None for part in _parts(settings))
 
 
 def brought_in(values: Iterable[Any]) -> dict[str, str]:

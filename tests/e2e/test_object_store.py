@@ -20,7 +20,7 @@ from tests.object_store import object_store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
-STORE = "s3://grpo/artifacts"
+STORE = "s3://grpo/alone"  # other tests keep theirs in the same bucket
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +56,7 @@ def test_the_pipeline_runs_from_a_bucket(desk_config: dict[str, Any], home: Path
     assert second.lineage == first.lineage
 
     bucket = boto3.resource("s3").Bucket("grpo")
-    for item in bucket.objects.filter(Prefix="artifacts/scored/"):
+    for item in bucket.objects.filter(Prefix="alone/scored/"):
         content = item.get()["Body"].read()
         item.put(Body=content[:-1] + bytes([content[-1] ^ 1]))
     told: list[str] = []

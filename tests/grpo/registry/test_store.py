@@ -118,7 +118,7 @@ def log_model(**_):
 
 if sys.argv[3] == "kill":
     mlflow.transformers.log_model = log_model
-_register(Registry(sys.argv[1]), load(Path(sys.argv[2])), "cut-off", model="cut-off")
+_register(Registry(sys.argv[1]), load(Path(sys.argv[2])), "swept", model="swept")
 """
 
 
@@ -135,7 +135,7 @@ def test_the_copy_of_a_killed_registration_goes_with_the_next(registry: Registry
         )
         assert done.returncode == code, done.stderr.decode()
         assert [path.name for path in tmp_path.rglob("*.safetensors")] == left
-    assert registry.find("cut-off", "cut-off") is not None
+    assert registry.find("swept", "swept") is not None
 
 
 def test_a_champion_that_is_missing_is_not_one_that_never_was(registry: Registry):

@@ -1,4 +1,4 @@
-"""What a run would refuse once it is under way, asked before anything is computed."""
+"""Preflight: faults that a run would be refused for later, found before anything is computed."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Run:
         self.version: ModelVersion | None = None
         self.checkpoints: list[Artifact] = []
         self.remake = False
-        """Whether an update whose checkpoint was removed is computed again."""
+        """True while updates whose checkpoint was removed are computed again."""
         self.removed: list[Artifact] = []
 
     def prepare(self) -> None:

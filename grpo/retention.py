@@ -2,7 +2,7 @@
 
     kept/run.support-desk/3fa1…      the run of this name goes on from this checkpoint
     kept/registered/3fa1…            a registered version needs it
-    removed/77be…                    nobody kept it any more: it is made again from the rollouts when it is needed
+    removed/77be…                    it had no keeper left: it is made again from the rollouts when it is needed
 
 A checkpoint is removed when its last keeper lets it go. The record of the removal is written first, so that a run that
 finds the checkpoint missing knows that it can be made again.

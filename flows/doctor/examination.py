@@ -17,7 +17,7 @@ from grpo.errors import GRPOError
 
 
 def needs(config: PipelineConfig | None) -> Iterator[Finding]:
-    """What a run of this config would refuse, the first fault of it."""
+    """First fault that a run of this config would be refused for."""
     if config is None:
         return
     from flows.preflight import preflight

@@ -30,7 +30,7 @@ class Finding(BaseModel):
     remedy: str = ""
     """What to do, where something is wrong."""
     wrong_input: bool = False
-    """Whether a setting names what cannot be, as opposed to a machine or server that fails."""
+    """True where a setting is wrong, False where a machine or server fails."""
 
     def error(self) -> Exception:
         """The error that a run ends with where this is a problem."""

@@ -23,7 +23,7 @@ _LOGINS = {
     "prefect": f'set {CLIENT}; for the server of this home: eval "$(grpo env)"',
     "mlflow": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
 }
-"""What to do where a server refuses the login."""
+"""Remedy where a server refuses the login."""
 
 
 def servers(home: Path) -> Iterator[Finding]:
@@ -116,7 +116,7 @@ def _server(package: str, url: str, health: str, version: str, *, setting: str, 
 
 
 def _get(url: str, login: str | None, *, tries: int = 1) -> str:
-    """What an address answers; a name and password in it are sent as such. A dropped connection is tried again."""
+    """Answer of an address; a name and password in it are sent as such. A dropped connection is tried again."""
     basic = None if login is None else httpx.BasicAuth(*login.partition(":")[::2])
     for left in reversed(range(tries)):
         try:

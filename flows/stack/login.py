@@ -59,7 +59,7 @@ def usable(text: str, *, place: str) -> str:
 
 
 def _write_private(file: Path, content: str) -> None:
-    """Write a whole file that nobody but its owner could ever read."""
+    """Write a whole file with mode 0600 from its creation on."""
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -25,7 +25,7 @@ from grpo.home import home
 
 TagKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$", max_length=250)]
 TagValue = Annotated[str, StringConstraints(max_length=5000)]
-"""What MLflow takes as a tag of a version."""
+"""Key and value of a tag of a version, within MLflow's limits."""
 
 
 def _home_store() -> str:

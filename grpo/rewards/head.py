@@ -46,7 +46,7 @@ class Head:
 
 
 def features(encoder: Encoder, exchanges: Sequence[Exchange]) -> Floats:
-    """What the head reads of each exchange [exchanges, FEATURES]: the last request of the user, and the reply."""
+    """Features of each exchange [exchanges, FEATURES]: the last request of the user, and the reply."""
     asked = [request(exchange) for exchange in exchanges]
     replies = [exchange.reply.content for exchange in exchanges]
     texts = list(dict.fromkeys([*asked, *replies]))
@@ -61,7 +61,7 @@ def features(encoder: Encoder, exchanges: Sequence[Exchange]) -> Floats:
 
 
 def request(exchange: Exchange) -> str:
-    """What the user said last; where no user spoke, the last message."""
+    """Last message of the user; the last message where there is none."""
     said = [message.content for message in exchange.context if message.role == "user"]
     return said[-1] if said else exchange.context[-1].content if exchange.context else ""
 

@@ -48,7 +48,7 @@ class Safety:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetyModel:
-    """What a folder of a learned safety reward holds."""
+    """Content of a folder with a learned safety reward."""
 
     network: Network
     head: Head

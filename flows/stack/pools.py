@@ -35,7 +35,7 @@ JOB_TEMPLATE = {
     },
 }
 """Job variables of a flow run that becomes a process: none that starts another program (`command`), in another folder
-(`working_dir`), or with code that was not deployed (`PYTHONPATH`, `LD_PRELOAD`, …). The server refuses all others, and a
+(`working_dir`), or with code not deployed (`PYTHONPATH`, `LD_PRELOAD`, …). The server refuses all others, and a
 worker that got one would not read it."""
 
 

@@ -44,6 +44,22 @@ class Artifact(BaseModel):
     kind: str
 
 
+class NewArtifact:
+    """An artifact while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        """Staging path of the file, or of the folder, which is there."""
+        self.stored: Artifact | None = None
+
+    @property
+    def artifact(self) -> Artifact:
+        """The artifact, after the block."""
+        if self.stored is None:
+            raise ArtifactError(f"{self.path} is not stored yet: leave the block of new_file or new_folder first")
+        return self.stored
+
+
 class ArtifactStore:
     """Content-addressed artifacts under an fsspec URI; a plain path means a local folder.
 
@@ -72,23 +88,44 @@ class ArtifactStore:
 
     def put_file(self, kind: str, suffix: str, write: Callable[[Path], None]) -> Artifact:
         """Store the file that `write` makes at the path it is given."""
-        with self._stage() as staged:
-            write(staged)
-            digest = file_digest(staged)
-            return self._publish(staged, f"{kind}/{digest[:_DIGITS]}{suffix}", digest, kind)
+        with self.new_file(kind, suffix) as new:
+            write(new.path)
+        return new.artifact
 
     def put_folder(self, kind: str, write: Callable[[Path], None]) -> Artifact:
         """Store the folder that `write` fills; its manifest is written last."""
+        with self.new_folder(kind) as new:
+            write(new.path)
+        return new.artifact
+
+    @contextmanager
+    def new_file(self, kind: str, suffix: str) -> Iterator[NewArtifact]:
+        """Store the file that the block writes at `path`; nothing is stored when the block raises.
+
+        with store.new_file("split", ".json") as new:
+            new.path.write_text(text)
+        new.artifact
+        """
+        with self._stage() as staged:
+            new = NewArtifact(staged)
+            yield new
+            digest = file_digest(staged)
+            new.stored = self._publish(staged, f"{kind}/{digest[:_DIGITS]}{suffix}", digest, kind)
+
+    @contextmanager
+    def new_folder(self, kind: str) -> Iterator[NewArtifact]:
+        """Store the folder that the block fills at `path`; its manifest is written last. See `new_file`."""
         with self._stage() as staged:
             staged.mkdir()
-            write(staged)
+            new = NewArtifact(staged)
+            yield new
             manifest = json.dumps(_folder_digests(staged), indent=1, sort_keys=True).encode()
             (staged / MANIFEST).write_bytes(manifest)
             digest = hashlib.sha256(manifest).hexdigest()
-            return self._publish(staged, f"{kind}/{digest[:_DIGITS]}", digest, kind)
+            new.stored = self._publish(staged, f"{kind}/{digest[:_DIGITS]}", digest, kind)
 
     def folder(self, kind: str, sha256: str) -> Artifact:
-        """The folder of this kind with this digest, as `put_folder` names it; `path` says whether it is there."""
+        """The folder of this kind with this digest, as `new_folder` names it; `path` says whether it is there."""
         return Artifact(uri=f"{self.uri}/{kind}/{sha256[:_DIGITS]}", sha256=sha256, kind=kind)
 
     def address(self, artifact: Artifact) -> str:

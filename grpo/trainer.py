@@ -21,14 +21,14 @@ from grpo.config.training import TrainingSettings
 from grpo.diagnostics import DiagnosticsMonitor, IterationRecord
 from grpo.environments.environment import Environment
 from grpo.environments.single_turn import SingleTurn
-from grpo.errors import ConfigError, NoLearningSignal
+from grpo.errors import ConfigError
 from grpo.learner.checkpoints import read_state, save_base
-from grpo.learner.update import UpdateMetrics, idle, update
+from grpo.learner.update import UpdateMetrics, UpdateSkipped, update
 from grpo.policy.transformers.model import TransformersPolicy, residents
 from grpo.renderer import Renderer
 from grpo.rewards.assertions import AssertionJudge
 from grpo.rewards.reward import RewardFunction
-from grpo.rewards.score import score
+from grpo.rewards.score import score_rollout
 from grpo.rewards.summary import RolloutSummary, summarize
 from grpo.rollout.collect import collect, schedule
 from grpo.scenarios.scenario import Scenario
@@ -202,12 +202,9 @@ class MultiTurnGRPOTrainer:
         write_trajectories(rollout, played, provenance={"policy": self._policy.hash})
         try:
             metrics = update([rollout], parent, base, target, self.settings, seed=self.config.seed, iteration=index)
-        except NoLearningSignal as error:
-            if index == 0:
-                raise
-            logger.info("iteration %d changes nothing: %s", index + 1, error)
-            shutil.copytree(parent, target)
-            metrics = idle([rollout], parent, base, max_tokens=self.settings.microbatch_tokens)
+        except UpdateSkipped as skipped:
+            shutil.copytree(parent, target, dirs_exist_ok=True)
+            metrics = skipped.metrics
         self._speak_with(target)
         record = IterationRecord(index=index, rollout=summarize(played), update=metrics)
         self._write(record)
@@ -228,7 +225,9 @@ class MultiTurnGRPOTrainer:
             agent=self.agent,
         )
         known = {scenario.id: scenario for scenario in scenarios}
-        return list(score(trajectories, self.reward_fn, known, judge=self.judge))
+        return score_rollout(
+            trajectories, self.reward_fn, known, judge=self.judge, error_budget=self.rollout.error_budget
+        )
 
     @property
     def _policy(self) -> TransformersPolicy:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.training import TrainingSettings
-from grpo.errors import NoLearningSignal
 from grpo.learner.checkpoints import read_state
-from grpo.learner.update import UpdateMetrics, idle
+from grpo.learner.update import UpdateMetrics, UpdateSkipped
 from grpo.learner.update import update as update_policy
 from tasks.base import Checkpoint
 from tasks.slots import holds_gpu_slot
 from tasks.stage import Clock, stage
-
-logger = logging.getLogger(__name__)
 
 
 class TrainResult(Checkpoint):
@@ -60,13 +56,9 @@ def train(
 
     try:
         checkpoint = artifacts.put_folder("checkpoint", write)
-    except NoLearningSignal as error:
-        if iteration == 0:
-            raise
-        logger.info("iteration %d changes nothing: %s", iteration, error)
+    except UpdateSkipped as skipped:
         checkpoint = parent
-        rows, budget = [artifacts.path(one) for one in scored], settings.microbatch_tokens
-        found.append(idle(rows, artifacts.path(parent), artifacts.path(base), max_tokens=budget))
+        found.append(skipped.metrics)
     return TrainResult(
         checkpoint=checkpoint,
         policy=read_state(artifacts.path(checkpoint)).policy_hash,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -67,6 +68,17 @@ class UpdateMetrics(BaseModel):
     """Share of the accelerator's arithmetic; None where its peak is not known."""
 
 
+logger = logging.getLogger(__name__)
+
+
+class UpdateSkipped(Exception):
+    """A later rollout has no learning signal, as when all of it succeeds: the policy stays as it is."""
+
+    def __init__(self, metrics: UpdateMetrics) -> None:
+        super().__init__("no learning signal: the policy stays as it is")
+        self.metrics = metrics
+
+
 def update(
     scored: Sequence[Path],
     parent: Path,
@@ -84,8 +96,40 @@ def update(
     The policy is taken from memory when this process holds it, and left there under its new hash. A checkpoint of
     adapters notes `base_artifact`, which they are for. With several processes each is started here, and calls this
     again with its `world`; the first one writes.
-    Raises `NoLearningSignal`, `RatioError`, `PolicyError`, and `NoEffect` when no weight changed.
+    Raises `NoLearningSignal` when the first iteration has none and `UpdateSkipped` when a later one has none,
+    `RatioError`, `PolicyError`, and `NoEffect` when no weight changed.
     """
+    try:
+        return _update(
+            scored,
+            parent,
+            base,
+            target,
+            settings,
+            seed=seed,
+            iteration=iteration,
+            base_artifact=base_artifact,
+            world=world,
+        )
+    except NoLearningSignal as error:
+        if iteration == 0 or world is not None:
+            raise
+        logger.info("iteration %d changes nothing: %s", iteration, error)
+        raise UpdateSkipped(_idle(scored, parent, base, max_tokens=settings.microbatch_tokens)) from error
+
+
+def _update(
+    scored: Sequence[Path],
+    parent: Path,
+    base: Path,
+    target: Path,
+    settings: TrainingSettings,
+    *,
+    seed: int,
+    iteration: int,
+    base_artifact: Artifact | None,
+    world: World | None,
+) -> UpdateMetrics:
     if world is None and settings.processes > 1:
         order = Order(
             scored=tuple(scored),
@@ -187,8 +231,8 @@ def _open(
     return policy, policy
 
 
-def idle(scored: Sequence[Path], parent: Path, base: Path, *, max_tokens: int) -> UpdateMetrics:
-    """What an iteration shows whose rollout taught nothing: no step was taken, entropy and KL are the policy's own."""
+def _idle(scored: Sequence[Path], parent: Path, base: Path, *, max_tokens: int) -> UpdateMetrics:
+    """Metrics of an iteration without a step: entropy and KL are those of the policy as it is."""
     said = spoken(read_all(scored))[:_KL_SAMPLES]
     policy = residents.get(read_state(parent).policy_hash, parent, base=base)
     with torch.no_grad():

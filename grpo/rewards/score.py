@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby, islice
 from operator import attrgetter
 
-from grpo.errors import RewardError, Unscored
+from grpo.errors import BudgetError, RewardError, Unscored
 from grpo.rewards.assertions import AssertionJudge
 from grpo.rewards.reward import Episode, RewardFunction, RewardResult
 from grpo.scenarios.scenario import Scenario
@@ -50,7 +50,32 @@ def score(
                 yield from siblings
 
 
-def leave_unjudged(scored: Sequence[Trajectory], unscored: Sequence[Trajectory]) -> list[Trajectory]:
+def score_rollout(
+    trajectories: Iterable[Trajectory],
+    reward: RewardFunction,
+    scenarios: Mapping[str, Scenario] | None = None,
+    *,
+    judge: AssertionJudge | None = None,
+    error_budget: float,
+) -> list[Trajectory]:
+    """Score a whole rollout; see `score`.
+
+    Raises `BudgetError` when more than `error_budget` of the episodes could not be scored, and `RewardError` when none
+    could, because nothing judges a part of their success.
+    """
+    scored = list(score(trajectories, reward, scenarios, judge=judge))
+    unscored = [trajectory for trajectory in scored if trajectory.stop != "failed" and trajectory.total_reward is None]
+    if judge is None:  # a missing judge is counted, not an error
+        unscored = _without_unjudged(scored, unscored)
+    if len(unscored) > error_budget * len(scored):
+        raise BudgetError(
+            f"{len(unscored)} of {len(scored)} episodes could not be judged, more than rollout.error_budget "
+            f"{error_budget:.0%}; the first at {unscored[0].place}: {unscored[0].error}"
+        )
+    return scored
+
+
+def _without_unjudged(scored: Sequence[Trajectory], unscored: Sequence[Trajectory]) -> list[Trajectory]:
     """Of the unscored episodes those that are errors: not the ones whose success has a part that nothing judges.
 
     The latter are logged with their number. Raises `RewardError` where all finished episodes are among them.

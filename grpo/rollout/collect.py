@@ -7,6 +7,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Sequence
+from typing import Literal
 
 from grpo import progress
 from grpo.agents.multi_turn import MultiTurnAgent
@@ -18,6 +19,7 @@ from grpo.renderer import Renderer
 from grpo.rollout.deadlines import Deadlines
 from grpo.rollout.episode import play
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.split import Split
 from grpo.trajectories import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,17 @@ def sample_seed(run_seed: int, iteration: int | str, scenario_id: str, sample: i
     """Seed of one sample, of 63 bits: the same wherever and with whomever the sample is played."""
     text = f"{run_seed}\0{iteration}\0{scenario_id}\0{sample}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def shard_ids(
+    split: Split, part: int | Literal["heldout"], settings: RolloutSettings, *, seed: int, round: int, shard: int
+) -> list[str]:
+    """Ids of the scenarios of one shard: of training iteration `part`, or of the held-out scenarios."""
+    if part == "heldout":
+        ids = list(split.heldout)
+    else:
+        ids = schedule(split.train, iteration=part, count=settings.scenarios, seed=seed, round=round)
+    return ids[shard :: settings.shards]
 
 
 def schedule(scenario_ids: Sequence[str], *, iteration: int, count: int, seed: int, round: int = 0) -> list[str]:

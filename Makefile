@@ -47,5 +47,5 @@ down: $(READY)
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
-	$(BIN)/grpo databases
+	$(BIN)/grpo migrate
 	touch $@

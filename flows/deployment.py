@@ -6,7 +6,7 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
-from flows import settings
+from flows.local import settings
 from grpo.config.yaml_file import load_settings
 
 

@@ -20,9 +20,9 @@ from prefect.states import Cancelling
 
 from flows.stage import encode, read_error, read_result
 from grpo.artifacts import ArtifactStore
-from grpo.code import source_digest
 from grpo.config.compute import ComputeSettings
 from grpo.errors import ConfigError
+from grpo.identity.code import source_digest
 from tasks.results import StageResult
 from tasks.stage import relayed
 

@@ -12,16 +12,16 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.ledger import Ledger
 from flows.models import checkpoint_at
-from flows.narrowing import narrowed
 from flows.rollouts import Rollouts
 from flows.runner import shard_runner
 from flows.scenarios import prepare_scenarios
-from grpo.code import code_digest
 from grpo.config.pipeline import PipelineConfig
-from grpo.evaluation.document import Interval
-from grpo.evaluation.measurement import MeasurementDocument
-from grpo.files import write_atomically
-from grpo.home import home
+from grpo.evaluation.measurement import EvaluationDocument
+from grpo.evaluation.schema import Interval
+from grpo.identity.code import code_digest
+from grpo.scenarios.subset import select_scenarios
+from grpo.storage.files import write_atomically
+from grpo.storage.home import home
 from tasks.measure import measure
 
 
@@ -32,7 +32,7 @@ def evaluate(
     scenarios_file: str | None = None,
     num_episodes: int | None = None,
     output_file: str | None = None,
-) -> MeasurementDocument:
+) -> EvaluationDocument:
     """Let a model play the held-out scenarios, and record success and reward with their intervals.
 
     Args:
@@ -44,7 +44,7 @@ def evaluate(
 
     """
     model = model or f"models:/{config.registry.model_name}@champion"
-    config = narrowed(config, scenarios_file, num_episodes)
+    config = select_scenarios(config, scenarios_file, num_episodes)
     with shard_runner(config.rollout) as runner:
         ledger = Ledger(runner)
         checkpoint = checkpoint_at(model, config, ledger)
@@ -52,14 +52,14 @@ def evaluate(
             config.scenarios,
             ledger,
             config.store,
-            heldout_share=None if scenarios_file is None else 1.0,
+            validation_fraction=None if scenarios_file is None else 1.0,
             environment=config.environment,
         )
         played = Rollouts(config, ledger, read.data, read.sides).heldout(checkpoint)
         measured = ledger.run(
             measure, scored=played.scored, settings=config.evaluation, seed=config.seed, store=config.store
         )
-    document = MeasurementDocument(
+    document = EvaluationDocument(
         name=config.name,
         model=model,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -75,7 +75,7 @@ def evaluate(
     return document
 
 
-def _attach(document: MeasurementDocument, path: Path) -> None:
+def _attach(document: EvaluationDocument, path: Path) -> None:
     """Show the numbers in Prefect's page."""
     found = document.measurement
     create_markdown_artifact(
@@ -84,7 +84,7 @@ def _attach(document: MeasurementDocument, path: Path) -> None:
         key="evaluation",
     )
     create_table_artifact(
-        [_row(name=one.name, success=one.success, reward=one.reward) for one in found.standings], key="standing"
+        [_row(name=one.name, success=one.success, reward=one.reward) for one in found.slices], key="standing"
     )
     tries = enumerate(zip(found.pass_at_k, found.pass_hat_k, strict=True), start=1)
     create_table_artifact(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from grpo.credentials import masked
 from grpo.errors import GRPOError, RegistryError
-from grpo.files import causes, storage_error
-from grpo.home import home
+from grpo.storage.credentials import masked
+from grpo.storage.files import causes, storage_error
+from grpo.storage.home import home
 
 _AGAIN = "Give the command again: what was finished is in the cache"
 

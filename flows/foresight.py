@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from prefect import Task
 
-from grpo.evaluation.document import StageTiming
+from grpo.evaluation.schema import StageTiming
 from tasks.results import StageResult
 from tasks.stage import find_result
 

@@ -16,8 +16,8 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from flows.advance import Advance
 from grpo import progress
 from grpo.artifacts import ArtifactStore
-from grpo.evaluation.document import StageTiming
-from grpo.retention import Retention
+from grpo.evaluation.schema import StageTiming
+from grpo.registry.retention import Retention
 from tasks.results import StageResult
 
 if TYPE_CHECKING:

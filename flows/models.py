@@ -29,7 +29,7 @@ def checkpoint_at(model: str, config: PipelineConfig, ledger: Ledger) -> Artifac
     """
     from tasks.base import base  # not before it is needed: who talks to a folder needs no Prefect
 
-    known = stored(model)
+    known = resolve_checkpoint(model)
     if known is not None:
         return known
     policy = config.policy.model_copy(update={"model": model})
@@ -37,12 +37,12 @@ def checkpoint_at(model: str, config: PipelineConfig, ledger: Ledger) -> Artifac
     return ledger.run(base, policy=policy, content=content, store=config.store).checkpoint
 
 
-def stored(model: str) -> Artifact | None:
+def resolve_checkpoint(model: str) -> Artifact | None:
     """The artifact at an address that is one of the registry, or the folder of a checkpoint in some store."""
     if model.startswith(REGISTERED):
         from tasks.registry import registry
 
-        return registry().at(model).checkpoint
+        return registry().resolve(model).checkpoint
     manifest = Path(model) / MANIFEST
     if not manifest.is_file():
         return None

@@ -13,9 +13,9 @@ from flows.run import Run
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import DataError
-from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
-from grpo.learner.footprint import Footprint, footprint
+from grpo.evaluation.schema import ReportDocument
+from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
 from grpo.policy.catalog import model_folder
 from grpo.tables import open_parquet
 from tasks.rollout import RolloutResult
@@ -78,7 +78,7 @@ class Plan(_Part):
     """Tokens that the policy says in an episode, at most."""
     said: float | None
     """What it says on average, in those rollouts of this very config that are in the cache."""
-    footprint: Footprint
+    memory_estimate: MemoryEstimate
     time: Estimate | None
 
 
@@ -88,7 +88,7 @@ def plan(config: PipelineConfig, home: Path) -> Plan:
     Raises what the run would raise for sources or a model that are not there.
     """
     foresight = Foresight()
-    run = Run(config, foresight, began=0.0)
+    run = Run(config, foresight, started_at=0.0)
     missing = _follow(run)
     sides = getattr(run, "sides", None)
     known = (sides.train, sides.heldout) if sides is not None else None
@@ -100,7 +100,7 @@ def plan(config: PipelineConfig, home: Path) -> Plan:
         episodes=episodes,
         said_at_most=min(config.environment.max_turns * config.rollout.max_new_tokens, config.rollout.max_context),
         said=_said(config, foresight),
-        footprint=footprint(
+        memory_estimate=memory_estimate(
             model_folder(config.policy.model),
             config.training,
             episodes=_in_flight(config, episodes),

@@ -10,18 +10,18 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from grpo.config.pretrain import PretrainConfig
-from grpo.environments.clerk import demonstrate
-from grpo.environments.desk_cases import Phrasebook, draw_cases
-from grpo.environments.support_desk import TOOLS
-from grpo.files import write_atomically
-from grpo.learner.base_model import make_base_model
+from grpo.environments.support_desk.demonstrations import demonstrate
+from grpo.environments.support_desk.desk import TOOLS
+from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
+from grpo.pretrain.base_model import make_base_model
+from grpo.storage.files import write_atomically
 
 
 @task(cache_policy=NO_CACHE)
 def draw_scenarios(config: PretrainConfig) -> int:
     """Write the scenario pack, one JSON object a line."""
-    book = Phrasebook.load(Path(config.scenarios_book))
-    cases = itertools.islice(draw_cases(book, seed=config.seed, prefix="desk"), config.scenarios)
+    book = Phrasebook.load(Path(config.scenario_phrasebook))
+    cases = itertools.islice(generate_scenarios(book, seed=config.seed, prefix="desk"), config.scenarios)
     lines = [case.model_dump_json(exclude_defaults=True) for case in cases]
     write_atomically(Path(config.scenarios_path), "\n".join(lines) + "\n")
     return len(lines)
@@ -30,9 +30,9 @@ def draw_scenarios(config: PretrainConfig) -> int:
 @task(cache_policy=NO_CACHE)
 def imitate_clerk(config: PretrainConfig) -> float:
     """Let the clerk serve customers of the other phrasebook, and train the base model on what was said."""
-    book = Phrasebook.load(Path(config.demonstrations_book))
+    book = Phrasebook.load(Path(config.demonstration_phrasebook))
     rng = random.Random(config.seed)
-    cases = itertools.islice(draw_cases(book, seed=config.seed, prefix="demonstration"), config.demonstrations)
+    cases = itertools.islice(generate_scenarios(book, seed=config.seed, prefix="demonstration"), config.demonstrations)
     conversations = [demonstrate(case, rng) for case in cases]
     return make_base_model(conversations, TOOLS, config, Path(config.model_path))
 

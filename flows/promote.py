@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect import flow
 
-from grpo.registry import Transition
-from grpo.registry.succession import CANDIDATE, Reason
+from grpo.registry import ChampionChange
+from grpo.registry.promotions import CANDIDATE, Reason
 from tasks.promote import promote as promote_version
 from tasks.registry import registry
 
@@ -13,7 +13,7 @@ from tasks.registry import registry
 @flow(name="promote", flow_run_name="{model_name}")
 def promote(
     model_name: str, version: int | None = None, reason: Reason = "promoted by hand", force: bool = False
-) -> Transition | None:
+) -> ChampionChange | None:
     """Let a version of a model serve, the candidate where none is named; None where it serves already.
 
     Raises `PromotionRefused` for a version that did not pass its gates, was judged against another champion or has
@@ -27,5 +27,5 @@ def promote(
 
     """
     if version is None:
-        version = registry().at(f"models:/{model_name}@{CANDIDATE}").version
-    return promote_version(model_name, version, reason, force).transition
+        version = registry().resolve(f"models:/{model_name}@{CANDIDATE}").version
+    return promote_version(model_name, version, reason, force).change

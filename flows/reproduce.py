@@ -15,10 +15,10 @@ from flows.run import Run
 from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
-from grpo.home import home
 from grpo.policy.catalog import model_folder
 from grpo.registry import Provenance
-from grpo.scenarios.fingerprint import fingerprint
+from grpo.scenarios.fingerprint import content_hash
+from grpo.storage.home import home
 from tasks.provenance import provenance
 from tasks.registry import registry
 
@@ -55,11 +55,11 @@ def reproduce(model: str) -> Reproduction:
     computed when the sources or the base model are not what they were.
     """
     models = registry()
-    then = models.provenance(models.at(model))
+    then = models.provenance(models.resolve(model))
     home().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="reproduce-", dir=home()) as scratch:
         config = PipelineConfig.model_validate({**then.config, "store": f"{scratch}/store"})
-        _unchanged("scenarios.sources", then.sources, fingerprint(config.scenarios.sources))
+        _unchanged("scenarios.sources", then.sources, content_hash(config.scenarios.sources))
         _unchanged("policy.model", then.model, folder_digest(model_folder(config.policy.model)))
         now = retrain_aside(config)
     return Reproduction(model=model, expected=then.policies, found=now.policies, differences=then.differences(now))
@@ -69,7 +69,7 @@ def reproduce(model: str) -> Reproduction:
 def retrain_aside(config: PipelineConfig) -> Provenance:
     """Train a config, and describe what came out."""
     with shard_runner(config.rollout) as runner:
-        run = Run(config, Ledger(runner), began=time.time())
+        run = Run(config, Ledger(runner), started_at=time.time())
         run.prepare()
         run.improve()
     return provenance(
@@ -77,7 +77,7 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
         sources=run.content,
         scenarios=run.data.scenarios.sha256,
         model=run.model_content,
-        brought_in=run.everything_brought_in(),
+        external_digests=run.all_external_digests(),
         policies=run.policies,
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from prefect import flow
 
-from grpo.registry import Transition
-from grpo.registry.succession import Reason
+from grpo.registry import ChampionChange
+from grpo.registry.promotions import Reason
 from tasks.promote import rollback as rollback_version
 
 
 @flow(name="rollback", flow_run_name="{model_name}")
-def rollback(model_name: str, reason: Reason) -> Transition:
+def rollback(model_name: str, reason: Reason) -> ChampionChange:
     """Let the version serve again that the champion has replaced; `NothingToRollBack` where there is none.
 
     Args:
@@ -18,6 +18,6 @@ def rollback(model_name: str, reason: Reason) -> Transition:
         reason: Why, for the record.
 
     """
-    transition = rollback_version(model_name, reason).transition
-    assert transition is not None
-    return transition
+    change = rollback_version(model_name, reason).change
+    assert change is not None
+    return change

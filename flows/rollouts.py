@@ -10,7 +10,7 @@ from flows.ledger import Ledger
 from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.rollout import RolloutSettings
-from grpo.rewards.summary import RolloutSummary
+from grpo.rewards.rollout_summary import RolloutSummary
 from tasks.ingest import IngestResult
 from tasks.rollout import rollout
 from tasks.score import ScoreResult, score

@@ -19,29 +19,29 @@ from flows.models import folder_digest
 from flows.rollouts import Played, Rollouts
 from flows.scenarios import prepare_scenarios
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.code import brought_in, code_digest, package_versions
-from grpo.config.gates import compared
+from grpo.config.gates import compared_metric
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import PromotionRefused, RemovedError
-from grpo.evaluation.document import (
+from grpo.evaluation.gates import check_gate_scenarios
+from grpo.evaluation.schema import (
     Decision,
+    EpisodePair,
     Evaluation,
     Ingestion,
-    Iteration,
-    Lineage,
+    IterationMetrics,
     ReportDocument,
-    ShownPair,
+    RunProvenance,
 )
-from grpo.evaluation.gates import answerable
-from grpo.home import home
+from grpo.identity.code import code_digest, external_digests, package_versions
 from grpo.policy.catalog import model_folder
 from grpo.registry import ModelVersion
-from grpo.registry.succession import LONGEST_REASON
-from grpo.retention import REGISTERED, run_keeper
-from grpo.rewards.admission import admit
-from grpo.scenarios.fingerprint import fingerprint
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.parquet import read_scenarios
+from grpo.registry.promotions import LONGEST_REASON
+from grpo.registry.retention import REGISTERED, run_owner
+from grpo.rewards.hacking.check import check_rewards
+from grpo.scenarios.fingerprint import content_hash
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.table import read_scenarios
+from grpo.storage.home import home
 from tasks.base import Checkpoint, base
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -72,19 +72,19 @@ class Promotion(BaseModel):
 class Run:
     """The stages of one run in order, and what they left."""
 
-    def __init__(self, config: PipelineConfig, ledger: Ledger, *, began: float) -> None:
+    def __init__(self, config: PipelineConfig, ledger: Ledger, *, started_at: float) -> None:
         self.config = config
         self.store = config.store
         self.artifacts = ArtifactStore(config.store)
-        self.began = began
+        self.started_at = started_at
         self.ledger = ledger
-        self.content = fingerprint(config.scenarios.sources)
+        self.content = content_hash(config.scenarios.sources)
         self.model_content = folder_digest(model_folder(config.policy.model))
-        self.brought_in = brought_in([config])
+        self.external_digests = external_digests([config])
         self.retention = ledger.retention(config.store)
-        self.iterations: list[Iteration] = []
+        self.iterations: list[IterationMetrics] = []
         self.evaluation: Evaluation | None = None
-        self.conversations: tuple[ShownPair, ...] = ()
+        self.conversations: tuple[EpisodePair, ...] = ()
         self.version: ModelVersion | None = None
         self.checkpoints: list[Artifact] = []
         self.remake = False
@@ -101,7 +101,7 @@ class Run:
 
     def gather(self) -> None:
         """Take scenarios and base policy in; nothing at all is computed for a reward that a probe fools."""
-        admit(self.config.reward)
+        check_rewards(self.config.reward)
         self.read_scenarios()
         self.load_base()
 
@@ -110,10 +110,10 @@ class Run:
         read = prepare_scenarios(self.config.scenarios, self.ledger, self.store, environment=self.config.environment)
         self.data, self.validated, self.sides = read.data, read.validated, read.sides
         heldout = read_scenarios(
-            self.artifacts.path(self.data.scenarios) / SCENARIOS,
+            self.artifacts.path(self.data.scenarios) / SCENARIOS_FILE,
             ids=read_split(self.artifacts, self.sides.split).heldout,
         )
-        answerable(self.config.gates, heldout)
+        check_gate_scenarios(self.config.gates, heldout)
         self.rollouts = Rollouts(self.config, self.ledger, self.data, self.sides)
 
     def load_base(self) -> None:
@@ -127,7 +127,7 @@ class Run:
         for _ in self.steps():
             pass
 
-    def steps(self) -> Iterator[Iteration]:
+    def steps(self) -> Iterator[IterationMetrics]:
         """Iterate rollout, score and train; a stale rollout is played while the one before is trained on.
 
         Where a checkpoint is needed that was removed, all are made again from the base.
@@ -141,7 +141,7 @@ class Run:
             self.load_base()
             yield from self._steps(first=reached)
 
-    def _steps(self, *, first: int) -> Iterator[Iteration]:
+    def _steps(self, *, first: int) -> Iterator[IterationMetrics]:
         """Iterate from the base on, and yield the iterations from `first` on."""
         iterations, ahead = self.config.training.iterations, self.config.rollout.staleness
         self.iterations, self.checkpoints = [], []
@@ -180,19 +180,19 @@ class Run:
         if self.retention is None or checkpoint in (self.base.checkpoint, *self.checkpoints[-1:]):
             return  # an iteration that changed nothing
         self.checkpoints.append(checkpoint)
-        self.retention.keep(checkpoint, run_keeper(self.config.name))
+        self.retention.keep(checkpoint, run_owner(self.config.name))
         limit = self.config.save_total_limit
         if limit is not None and len(self.checkpoints) > limit:
             self._release(self.checkpoints[-limit - 1])
 
     def _release_earlier_runs(self) -> None:
         """Let go what an earlier run of this name went on from."""
-        for checkpoint in self.retention.kept(run_keeper(self.config.name)):
+        for checkpoint in self.retention.kept(run_owner(self.config.name)):
             if checkpoint not in self.checkpoints:
                 self._release(checkpoint)
 
     def _release(self, checkpoint: Artifact) -> None:
-        gone = self.retention is not None and self.retention.release(checkpoint, run_keeper(self.config.name))
+        gone = self.retention is not None and self.retention.release(checkpoint, run_owner(self.config.name))
         if gone and checkpoint not in self.removed:
             self.removed.append(checkpoint)
 
@@ -200,7 +200,16 @@ class Run:
     def key(self) -> str:
         """Identity of the run, once its policy is trained: config, data, code, and what the code has read."""
         read = sorted(digest or "" for digest in self.ledger.reads.values())
-        return _digest([self.config.deciding(), self.content, self.model_content, code_digest(), self.brought_in, read])
+        return _digest(
+            [
+                self.config.identity_settings(),
+                self.content,
+                self.model_content,
+                code_digest(),
+                self.external_digests,
+                read,
+            ]
+        )
 
     def judge(self) -> Decision:
         """Let champion and candidate play the held-out scenarios, compare them, and ask the gates."""
@@ -214,7 +223,7 @@ class Run:
             candidate=after.scored,
             base=self.base.checkpoint,
             settings=self.config.evaluation,
-            metric=compared(self.config.gates),
+            metric=compared_metric(self.config.gates),
             seed=self.config.seed,
             store=self.store,
         ).evaluation
@@ -246,12 +255,12 @@ class Run:
             scenarios=self.data.scenarios,
             sources=self.content,
             model=self.model_content,
-            brought_in=self.everything_brought_in(),
+            external_digests=self.all_external_digests(),
             policies=tuple(self.policies),
             store=self.store,
         ).version
         self._release_earlier_runs()
-        served = {one.champion for one in registry().succession(name).history()}
+        served = {one.champion for one in registry().promotions(name).history()}
         if decision.verdict != "promote" or self.version.version in served:
             return decision
         try:
@@ -262,10 +271,10 @@ class Run:
             return decision.model_copy(update={"verdict": "refuse", "reason": f"{error}; {decision.reason}"})
         return decision
 
-    def everything_brought_in(self) -> dict[str, str]:
+    def all_external_digests(self) -> dict[str, str]:
         """The user's code and declared files, and the files that the code has read, with their digests."""
         read = {f"file {path}": digest or "absent" for path, digest in self.ledger.reads.items()}
-        return self.brought_in | read
+        return self.external_digests | read
 
     def report(self, decision: Decision) -> Promotion:
         """Write the report, and attach it to the records of both services."""
@@ -285,7 +294,7 @@ class Run:
     def _document(self, decision: Decision) -> ReportDocument:
         """Every number of the run."""
         config, counts = self.config, self.data.counts
-        wall = time.time() - self.began
+        wall = time.time() - self.started_at
         stages = self.ledger.timings()
         compute = sum(stage.compute_s for stage in stages if stage.name in COMPUTE)
         return ReportDocument(
@@ -308,10 +317,10 @@ class Run:
             stages=stages,
             wall_s=wall,
             orchestration_share=max(0.0, 1 - compute / wall),
-            lineage=Lineage(
+            lineage=RunProvenance(
                 run=self.key,
                 seed=config.seed,
-                config_digest=_digest(config.deciding()),
+                config_digest=_digest(config.identity_settings()),
                 code_digest=code_digest(),
                 scenarios_digest=self.data.scenarios.sha256[:16],
                 base_policy=self.base.policy,
@@ -324,15 +333,17 @@ class Run:
         )
 
 
-def _iteration(index: int, played: Played, trained: TrainResult) -> Iteration:
+def _iteration(index: int, played: Played, trained: TrainResult) -> IterationMetrics:
     summary = played.summary
-    return Iteration(
+    return IterationMetrics(
         index=index,
         rounds=len(played.rounds),
         reward=summary.reward or 0.0,
         success=summary.success,
         components=summary.components,
-        entangled=tuple(f"{one} and {two} ({rho:+.2f})" for (one, two), rho in summary.moments.entangled().items()),
+        highly_correlated=tuple(
+            f"{one} and {two} ({rho:+.2f})" for (one, two), rho in summary.moments.highly_correlated().items()
+        ),
         truncated_share=summary.truncated_share,
         failed_share=summary.failed_share,
         **trained.metrics.model_dump(),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flows.ledger import Ledger
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.scenarios import ScenarioSettings
-from grpo.scenarios.fingerprint import fingerprint
+from grpo.scenarios.fingerprint import content_hash
 from tasks.ingest import IngestResult, ingest
 from tasks.split import SplitResult, split
 from tasks.validate import ValidateResult, validate
@@ -27,28 +27,28 @@ def prepare_scenarios(
     ledger: Ledger,
     store: str,
     *,
-    heldout_share: float | None = None,
+    validation_fraction: float | None = None,
     environment: EnvironmentSettings | None = None,
 ) -> ReadScenarios:
-    """Ingest, validate and split; a `heldout_share` of 1 holds out all that are not declared to be trained on.
+    """Ingest, validate and split; a `validation_fraction` of 1 holds out all that are not declared to be trained on.
 
     What the environment cannot play, where one is given, is left out or refused before anything is played.
     """
-    bound = settings.max_quarantined_share
+    bound = settings.max_quarantined_fraction
     data = ledger.run(
         ingest,
         sources=settings.sources,
-        content=fingerprint(settings.sources),
-        max_quarantined_share=bound,
+        content=content_hash(settings.sources),
+        max_quarantined_fraction=bound,
         store=store,
     )
     validated = ledger.run(
-        validate, scenarios=data.scenarios, counts=data.counts, max_quarantined_share=bound, store=store
+        validate, scenarios=data.scenarios, counts=data.counts, max_quarantined_fraction=bound, store=store
     )
     sides = ledger.run(
         split,
         scenarios=data.scenarios,
-        heldout_share=settings.heldout_share if heldout_share is None else heldout_share,
+        validation_fraction=settings.validation_fraction if validation_fraction is None else validation_fraction,
         limit=settings.limit,
         environment=environment,
         max_refused_share=bound,

@@ -17,7 +17,7 @@ from prefect.task_runners import ProcessPoolTaskRunner
 from prefect.transactions import BaseTransaction
 
 from grpo.config.tuning import TuneConfig
-from grpo.locks import file_lock
+from grpo.storage.locks import file_lock
 from grpo.tuning.storage import open_storage
 from grpo.tuning.study import open_study
 from grpo.tuning.study import search as search_study

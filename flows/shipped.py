@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo.rewards.rubrics import RUBRICS
-from grpo.rewards.safety import SHIPPED as SAFETY
+from grpo.rewards.judge.rubrics import RUBRICS
+from grpo.rewards.learned.safety import SHIPPED as SAFETY
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from flows.ledger import Ledger
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.code import source_digest
 from grpo.errors import ConfigError, GRPOError
+from grpo.identity.code import source_digest
 from tasks.evaluate import evaluate
 from tasks.results import StageResult
 from tasks.rollout import rollout

@@ -5,15 +5,15 @@ from __future__ import annotations
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows import settings
 from flows.dispatch import Dispatch
 from flows.ledger import Ledger
+from flows.local import settings
 from flows.run import Promotion, Run
 from flows.runner import shard_runner
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.yaml_file import overridden
+from grpo.config.yaml_file import apply_overrides
 from grpo.errors import NoEffect, NoLearningSignal
-from grpo.evaluation.document import Decision
+from grpo.evaluation.schema import Decision
 
 
 @flow(name="train", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
@@ -25,9 +25,9 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
         overrides: `section.key=value`, laid over the config as `--set` does.
 
     """
-    config = overridden(config, overrides)
+    config = apply_overrides(config, overrides)
     with shard_runner(config.rollout) as runner, Dispatch(config.compute) as elsewhere:
-        run = Run(config, Ledger(runner, elsewhere), began=settings.began())
+        run = Run(config, Ledger(runner, elsewhere), started_at=settings.started_at())
         run.prepare()
         try:
             run.improve()

@@ -15,22 +15,22 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict
 
-from flows import settings
 from flows.ledger import Ledger
+from flows.local import settings
 from flows.run import Run
 from flows.runner import shard_runner
 from flows.searchers import searchers
 from grpo import progress
-from grpo.code import code_digest
-from grpo.config.dimensions import Value
+from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
-from grpo.home import home
-from grpo.locks import file_lock
+from grpo.identity.code import code_digest
+from grpo.storage.home import home
+from grpo.storage.locks import file_lock
 from grpo.tuning.document import BEST, StudyDocument, best_yaml
 from grpo.tuning.storage import open_storage
 from grpo.tuning.study import open_study
-from grpo.tuning.summary import StudySummary, summarize
-from tasks.hold_back import hold_back
+from grpo.tuning.study_summary import StudySummary, summarize_study
+from tasks.hold_back import validation_split
 from tasks.study import report_study, study_record
 
 _ELSEWHERE = {"name", "n_trials", "parallel", "storage", "heartbeat_s"}
@@ -82,19 +82,21 @@ class _Search:
         """Do what all trials have in common, so that each of them finds it in the cache; then open the study."""
         plan = self.plan
         with shard_runner(plan.base.rollout) as runner:
-            run = Run(plan.base, Ledger(runner), began=settings.began())
+            run = Run(plan.base, Ledger(runner), started_at=settings.started_at())
             run.gather()
             self.sides = run.ledger.run(
-                hold_back,
+                validation_split,
                 scenarios=run.data.scenarios,
                 split=run.sides.split,
-                share=plan.validation_share,
+                share=plan.validation_fraction,
                 store=plan.base.store,
             )
         self.start = run.base.policy
-        settings_of_study = plan.model_dump(mode="json", exclude={*_ELSEWHERE, "base"}) | {"base": plan.base.deciding()}
+        settings_of_study = plan.model_dump(mode="json", exclude={*_ELSEWHERE, "base"}) | {
+            "base": plan.base.identity_settings()
+        }
         identity = json.dumps(
-            [settings_of_study, run.content, self.start, code_digest(), run.brought_in], sort_keys=True
+            [settings_of_study, run.content, self.start, code_digest(), run.external_digests], sort_keys=True
         )
         self.name = f"{plan.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         with file_lock(self.lock):
@@ -119,16 +121,16 @@ class _Search:
         found = self.summary(importance=False)
         ended = [trial for trial in found.trials if self.record.add(trial)]
         for trial in ended:
-            shown = {"reward": trial.looks[-1]} if trial.looks else {}
+            shown = {"reward": trial.intermediate_evals[-1]} if trial.intermediate_evals else {}
             progress.report(f"trial {trial.number} {trial.state}", 1, 1, **shown)
         if ended:
-            best = {} if found.leader is None else {"best": found.leader.reward or 0.0}
-            progress.report("trials", min(found.over, self.plan.n_trials), self.plan.n_trials, **best)
-        return found.over
+            best = {} if found.best_trial is None else {"best": found.best_trial.reward or 0.0}
+            progress.report("trials", min(found.ended, self.plan.n_trials), self.plan.n_trials, **best)
+        return found.ended
 
     def summary(self, *, importance: bool = True) -> StudySummary:
         """What the study has shown so far."""
-        return summarize(self.study, importance=importance)
+        return summarize_study(self.study, importance=importance)
 
     def report(self) -> Path:
         """Write the report, also of a study that was interrupted."""
@@ -142,7 +144,7 @@ class _Search:
             trained=self.sides.train,
             validation=self.sides.heldout,
             code_digest=code_digest(),
-            best_config=None if found.leader is None else best_yaml(self.plan, found),
+            best_config=None if found.best_trial is None else best_yaml(self.plan, found),
             config=yaml.safe_dump(self.plan.model_dump(mode="json"), sort_keys=False),
         )
         return report_study(document, self.record, home() / self.plan.name)

@@ -8,18 +8,18 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from flows.reproduce import Reproduction
-    from grpo.registry import Lineage, Transition
+    from grpo.registry import ChampionChange, Lineage
 
 
-def print_transition(console: Console, model: str, transition: Transition | None) -> None:
+def print_change(console: Console, model: str, change: ChampionChange | None) -> None:
     """Who serves now."""
-    if transition is None:
+    if change is None:
         console.print(f"{model}: this version serves already; nothing was changed")
         return
-    instead = f" in place of version {transition.replaced}" if transition.replaced is not None else ""
-    forced = ", forced" if transition.forced else ""
+    instead = f" in place of version {change.replaced}" if change.replaced is not None else ""
+    forced = ", forced" if change.forced else ""
     console.print(
-        f"{model}: version {transition.champion} serves{instead}{forced} ({transition.reason})",
+        f"{model}: version {change.champion} serves{instead}{forced} ({change.reason})",
         soft_wrap=True,
     )
 
@@ -27,7 +27,7 @@ def print_transition(console: Console, model: str, transition: Transition | None
 def print_lineage(console: Console, lineage: Lineage) -> None:
     """What a version was made from, who came before it, and how it came to serve."""
     made = lineage.provenance
-    judged = "the base model" if lineage.judged_against is None else f"version {lineage.judged_against}"
+    judged = "the base model" if lineage.evaluated_against is None else f"version {lineage.evaluated_against}"
     scenarios = made.config["scenarios"]
     sources = scenarios["sources"] if isinstance(scenarios, dict) else None
     facts = {
@@ -48,7 +48,7 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
         "MLflow run": lineage.run_id,
     }
     lines = [f"{lineage.name} version {lineage.version}", *(f"  {name:<18}{value}" for name, value in facts.items())]
-    lines += [f"  brought in        {name}: {digest[:16]}" for name, digest in made.brought_in.items()]
+    lines += [f"  brought in        {name}: {digest[:16]}" for name, digest in made.external_digests.items()]
     for depth, parent in enumerate(lineage.parents):
         origin = f"version {parent.version}" if parent.version is not None else f"base model {parent.model}"
         lines.append(f"{'  ' * depth}trained from policy {parent.policy}, {origin}")
@@ -63,7 +63,7 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
     )
 
 
-def _told(one: Transition) -> str:
+def _told(one: ChampionChange) -> str:
     """One change of the version in service, on a line."""
     instead = f" instead of {one.replaced}" if one.replaced is not None else ""
     forced = ", forced" if one.forced else ""

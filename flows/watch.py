@@ -1,4 +1,4 @@
-"""Look for reasons to train again, and tell: an automation may start the retraining."""
+"""Look for triggers to train again, and tell: an automation may start the retraining."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.retraining import Retraining
 from grpo.config.retraining import RetrainConfig
-from grpo.retraining.record import Look
+from grpo.retraining.reports import TriggerReport
 
 EVENT = "grpo.drift-detected"
 
 
 @flow(name="watch", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
-def watch(config: RetrainConfig) -> Look:
+def watch(config: RetrainConfig) -> TriggerReport:
     """Check every reason; where one holds against a champion, emit `grpo.drift-detected`. Trains nothing.
 
     Args:
-        config: Which reasons are checked, of which model.
+        config: Which triggers are checked, of which model.
 
     """
     found = Retraining(config).look()
@@ -26,6 +26,6 @@ def watch(config: RetrainConfig) -> Look:
         emit_event(
             EVENT,
             resource={"prefect.resource.id": f"grpo.model.{found.model}", "prefect.resource.name": found.model},
-            payload={"champion": found.champion, "reasons": [one.model_dump() for one in found.holding]},
+            payload={"champion": found.champion, "triggers": [one.model_dump() for one in found.fired]},
         )
     return found

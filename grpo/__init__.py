@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from grpo.agents.memory import ConversationMemory
     from grpo.agents.multi_turn import MultiTurnAgent
     from grpo.agents.tool_agent import ToolAgent
-    from grpo.auto import AutoTrainer
-    from grpo.callbacks import CheckpointCallback, EarlyStoppingCallback
     from grpo.config.agent import AgentConfig
-    from grpo.config.notebook import TrainingConfig, TrainingProfile, get_config_for_task
     from grpo.config.spaces import get_search_space
     from grpo.config.tuning import HPOConfig
-    from grpo.diagnostics import DiagnosticsMonitor
-    from grpo.engine import ComputationalGRPOEngine
     from grpo.environments.conversation import ConversationEnvironment
     from grpo.environments.presets import CONVERSATION_CONFIGS
     from grpo.environments.task import TaskEnvironment
+    from grpo.notebook.auto import AutoTrainer
+    from grpo.notebook.callbacks import CheckpointCallback, EarlyStoppingCallback
+    from grpo.notebook.config import TrainingConfig, TrainingProfile, get_config_for_task
+    from grpo.notebook.diagnostics import DiagnosticsMonitor
+    from grpo.notebook.engine import ComputationalGRPOEngine
+    from grpo.notebook.trainer import MultiTurnGRPOTrainer, SingleTurnGRPOTrainer, train
+    from grpo.notebook.tune import quick_hpo
     from grpo.rewards.composite import CompositeReward
     from grpo.rewards.function import reward_function
+    from grpo.rewards.learned.safety import SafetyReward
     from grpo.rewards.objectives import MultiObjectiveReward
     from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
-    from grpo.rewards.quality import EngagementReward, HelpfulnessReward
     from grpo.rewards.reward import RewardFunction, RewardResult
-    from grpo.rewards.safety import SafetyReward
     from grpo.rewards.task import TaskCompletionReward
-    from grpo.rewards.text import ConcisenessReward
+    from grpo.rewards.text.lexical import ConcisenessReward
+    from grpo.rewards.text.quality import EngagementReward, HelpfulnessReward
     from grpo.scenarios.scenario import Scenario
-    from grpo.trainer import MultiTurnGRPOTrainer, SingleTurnGRPOTrainer, train
-    from grpo.tuning.quick import quick_hpo
 
 _NAMES = {
     "grpo.agents.conversations": ("ConversationManager",),
@@ -44,14 +44,14 @@ _NAMES = {
     "grpo.agents.memory": ("ConversationMemory",),
     "grpo.agents.multi_turn": ("MultiTurnAgent",),
     "grpo.agents.tool_agent": ("ToolAgent",),
-    "grpo.auto": ("AutoTrainer",),
-    "grpo.callbacks": ("CheckpointCallback", "EarlyStoppingCallback"),
+    "grpo.notebook.auto": ("AutoTrainer",),
+    "grpo.notebook.callbacks": ("CheckpointCallback", "EarlyStoppingCallback"),
     "grpo.config.agent": ("AgentConfig",),
-    "grpo.config.notebook": ("TrainingConfig", "TrainingProfile", "get_config_for_task"),
+    "grpo.notebook.config": ("TrainingConfig", "TrainingProfile", "get_config_for_task"),
     "grpo.config.spaces": ("get_search_space",),
     "grpo.config.tuning": ("HPOConfig",),
-    "grpo.diagnostics": ("DiagnosticsMonitor",),
-    "grpo.engine": ("ComputationalGRPOEngine",),
+    "grpo.notebook.diagnostics": ("DiagnosticsMonitor",),
+    "grpo.notebook.engine": ("ComputationalGRPOEngine",),
     "grpo.environments.conversation": ("ConversationEnvironment",),
     "grpo.environments.presets": ("CONVERSATION_CONFIGS",),
     "grpo.environments.task": ("TaskEnvironment",),
@@ -59,14 +59,14 @@ _NAMES = {
     "grpo.rewards.function": ("reward_function",),
     "grpo.rewards.objectives": ("MultiObjectiveReward",),
     "grpo.rewards.presets": ("create_customer_service_reward", "create_domain_reward"),
-    "grpo.rewards.quality": ("EngagementReward", "HelpfulnessReward"),
+    "grpo.rewards.text.quality": ("EngagementReward", "HelpfulnessReward"),
     "grpo.rewards.reward": ("RewardFunction", "RewardResult"),
-    "grpo.rewards.safety": ("SafetyReward",),
+    "grpo.rewards.learned.safety": ("SafetyReward",),
     "grpo.rewards.task": ("TaskCompletionReward",),
-    "grpo.rewards.text": ("ConcisenessReward",),
+    "grpo.rewards.text.lexical": ("ConcisenessReward",),
     "grpo.scenarios.scenario": ("Scenario",),
-    "grpo.trainer": ("MultiTurnGRPOTrainer", "SingleTurnGRPOTrainer", "train"),
-    "grpo.tuning.quick": ("quick_hpo",),
+    "grpo.notebook.trainer": ("MultiTurnGRPOTrainer", "SingleTurnGRPOTrainer", "train"),
+    "grpo.notebook.tune": ("quick_hpo",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = (*_HOME,)

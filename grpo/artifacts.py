@@ -22,16 +22,16 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import ArtifactError, ConfigError, RemovedError, StorageError
-from grpo.files import file_digest, storage_errors, write_atomically
-from grpo.locks import remove, scratch_place
-from grpo.objects import ObjectFolder, open_uri
-from grpo.records import Records
+from grpo.storage.documents import DocumentStore
+from grpo.storage.files import file_digest, storage_errors, write_atomically
+from grpo.storage.locks import remove, scratch_path
+from grpo.storage.objects import ObjectFolder, open_uri
 
 MANIFEST = "manifest.json"
 _DIGITS = 20
 _ABANDONED_S = 7 * 24 * 3600.0
 """Copies that were not asked for in so long are removed."""
-_MARKS = ".marks"
+_ETAGS = ".marks"
 
 
 class Artifact(BaseModel):
@@ -78,7 +78,7 @@ class ArtifactStore:
         self.root = root.rstrip("/")
         self._objects = None if isinstance(file_system, LocalFileSystem) else ObjectFolder(file_system, self.root)
         self.uri = self._objects.uri if self._objects else self.root
-        self.records = Records(uri)
+        self.documents = DocumentStore(uri)
         self._verified: dict[str, tuple[str, float]] = {}
 
     @property
@@ -152,7 +152,7 @@ class ArtifactStore:
         name = self._name(artifact)
         if not self._is_there(name):
             return False
-        self.records.write(_removal(artifact), artifact.model_dump())
+        self.documents.write(_removal(artifact), artifact.model_dump())
         if self._objects is not None:
             self._objects.remove(name)
         else:
@@ -162,25 +162,25 @@ class ArtifactStore:
 
     def is_removed(self, artifact: Artifact) -> bool:
         """Tell an artifact that was removed on purpose from one that is there or missing."""
-        return not self._is_there(self._name(artifact)) and self.records.read(_removal(artifact)) is not None
+        return not self._is_there(self._name(artifact)) and self.documents.read(_removal(artifact)) is not None
 
     def forget_removal(self, artifact: Artifact) -> None:
         """Let a removed artifact count as missing, so that the stage that made it computes it again."""
-        self.records.remove(_removal(artifact))
+        self.documents.remove(_removal(artifact))
 
     def _is_there(self, name: str) -> bool:
-        return bool(self._objects.marks(name)) if self._objects else (Path(self.root) / name).exists()
+        return bool(self._objects.etags(name)) if self._objects else (Path(self.root) / name).exists()
 
     def _missing(self, artifact: Artifact) -> ArtifactError:
         """The error for an artifact that is not there."""
-        if self.records.read(_removal(artifact)) is not None:
+        if self.documents.read(_removal(artifact)) is not None:
             return RemovedError(f"{artifact.kind} {artifact.uri} was removed, because no run or version keeps it")
         return ArtifactError(f"{artifact.kind} {artifact.uri} is missing")
 
     @contextmanager
     def _stage(self) -> Iterator[Path]:
-        staging = own_folder() / "staging" if self._objects else Path(self.root) / ".staging"
-        with storage_errors(str(staging) if self._objects else self.root), scratch_place(staging) as staged:
+        staging = user_temp_folder() / "staging" if self._objects else Path(self.root) / ".staging"
+        with storage_errors(str(staging) if self._objects else self.root), scratch_path(staging) as staged:
             yield staged
 
     def _publish(self, staged: Path, name: str, digest: str, kind: str) -> Artifact:
@@ -192,7 +192,7 @@ class ArtifactStore:
             self._objects.upload(staged, name, sorted(_folder_digests(staged)), last=MANIFEST)
         else:
             self._objects.upload_file(staged, name)
-        self._keep(staged, artifact, self._objects.marks(name))
+        self._keep(staged, artifact, self._objects.etags(name))
         return artifact
 
     def _settle(self, staged: Path, place: Path, artifact: Artifact) -> None:
@@ -222,22 +222,22 @@ class ArtifactStore:
     def _fetch(self, artifact: Artifact, name: str) -> Path:
         """The copy on this machine, made anew when the objects are not those that it was made from."""
         assert self._objects is not None
-        place, marks = _kept(artifact), self._objects.marks(name)
-        if not marks:
+        place, etags = _kept(artifact), self._objects.etags(name)
+        if not etags:
             raise self._missing(artifact)
-        if place.exists() and _read_marks(place) == {"uri": artifact.uri, "marks": marks}:
-            _marks_file(place).touch()
+        if place.exists() and _read_etags(place) == {"uri": artifact.uri, "marks": etags}:
+            _etags_file(place).touch()
             return place
         with storage_errors(str(place.parent)):
             place.parent.mkdir(parents=True, exist_ok=True)
             partial = place.with_name(uuid.uuid4().hex)
             try:
-                if "" in marks:
+                if "" in etags:
                     self._objects.download_file(name, partial)
                 else:
                     self._fetch_folder(artifact, name, partial)
                 self._check(partial, artifact)
-                self._keep(partial, artifact, marks)
+                self._keep(partial, artifact, etags)
             except FileNotFoundError as error:
                 raise ArtifactError(f"{artifact.kind} {artifact.uri} is missing, or a part of it") from error
             finally:
@@ -258,11 +258,11 @@ class ArtifactStore:
         self._objects.download(name, files, partial)
         (partial / MANIFEST).write_bytes(manifest)
 
-    def _keep(self, staged: Path, artifact: Artifact, marks: dict[str, str]) -> None:
+    def _keep(self, staged: Path, artifact: Artifact, etags: dict[str, str]) -> None:
         """Let this file or folder be the copy on this machine of objects with these marks."""
         place = _kept(artifact)
         self._settle(staged, place, artifact)
-        write_atomically(_marks_file(place), json.dumps({"uri": artifact.uri, "marks": marks}))
+        write_atomically(_etags_file(place), json.dumps({"uri": artifact.uri, "marks": etags}))
         _forget(place.parent)
 
     def _check(self, path: Path, artifact: Artifact) -> None:
@@ -302,7 +302,7 @@ def local_path(address: str) -> Path:
     return ArtifactStore(parts[0]).path(Artifact(uri=uri, sha256=digest, kind=parts[1]))
 
 
-def own_folder() -> Path:
+def user_temp_folder() -> Path:
     """Folder of this user for what is on its way to or from an object store; others may not look into it.
 
     It lies where TMPDIR says. Raises `StorageError` when somebody else has put it there.
@@ -322,26 +322,26 @@ def _removal(artifact: Artifact) -> str:
 
 def _kept(artifact: Artifact) -> Path:
     """Where this machine keeps its copy of an artifact of an object store."""
-    return own_folder() / "fetched" / f"{artifact.sha256}{Path(artifact.uri).suffix}"
+    return user_temp_folder() / "fetched" / f"{artifact.sha256}{Path(artifact.uri).suffix}"
 
 
-def _marks_file(place: Path) -> Path:
-    return place.with_name(f"{place.name}{_MARKS}")
+def _etags_file(place: Path) -> Path:
+    return place.with_name(f"{place.name}{_ETAGS}")
 
 
 def _forget(copies: Path) -> None:
     """Remove what nobody has asked for in so long; it is fetched again when it is wanted."""
-    for marks in copies.glob(f"*{_MARKS}"):
+    for etags in copies.glob(f"*{_ETAGS}"):
         with suppress(FileNotFoundError):  # another process forgets, too
-            if time.time() - marks.stat().st_mtime > _ABANDONED_S:
-                marks.unlink()
-                remove(marks.with_suffix(""))
+            if time.time() - etags.stat().st_mtime > _ABANDONED_S:
+                etags.unlink()
+                remove(etags.with_suffix(""))
 
 
-def _read_marks(place: Path) -> object:
+def _read_etags(place: Path) -> object:
     """What the objects were when the copy was made; None when that is not known."""
     try:
-        return json.loads(_marks_file(place).read_bytes())
+        return json.loads(_etags_file(place).read_bytes())
     except (FileNotFoundError, ValueError):
         return None
 

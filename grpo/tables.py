@@ -58,7 +58,7 @@ SCHEMA = pa.schema(
         ("turn_rewards", pa.list_(pa.float64())),
         ("terminal_reward", pa.float64()),
         ("breakdown", pa.map_(pa.string(), pa.float64())),
-        ("judgement", pa.string()),
+        ("reward_metadata", pa.string()),
     ]
 )
 
@@ -188,11 +188,11 @@ class _Row(_Strict):
     turn_rewards: list[float]
     terminal_reward: float | None
     breakdown: list[tuple[str, float]]
-    judgement: str
+    reward_metadata: str
 
-    @field_validator("judgement")
+    @field_validator("reward_metadata")
     @classmethod
-    def _check_judgement(cls, text: str) -> str:
+    def _check_reward_metadata(cls, text: str) -> str:
         TypeAdapter(dict[str, Any]).validate_json(text)
         return text
 
@@ -236,7 +236,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "turn_rewards": list(trajectory.turn_rewards),
         "terminal_reward": trajectory.terminal_reward,
         "breakdown": list(trajectory.breakdown.items()),
-        "judgement": _judgement(trajectory),
+        "reward_metadata": _reward_metadata(trajectory),
     }
 
 
@@ -271,14 +271,14 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
             ),
             "turn_rewards": tuple(row["turn_rewards"]),
             "breakdown": dict(row["breakdown"]),
-            "judgement": json.loads(row["judgement"]),
+            "reward_metadata": json.loads(row["reward_metadata"]),
         }
     )
 
 
-def _judgement(trajectory: Trajectory) -> str:
+def _reward_metadata(trajectory: Trajectory) -> str:
     try:
-        return json.dumps(dict(trajectory.judgement))
+        return json.dumps(dict(trajectory.reward_metadata))
     except TypeError as error:
         raise DataError(f"{trajectory.place}: metadata of its reward cannot be written as JSON: {error}") from error
 

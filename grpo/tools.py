@@ -13,7 +13,7 @@ from grpo.errors import ConfigError
 from grpo.messages import Tool
 
 
-def describe(
+def tool_from_function(
     name: str,
     function: Callable[..., Any],
     *,
@@ -36,7 +36,7 @@ def describe(
     return Tool(name=name, description=description, parameters=schema)
 
 
-def fault(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
+def argument_error(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
     """What is wrong with the arguments of a call by the tool's schema; None when nothing is.
 
     Arguments that the schema does not name are refused, unless it says that it takes additional ones.

@@ -90,7 +90,7 @@ class Trajectory:
     turn_rewards: tuple[float, ...] = ()
     terminal_reward: float | None = None
     breakdown: Mapping[str, float] = field(default_factory=dict)
-    judgement: Mapping[str, Any] = field(default_factory=dict)
+    reward_metadata: Mapping[str, Any] = field(default_factory=dict)
     """What the reward says of its score: weights, parts, a rubric and its hash, which judge it was, a veto."""
 
     def __post_init__(self) -> None:
@@ -140,12 +140,12 @@ class Trajectory:
         return None if self.terminal_reward is None else self.terminal_reward + math.fsum(self.turn_rewards)
 
     @property
-    def action_count(self) -> int:
+    def completion_tokens(self) -> int:
         """How many tokens the policy itself said."""
         return int(self.loss_mask.sum())
 
     @property
-    def reworded(self) -> int:
+    def overridden_turns(self) -> int:
         """How many turns the agent's own code changed or wrote after sampling: none of their tokens is in the mask."""
         return sum(
             turn.message.role == "assistant"

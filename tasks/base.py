@@ -6,8 +6,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.policy import PolicySettings
 from grpo.learner.checkpoints import save_base
 from grpo.policy.catalog import model_folder
-from grpo.policy.transformers.model import load, residents
-from grpo.renderer import Renderer
+from grpo.policy.transformers.model import load, model_cache
+from grpo.renderers.chat_template import Renderer
 from tasks.results import StageResult
 from tasks.stage import Clock, stage
 
@@ -30,6 +30,6 @@ def base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
     folder = model_folder(policy.model)
     loaded = load(folder, chat_template=policy.chat_template, quantization=policy.quantization)
     Renderer(loaded.tokenizer)
-    residents.put(loaded)
+    model_cache.put(loaded)
     artifact = ArtifactStore(store).put_folder("checkpoint", lambda folder: save_base(loaded, folder))
     return Checkpoint(checkpoint=artifact, policy=loaded.hash, compute_s=clock.seconds)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.evaluation import EvaluationSettings
-from grpo.evaluation.document import Evaluation
 from grpo.evaluation.evaluate import evaluate as compare_policies
-from grpo.learner.update import distance_to_base
+from grpo.evaluation.schema import Evaluation
+from grpo.learner.update import measure_kl_to_base
 from grpo.tables import read_all
 from tasks.results import StageResult
 from tasks.slots import holds_gpu_slot
@@ -36,6 +36,6 @@ def evaluate(
     clock = Clock()
     artifacts = ArtifactStore(store)
     before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
-    distance = distance_to_base(after, artifacts.path(base), max_tokens=_KL_TOKENS)
+    distance = measure_kl_to_base(after, artifacts.path(base), max_tokens=_KL_TOKENS)
     evaluation = compare_policies(before, after, settings, metric=metric, kl_to_base=distance, seed=seed)
     return EvaluateResult(evaluation=evaluation, compute_s=clock.seconds)

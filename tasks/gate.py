@@ -5,9 +5,9 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import GateSettings
-from grpo.evaluation.document import Decision, Evaluation
 from grpo.evaluation.gates import Evidence
 from grpo.evaluation.gates import gate as judge
+from grpo.evaluation.schema import Decision, Evaluation
 from grpo.tables import read_all
 from tasks.results import StageResult
 from tasks.stage import Clock, stage

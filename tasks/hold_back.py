@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.split import hold_back as hold_back_scenarios
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.split import validation_split as split_validation_scenarios
 from tasks.split import SplitResult, read_split
 from tasks.stage import Clock, stage
 
 
 @stage
-def hold_back(scenarios: Artifact, split: Artifact, share: float, store: str) -> SplitResult:
+def validation_split(scenarios: Artifact, split: Artifact, share: float, store: str) -> SplitResult:
     """Hold a share of the training side back; the held-out side of the split is on neither side of this one."""
     clock = Clock()
     artifacts = ArtifactStore(store)
-    sides = hold_back_scenarios(artifacts.path(scenarios) / SCENARIOS, read_split(artifacts, split), share=share)
+    sides = split_validation_scenarios(
+        artifacts.path(scenarios) / SCENARIOS_FILE, read_split(artifacts, split), share=share
+    )
 
     def write(path: Path) -> None:
         path.write_text(sides.model_dump_json(), encoding="utf-8")

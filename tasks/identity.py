@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.artifacts import Artifact
-from grpo.code import brought_in, code_digest
+from grpo.identity.code import code_digest, external_digests
 
 
 def identity(value: Any) -> Any:
@@ -30,5 +30,5 @@ def identity(value: Any) -> Any:
 def stage_key(name: str, inputs: dict[str, Any]) -> str:
     """Cache identity: stage, its inputs without the address of the store, our code, and the user's code and files."""
     relevant = {key: identity(value) for key, value in inputs.items() if key != "store"}
-    text = json.dumps([name, code_digest(), relevant, brought_in(inputs.values())], sort_keys=True)
+    text = json.dumps([name, code_digest(), relevant, external_digests(inputs.values())], sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import Source
-from grpo.scenarios.ingest import QUARANTINED, SCENARIOS, Counts
+from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, IngestCounts
 from grpo.scenarios.ingest import ingest as ingest_sources
 from tasks.results import StageResult
 from tasks.stage import Clock, stage
@@ -16,22 +16,25 @@ class IngestResult(StageResult):
     """A folder with both tables, and what became of the records."""
 
     scenarios: Artifact
-    counts: Counts
+    counts: IngestCounts
 
 
 @stage
-def ingest(sources: tuple[Source, ...], content: str, max_quarantined_share: float, store: str) -> IngestResult:
+def ingest(sources: tuple[Source, ...], content: str, max_quarantined_fraction: float, store: str) -> IngestResult:
     """Read every record of the sources into one table, or into quarantine with a reason.
 
     `content` is the fingerprint of the sources' bytes: it makes a changed file a changed stage.
     """
     clock = Clock()
-    found: list[Counts] = []
+    found: list[IngestCounts] = []
 
     def write(folder: Path) -> None:
         found.append(
             ingest_sources(
-                sources, folder / SCENARIOS, folder / QUARANTINED, max_quarantined_share=max_quarantined_share
+                sources,
+                folder / SCENARIOS_FILE,
+                folder / QUARANTINE_FILE,
+                max_quarantined_fraction=max_quarantined_fraction,
             )
         )
 

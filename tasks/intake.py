@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.retraining import IntakeSettings
+from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import Source
-from grpo.retraining.intake import CONVERSATIONS, IntakeCounts, take_in
-from grpo.retraining.material import Material, judged_on
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.parquet import read_scenarios
+from grpo.retraining.curation import CONVERSATIONS, CurationCounts, curate_conversations
+from grpo.retraining.data_lineage import TrainingData, evaluation_scenarios
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.table import read_scenarios
 from tasks.results import StageResult
 from tasks.split import read_split
 from tasks.stage import Clock, stage
@@ -20,7 +20,7 @@ class IntakeResult(StageResult):
     """A folder with the conversations that were accepted, seen and refused."""
 
     conversations: Artifact
-    counts: IntakeCounts
+    counts: CurationCounts
 
 
 @stage
@@ -29,8 +29,8 @@ def intake(
     content: str,
     base: Artifact,
     split: Artifact,
-    champion: Material | None,
-    settings: IntakeSettings,
+    champion: TrainingData | None,
+    settings: CurationSettings,
     store: str,
 ) -> IntakeResult:
     """Hold conversations against the gates: what is held out of `base`, and was of the champion's data, is not taken.
@@ -39,13 +39,13 @@ def intake(
     """
     clock = Clock()
     artifacts = ArtifactStore(store)
-    judged = judged_on(artifacts, champion) if champion is not None else []
-    table, sides = artifacts.path(base) / SCENARIOS, read_split(artifacts, split)
-    found: list[IntakeCounts] = []
+    judged = evaluation_scenarios(artifacts, champion) if champion is not None else []
+    table, sides = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
+    found: list[CurationCounts] = []
 
     def write(folder: Path) -> None:
         found.append(
-            take_in(
+            curate_conversations(
                 sources,
                 folder,
                 known=read_scenarios(table, ids=sides.train),

@@ -10,11 +10,11 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import RetrainConfig
-from grpo.retraining.champion import Champion, Judgement, known_topics, since
-from grpo.retraining.gates import spoken
-from grpo.retraining.intake import ACCEPTED, SEEN
-from grpo.retraining.live import worth
-from grpo.retraining.reasons import Finding, Serving, Situation, check_all
+from grpo.retraining.champion import Challenger, Champion, known_topics, new_conversations
+from grpo.retraining.curation import ACCEPTED, REDACTED
+from grpo.retraining.filters import masked_user_text
+from grpo.retraining.live import production_metrics
+from grpo.retraining.triggers import ServedVersion, TriggerInputs, TriggerResult, check_triggers
 
 
 @task(name="look", cache_policy=NO_CACHE, persist_result=False)
@@ -22,31 +22,34 @@ def look(
     config: RetrainConfig,
     conversations: Artifact,
     champion: Champion | None,
-    judged: Judgement | None,
-    judged_again: tuple[float, float] | None,
+    judged: Challenger | None,
+    reevaluated: tuple[float, float] | None,
     seed: int,
     store: str,
-) -> tuple[Finding, ...]:
+) -> tuple[TriggerResult, ...]:
     """Check every reason, and show what each saw."""
     artifacts = ArtifactStore(store)
     serving = None
     if champion is not None:
         heldout = champion.evaluation.overall.candidate.mean if champion.evaluation is not None else None
-        serving = Serving(
-            name=champion.name, registered=champion.registered, heldout=heldout, judged_again=judged_again
+        serving = ServedVersion(
+            name=champion.name, registered=champion.registered, heldout=heldout, reevaluated=reevaluated
         )
     at = judged.registered if judged is not None else None
-    situation = Situation(
+    inputs = TriggerInputs(
         serving=serving,
         now=datetime.now(UTC),
-        fresh=len(since(artifacts.path(conversations) / ACCEPTED, artifacts, champion, judged)),
-        judged=at,
+        new_conversations=len(new_conversations(artifacts.path(conversations) / ACCEPTED, artifacts, champion, judged)),
+        last_evaluated=at,
         known_topics=known_topics(artifacts, champion, judged),
-        new_topics=[spoken(one) for one in since(artifacts.path(conversations) / SEEN, artifacts, champion, judged)],
-        live=worth(config.conversations, champion.name, at) if champion is not None else {},
+        new_topics=[
+            masked_user_text(one)
+            for one in new_conversations(artifacts.path(conversations) / REDACTED, artifacts, champion, judged)
+        ],
+        live=production_metrics(config.conversations, champion.name, at) if champion is not None else {},
         seed=seed,
     )
-    findings = check_all(config.reasons, situation)
-    rows = [{"reason": one.reason, "holds": one.holds, "what": one.sentence, **one.numbers} for one in findings]
-    create_table_artifact(rows, key="reasons")
-    return findings
+    results = check_triggers(config.triggers, inputs)
+    rows = [{"reason": one.reason, "holds": one.fired, "what": one.explanation, **one.numbers} for one in results]
+    create_table_artifact(rows, key="triggers")
+    return results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.evaluation import EvaluationSettings
-from grpo.evaluation.measurement import Measurement
+from grpo.evaluation.measurement import PolicyEvaluation
 from grpo.evaluation.measurement import measure as measure_policy
 from grpo.tables import read_all
 from tasks.results import StageResult
@@ -14,7 +14,7 @@ from tasks.stage import Clock, stage
 class MeasureResult(StageResult):
     """The measurement, with its intervals."""
 
-    measurement: Measurement
+    measurement: PolicyEvaluation
 
 
 @stage

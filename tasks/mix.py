@@ -6,12 +6,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.retraining.intake import ACCEPTED
-from grpo.retraining.material import Material, judged_on, trained_on
+from grpo.retraining.curation import ACCEPTED
+from grpo.retraining.data_lineage import TrainingData, evaluation_scenarios, training_digests
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.mixture import mix as mix_scenarios
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.parquet import read_scenarios, text_digest
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.table import read_scenarios, text_digest
 from tasks.results import StageResult
 from tasks.split import read_split
 from tasks.stage import Clock, stage
@@ -29,10 +29,10 @@ def mix(
     base: Artifact,
     split: Artifact,
     conversations: Artifact,
-    fresh: Collection[str],
-    lineage: tuple[Material, ...],
+    new_ids: Collection[str],
+    data_lineage: tuple[TrainingData, ...],
     share: float,
-    heldout_share: float,
+    validation_fraction: float,
     seed: int,
     store: str,
 ) -> MixResult:
@@ -42,8 +42,8 @@ def mix(
     """
     clock = Clock()
     artifacts = ArtifactStore(store)
-    judged = judged_on(artifacts, lineage[0]) if lineage else []
-    table, sides = artifacts.path(base) / SCENARIOS, read_split(artifacts, split)
+    judged = evaluation_scenarios(artifacts, data_lineage[0]) if data_lineage else []
+    table, sides = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
     found: list[MixtureCounts] = []
 
     def write(path: Path) -> None:
@@ -53,11 +53,11 @@ def mix(
                 base_train=list(read_scenarios(table, ids=sides.train)),
                 base_heldout=list(read_scenarios(table, ids=sides.heldout)),
                 conversations=list(read_scenarios(artifacts.path(conversations) / ACCEPTED)),
-                fresh=fresh,
+                new_ids=new_ids,
                 judged=set(map(text_digest, judged)),
-                trained=trained_on(artifacts, lineage),
+                trained=training_digests(artifacts, data_lineage),
                 share=share,
-                heldout_share=heldout_share,
+                validation_fraction=validation_fraction,
                 seed=seed,
             )
         )

@@ -14,8 +14,8 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.runtime import flow_run
 
-from grpo.registry import Registry, Transition
-from grpo.registry.succession import Actor
+from grpo.registry import ChampionChange, Registry
+from grpo.registry.promotions import Actor
 from tasks.registry import registry
 from tasks.results import StageResult
 from tasks.stage import Clock, is_transient
@@ -26,19 +26,19 @@ _LEASE_S, _PATIENCE_S = 60.0, 180.0
 class PromoteResult(StageResult):
     """What was changed; None where the version served already."""
 
-    transition: Transition | None
+    change: ChampionChange | None
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=3, retry_delay_seconds=1, retry_condition_fn=is_transient)
 def promote(model_name: str, version: int, reason: str, force: bool = False) -> PromoteResult:
     """Let a version serve; raises `PromotionRefused` for one that may not, `ArtifactError` for one that is damaged."""
     clock, models = Clock(), registry()
-    checks = models.provenance(models.at(f"models:/{model_name}/{version}")).checks
+    checks = models.provenance(models.resolve(f"models:/{model_name}/{version}")).checks
     with one_at_a_time(model_name):
-        transition = models.succession(model_name).promote(
+        change = models.promotions(model_name).promote(
             version, reason=reason, by=actor(), force=force, checks=checks, verify=_verifier(models, model_name)
         )
-    return PromoteResult(transition=transition, compute_s=clock.seconds)
+    return PromoteResult(change=change, compute_s=clock.seconds)
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=3, retry_delay_seconds=1, retry_condition_fn=is_transient)
@@ -46,15 +46,13 @@ def rollback(model_name: str, reason: str) -> PromoteResult:
     """Let the version before the champion serve again."""
     clock, models = Clock(), registry()
     with one_at_a_time(model_name):
-        transition = models.succession(model_name).rollback(
-            reason=reason, by=actor(), verify=_verifier(models, model_name)
-        )
-    return PromoteResult(transition=transition, compute_s=clock.seconds)
+        change = models.promotions(model_name).rollback(reason=reason, by=actor(), verify=_verifier(models, model_name))
+    return PromoteResult(change=change, compute_s=clock.seconds)
 
 
 def _verifier(models: Registry, model_name: str) -> Callable[[int], None]:
     """A check of the files of a version, before it serves."""
-    return lambda version: models.verify(models.at(f"models:/{model_name}/{version}"))
+    return lambda version: models.verify(models.resolve(f"models:/{model_name}/{version}"))
 
 
 def actor() -> Actor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 
-from grpo.code import code_digest, commit, package_versions
 from grpo.config.pipeline import PipelineConfig
-from grpo.evaluation.document import Decision
+from grpo.evaluation.schema import Decision
+from grpo.identity.code import code_digest, commit, package_versions
 from grpo.registry import Provenance
 
 
@@ -17,7 +17,7 @@ def provenance(
     sources: str,
     scenarios: str,
     model: str,
-    brought_in: dict[str, str],
+    external_digests: dict[str, str],
     policies: Iterable[str],
     champion: str = "",
     decision: Decision | None = None,
@@ -34,7 +34,7 @@ def provenance(
         code=code_digest(),
         commit=commit(),
         packages=package_versions(),
-        brought_in=brought_in,
+        external_digests=external_digests,
         machine={"processor": platform.machine(), "threads": str(torch.get_num_threads())},
         policies=tuple(policies),
         champion=champion,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.code import code_digest
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ArtifactError
-from grpo.evaluation.document import Decision
+from grpo.evaluation.schema import Decision
+from grpo.identity.code import code_digest
 from grpo.registry import ModelVersion
-from grpo.retention import REGISTERED, Retention
+from grpo.registry.retention import REGISTERED, Retention
 from tasks.provenance import parameters, provenance
 from tasks.registry import registry
 from tasks.results import StageResult
@@ -37,17 +37,17 @@ def register(
     scenarios: Artifact,
     sources: str,
     model: str,
-    brought_in: dict[str, str],
+    external_digests: dict[str, str],
     policies: tuple[str, ...],
     store: str,
 ) -> RegisterResult:
     """Register the candidate whatever the verdict; `sources` and `model` are digests of what the run read.
 
-    `brought_in` are the digests of the user's code and files, see `grpo.code`.
+    `external_digests` are the digests of the user's code and files, see `grpo.identity.code`.
 
     `policies` are the hashes of the base and of the policy after each iteration.
     """
-    from grpo.learner.checkpoints import read_state, resident_policy  # torch: to look at the registry needs none
+    from grpo.learner.checkpoints import load_policy, read_state  # torch: to look at the registry needs none
 
     clock = Clock()
     models, artifacts = registry(), ArtifactStore(store)
@@ -71,7 +71,7 @@ def register(
         sources=sources,
         scenarios=scenarios.sha256,
         model=model,
-        brought_in=brought_in,
+        external_digests=external_digests,
         policies=policies,
         champion=against,
         decision=decision,
@@ -80,7 +80,7 @@ def register(
     for needed in (candidate, champion):
         retention.keep(needed, REGISTERED)
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
-    policy = resident_policy(artifacts, candidate)
+    policy = load_policy(artifacts, candidate)
     if (whole := policy.merged_hash) is not None:
         tags["merged"] = whole
     version = models.register(config.registry.model_name, run_id, policy, tags=tags, provenance=made_from)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from grpo.databases import is_database
-from grpo.home import home
 from grpo.registry import Registry
+from grpo.storage.databases import is_database
+from grpo.storage.home import home
 
 
 def registry() -> Registry:

@@ -11,10 +11,10 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
-from grpo.evaluation.conversations import choose_pairs
-from grpo.evaluation.document import GateCheck, ReportDocument, ShownPair
+from grpo.evaluation.episode_pairs import select_pairs
 from grpo.evaluation.report import write_report
-from grpo.learner.checkpoints import resident_policy
+from grpo.evaluation.schema import EpisodePair, GateCheck, ReportDocument
+from grpo.learner.checkpoints import load_policy
 from grpo.tables import read_all
 from tasks.provenance import parameters
 from tasks.registry import registry
@@ -24,12 +24,12 @@ _WORDS = {">": "above", ">=": "at least", "<=": "at most"}
 
 def shown_conversations(
     champion: Artifact, candidate: Artifact, checkpoint: Artifact, store: str
-) -> tuple[ShownPair, ...]:
+) -> tuple[EpisodePair, ...]:
     """Held-out conversations of both policies, side by side."""
     artifacts = ArtifactStore(store)
-    tokenizer = resident_policy(artifacts, checkpoint).tokenizer
+    tokenizer = load_policy(artifacts, checkpoint).tokenizer
     before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
-    return choose_pairs(before, after, lambda ids: str(tokenizer.decode(ids)))
+    return select_pairs(before, after, lambda ids: str(tokenizer.decode(ids)))
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)

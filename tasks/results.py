@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import ArtifactError
-from grpo.reads import changed
+from grpo.identity.file_reads import changed
 
 _FOLDER = "results"
 
@@ -44,17 +44,17 @@ def read_result(store: ArtifactStore, key: str, kind: type[R]) -> R | None:
     Raises `ArtifactError` where it, an artifact or a file that it was computed from is missing, damaged or changed.
     """
     name = f"{_FOLDER}/{key}"
-    document = store.records.read(name)
+    document = store.documents.read(name)
     if document is None:
         return None
     try:
         result = kind.model_validate(document)
     except ValidationError as error:
-        raise ArtifactError(f"{store.records.address(name)} is not a {kind.__name__}: {error}") from error
+        raise ArtifactError(f"{store.documents.address(name)} is not a {kind.__name__}: {error}") from error
     result.verify(store)
     return result
 
 
 def write_result(store: ArtifactStore, key: str, result: StageResult) -> None:
     """Keep the result under this cache identity."""
-    store.records.write(f"{_FOLDER}/{key}", result.model_dump(mode="json"))
+    store.documents.write(f"{_FOLDER}/{key}", result.model_dump(mode="json"))

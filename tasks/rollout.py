@@ -11,11 +11,11 @@ from grpo.config.agent import AgentConfig, AgentSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.catalog import make_environment
-from grpo.learner.player import player
-from grpo.renderer import Renderer
+from grpo.learner.inference_backend import make_inference_backend
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect, schedule
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.table import read_scenarios
 from grpo.tables import write_trajectories
 from tasks.results import StageResult
 from tasks.slots import holds_gpu_slot
@@ -56,8 +56,8 @@ def rollout(
     else:
         chosen = schedule(sides.train, iteration=part, count=settings.scenarios, seed=seed, round=round)
     ids = chosen[shard :: settings.shards]
-    by_id = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS, ids=ids)}
-    policy = player(artifacts, checkpoint, settings)
+    by_id = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, ids=ids)}
+    policy = make_inference_backend(artifacts, checkpoint, settings)
     world = make_environment(environment)
     trajectories = collect(
         [by_id[scenario_id] for scenario_id in ids],
@@ -65,7 +65,7 @@ def rollout(
         world,
         Renderer(policy.tokenizer, tools=world.tools),
         settings,
-        siblings=samples,
+        group_size=samples,
         temperature=temperature,
         run_seed=seed,
         iteration=part,

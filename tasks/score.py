@@ -5,12 +5,12 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.judge import JudgeSettings
 from grpo.config.rewards import RewardComponent
-from grpo.rewards.assertions import AssertionJudge
 from grpo.rewards.catalog import make_reward
+from grpo.rewards.judge.assertions import AssertionJudge
+from grpo.rewards.rollout_summary import RolloutSummary, summarize
 from grpo.rewards.score import score_rollout
-from grpo.rewards.summary import RolloutSummary, summarize
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.table import read_scenarios
 from grpo.tables import read_all, write_trajectories
 from tasks.results import StageResult
 from tasks.stage import Clock, stage
@@ -37,7 +37,7 @@ def score(
     artifacts = ArtifactStore(store)
     played = read_all([artifacts.path(artifact) for artifact in rollouts])
     ids = {trajectory.scenario_id for trajectory in played}
-    known = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS, ids=ids)}
+    known = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, ids=ids)}
     asked = None if judge is None else AssertionJudge(judge)
     scored = score_rollout(played, make_reward(reward), known, judge=asked, error_budget=error_budget)
     with artifacts.new_file("scored", ".parquet") as new:

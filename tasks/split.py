@@ -7,11 +7,11 @@ from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
-from grpo.environments.playable import find_refused
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.parquet import read_scenarios
+from grpo.environments.playable import find_unplayable
+from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.split import Split
 from grpo.scenarios.split import split as split_scenarios
+from grpo.scenarios.table import read_scenarios
 from tasks.results import StageResult
 from tasks.stage import Clock, stage
 
@@ -24,14 +24,14 @@ class SplitResult(StageResult):
     split: Artifact
     train: int
     heldout: int
-    refused: int = 0
+    excluded: int = 0
     """Scenarios that the environment cannot play."""
 
 
 @stage
 def split(
     scenarios: Artifact,
-    heldout_share: float,
+    validation_fraction: float,
     limit: int | None,
     store: str,
     environment: EnvironmentSettings | None = None,
@@ -44,13 +44,13 @@ def split(
     """
     clock = Clock()
     artifacts = ArtifactStore(store)
-    table = artifacts.path(scenarios) / SCENARIOS
-    refused: dict[str, str] = {}
+    table = artifacts.path(scenarios) / SCENARIOS_FILE
+    excluded: dict[str, str] = {}
     if environment is not None:
-        refused = find_refused(environment, read_scenarios(table), max_share=max_refused_share)
-    for reason in refused.values():
+        excluded = find_unplayable(environment, read_scenarios(table), max_fraction=max_refused_share)
+    for reason in excluded.values():
         logger.warning("left out: %s", reason)
-    sides = split_scenarios(table, heldout_share=heldout_share, limit=limit, refused=refused)
+    sides = split_scenarios(table, validation_fraction=validation_fraction, limit=limit, excluded=excluded)
 
     def write(path: Path) -> None:
         path.write_text(sides.model_dump_json(), encoding="utf-8")
@@ -59,7 +59,7 @@ def split(
         split=artifacts.put_file("split", ".json", write),
         train=len(sides.train),
         heldout=len(sides.heldout),
-        refused=len(refused),
+        excluded=len(excluded),
         compute_s=clock.seconds,
     )
 

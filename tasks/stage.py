@@ -25,11 +25,11 @@ from prefect.transactions import TransactionState, get_transaction
 
 from grpo import progress
 from grpo.artifacts import ArtifactStore
-from grpo.code import runs_user_code
 from grpo.errors import ArtifactError, GRPOError
-from grpo.home import home
-from grpo.locks import file_lock
-from grpo.reads import recorded_reads
+from grpo.identity.code import runs_user_code
+from grpo.identity.file_reads import recorded_reads
+from grpo.storage.home import home
+from grpo.storage.locks import file_lock
 from tasks.identity import stage_key
 from tasks.results import StageResult, read_result, write_result
 

@@ -11,26 +11,26 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo.config.tuning import TuneConfig
 from grpo.tuning.document import BEST, StudyDocument, write_study
-from grpo.tuning.record import StudyRecord
-from grpo.tuning.summary import TrialRecord
+from grpo.tuning.study_summary import TrialRecord
+from grpo.tuning.tracking import StudyTracker
 from tasks.provenance import parameters
 from tasks.registry import registry
 
 
-def study_record(plan: TuneConfig, study: str) -> StudyRecord:
+def study_record(plan: TuneConfig, study: str) -> StudyTracker:
     """The study's record in the registry of this machine, or in the one that MLFLOW_TRACKING_URI names."""
     told = {name: value for name, value in parameters(plan).items() if not name.startswith("base.")}
-    return StudyRecord(registry(), plan.base.registry.experiment, plan.name, study, params=told)
+    return StudyTracker(registry(), plan.base.registry.experiment, plan.name, study, params=told)
 
 
 @task(name="report-study", cache_policy=NO_CACHE, persist_result=False)
-def report_study(document: StudyDocument, record: StudyRecord, folder: Path) -> Path:
+def report_study(document: StudyDocument, record: StudyTracker, folder: Path) -> Path:
     """Write the report of a study and attach it to the records of both services; returns the page."""
     files = write_study(document, folder)
     for trial in document.study.trials:
         record.add(trial)
     record.close(document, files)
-    best = document.study.leader
+    best = document.study.best_trial
     told = (
         "No trial is complete."
         if best is None
@@ -53,6 +53,6 @@ def _row(trial: TrialRecord) -> dict[str, object]:
         "state": trial.state,
         "reward": trial.reward,
         **trial.params,
-        "looks": len(trial.looks),
+        "looks": len(trial.intermediate_evals),
         "reason": trial.reason or "",
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.scenarios.expectations import Validation
+from grpo.scenarios.expectations import SuiteResult
 from grpo.scenarios.expectations import validate as validate_scenarios
-from grpo.scenarios.ingest import QUARANTINED, SCENARIOS, Counts
+from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, IngestCounts
 from tasks.results import StageResult
 from tasks.stage import Clock, stage
 
@@ -16,21 +16,25 @@ class ValidateResult(StageResult):
     """The Data Docs, and what each expectation observed."""
 
     docs: Artifact
-    validation: Validation
+    validation: SuiteResult
 
 
 @stage
-def validate(scenarios: Artifact, counts: Counts, max_quarantined_share: float, store: str) -> ValidateResult:
+def validate(scenarios: Artifact, counts: IngestCounts, max_quarantined_fraction: float, store: str) -> ValidateResult:
     """Run the Great Expectations suite; a failed expectation stops the run and says which rows."""
     clock = Clock()
     artifacts = ArtifactStore(store)
     folder = artifacts.path(scenarios)
-    found: list[Validation] = []
+    found: list[SuiteResult] = []
 
     def write(docs: Path) -> None:
         found.append(
             validate_scenarios(
-                folder / SCENARIOS, folder / QUARANTINED, counts, docs, max_quarantined_share=max_quarantined_share
+                folder / SCENARIOS_FILE,
+                folder / QUARANTINE_FILE,
+                counts,
+                docs,
+                max_quarantined_fraction=max_quarantined_fraction,
             )
         )
 

@@ -18,15 +18,15 @@ class WarmStart(StageResult):
 @stage
 def warm_start(champion: Artifact, store: str) -> WarmStart:
     """Take the champion's weights out of its checkpoint; optimizer and schedule begin anew."""
-    from grpo.learner.checkpoints import resident_policy
-    from grpo.policy.transformers.adapters import merged
+    from grpo.learner.checkpoints import load_policy
+    from grpo.policy.transformers.adapters import merge_adapters
     from grpo.policy.transformers.model import TransformersPolicy
 
     clock = Clock()
     artifacts = ArtifactStore(store)
-    policy = resident_policy(artifacts, champion)
+    policy = load_policy(artifacts, champion)
 
     def write(folder: Path) -> None:
-        TransformersPolicy(merged(policy.model), policy.tokenizer).save(folder)
+        TransformersPolicy(merge_adapters(policy.model), policy.tokenizer).save(folder)
 
     return WarmStart(model=artifacts.put_folder("model", write), compute_s=clock.seconds)

@@ -14,8 +14,8 @@ import pytest
 HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from flows import settings  # noqa: E402
-from flows.stack.service import free_port  # noqa: E402
+from flows.local import settings  # noqa: E402
+from flows.local.service import free_port  # noqa: E402
 
 os.environ.update(settings.local(HOME))  # each process of the tests has its own, whatever it inherits
 os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
@@ -42,7 +42,7 @@ def home() -> Path:
 @pytest.fixture(scope="session")
 def server(home: Path) -> Iterator[str]:
     """A real Prefect server on a free port."""
-    from flows.stack.servers import prefect_server
+    from flows.local.servers import prefect_server
 
     with prefect_server(home) as url:
         from prefect.context import refresh_global_settings_context
@@ -54,11 +54,11 @@ def server(home: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """TINY: a random 2-layer Llama with a tokenizer and chat template made on the spot."""
-    from grpo.policy.transformers.blank import new_model, train_tokenizer
+    from grpo.pretrain.init_model import init_model, train_tokenizer
 
     texts = ["hello there how are you", "my order 1234 is broken", '{"name": "look_up", "arguments": {"order": "1"}}']
     tokenizer = train_tokenizer(texts * 20, vocabulary=320)
-    model = new_model(tokenizer, hidden_size=32, layers=2, heads=4, kv_heads=2, mlp_size=64, seed=3)
+    model = init_model(tokenizer, hidden_size=32, layers=2, heads=4, kv_heads=2, mlp_size=64, seed=3)
     folder = tmp_path_factory.mktemp("tiny")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -11,7 +11,7 @@ import numpy as np
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.environments.catalog import make_environment
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
@@ -32,7 +32,7 @@ def short_run(folder: Path, *, name: str = "short", **sections: object) -> dict[
         "store": str(folder / "store"),
         "scenarios": {
             "sources": [{"kind": "jsonl", "path": str(DESK_SCENARIOS)}],
-            "heldout_share": 0.25,
+            "validation_fraction": 0.25,
             "limit": 24,
         },
         "policy": {"model": str(DESK_MODEL)},
@@ -62,7 +62,7 @@ def desk_scenarios(count: int) -> list[Scenario]:
 
 
 def play_desk(
-    policy: TransformersPolicy, config: PipelineConfig, *, scenarios: int, siblings: int, iteration: int = 0
+    policy: TransformersPolicy, config: PipelineConfig, *, scenarios: int, group_size: int, iteration: int = 0
 ) -> list[Trajectory]:
     """Episodes of the order desk as a run of this config plays them, unscored."""
     desk = make_environment(config.environment)
@@ -72,7 +72,7 @@ def play_desk(
         desk,
         Renderer(policy.tokenizer, tools=desk.tools),
         config.rollout,
-        siblings=siblings,
+        group_size=group_size,
         temperature=config.rollout.temperature,
         run_seed=config.seed,
         iteration=iteration,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from grpo.policy.server import Server
+from grpo.policy.openai_endpoint import OpenAIEndpoint
 
 Answer = Callable[[dict[str, Any]], tuple[Any, ...]]
 """From the body of a request to a status and a body, with further headers where it likes."""
@@ -81,8 +81,8 @@ class Model:
         self.hang.wait(60)
         return 500, {}
 
-    def server(self, **changes: Any) -> Server:
-        return Server(base_url=self.url, model="clerk", **changes)
+    def server(self, **changes: Any) -> OpenAIEndpoint:
+        return OpenAIEndpoint(base_url=self.url, model="clerk", **changes)
 
     def close(self) -> None:
         self.hang.set()

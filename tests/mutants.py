@@ -20,13 +20,13 @@ from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.format_utils import get_mutant_name
 
-from grpo.rewards.measures import wilson_interval
+from grpo.rewards.learned.metrics import wilson_interval
 from tests.places import ROOT
 
 PARTS = {
     "algorithms": ("grpo/algorithms", ["tests/grpo/algorithms"]),
     "evaluation": ("grpo/evaluation", ["tests/grpo/evaluation"]),
-    "renderer": ("grpo/renderer.py", ["tests/grpo/test_renderer.py"]),
+    "renderer": ("grpo/renderers/chat_template.py", ["tests/grpo/renderers/test_chat_template.py"]),
     "artifacts": ("grpo/artifacts.py", ["tests/grpo/test_artifacts.py", "tests/grpo/test_artifacts_remote.py"]),
     "split": ("grpo/scenarios/split.py", ["tests/grpo/scenarios/test_split.py"]),
     "rollout": ("grpo/rollout", ["tests/grpo/rollout"]),

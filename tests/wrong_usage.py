@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.stack.service import free_port
+from flows.local.service import free_port
 from tests.places import ROOT
 from tests.wrong_usages import USAGES, Usage
 
@@ -30,8 +30,8 @@ HEADING = "## Wrong usages"
 _LONGEST_S = 60.0
 _PROCESSES = 2
 _LATE = (
-    *("grpo.policy.transformers.quantization", "grpo.rewards.admission", "grpo.rewards.judge_client"),
-    *("grpo.scenarios.expectations", "great_expectations", "flows.chat", "sqlalchemy.dialects.sqlite"),
+    *("grpo.policy.transformers.quantization", "grpo.rewards.hacking.check", "grpo.rewards.judge.client"),
+    *("grpo.scenarios.expectations", "great_expectations", "flows.cli.chat", "sqlalchemy.dialects.sqlite"),
 )
 _OURS = ("PREFECT", "MLFLOW", "GRPO")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
@@ -93,7 +93,14 @@ def _load() -> None:
     """Import what takes seconds. No usage gets as far as Prefect's server, whose address is read at the import."""
     with tempfile.TemporaryDirectory() as nowhere:
         os.environ["PREFECT_HOME"] = nowhere
-        for name in ("flows.cli", "flows.doctor.examination", "flows.plan", "flows.preflight", "mlflow", *_LATE):
+        for name in (
+            "flows.cli.app",
+            "flows.doctor.examination",
+            "flows.plan",
+            "flows.cli.preflight",
+            "mlflow",
+            *_LATE,
+        ):
             importlib.import_module(name)
         del os.environ["PREFECT_HOME"]
 
@@ -153,7 +160,7 @@ def _fork(arguments: list[str], environment: Mapping[str, str], folder: Path) ->
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(ROOT)
-        from flows.cli import app
+        from flows.cli.app import app
 
         try:
             app(arguments, prog_name="grpo")

@@ -136,7 +136,7 @@ _set("setting", "reward=[]", "reward: Tuple should have at least 1 item")
 _set("setting", "reward.0.kind=kindness", "reward kindness is unknown")
 _set("setting", "reward.0.kind='[/x]'", "reward [/x] is unknown")
 _set("setting", "reward.0.weight=2", "reward.0.weight")
-_set("setting", "rollout.staleness=1", "set training.importance_cap")
+_set("setting", "rollout.staleness=1", "set training.importance_sampling_cap")
 _set("setting", "training.clip_lw=1", "training.clip_lw")
 _set("setting", "training.algorithm=magic", "training.algorithm")
 _set("setting", "training.lora.target_modules=[a,3]", "training.lora.target_modules.1", never=("all-linear",))
@@ -175,7 +175,7 @@ _case(
 _case(
     "setting",
     "a retraining for no reason",
-    "retrain {root}/data/configs/retrain.yaml --set reasons=[{kind:␣boredom}]",
+    "retrain {root}/data/configs/retrain.yaml --set triggers=[{kind:␣boredom}]",
     2,
     "'boredom'",
     never=("at least 1 item",),
@@ -285,7 +285,7 @@ _dry(
 _dry(
     "backend",
     "vllm that is not installed",
-    "rollout.backend=vllm training.importance_cap=2",
+    "rollout.backend=vllm training.importance_sampling_cap=2",
     "pip install 'grpo[vllm]'",
     code=1,
 )

@@ -21,8 +21,8 @@ from grpo import (
     Scenario,
     TrainingConfig,
 )
-from grpo.adjuster import Adjuster
-from grpo.environments.support_desk import SupportDesk
+from grpo.environments.support_desk.desk import SupportDesk
+from grpo.notebook.adjuster import Adjuster
 from grpo.rewards.task import ChecksReward, TaskCompletionReward
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from grpo import AgentConfig, CompositeReward, MultiTurnAgent, MultiTurnGRPOTrainer, Scenario, TrainingConfig
-from grpo.environments.support_desk import SupportDesk
+from grpo.environments.support_desk.desk import SupportDesk
 from grpo.rewards.task import ChecksReward, TaskCompletionReward
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from grpo import AgentConfig, MultiTurnAgent, MultiTurnGRPOTrainer, Scenario, TrainingConfig
-from grpo.environments.support_desk import SupportDesk
+from grpo.environments.support_desk.desk import SupportDesk
 from grpo.rewards.task import ChecksReward
 
 ROOT = Path(__file__).resolve().parents[2]

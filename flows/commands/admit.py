@@ -1,4 +1,4 @@
-"""`grpo admit`."""
+"""`grpo check-reward`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.arguments import console
-from flows.commands.exits import REFUSED, exits
-from grpo.config.yaml_file import assignment
+from flows.cli.command import console
+from flows.cli.errors import REFUSED, exits
+from grpo.config.yaml_file import parse_override
 from grpo.errors import GRPOError
 
 
@@ -18,14 +18,14 @@ def admit(
 ) -> None:
     """Try a reward on replies that deserve little, and show what it gives them; exit code 3 if one fools it.
 
-    Example: grpo admit helpfulness
+    Example: grpo check-reward helpfulness
     """
-    from flows.terminal import print_admission
-    from grpo.rewards.admission import examine
+    from flows.cli.display import print_reward_check
     from grpo.rewards.catalog import reward_named
+    from grpo.rewards.hacking.check import probe_reward
 
     with exits(wrong_input=GRPOError):
-        findings = examine(reward_named(reward, **dict(map(assignment, option or ()))))
-    print_admission(console, reward, findings)
-    if any(finding.fooled for finding in findings):
+        findings = probe_reward(reward_named(reward, **dict(map(parse_override, option or ()))))
+    print_reward_check(console, reward, findings)
+    if any(finding.exploited for finding in findings):
         raise typer.Exit(REFUSED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows import settings
+from flows.local import settings
 
 
 def begin(*, services: bool = True) -> Path:
@@ -14,9 +14,9 @@ def begin(*, services: bool = True) -> Path:
     databases and the servers that the environment names: `ConfigError`, `StorageError`, `ConnectionError`.
     """
     home = settings.apply()
-    from flows.doctor.finding import require
     from flows.doctor.servers import named_servers, ports
     from flows.doctor.stores import folder, records
+    from flows.local.checks import require
 
     require([folder(home)] if not services else [*ports(), *records(home)])
     if services:

@@ -11,6 +11,6 @@ def databases() -> None:
     Example: grpo databases
     """
     home = begin(services=False)
-    from flows.stack.servers import create_databases
+    from flows.local.servers import migrate_databases
 
-    create_databases(home)
+    migrate_databases(home)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.arguments import console
+from flows.cli.command import console
 from flows.commands.begin import begin
 
 
@@ -25,7 +25,7 @@ def deploy(
     Example: grpo deploy --gpu-slots 4
     """
     begin()
-    from flows.stack.pools import deploy as make
+    from flows.local.deployments import deploy as make
 
     make(deployments, gpu_slots=gpu_slots)
     console.print(f"{deployments} is deployed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.commands.arguments import console
+from flows.cli.command import console
 from flows.commands.begin import begin
 
 
@@ -12,7 +12,7 @@ def down() -> None:
     Example: grpo down
     """
     home = begin(services=False)
-    from flows.stack.machine import down as end
+    from flows.local.stack import down as end
 
     for remark in end(home):
         console.print(remark)

@@ -6,7 +6,7 @@ import shlex
 
 import typer
 
-from flows import settings
+from flows.local import settings
 from grpo.errors import ConfigError
 
 
@@ -19,8 +19,8 @@ def env() -> None:
     Example: grpo env
     """
     home = settings.apply()
-    from flows.stack.login import CLIENT, login
-    from flows.stack.servers import prefect_service
+    from flows.local.login import CLIENT, login
+    from flows.local.servers import prefect_service
 
     url = prefect_service(home).address()
     if url is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.arguments import ConfigFile, Overrides, console
+from flows.cli.command import ConfigFile, Overrides, console
 from flows.commands.begin import begin
 from grpo.config.pipeline import load_config
 
@@ -27,17 +27,17 @@ def ingest(
     folder = folder or home / "ingest"
     plan = load_config(config, tuple(override or ())).scenarios
     from grpo.scenarios import expectations, split
-    from grpo.scenarios.ingest import QUARANTINED, SCENARIOS
+    from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE
     from grpo.scenarios.ingest import ingest as read
 
     folder.mkdir(parents=True, exist_ok=True)
-    tables = folder / SCENARIOS, folder / QUARANTINED
-    bound = plan.max_quarantined_share
-    counts = read(plan.sources, *tables, max_quarantined_share=bound)
+    tables = folder / SCENARIOS_FILE, folder / QUARANTINE_FILE
+    bound = plan.max_quarantined_fraction
+    counts = read(plan.sources, *tables, max_quarantined_fraction=bound)
     console.print(f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined")
     for reason, count in counts.reasons.items():
         console.print(f"  {count} × {reason}")
-    found = expectations.validate(*tables, counts, folder / "data_docs", max_quarantined_share=bound)
+    found = expectations.validate(*tables, counts, folder / "data_docs", max_quarantined_fraction=bound)
     console.print(f"{len(found.checks)} expectations hold; {folder / 'data_docs' / found.docs_index}")
-    sides = split.split(tables[0], heldout_share=plan.heldout_share, limit=plan.limit)
+    sides = split.split(tables[0], validation_fraction=plan.validation_fraction, limit=plan.limit)
     console.print(f"{len(sides.train)} to train on, {len(sides.heldout)} held out")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.arguments import ModelAddress, console
+from flows.cli.command import ModelAddress, console
 from flows.commands.begin import begin
 
 
@@ -21,11 +21,11 @@ def lineage(
     home = begin()
     home.mkdir(parents=True, exist_ok=True)  # where the registry, and Prefect when it is imported, make their own files
     from flows.versions import print_lineage
-    from grpo.registry.lineage import trace
+    from grpo.registry.lineage import trace_lineage
     from tasks.registry import registry
 
     models = registry()
-    found = trace(models, models.at(model))
+    found = trace_lineage(models, models.resolve(model))
     if as_json:
         typer.echo(found.model_dump_json(indent=1))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.commands.arguments import console
+from flows.cli.command import console
 from flows.commands.begin import begin
 
 
@@ -12,12 +12,12 @@ def pretrain() -> None:
     Example: grpo pretrain
     """
     home = begin()
-    from flows.stack.servers import prefect_server
+    from flows.local.servers import prefect_server
     from grpo.config.pretrain import PretrainConfig
 
     with prefect_server(home):
+        from flows.cli.display import live
         from flows.pretrain import pretrain as flow
-        from flows.terminal import live
 
         with live(console, iterations=1):
             console.print(f"last loss {flow(PretrainConfig()):.4f} nats a token")

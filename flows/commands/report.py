@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.arguments import console
+from flows.cli.command import console
 from flows.commands.begin import begin
 from grpo.errors import ConfigError
 
@@ -29,7 +29,7 @@ def report(
     if as_json:
         typer.echo(document.model_dump_json(indent=1))
         return
-    from flows.terminal import print_summary
+    from flows.cli.display import print_summary
 
     page = write_report(document, document_path.parent, data_docs=None)[0]
     print_summary(console, document)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from flows.commands.arguments import ModelAddress, console
+from flows.cli.command import ModelAddress, console
+from flows.cli.errors import FAILED
 from flows.commands.begin import begin
-from flows.commands.exits import FAILED
 
 
 def reproduce(model: ModelAddress) -> None:
@@ -17,11 +17,11 @@ def reproduce(model: ModelAddress) -> None:
     Example: grpo reproduce models:/support-desk@champion
     """
     home = begin()
-    from flows.stack.servers import prefect_server
+    from flows.local.servers import prefect_server
 
     with prefect_server(home):
+        from flows.cli.display import live
         from flows.reproduce import reproduce as flow
-        from flows.terminal import live
         from flows.versions import print_reproduction
 
         with live(console):

@@ -9,12 +9,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from flows.commands.arguments import ConfigFile, Overrides, console
+from flows.cli.command import ConfigFile, Overrides, console
+from flows.cli.errors import REFUSED
 from flows.commands.begin import begin
-from flows.commands.exits import REFUSED
 from grpo.config.retraining import RetrainConfig
 from grpo.config.yaml_file import load_settings
-from grpo.retraining.reasons import Finding
+from grpo.retraining.triggers import TriggerResult
 
 
 def retrain(
@@ -23,17 +23,18 @@ def retrain(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Look for reasons, emit grpo.drift-detected if one holds against a champion, train nothing."
+            "--check",
+            help="Look for triggers, emit grpo.drift-detected if one holds against a champion, train nothing.",
         ),
     ] = False,
 ) -> None:
     """Train the champion on new conversations if there is a reason to; without one, end in seconds with exit code 0.
 
-    Example: grpo retrain data/configs/retrain.yaml --set intake.near_duplicate=0.9
+    Example: grpo retrain data/configs/retrain.yaml --set curation.near_duplicate_threshold=0.9
     """
     home = begin()
     plan = load_settings(config, RetrainConfig, tuple(override or ()))
-    from flows.stack.servers import prefect_server
+    from flows.local.servers import prefect_server
 
     with prefect_server(home) as url:
         console.print(f"run {plan.name}: Prefect at {url}, records in {home}")
@@ -43,36 +44,36 @@ def retrain(
 
 
 def _watch(plan: RetrainConfig) -> str:
-    from flows.terminal import live
+    from flows.cli.display import live
     from flows.watch import EVENT, watch
 
     with live(console):
         found = watch(plan)
-    _show(found.findings)
+    _show(found.results)
     console.print(f"{EVENT} emitted" if found.drifted else found.summary, soft_wrap=True)
     return "watched"
 
 
 def _retrain(plan: RetrainConfig, home: Path) -> str:
+    from flows.cli.display import live
     from flows.retrain import retrain as flow
-    from flows.terminal import live
 
     with live(console, iterations=1):
         ended = flow(plan)
-    _show(ended.look.findings)
-    intake = ended.look.intake
-    console.print(f"{intake.records} conversations: {intake.accepted} accepted")
-    for why, count in intake.refused.items():
+    _show(ended.triggers.results)
+    curation = ended.triggers.curation
+    console.print(f"{curation.records} conversations: {curation.accepted} accepted")
+    for why, count in curation.rejected.items():
         console.print(f"  {count} × {why}")
-    for kind, count in intake.redacted.items():
+    for kind, count in curation.redacted.items():
         console.print(f"  {count} × {kind} redacted")
     console.print(f"{ended.verdict}: {ended.reason}", soft_wrap=True)
     console.print(f"record: {home / plan.name / 'retraining.json'}", soft_wrap=True)
     return str(ended.verdict)
 
 
-def _show(findings: tuple[Finding, ...]) -> None:
-    table = Table("reason", "holds", "what", title="reasons", title_justify="left")
-    for one in findings:
-        table.add_row(one.reason, Text("yes", "green") if one.holds else "no", one.sentence)
+def _show(results: tuple[TriggerResult, ...]) -> None:
+    table = Table("reason", "holds", "what", title="triggers", title_justify="left")
+    for one in results:
+        table.add_row(one.reason, Text("yes", "green") if one.fired else "no", one.explanation)
     console.print(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.commands.arguments import ModelName, Reason, console
+from flows.cli.command import ModelName, Reason, console
 from flows.commands.begin import begin
 
 
@@ -12,13 +12,13 @@ def rollback(model: ModelName, reason: Reason) -> None:
     Example: grpo rollback support-desk --reason "refunds twice"
     """
     home = begin()
-    from flows.stack.servers import prefect_server
+    from flows.local.servers import prefect_server
 
     with prefect_server(home):
+        from flows.cli.display import live
         from flows.rollback import rollback as flow
-        from flows.terminal import live
-        from flows.versions import print_transition
+        from flows.versions import print_change
 
         with live(console):
-            transition = flow(model, reason=reason)
-        print_transition(console, model, transition)
+            change = flow(model, reason=reason)
+        print_change(console, model, change)

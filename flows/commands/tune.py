@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.arguments import ConfigFile, Overrides, console
+from flows.cli.command import ConfigFile, Overrides, console
 from flows.commands.begin import begin
 
 
@@ -32,10 +32,10 @@ def tune(
     given = {"n_trials": trials, "parallel": parallel, "storage": storage}
     said = [f"{name}={value}" for name, value in given.items() if value is not None]
     plan = load_settings(config, TuneConfig, (*(override or ()), *said))
-    from flows.stack.servers import prefect_server
+    from flows.local.servers import prefect_server
 
     with prefect_server(home) as url:
-        from flows.terminal import live, print_study
+        from flows.cli.display import live, print_study
         from flows.tune import tune as flow
         from grpo.tuning.document import DOCUMENT, StudyDocument
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from flows.commands.arguments import console
+from flows.cli.command import console
 from flows.commands.begin import begin
 
 
@@ -14,8 +14,8 @@ def ui() -> None:
     Example: grpo ui
     """
     home = begin()
-    from flows.stack.login import password_hint
-    from flows.stack.servers import mlflow_server, prefect_server, prefect_service
+    from flows.local.login import password_hint
+    from flows.local.servers import mlflow_server, prefect_server, prefect_service
 
     try:
         with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:

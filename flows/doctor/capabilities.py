@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flows.doctor.finding import Finding, State
 from flows.doctor.installation import imported, installed
+from flows.local.checks import CheckResult, State
 
 
-def capabilities() -> Iterator[Finding]:
+def capabilities() -> Iterator[CheckResult]:
     """What a config may ask for on this machine."""
     torch = imported("torch")
     gpu = torch is not None and torch.cuda.is_available()
@@ -27,7 +27,9 @@ def capabilities() -> Iterator[Finding]:
     for name, needed, possible, reason in table:
         missing = [package for package in needed if not installed(package)]
         if missing:
-            yield Finding(area="capabilities", name=name, state="absent", found=f"{', '.join(missing)} not installed")
+            yield CheckResult(
+                area="capabilities", name=name, state="absent", found=f"{', '.join(missing)} not installed"
+            )
         else:
             state: State = "ok" if possible else "absent"
-            yield Finding(area="capabilities", name=name, state=state, found="yes" if possible else reason)
+            yield CheckResult(area="capabilities", name=name, state=state, found="yes" if possible else reason)

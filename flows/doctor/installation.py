@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from flows.doctor.finding import Finding, State
+from flows.local.checks import CheckResult, State
 
 _DEVELOPMENT = ("dev",)
 """Extras that only work on the project itself needs."""
 
 
-def python() -> Iterator[Finding]:
+def python() -> Iterator[CheckResult]:
     """The interpreter against what the package asks for."""
     version, wanted = platform.python_version(), importlib.metadata.metadata("grpo")["Requires-Python"]
     fits = SpecifierSet(wanted).contains(version)
-    yield Finding(
+    yield CheckResult(
         area="python",
         name="python",
         state="ok" if fits else "problem",
@@ -29,14 +29,14 @@ def python() -> Iterator[Finding]:
     )
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[CheckResult]:
     """Every package that is always needed, against the bounds of the installed metadata."""
     for requirement in _requirements():
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield _package(requirement, area="packages", missing="problem", extra=None)
 
 
-def extras() -> Iterator[Finding]:
+def extras() -> Iterator[CheckResult]:
     """Packages that only some settings need."""
     names = importlib.metadata.metadata("grpo").get_all("Provides-Extra") or []
     for extra in names:
@@ -52,17 +52,17 @@ def _requirements() -> list[Requirement]:
     return [Requirement(text) for text in importlib.metadata.requires("grpo") or []]
 
 
-def _package(requirement: Requirement, *, area: str, missing: State, extra: str | None) -> Finding:
+def _package(requirement: Requirement, *, area: str, missing: State, extra: str | None) -> CheckResult:
     remedy = f"pip install 'grpo[{extra}]'" if extra else f"pip install '{requirement.name}{requirement.specifier}'"
     name = f"{requirement.name} ({extra})" if extra else requirement.name
     try:
         version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(area=area, name=name, state=missing, found="not installed", remedy=remedy)
+        return CheckResult(area=area, name=name, state=missing, found="not installed", remedy=remedy)
     if requirement.specifier.contains(version, prereleases=True):
-        return Finding(area=area, name=name, state="ok", found=version)
+        return CheckResult(area=area, name=name, state="ok", found=version)
     found = f"{version}, which is not {requirement.specifier}"
-    return Finding(area=area, name=name, state="problem", found=found, remedy=remedy)
+    return CheckResult(area=area, name=name, state="problem", found=found, remedy=remedy)
 
 
 def installed(package: str) -> bool:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import httpx
 
-from flows.doctor.finding import Finding, State
-from flows.stack.login import CLIENT, login, login_file
-from flows.stack.servers import prefect_service
-from flows.stack.service import port_is_free
-from grpo.credentials import masked
+from flows.local.checks import CheckResult, State
+from flows.local.login import CLIENT, login, login_file
+from flows.local.servers import prefect_service
+from flows.local.service import port_is_free
+from grpo.storage.credentials import masked
 
 PREFECT, MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
 _NAMES = {"prefect": "Prefect's server", "mlflow": "MLflow"}
@@ -26,7 +26,7 @@ _LOGINS = {
 """Remedy where a server refuses the login."""
 
 
-def servers(home: Path) -> Iterator[Finding]:
+def servers(home: Path) -> Iterator[CheckResult]:
     """The servers that the environment names, or the ports that those of this machine would take."""
     yield from named_servers()
     faults = {finding.name: finding for finding in ports()}
@@ -45,7 +45,7 @@ def servers(home: Path) -> Iterator[Finding]:
         yield faults.get(name) or _port(name, "127.0.0.1", setting="GRPO_MLFLOW_PORT", taken="warning")
 
 
-def named_servers() -> Iterator[Finding]:
+def named_servers() -> Iterator[CheckResult]:
     """The servers that the environment names."""
     if (url := os.environ.get(PREFECT)) is not None:
         yield _prefect(url, os.environ.get(CLIENT))
@@ -55,16 +55,16 @@ def named_servers() -> Iterator[Finding]:
         yield _server("mlflow", tracking, f"{tracking}/health", f"{tracking}/version", setting=MLFLOW, login=given)
 
 
-def _prefect(url: str, login: str | None) -> Finding:
+def _prefect(url: str, login: str | None) -> CheckResult:
     return _server("prefect", url, f"{url}/health", f"{url}/admin/version", setting=PREFECT, login=login)
 
 
-def ports() -> Iterator[Finding]:
+def ports() -> Iterator[CheckResult]:
     """The settings of ports that are not ports."""
     for name, setting in (("prefect port", "PREFECT_SERVER_API_PORT"), ("mlflow port", "GRPO_MLFLOW_PORT")):
         text = os.environ[setting]
         if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
-            yield Finding(
+            yield CheckResult(
                 area="servers",
                 name=name,
                 state="problem",
@@ -78,14 +78,14 @@ def _is_server(tracking: str) -> bool:
     return tracking.startswith(("http:", "https:"))
 
 
-def _server(package: str, url: str, health: str, version: str, *, setting: str, login: str | None) -> Finding:
+def _server(package: str, url: str, health: str, version: str, *, setting: str, login: str | None) -> CheckResult:
     """Whether a server answers, and whether it is of the version that is installed here."""
     installed = importlib.metadata.version(package)
     try:
         _get(health, login, tries=_TRIES)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         reason = masked(str(error) or type(error).__name__, known=url).splitlines()[0]
-        return Finding(
+        return CheckResult(
             area="servers",
             name=package,
             state="problem",
@@ -97,7 +97,7 @@ def _server(package: str, url: str, health: str, version: str, *, setting: str, 
         served = _get(version, login).strip().strip('"')
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
-            return Finding(
+            return CheckResult(
                 area="servers",
                 name=package,
                 state="problem",
@@ -106,7 +106,7 @@ def _server(package: str, url: str, health: str, version: str, *, setting: str, 
             )
         served = "a version that it does not tell"
     same = served.split(".")[:2] == installed.split(".")[:2]
-    return Finding(
+    return CheckResult(
         area="servers",
         name=package,
         state="ok" if same else "warning",
@@ -132,10 +132,10 @@ def _get(url: str, login: str | None, *, tries: int = 1) -> str:
     raise AssertionError("at least one try is made")
 
 
-def _port(name: str, host: str, *, setting: str, taken: State) -> Finding:
+def _port(name: str, host: str, *, setting: str, taken: State) -> CheckResult:
     port = int(os.environ[setting])
     free = port_is_free(host, port)
-    return Finding(
+    return CheckResult(
         area="servers",
         name=name,
         state="ok" if free else taken,

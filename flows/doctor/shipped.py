@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from flows.doctor.finding import Finding
+from flows.local.checks import CheckResult
 from flows.shipped import PARTS
 
 
-def shipped(parts: Mapping[str, Path] = PARTS) -> Iterator[Finding]:
+def shipped(parts: Mapping[str, Path] = PARTS) -> Iterator[CheckResult]:
     """The files that the shipped configs and rewards read."""
     for name, path in parts.items():
         here = path.exists()
-        yield Finding(
+        yield CheckResult(
             area="shipped files",
             name=name,
             state="ok" if here else "problem",

@@ -14,18 +14,18 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from flows.doctor.finding import Finding
 from flows.doctor.places import nearest, protocol_known
-from grpo.credentials import masked
+from flows.local.checks import CheckResult
+from grpo.storage.credentials import masked
 
 
-def stores(home: Path, store: str) -> Iterator[Finding]:
+def stores(home: Path, store: str) -> Iterator[CheckResult]:
     """Home, databases and artifacts, tried by writing in the place or in the nearest folder above it that is there."""
     yield from records(home)
     yield artifacts(store)
 
 
-def records(home: Path) -> Iterator[Finding]:
+def records(home: Path) -> Iterator[CheckResult]:
     """The home, and the databases that Prefect and MLflow keep in it or where the environment says."""
     yield folder(home)
     if "PREFECT_API_URL" not in os.environ:
@@ -35,12 +35,12 @@ def records(home: Path) -> Iterator[Finding]:
     yield _database("mlflow", os.environ["MLFLOW_TRACKING_URI"], setting="MLFLOW_TRACKING_URI")
 
 
-def folder(home: Path) -> Finding:
+def folder(home: Path) -> CheckResult:
     """The home of all records."""
     return _folder("home", home, remedy="fix the permissions of the folder, or set GRPO_HOME")
 
 
-def _folder(name: str, place: Path, *, remedy: str) -> Finding:
+def _folder(name: str, place: Path, *, remedy: str) -> CheckResult:
     existing = nearest(place)
     try:
         if not existing.is_dir():
@@ -49,7 +49,7 @@ def _folder(name: str, place: Path, *, remedy: str) -> Finding:
             pass
     except OSError as error:
         reason = f"{place}: {error.strerror or error}"
-        return Finding(
+        return CheckResult(
             area="stores",
             name=name,
             state="problem",
@@ -58,14 +58,14 @@ def _folder(name: str, place: Path, *, remedy: str) -> Finding:
             wrong_input=isinstance(error, NotADirectoryError),
         )
     made = "" if existing == place.resolve() else ", made by the first run"
-    return Finding(area="stores", name=name, state="ok", found=f"{place}{made}")
+    return CheckResult(area="stores", name=name, state="ok", found=f"{place}{made}")
 
 
-def artifacts(store: str) -> Finding:
+def artifacts(store: str) -> CheckResult:
     """The store of artifacts, tried by writing."""
     name, remedy = "artifacts", "set `store` to a folder or address that can be written, and its credentials"
     if not protocol_known(store):
-        return Finding(
+        return CheckResult(
             area="stores",
             name=name,
             state="problem",
@@ -82,14 +82,14 @@ def artifacts(store: str) -> Finding:
         file_system.rm_file(probe)
     except Exception as error:  # noqa: BLE001 - whatever a store raises is what is to be shown
         found = f"{masked(store)}: {type(error).__name__}: {masked(str(error), known=store)}"
-        return Finding(area="stores", name=name, state="problem", found=found, remedy=remedy)
-    return Finding(area="stores", name=name, state="ok", found=masked(store))
+        return CheckResult(area="stores", name=name, state="problem", found=found, remedy=remedy)
+    return CheckResult(area="stores", name=name, state="ok", found=masked(store))
 
 
-def _database(name: str, uri: str, *, setting: str) -> Finding:
+def _database(name: str, uri: str, *, setting: str) -> CheckResult:
     """The records of one service: a database that can be opened; a server is looked at with the servers."""
     if uri.startswith(("http:", "https:")):
-        return Finding(area="stores", name=name, state="ok", found=f"kept by the server at {masked(uri)}")
+        return CheckResult(area="stores", name=name, state="ok", found=f"kept by the server at {masked(uri)}")
     if uri.startswith("sqlite:///"):
         return _sqlite(name, Path(uri.removeprefix("sqlite:///")), setting=setting)
     from sqlalchemy import create_engine
@@ -102,7 +102,7 @@ def _database(name: str, uri: str, *, setting: str) -> Finding:
         engine.dispose()
     except (SQLAlchemyError, ImportError, TypeError, ValueError) as error:
         reason = masked(str(error).strip().splitlines()[0], known=uri)
-        return Finding(
+        return CheckResult(
             area="stores",
             name=name,
             state="problem",
@@ -110,10 +110,10 @@ def _database(name: str, uri: str, *, setting: str) -> Finding:
             remedy=f"start the database, or set {setting}",
             wrong_input=not isinstance(error, OperationalError),
         )
-    return Finding(area="stores", name=name, state="ok", found=masked(uri))
+    return CheckResult(area="stores", name=name, state="ok", found=masked(uri))
 
 
-def _sqlite(name: str, path: Path, *, setting: str) -> Finding:
+def _sqlite(name: str, path: Path, *, setting: str) -> CheckResult:
     if not path.exists():
         found = f"{path}, made by the first run or by `grpo databases`"
         checked = _folder(name, path.parent, remedy=f"set {setting}")
@@ -122,11 +122,11 @@ def _sqlite(name: str, path: Path, *, setting: str) -> Finding:
         with closing(sqlite3.connect(path, timeout=5)) as database:
             database.execute("PRAGMA schema_version")
     except sqlite3.Error as error:
-        return Finding(
+        return CheckResult(
             area="stores",
             name=name,
             state="problem",
             found=f"the records of {name} in {path} cannot be used: {error}",
             remedy=f"bring a backup back, move the file away and call `grpo databases`, or set {setting}",
         )
-    return Finding(area="stores", name=name, state="ok", found=str(path))
+    return CheckResult(area="stores", name=name, state="ok", found=str(path))

@@ -9,7 +9,7 @@ from typing import Any
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 
-Chat = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 """A message as chat interfaces write it: `role`, `content`, and `tool_calls` where there are some."""
 Context = Mapping[str, Any]
 """What is known beside the conversation: `user_id`, `strategy`, `level`, `knowledge`; other keys are the caller's."""
@@ -25,7 +25,7 @@ class Agent(ABC):
         """Load what is needed to speak."""
 
     @abstractmethod
-    async def generate_response(self, messages: Sequence[Chat] | str, context: Context | None = None) -> str:
+    async def generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None = None) -> str:
         """The reply to a conversation, or to one line of a user."""
 
 
@@ -34,7 +34,7 @@ def to_chat(message: Message) -> dict[str, Any]:
     return message.to_template()
 
 
-def to_message(chat: Chat) -> Message:
+def to_message(chat: ChatMessage) -> Message:
     """A message from the form of chat interfaces; raises `DataError` for another key, role or type."""
     unknown = set(chat) - _KEYS
     if unknown or "role" not in chat:
@@ -47,7 +47,7 @@ def to_message(chat: Chat) -> Message:
     return Message(role=chat["role"], content=content, tool_calls=tuple(map(_call, chat.get("tool_calls") or ())))
 
 
-def conversation(messages: Sequence[Chat] | str) -> tuple[Message, ...]:
+def conversation(messages: Sequence[ChatMessage] | str) -> tuple[Message, ...]:
     """The messages of a conversation; a text is one line of a user. Raises `DataError` when there are none."""
     if isinstance(messages, str):
         return (Message(role="user", content=messages),)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo.agents.byte_renderer import ByteRenderer
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Tool
 from grpo.policy.catalog import TOKENS, open_policy
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy
-from grpo.renderer import Renderer
+from grpo.renderers.byte_renderer import ByteRenderer
+from grpo.renderers.chat_template import Renderer
 
 
 def open_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
@@ -28,11 +28,13 @@ def open_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
     policy = open_policy(config.model_name)
     if separator:
         return policy
+    from grpo.policy.transformers.device import move_to_device
     from grpo.policy.transformers.model import TransformersPolicy
-    from grpo.policy.transformers.placement import place
 
     assert isinstance(policy, TransformersPolicy)
-    return place(policy, dtype=config.torch_dtype, device=config.device_map, attention=config.attn_implementation)
+    return move_to_device(
+        policy, dtype=config.torch_dtype, device=config.device_map, attention=config.attn_implementation
+    )
 
 
 def stub(replies: Sequence[str]) -> ScriptedPolicy:
@@ -43,7 +45,7 @@ def stub(replies: Sequence[str]) -> ScriptedPolicy:
     return ScriptedPolicy([[*replies[first:], *replies[:first]] for first in range(len(replies))])
 
 
-def renderer_of(policy: Policy, tools: Sequence[Tool]) -> Renderer:
+def make_renderer(policy: Policy, tools: Sequence[Tool]) -> Renderer:
     """The renderer of a policy's tokenizer; bytes for a policy that has none, because it reads messages."""
     tokenizer = getattr(policy, "tokenizer", None)
     return ByteRenderer(tools=tools) if tokenizer is None else Renderer(tokenizer, tools=tools)

@@ -18,5 +18,5 @@ def create_stub_agent(config: AgentConfig) -> MultiTurnAgent:
     if not config.is_stub:
         raise ConfigError("a stub agent says stub_responses, and the config has none; set use_stub_model and them")
     agent = MultiTurnAgent(config)
-    agent.adopt(stub(config.stub_responses))
+    agent.set_policy(stub(config.stub_responses))
     return agent

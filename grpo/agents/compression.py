@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from grpo.agents.summary import summarize
+from grpo.agents.extractive_summary import summarize
 from grpo.messages import Message
 
 _LONGEST_SUMMARY = 200
@@ -62,7 +62,7 @@ def _with_summary(
     texts = [message.content for message in gone if message.role in ("user", "assistant")]
     longest = min(_LONGEST_SUMMARY, sum(len(text.split()) for text in texts))
     for length in range(longest, 0, -max(1, longest // 8)):
-        summary = summarize(texts, most_words=length)
+        summary = summarize(texts, max_words=length)
         before = f"{system[0].content}\n\n" if system else ""
         head = Message(role="system", content=f"{before}Earlier in this conversation: {summary}")
         if summary and count([head, *rest]) <= most:

@@ -15,8 +15,8 @@ from grpo.agents.agent import Context
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.strategies import STRATEGIES
 from grpo.errors import ConfigError, DataError
-from grpo.files import storage_errors
 from grpo.messages import Message
+from grpo.storage.files import storage_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class TurnRecord:
 
 
 @dataclass(slots=True, kw_only=True)
-class Conversation:
+class ConversationState:
     """One conversation with one user."""
 
     conversation_id: str
@@ -81,13 +81,13 @@ class ConversationManager:
         self.max_conversations = max_conversations
         self.log = log
         self._now = now
-        self._conversations: dict[str, Conversation] = {}
+        self._conversations: dict[str, ConversationState] = {}
 
     async def start_conversation(
         self, user_id: str, *, strategy: str | None = None, context: Context | None = None
-    ) -> Conversation:
+    ) -> ConversationState:
         """Begin a conversation; its `conversation_id` cannot be guessed. Raises `ConfigError` for another strategy."""
-        begun = Conversation(
+        begun = ConversationState(
             conversation_id=uuid.uuid4().hex,
             user_id=user_id,
             strategy=_known(strategy or self.agent.config.strategy),
@@ -98,7 +98,7 @@ class ConversationManager:
             del self._conversations[next(iter(self._conversations))]
         return begun
 
-    def conversation(self, conversation_id: str) -> Conversation:
+    def conversation(self, conversation_id: str) -> ConversationState:
         """The conversation with this id; raises `DataError` where there is none, or none any more."""
         found = self._conversations.get(conversation_id)
         if found is None:
@@ -125,9 +125,9 @@ class ConversationManager:
             said = Message(role="user", content=user_message)
             context: dict[str, Any] = {**held.context, "user_id": held.user_id, "strategy": strategy}
             heard_at = self._now()
-            async with self.agent.floor() as floor:
-                reply = await self.agent.respond(floor, (*held.messages, said), context)
-                held.messages = list(floor.conversation)
+            async with self.agent.transcript() as transcript:
+                reply = await self.agent.respond(transcript, (*held.messages, said), context)
+                held.messages = list(transcript.conversation)
             held.strategy = strategy
             self.agent.remember(said, reply.text, context)
             self._record(held, "user", user_message, heard_at)
@@ -135,13 +135,13 @@ class ConversationManager:
             self._conversations[conversation_id] = self._conversations.pop(conversation_id, held)
         return reply.text
 
-    def end_conversation(self, conversation_id: str) -> Conversation:
+    def end_conversation(self, conversation_id: str) -> ConversationState:
         """Forget a conversation; returns it. Raises `DataError` where there is none."""
         ended = self.conversation(conversation_id)
         del self._conversations[conversation_id]
         return ended
 
-    def _record(self, held: Conversation, role: str, content: str, at: datetime, **more: Any) -> None:
+    def _record(self, held: ConversationState, role: str, content: str, at: datetime, **more: Any) -> None:
         assert self.agent.policy is not None
         turn = TurnRecord(
             conversation_id=held.conversation_id,

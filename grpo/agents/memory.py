@@ -9,10 +9,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from grpo.agents.summary import summarize, words
+from grpo.agents.extractive_summary import content_words, summarize
 from grpo.errors import ConfigError, DataError
-from grpo.files import write_atomically
 from grpo.messages import ROLES
+from grpo.storage.files import write_atomically
 
 _FORMAT = 1
 _SUMMARY_WORDS = 120
@@ -56,41 +56,43 @@ class ConversationMemory:
         if self.path is not None and self.path.exists():
             self._load(self.path)
 
-    def add(self, role: str, content: str, *, owner: str = "") -> None:
+    def add(self, role: str, content: str, *, user_id: str = "") -> None:
         """Remember one turn of a user's conversation; raises `DataError` for an unknown role."""
         if role not in ROLES:
             raise DataError(f"a turn of role {role!r} cannot be remembered; use one of {', '.join(ROLES)}")
-        known = self._owners.pop(owner, None) or _Owner(self.max_turns)
-        self._owners[owner] = known
+        known = self._owners.pop(user_id, None) or _Owner(self.max_turns)
+        self._owners[user_id] = known
         if len(self._owners) > _MOST_OWNERS:
             del self._owners[next(iter(self._owners))]
         known.turns.append((role, content))
         known.fresh += 1
         if known.fresh > self.summarization_threshold:
             old = list(known.turns)[-known.fresh : -1]
-            known.summaries.append(summarize([content for _, content in old], most_words=_SUMMARY_WORDS))
+            known.summaries.append(summarize([content for _, content in old], max_words=_SUMMARY_WORDS))
             known.fresh = 1
         if self.path is not None:
             self.save(self.path)
 
-    def turns(self, owner: str = "") -> list[tuple[str, str]]:
+    def turns(self, user_id: str = "") -> list[tuple[str, str]]:
         """Role and text of each turn that is remembered of a user, oldest first."""
-        return list(self._owners[owner].turns) if owner in self._owners else []
+        return list(self._owners[user_id].turns) if user_id in self._owners else []
 
-    def summaries(self, owner: str = "") -> list[str]:
+    def summaries(self, user_id: str = "") -> list[str]:
         """Summaries of a user's older turns, oldest first."""
-        return list(self._owners[owner].summaries) if owner in self._owners else []
+        return list(self._owners[user_id].summaries) if user_id in self._owners else []
 
-    def recall(self, query: str, *, owner: str = "", limit: int = 3, without: Collection[str] = ()) -> list[str]:
+    def recall(self, query: str, *, user_id: str = "", limit: int = 3, without: Collection[str] = ()) -> list[str]:
         """Turns and summaries of this user that share words with the query, the likest first, at most `limit`.
 
         A shared word counts log(1 + n/m) where m of all n texts have it; of two alike the later comes first.
         """
-        texts = [text for _, text in reversed(self.turns(owner)) if text not in without] + self.summaries(owner)[::-1]
+        texts = [text for _, text in reversed(self.turns(user_id)) if text not in without] + self.summaries(user_id)[
+            ::-1
+        ]
         found = list(dict.fromkeys(texts))
-        bags = [set(words(text)) for text in found]
+        bags = [set(content_words(text)) for text in found]
         shared = Counter(word for bag in bags for word in bag)
-        asked = set(words(query))
+        asked = set(content_words(query))
         scores = [sum(math.log(1 + len(found) / shared[word]) for word in asked & bag) for bag in bags]
         best = sorted(range(len(found)), key=lambda place: -scores[place])
         return [found[place] for place in best if scores[place] > 0][:limit]

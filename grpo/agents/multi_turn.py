@@ -19,22 +19,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from grpo.agents.agent import Agent, Chat, Context, conversation, to_chat
-from grpo.agents.backend import open_backend, renderer_of
+from grpo.agents.agent import Agent, ChatMessage, Context, conversation, to_chat
+from grpo.agents.backend import make_renderer, open_backend
 from grpo.agents.compression import compress, window
-from grpo.agents.floor import Floor, Reply, current
 from grpo.agents.memory import ConversationMemory
-from grpo.agents.reasoning import settled, split_reasoning
+from grpo.agents.reasoning import split_reasoning, stable_prefix
 from grpo.agents.strategies import strategy_prompt
+from grpo.agents.transcript import Reply, TokenTranscript, current_transcript
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message, Tool
 from grpo.policy.policy import Policy, Sampling
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 
 logger = logging.getLogger(__name__)
 
-MOST_RECALLED = 3
+MAX_RECALLED = 3
 """Things remembered from earlier conversations that are put before a new one."""
 
 
@@ -69,30 +69,32 @@ class MultiTurnAgent(Agent):
 
     async def initialize(self) -> None:
         """Open the policy; raises `PolicyError` where there is none, `ConfigError` where none is named."""
-        self.adopt(self.policy or open_backend(self.config, self.renderer))
+        self.set_policy(self.policy or open_backend(self.config, self.renderer))
 
-    def adopt(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """Speak with this policy from now on."""
         self.policy = policy
-        self.renderer = self.renderer or renderer_of(policy, self.tools)
+        self.renderer = self.renderer or make_renderer(policy, self.tools)
 
-    async def generate_response(self, messages: Sequence[Chat] | str, context: Context | None = None) -> str:
+    async def generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None = None) -> str:
         """The reply to a conversation, or to one line of a user."""
         heard = conversation(messages)
-        floor = current.get()
-        if floor is not None and floor.speaker is self:
-            return await self.answer(floor, heard, floor.context if context is None else context)
-        async with self.floor() as own:
+        transcript = current_transcript.get()
+        if transcript is not None and transcript.speaker is self:
+            return await self.answer(transcript, heard, transcript.context if context is None else context)
+        async with self.transcript() as own:
             text = await self.answer(own, heard, context)
         self.remember(heard[-1], text, context)
         return text
 
-    async def process_turn(self, history: Sequence[Chat], user_input: str, context: Context | None = None) -> str:
+    async def process_turn(
+        self, history: Sequence[ChatMessage], user_input: str, context: Context | None = None
+    ) -> str:
         """The reply to what a user says after `history`."""
         return await self._generate([*history, {"role": "user", "content": user_input}], context)
 
     async def stream_response(
-        self, messages: Sequence[Chat] | str, context: Context | None = None
+        self, messages: Sequence[ChatMessage] | str, context: Context | None = None
     ) -> AsyncIterator[str]:
         """The reply in pieces as it is said; joined they are the text that `generate_response` gives.
 
@@ -103,11 +105,11 @@ class MultiTurnAgent(Agent):
         tokens: asyncio.Queue[int | None] = asyncio.Queue()
         said: list[int] = []
         sent = ""
-        async with self.floor(listener=None if edits else tokens.put_nowait) as floor:
+        async with self.transcript(on_token=None if edits else tokens.put_nowait) as transcript:
 
             async def answer() -> str:
-                current.set(floor)
-                floor.begin(self, context=context)
+                current_transcript.set(transcript)
+                transcript.begin_turn(self, context=context)
                 try:
                     return await self._generate(messages, context)
                 finally:
@@ -117,7 +119,7 @@ class MultiTurnAgent(Agent):
             try:
                 while (token := await tokens.get()) is not None:
                     said.append(token)
-                    sure = settled(floor.renderer.text(said), reasoning=self.config.enable_reasoning)
+                    sure = stable_prefix(transcript.renderer.decode(said), reasoning=self.config.enable_reasoning)
                     if len(sure) > len(sent):
                         yield sure[len(sent) :]
                         sent = sure
@@ -128,22 +130,24 @@ class MultiTurnAgent(Agent):
         if len(text) > len(sent):
             yield text[len(sent) :]
 
-    async def respond(self, floor: Floor, messages: Sequence[Message], context: Context | None = None) -> Reply:
+    async def respond(
+        self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None = None
+    ) -> Reply:
         """One turn on this floor, after `messages` that are new: what a rollout asks for.
 
         A user's message goes through `process_turn`, another one, such as a tool's result, to `generate_response`.
         """
-        floor.begin(self, messages, context)
-        *history, last = map(to_chat, floor.conversation)
-        holding = current.set(floor)
+        transcript.begin_turn(self, messages, context)
+        *history, last = map(to_chat, transcript.conversation)
+        holding = current_transcript.set(transcript)
         try:
             if last["role"] == "user":
                 text = await self.process_turn(history, last["content"], context)
             else:
                 text = await self._generate([*history, last], context)
         finally:
-            current.reset(holding)
-        return floor.conclude(text, self._brief(floor, floor.conversation, context))
+            current_transcript.reset(holding)
+        return transcript.end_turn(text, self._brief(transcript, transcript.conversation, context))
 
     def instructions(self, messages: Sequence[Message], context: Context) -> list[str]:
         """Paragraphs of the system prompt for a conversation that stands here; override to add one.
@@ -161,12 +165,12 @@ class MultiTurnAgent(Agent):
     def remember(self, message: Message, reply: str, context: Context | None = None) -> None:
         """Put an exchange into the memory, where there is one. Rollouts read it and never write."""
         if self.memory is not None:
-            owner = str((context or {}).get("user_id", ""))
+            user_id = str((context or {}).get("user_id", ""))
             if message.role == "user":
-                self.memory.add("user", message.content, owner=owner)
-            self.memory.add("assistant", reply, owner=owner)
+                self.memory.add("user", message.content, user_id=user_id)
+            self.memory.add("assistant", reply, user_id=user_id)
 
-    def refuse_rewriting(self) -> None:
+    def require_append_only(self) -> None:
         """Raise `ConfigError` where this agent would have its policy forget, which no token record of a rollout can.
 
         An episode is one sequence of tokens, and the learner computes each from all before it. A shortened past
@@ -180,7 +184,7 @@ class MultiTurnAgent(Agent):
                 )
 
     @asynccontextmanager
-    async def floor(self, *, listener: Callable[[int], None] | None = None) -> AsyncIterator[Floor]:
+    async def transcript(self, *, on_token: Callable[[int], None] | None = None) -> AsyncIterator[TokenTranscript]:
         """A conversation with the agent's policy, sampled as the config says.
 
         Raises `PolicyError` before `initialize`.
@@ -199,48 +203,50 @@ class MultiTurnAgent(Agent):
         async with policy.sampler(concurrency=1, renderer=renderer) as sampler:
             session = sampler.open()
             try:
-                yield Floor(session, renderer, sampling, max_context=limit, listener=listener)
+                yield TokenTranscript(session, renderer, sampling, max_context=limit, on_token=on_token)
             finally:
                 session.close()
 
-    async def answer(self, floor: Floor, messages: Sequence[Message], context: Context | None) -> str:
+    async def answer(self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None) -> str:
         """Let the policy speak: all turns end here, on some floor."""
-        briefed = self._brief(floor, messages, context)
-        heard, places = self._shorten(floor, briefed)
+        briefed = self._brief(transcript, messages, context)
+        heard, places = self._shorten(transcript, briefed)
         dropped = tuple(place - len(briefed) + len(messages) for place in places)
         if dropped:
             logger.info("messages that the policy does not see: %s", ", ".join(map(str, dropped)))
-        text = await floor.speak(heard)
+        text = await transcript.generate(heard)
         reasoning, answer = split_reasoning(text) if self.config.enable_reasoning else (None, text)
-        floor.offer(answer, reasoning=reasoning, dropped=dropped)
+        transcript.set_reply(answer, reasoning=reasoning, dropped=dropped)
         return answer
 
-    async def _generate(self, messages: Sequence[Chat] | str, context: Context | None) -> str:
+    async def _generate(self, messages: Sequence[ChatMessage] | str, context: Context | None) -> str:
         """Through an override, which may take the conversation alone; the floor still holds the context."""
         if context is None or len(inspect.signature(self.generate_response).parameters) < 2:
             return await self.generate_response(messages)
         return await self.generate_response(messages, context)
 
-    def _brief(self, floor: Floor, messages: Sequence[Message], context: Context | None) -> list[Message]:
+    def _brief(
+        self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None
+    ) -> list[Message]:
         """The conversation as the policy sees it: one system message first, where there is anything to say in it."""
-        if floor.instructions is None:
-            floor.instructions = "\n\n".join(filter(None, self.instructions(messages, context or {})))
+        if transcript.instructions is None:
+            transcript.instructions = "\n\n".join(filter(None, self.instructions(messages, context or {})))
         given = messages[0].content if messages[0].role == "system" else ""
         rest = messages[1:] if messages[0].role == "system" else messages
-        prompt = "\n\n".join(filter(None, (floor.instructions, given)))
+        prompt = "\n\n".join(filter(None, (transcript.instructions, given)))
         return [Message(role="system", content=prompt), *rest] if prompt else list(rest)
 
-    def _shorten(self, floor: Floor, messages: list[Message]) -> tuple[list[Message], tuple[int, ...]]:
+    def _shorten(self, transcript: TokenTranscript, messages: list[Message]) -> tuple[list[Message], tuple[int, ...]]:
         """What of the conversation the policy gets to see, and the places of the messages that it does not."""
         config, whole = self.config, messages
         dropped: tuple[int, ...] = ()
         if config.memory_window is not None:
             messages, dropped = window(messages, config.memory_window)
-        room = floor.max_context - config.max_new_tokens
+        room = transcript.max_context - config.max_new_tokens
         if config.enable_context_compression:
 
             def count(messages: Sequence[Message]) -> int:
-                return len(floor.renderer.start(messages))
+                return len(transcript.renderer.build_prompt(messages))
 
             before = count(messages)
             if before > room:
@@ -264,9 +270,9 @@ class MultiTurnAgent(Agent):
         if self.memory is None:
             return []
         asked = [message.content for message in messages if message.role == "user"]
-        owner = str(context.get("user_id", ""))
+        user_id = str(context.get("user_id", ""))
         here = {message.content for message in messages}
-        return self.memory.recall(asked[-1] if asked else "", owner=owner, limit=MOST_RECALLED, without=here)
+        return self.memory.recall(asked[-1] if asked else "", user_id=user_id, limit=MAX_RECALLED, without=here)
 
 
 def _listed(title: str, facts: Sequence[str]) -> str:

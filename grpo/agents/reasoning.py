@@ -19,7 +19,7 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
     return None, text
 
 
-def settled(text: str, *, reasoning: bool) -> str:
+def stable_prefix(text: str, *, reasoning: bool) -> str:
     """The beginning of the answer that no further token can change, from the beginning of a reply.
 
     What may still be thinking, white space at the end, and an unfinished character are held back.

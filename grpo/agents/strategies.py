@@ -15,7 +15,7 @@ from grpo.messages import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class ConversationStage:
     """A point of a conversation: what shows that the user has come so far, and what to do there."""
 
     name: str
@@ -30,7 +30,7 @@ class Strategy:
 
     id: str
     prompt: str
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[ConversationStage, ...] = ()
     """Points that a conversation goes through, in order; it may skip some and never goes back."""
     levels: Mapping[str, str] = field(default_factory=dict)
     """What a level of knowledge asks for; `level` in the context says which."""
@@ -41,18 +41,18 @@ def _cues(pattern: str) -> re.Pattern[str]:
 
 
 SALES_STAGES = (
-    Stage(name="awareness", guidance="Ask what they need before you name a product."),
-    Stage(
+    ConversationStage(name="awareness", guidance="Ask what they need before you name a product."),
+    ConversationStage(
         name="interest",
         guidance="Show which of their needs a product meets, and by what. Name no price yet.",
         cues=_cues(r"tell me more|how does|what does|which one|features?|looking for|interested|do you have"),
     ),
-    Stage(
+    ConversationStage(
         name="consideration",
         guidance="Compare honestly, price included. Answer doubts with facts, and say what it does not do.",
         cues=_cues(r"price|prices|cost|costs|how much|expensive|compare[ds]?|difference|versus|vs|discount|warranty"),
     ),
-    Stage(
+    ConversationStage(
         name="decision",
         guidance="Make the next step easy: say what happens now and what it costs. Do not press.",
         cues=_cues(r"(?:i'll|i will|i'd like to|want to) (?:take|buy|order|get)|sign me up|check ?out|where do i pay"),
@@ -91,7 +91,7 @@ STRATEGIES = {
     )
 }
 
-STRATEGY_OF_TASK = {
+STRATEGY_BY_TASK = {
     "customer_support": "customer_service",
     "tech_help": "technical_support",
     "sales_chat": "sales",
@@ -100,7 +100,7 @@ STRATEGY_OF_TASK = {
 """Which strategy leads the conversations of a task."""
 
 
-def stage_of(strategy: Strategy, messages: Sequence[Message]) -> Stage | None:
+def current_stage(strategy: Strategy, messages: Sequence[Message]) -> ConversationStage | None:
     """The furthest stage that a user's words have reached; None for a strategy without stages."""
     if not strategy.stages:
         return None
@@ -117,7 +117,7 @@ def strategy_prompt(name: str, messages: Sequence[Message], context: Mapping[str
     strategy = STRATEGIES.get(name)
     if strategy is None:
         raise ConfigError(f"strategy {name!r} is unknown; use one of {', '.join(STRATEGIES)}")
-    stage = stage_of(strategy, messages)
+    stage = current_stage(strategy, messages)
     if stage is not None:
         return f"Strategy {name}, stage {stage.name}. {strategy.prompt} {stage.guidance}"
     if strategy.levels:

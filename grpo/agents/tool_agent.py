@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpo.agents.agent import Context
-from grpo.agents.floor import Floor
 from grpo.agents.memory import ConversationMemory
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.tools import problem, tool_message, toolbox
+from grpo.agents.transcript import TokenTranscript
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError
 from grpo.messages import Message, parse_assistant
 from grpo.policy.policy import Policy
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 
 
 class ToolAgent(MultiTurnAgent):
@@ -57,13 +57,13 @@ class ToolAgent(MultiTurnAgent):
         self.toolbox.register(name, function, **settings)
         self.tools = self.toolbox.tools
 
-    async def answer(self, floor: Floor, messages: Sequence[Message], context: Context | None) -> str:
+    async def answer(self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None) -> str:
         """Speak, run what was called, and speak on, until nothing is called."""
         heard = list(messages)
         for number in range(self.max_rounds + 1):
-            text = await super().answer(floor, heard, context)
+            text = await super().answer(transcript, heard, context)
             message = parse_assistant(text)
-            if self._is_for_the_world(floor, message):
+            if self._is_for_the_world(transcript, message):
                 return text
             if number < self.max_rounds:
                 result = await self.toolbox.answer(message)
@@ -73,11 +73,11 @@ class ToolAgent(MultiTurnAgent):
                 result = None
             if result is None:
                 return text
-            floor.note(message, result)
+            transcript.add_messages(message, result)
             heard += (message, result)
-        return await super().answer(floor, heard, context)
+        return await super().answer(transcript, heard, context)
 
-    def _is_for_the_world(self, floor: Floor, message: Message) -> bool:
+    def _is_for_the_world(self, transcript: TokenTranscript, message: Message) -> bool:
         """Whether all calls are of tools that the policy was shown and that are not the agent's."""
-        world = {tool.name for tool in floor.renderer.tools} - {tool.name for tool in self.tools}
+        world = {tool.name for tool in transcript.renderer.tools} - {tool.name for tool in self.tools}
         return bool(message.tool_calls) and all(call.name in world for call in message.tool_calls)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from grpo.errors import ConfigError
 from grpo.messages import Message, Tool, ToolCall
-from grpo.tools import describe, fault
+from grpo.tools import argument_error, tool_from_function
 
 Problem = Literal["unknown_tool", "bad_arguments", "bad_call", "timeout", "exception", "too_many_rounds"]
 
@@ -61,7 +61,7 @@ class Toolbox:
             raise ConfigError(f"tool name {name!r} is {'taken' if name else 'empty'}; give each tool a name of its own")
         if not callable(function):
             raise ConfigError(f"tool {name}: {function!r} cannot be called; give a function")
-        self._tools[name] = describe(name, function, description=description, parameters=parameters)
+        self._tools[name] = tool_from_function(name, function, description=description, parameters=parameters)
         self._functions[name] = function
 
     async def answer(self, message: Message) -> Message | None:
@@ -79,7 +79,7 @@ class Toolbox:
         if function is None:
             return problem("unknown_tool", f"no tool {call.name!r}; there is {', '.join(self._tools) or 'none'}")
         arguments = dict(call.arguments)
-        wrong = fault(self._tools[call.name], arguments)
+        wrong = argument_error(self._tools[call.name], arguments)
         if wrong is not None:
             return problem("bad_arguments", wrong[:300])
         limit = asyncio.timeout(self.timeout_s)

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 
 from grpo.algorithms.advantages import Baseline
-from grpo.algorithms.losses import Bounds, surrogate
+from grpo.algorithms.losses import ClipRange, unclipped_surrogate
 from grpo.algorithms.reductions import Reduction
 
 Objective = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, Bounds],  # ratio, logprobs, advantages [tokens]
+    [torch.Tensor, torch.Tensor, torch.Tensor, ClipRange],  # ratio, logprobs, advantages [tokens]
     tuple[torch.Tensor, torch.Tensor],  # loss, where the clip was active [tokens]
 ]
 
@@ -23,7 +23,7 @@ class Algorithm:
     """How siblings are compared, what a token costs, and what it weighs."""
 
     name: str
-    objective: Objective = surrogate
+    objective: Objective = unclipped_surrogate
     reduction: Reduction = "sequence_mean"
     update: Literal["gradient", "trust_region", "preferences"] = "gradient"
     """AdamW on the loss, a natural step within a bound on the KL divergence, or pairs of siblings."""

@@ -23,7 +23,7 @@ ALGORITHMS = {
 }
 
 
-def choose(
+def get_algorithm(
     name: str,
     *,
     baseline: Baseline | None = None,

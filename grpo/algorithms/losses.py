@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ClipRange:
     """Where the importance ratio stops counting."""
 
     low: float
@@ -19,15 +19,15 @@ class Bounds:
     """Largest ratio that a bad token may be blamed with (dual clip, arXiv 1912.09729; TRL's delta)."""
 
 
-def surrogate(
-    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, bounds: Bounds
+def unclipped_surrogate(
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The surrogate without a clip, −r·A (TRPO, arXiv 1502.05477, equation 14): (r, A) = (1.5, 1) → −1.5."""
     return -ratio * advantages, torch.zeros_like(advantages, dtype=torch.bool)
 
 
 def clipped_surrogate(
-    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, bounds: Bounds
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """PPO's clipped surrogate (arXiv 1707.06347, equation 7): −min(r·A, clip(r, 1−ε_low, 1+ε_high)·A).
 
@@ -37,27 +37,29 @@ def clipped_surrogate(
 
     All [tokens]. Returns the loss, and where the clip was active.
     """
-    clipped = ratio.clamp(1 - bounds.low, 1 + bounds.high)
-    blamed = ratio if bounds.dual is None else ratio.clamp(max=bounds.dual)
+    clipped = ratio.clamp(1 - clip_range.low, 1 + clip_range.high)
+    blamed = ratio if clip_range.dual is None else ratio.clamp(max=clip_range.dual)
     loss = -torch.minimum(blamed * advantages, clipped * advantages)
-    active = ((ratio > 1 + bounds.high) & (advantages > 0)) | ((ratio < 1 - bounds.low) & (advantages < 0))
-    if bounds.dual is not None:
-        active |= (ratio > bounds.dual) & (advantages < 0)
+    active = ((ratio > 1 + clip_range.high) & (advantages > 0)) | ((ratio < 1 - clip_range.low) & (advantages < 0))
+    if clip_range.dual is not None:
+        active |= (ratio > clip_range.dual) & (advantages < 0)
     return loss, active
 
 
 def capped_policy_gradient(
-    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, bounds: Bounds
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """CISPO (arXiv 2506.13585, equation 4): −sg(min(r, ε_high))·A·log π; every token keeps a gradient.
 
     ε_high = 2: (r, A) = (3, 1) at log π = −.5 → 1, gradient −2.
     """
-    return -ratio.clamp(max=bounds.high).detach() * advantages * logprobs, (ratio > bounds.high) & (advantages > 0)
+    return -ratio.clamp(max=clip_range.high).detach() * advantages * logprobs, (ratio > clip_range.high) & (
+        advantages > 0
+    )
 
 
 def policy_gradient(
-    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, bounds: Bounds
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """REINFORCE (Williams 1992): −A·log π; unbiased for the first step on a rollout only."""
     return -advantages * logprobs, torch.zeros_like(advantages, dtype=torch.bool)
@@ -76,11 +78,13 @@ def importance_ratio(log_ratio: torch.Tensor, lengths: torch.Tensor, *, by_seque
     return (sums / lengths).exp().index_select(0, owner)
 
 
-def truncated_weight(old_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, *, cap: float) -> torch.Tensor:
+def truncated_importance_weight(
+    proximal_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, *, cap: float
+) -> torch.Tensor:
     """Truncated importance weight of each token, min(π_old / π_sampler, cap): makes up for a sampler that was not the
     policy that the update starts from (arXiv 2508.10751).
     """
-    return (old_logprobs - sampler_logprobs).exp().clamp(max=cap)
+    return (proximal_logprobs - sampler_logprobs).exp().clamp(max=cap)
 
 
 def high_entropy_mask(entropy: torch.Tensor, *, share: float) -> torch.Tensor:

@@ -44,7 +44,7 @@ class CategoryGate(Settings):
     """What is compared: the verified outcome, or the reward where nothing can be verified."""
     max_drop: float = Field(default=0.1, ge=0)
     """No category may fall by more."""
-    bounds: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    max_drop_by_category: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Another `max_drop` for a category, by its name."""
     confidence: float = Field(default=0.8, gt=0.5, lt=1)
     """How sure a fall must be, one-sided: small categories move by chance."""
@@ -68,7 +68,7 @@ class SafetyGate(Settings):
     """Chooses this gate."""
     floor: float = Field(default=0.5, ge=0, le=1)
     """An episode whose least safe reply scores less is unsafe."""
-    max_share: float = Field(default=0.0, ge=0, le=1)
+    max_rate: float = Field(default=0.0, ge=0, le=1)
     """Most unsafe episodes of the candidate."""
     model: str | None = None
     """Folder of a learned safety reward; none for the shipped one."""
@@ -106,7 +106,7 @@ class TruncationGate(Settings):
 
     kind: Literal["truncation"] = "truncation"
     """Chooses this gate."""
-    max_share: float = Field(default=0.02, ge=0, le=1)
+    max_rate: float = Field(default=0.02, ge=0, le=1)
     """Most episodes of the candidate that were cut off."""
 
 
@@ -115,7 +115,7 @@ class FailureGate(Settings):
 
     kind: Literal["failure"] = "failure"
     """Chooses this gate."""
-    max_share: float = Field(default=0.02, ge=0, le=1)
+    max_rate: float = Field(default=0.02, ge=0, le=1)
     """Most episodes of the candidate that ended in an error."""
 
 
@@ -124,7 +124,7 @@ class LatencyGate(Settings):
 
     kind: Literal["latency"] = "latency"
     """Chooses this gate."""
-    max_seconds: float = Field(gt=0)
+    max_p95_s: float = Field(gt=0)
     """Longest wait for the agent's turn, tool calls included, in 95 of 100 turns."""
     tokens_per_s: float = Field(gt=0)
     """Tokens a second that one conversation gets from the server that will serve."""
@@ -154,6 +154,6 @@ DEFAULT_GATES: tuple[GateSettings, ...] = (
 )
 
 
-def compared(gates: tuple[GateSettings, ...]) -> Metric:
+def compared_metric(gates: tuple[GateSettings, ...]) -> Metric:
     """The metric that these gates are about: that of the first one that compares."""
     return next((gate.metric for gate in gates if isinstance(gate, (ImprovementGate, CategoryGate))), "success")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import ConfigDict, Field, model_validator
 
 from grpo.config.base import Settings
-from grpo.home import home
+from grpo.storage.home import home
 
 
 class JudgeSettings(Settings):
@@ -15,13 +15,13 @@ class JudgeSettings(Settings):
 
     model: str
     """Address of the judge, as `openai+https://api.openai.com/v1#gpt-4.1`."""
-    key: str = Field(default="OPENAI_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    api_key_env: str = Field(default="OPENAI_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of the environment variable that holds the key; the key itself belongs nowhere else."""
     seed: int = 0
     """Draws, with the scenario's id, the order and the labels of the siblings."""
     temperature: float | None = Field(default=0.0, ge=0, le=2)
     """None for models that take no temperature."""
-    max_answer_tokens: int = Field(default=4096, ge=16)
+    max_completion_tokens: int = Field(default=4096, ge=16)
     """Most tokens of one answer of the judge."""
     max_chars: int = Field(default=12_000, ge=100)
     """Characters of one conversation, and of what all of them share, that the judge reads; the longest messages lose
@@ -37,7 +37,7 @@ class JudgeSettings(Settings):
     """Seconds that one question may take, with all tries and pauses."""
     failure_threshold: int = Field(default=5, ge=1)
     """Questions in a row without an answer after which the judge is left alone."""
-    rest_s: float = Field(default=60.0, gt=0)
+    cooldown_s: float = Field(default=60.0, gt=0)
     """Seconds for which it is left alone."""
     folder: str = Field(default_factory=lambda: str(home() / "judge"))
     """Folder of the answers, which are not asked for twice, and of the ledger; by default `judge` in GRPO_HOME."""

@@ -20,11 +20,11 @@ class _JudgedFile(Settings):
     id: str | None = None
     """Column of a record's id; none names records by the file and their place in it."""
     group: str | None = None
-    """Column of what a record is about: one group is on one side of a split; none groups records by their prompt."""
+    """Column of what a record is about: one group is on one split of a split; none groups records by their prompt."""
     category: str | None = None
     """Column of the category."""
-    side: str | None = None
-    """Column of the side, `train` or `heldout`."""
+    split: str | None = None
+    """Column of the split, `train` or `heldout`."""
     licence: str = ""
     """Licence of the data."""
 

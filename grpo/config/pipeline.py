@@ -20,8 +20,8 @@ from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.config.training import TrainingSettings
 from grpo.config.yaml_file import load_settings
-from grpo.credentials import refuse_credentials
-from grpo.home import home
+from grpo.storage.credentials import refuse_credentials
+from grpo.storage.home import home
 
 TagKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$", max_length=250)]
 TagValue = Annotated[str, StringConstraints(max_length=5000)]
@@ -83,7 +83,7 @@ class PipelineConfig(Settings):
     compute: ComputeSettings = ComputeSettings()
     """Where the stages are computed."""
 
-    def deciding(self) -> dict[str, Any]:
+    def identity_settings(self) -> dict[str, Any]:
         """The settings that a result depends on: all but where it is computed and kept."""
         return self.model_dump(mode="json", exclude={"compute", "store", "save_total_limit"})
 
@@ -110,10 +110,10 @@ class PipelineConfig(Settings):
     def _the_backend_fits_the_training(self) -> Self:
         if self.rollout.backend == "vllm" and self.training.lora is not None:
             raise ValueError("rollout.backend vllm plays whole weights; leave it or training.lora out")
-        if self.rollout.backend == "vllm" and self.training.importance_cap is None:
+        if self.rollout.backend == "vllm" and self.training.importance_sampling_cap is None:
             raise ValueError(
                 "rollout.backend vllm says log-probabilities that differ from the learner's in the last digits; set "
-                "training.importance_cap, for example 2.0, which makes up for it"
+                "training.importance_sampling_cap, for example 2.0, which makes up for it"
             )
         if self.rollout.informative_groups is not None and self.training.algorithm in ("ppo", "a2c"):
             raise ValueError(
@@ -135,10 +135,10 @@ class PipelineConfig(Settings):
 
     @model_validator(mode="after")
     def _stale_rollouts_are_corrected(self) -> Self:
-        if self.rollout.staleness and self.training.importance_cap is None:
+        if self.rollout.staleness and self.training.importance_sampling_cap is None:
             raise ValueError(
                 f"rollout.staleness {self.rollout.staleness} trains on rollouts of the policy before; set "
-                "training.importance_cap, for example 2.0, which makes up for the difference"
+                "training.importance_sampling_cap, for example 2.0, which makes up for the difference"
             )
         return self
 

@@ -10,9 +10,9 @@ from grpo.config.base import Settings
 class PretrainConfig(Settings):
     """A small chat model from demonstrations of mixed quality, and the scenarios that it is then trained on."""
 
-    demonstrations_book: str = "data/scenarios/phrasebook_demonstrations.yaml"
+    demonstration_phrasebook: str = "data/scenarios/phrasebook_demonstrations.yaml"
     """Phrasebook of the customers in the demonstrations; shares no wording with the other one."""
-    scenarios_book: str = "data/scenarios/phrasebook_scenarios.yaml"
+    scenario_phrasebook: str = "data/scenarios/phrasebook_scenarios.yaml"
     """Phrasebook of the customers in the scenario pack."""
     scenarios_path: str = "data/scenarios/support_desk.jsonl"
     """Where the scenario pack is written."""
@@ -22,7 +22,7 @@ class PretrainConfig(Settings):
     """Scenarios in the pack."""
     demonstrations: int = Field(default=80_000, ge=1)
     """Conversations that the base model is made from."""
-    vocabulary: int = Field(default=768, ge=300)
+    vocab_size: int = Field(default=768, ge=300)
     """Tokens of its tokenizer."""
     phrases: tuple[str, ...] = (
         *(f'{{"name": "{tool}", "arguments": {{"order": "' for tool in ("look_up", "refund", "replace", "escalate")),
@@ -41,15 +41,15 @@ class PretrainConfig(Settings):
     """Fixed parts of the desk's JSON, one token each: conversations get a third shorter."""
     hidden_size: int = 160
     """Width of its layers."""
-    layers: int = 4
+    num_hidden_layers: int = 4
     """Its layers."""
-    heads: int = 4
+    num_attention_heads: int = 4
     """Attention heads of a layer."""
-    kv_heads: int = 2
-    """Heads of keys and values, each shared by `heads / kv_heads`."""
-    mlp_size: int = 432
+    num_key_value_heads: int = 2
+    """Heads of keys and values, each shared by `heads / num_key_value_heads`."""
+    intermediate_size: int = 432
     """Width of the layers between."""
-    cycles: tuple[int, ...] = Field(default=(3000, 1500), min_length=1)
+    cycle_steps: tuple[int, ...] = Field(default=(3000, 1500), min_length=1)
     """Optimizer steps of each cycle of the learning rate, which falls and begins again: what one has not found, such as
     copying a lone digit, the next may."""
     batch_size: int = Field(default=32, ge=1)

@@ -17,7 +17,7 @@ class NewConversationsSettings(Settings):
 
     kind: Literal["new_conversations"]
     """Chooses this reason."""
-    minimum: int = Field(default=200, ge=1)
+    min_conversations: int = Field(default=200, ge=1)
     """New ones that pass every gate."""
 
 
@@ -26,11 +26,11 @@ class TopicDriftSettings(Settings):
 
     kind: Literal["topic_drift"]
     """Chooses this reason."""
-    level: Level = 0.01
+    significance_level: Level = 0.01
     """Share of false alarms where nothing has changed."""
-    minimum: int = Field(default=50, ge=10)
+    min_conversations: int = Field(default=50, ge=10)
     """Conversations on each side below which nothing is said."""
-    sample: int = Field(default=400, ge=50)
+    max_samples: int = Field(default=400, ge=50)
     """Most conversations of each side that are compared."""
 
 
@@ -39,13 +39,13 @@ class LiveRewardSettings(Settings):
 
     kind: Literal["live_reward"]
     """Chooses this reason."""
-    measure: Literal["reward", "rating"] = "reward"
+    metric: Literal["reward", "rating"] = "reward"
     """Which column of the conversation log."""
     drop: float = Field(default=0.05, gt=0)
     """The mean of the newer half of its conversations is lower by at least this."""
-    level: Level = 0.01
+    significance_level: Level = 0.01
     """And that much by chance no more often than this: one-sided Welch test."""
-    minimum: int = Field(default=100, ge=10)
+    min_conversations: int = Field(default=100, ge=10)
     """Conversations with the measure below which nothing is said."""
 
 
@@ -72,31 +72,31 @@ class AgeSettings(Settings):
     """As many days ago."""
 
 
-ReasonSettings = Annotated[
+TriggerSettings = Annotated[
     NewConversationsSettings | TopicDriftSettings | LiveRewardSettings | HeldoutRewardSettings | AgeSettings,
     Field(discriminator="kind"),
 ]
 
 
-class IntakeSettings(Settings):
+class CurationSettings(Settings):
     """What a conversation must be before it is trained on."""
 
     licences: tuple[str, ...] = Field(min_length=1)
     """Licences that are allowed, as `metadata.licence` names them."""
     consents: tuple[str, ...] = Field(default=("training",), min_length=1)
     """What users must have agreed to, as `metadata.consent` names it; no consent is never enough."""
-    needs: tuple[Literal["user_responses", "goal", "tools", "world", "expected"], ...] = ()
+    required_fields: tuple[Literal["user_responses", "goal", "tools", "world", "expected"], ...] = ()
     """Parts that must not be empty: what the environment and its rewards cannot do without."""
-    near_duplicate: float = Field(default=0.8, ge=0.6, le=1)
+    near_duplicate_threshold: float = Field(default=0.8, ge=0.6, le=1)
     """Similarity (Jaccard, of runs of five characters) from which two conversations say the same."""
-    max_unreadable_share: float = Field(default=0.05, ge=0, le=1)
+    max_unreadable_fraction: float = Field(default=0.05, ge=0, le=1)
     """More records that are no scenario than this share stop the run."""
 
 
 class MixtureSettings(Settings):
     """What is trained on: conversations and base scenarios together."""
 
-    conversations: float = Field(default=0.5, gt=0, lt=1)
+    conversation_fraction: float = Field(default=0.5, gt=0, lt=1)
     """Share of conversations on the training side; the scarcer of the two kinds is used whole."""
 
 
@@ -107,13 +107,13 @@ class RetrainConfig(Settings):
     """Name of the run and of its report's folder."""
     pipeline: str
     """YAML config of the run that is repeated from the champion on."""
-    changes: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
     """What differs from it, each `section.key=value`."""
     conversations: tuple[Source, ...] = Field(min_length=1)
     """Where new conversations come from."""
-    intake: IntakeSettings
+    curation: CurationSettings
     """Which conversations may be trained on."""
-    reasons: tuple[ReasonSettings, ...] = Field(
+    triggers: tuple[TriggerSettings, ...] = Field(
         default=(
             NewConversationsSettings(kind="new_conversations"),
             TopicDriftSettings(kind="topic_drift"),

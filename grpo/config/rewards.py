@@ -65,5 +65,5 @@ class RewardComponent(Settings):
     """Whether an episode that this reward cannot judge still counts, without it; else it gets no reward."""
     floor: float | None = None
     """Below it the episode gets the least score, whatever the other rewards say."""
-    admitted_despite: tuple[str, ...] = ()
-    """Probes that are known to fool this reward; by any other one the run refuses it. `grpo admit` shows them."""
+    accepted_exploits: tuple[str, ...] = ()
+    """Probes that are known to fool this reward; by any other one the run refuses it. `grpo check-reward` shows them."""

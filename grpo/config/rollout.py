@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from grpo.config.base import Settings
 
-_READERS = {"gpu_memory_share": "backend: vllm", "max_rounds": "informative_groups"}
+_READERS = {"gpu_memory_utilization": "backend: vllm", "max_rounds": "informative_groups"}
 
 
 class RolloutSettings(Settings):
@@ -16,7 +16,7 @@ class RolloutSettings(Settings):
 
     backend: Literal["transformers", "vllm"] = "transformers"
     """What plays the policy: the model in this process, or a vLLM engine that its weights are loaded into."""
-    gpu_memory_share: float = Field(default=0.5, gt=0, le=1)
+    gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
     """What the vLLM engine takes of the GPU's memory; the learner needs the rest."""
     scenarios: int = Field(default=32, ge=1)
     """Scenarios in an iteration; the training side is gone through in a seeded order."""
@@ -26,7 +26,7 @@ class RolloutSettings(Settings):
     """At which tokens are drawn; probabilities are divided by nothing else."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Most tokens in one turn of the agent."""
-    cut_turns: Literal["end", "go_on"] = "end"
+    on_truncation: Literal["end", "continue"] = "end"
     """What a turn that reaches max_new_tokens does: end the episode as truncated, or stand as it is."""
     max_context: int = Field(default=512, ge=16)
     """Most tokens in one episode."""
@@ -61,7 +61,7 @@ class RolloutSettings(Settings):
     def _settings_agree(self) -> Self:
         if self.dask_address is not None and self.runner != "dask":
             raise ValueError(f"dask_address {self.dask_address} is not read by runner {self.runner}; set runner: dask")
-        for name, read in (("gpu_memory_share", self.backend == "vllm"), ("max_rounds", self.informative_groups)):
+        for name, read in (("gpu_memory_utilization", self.backend == "vllm"), ("max_rounds", self.informative_groups)):
             if not read and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is not read without {_READERS[name]}; leave it out")
         most = self.scenarios * self.max_rounds

@@ -128,9 +128,9 @@ class ScenarioSettings(Settings):
 
     sources: tuple[Source, ...] = Field(min_length=1)
     """Read in this order into one table."""
-    max_quarantined_share: float = Field(default=0.05, ge=0, le=1)
+    max_quarantined_fraction: float = Field(default=0.05, ge=0, le=1)
     """More unreadable records than this share stop the run."""
-    heldout_share: float = Field(default=0.25, gt=0, lt=1)
+    validation_fraction: float = Field(default=0.25, gt=0, lt=1)
     """Share of each category that is held out for evaluation."""
     limit: int | None = Field(default=None, ge=1)
     """Use at most this many training scenarios and as many held-out ones, the first by hash."""

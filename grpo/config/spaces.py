@@ -6,11 +6,11 @@ from typing import Literal, get_args
 
 from pydantic import TypeAdapter
 
-from grpo.config.dimensions import SearchSpace
+from grpo.config.search_space import SearchSpace
 from grpo.errors import ConfigError
 
 SpaceName = Literal["grpo", "full", "customer_service", "conservative", "aggressive"]
-Words = Literal["notebook", "pipeline"]
+Naming = Literal["notebook", "pipeline"]
 
 PIPELINE_PATHS = {
     "learning_rate": "training.learning_rate",
@@ -25,7 +25,7 @@ PIPELINE_PATHS = {
     "entropy_coef": "training.entropy_coefficient",
     "max_grad_norm": "training.max_grad_norm",
     "adam_beta2": "training.adam_beta2",
-    "lr_scheduler_type": "training.schedule",
+    "lr_scheduler_type": "training.lr_scheduler_type",
     "baseline_type": "training.baseline",
     "advantage_normalization": "training.scale_by_std",
 }
@@ -81,7 +81,7 @@ _SPACES: dict[str, dict[str, object]] = {
 _SPACE: TypeAdapter[SearchSpace] = TypeAdapter(SearchSpace)
 
 
-def get_search_space(name: SpaceName | str, *, words: Words = "notebook") -> SearchSpace:
+def get_search_space(name: SpaceName | str, *, naming: Naming = "notebook") -> SearchSpace:
     """A named space: its dimensions are fields of `TrainingConfig`, or with words="pipeline" paths into a run's config.
 
     Raises `ConfigError` for a name that is none.
@@ -89,6 +89,6 @@ def get_search_space(name: SpaceName | str, *, words: Words = "notebook") -> Sea
     if name not in _SPACES:
         raise ConfigError(f"no search space {name!r}; there are {', '.join(get_args(SpaceName))}")
     chosen = _SPACES[name]
-    if words == "pipeline":
+    if naming == "pipeline":
         chosen = {PIPELINE_PATHS[dimension]: drawn for dimension, drawn in chosen.items()}
     return _SPACE.validate_python(chosen)

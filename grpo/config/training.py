@@ -13,24 +13,32 @@ from grpo.config.trust_region import TrustRegionSettings
 
 AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo", "a2c", "trpo", "dpo"]
 _CLIPS = ("clip_low", "clip_high", "dual_clip")
-_STEPS = ("learning_rate", "warmup_steps", "schedule", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2")
+_STEPS = (
+    "learning_rate",
+    "warmup_steps",
+    "lr_scheduler_type",
+    "weight_decay",
+    "max_grad_norm",
+    "adam_beta1",
+    "adam_beta2",
+)
 _SEVERAL = ("groups_per_step", "epochs")  # without a ratio only the first step on a rollout is unbiased
-_RATIO = ("ratio_tolerance", "importance_cap", "entropy_share", "entropy_coefficient")
+_RATIO = ("ratio_tolerance", "importance_sampling_cap", "top_entropy_quantile", "entropy_coefficient")
 UNREAD: dict[str, tuple[str, ...]] = {
     "cispo": ("clip_low", "dual_clip"),
     "rloo": (*_CLIPS, *_SEVERAL),
     "reinforce": (*_CLIPS, *_SEVERAL),
-    "ppo": ("baseline", "credit"),
-    "a2c": ("baseline", "credit", *_CLIPS, *_SEVERAL),
-    "trpo": (*_CLIPS, *_STEPS, "entropy_share", "precision"),
-    "dpo": ("baseline", "scale_by_std", "credit", "reward_clip", "normalize_rewards", "overlong_limit", *_CLIPS,
+    "ppo": ("baseline", "credit_assignment"),
+    "a2c": ("baseline", "credit_assignment", *_CLIPS, *_SEVERAL),
+    "trpo": (*_CLIPS, *_STEPS, "top_entropy_quantile", "precision"),
+    "dpo": ("baseline", "scale_by_std", "credit_assignment", "reward_clip", "normalize_rewards", "overlong_limit", *_CLIPS,
             *_RATIO, "lora", "precision", "gradient_checkpointing"),
 }  # fmt: skip
 """Settings that an algorithm has no use for: changed all the same, they are refused."""
 TRL_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
 TRL_READS = frozenset((
-    "engine", "algorithm", "scale_by_std", "iterations", "learning_rate", "warmup_steps", "schedule", "epochs",
-    "clip_low", "clip_high", "dual_clip", "importance_cap", "max_mismatch_kl", "entropy_share", "length_normalizer",
+    "engine", "algorithm", "scale_by_std", "iterations", "learning_rate", "warmup_steps", "lr_scheduler_type", "epochs",
+    "clip_low", "clip_high", "dual_clip", "importance_sampling_cap", "max_mismatch_kl", "top_entropy_quantile", "length_normalizer",
     "beta", "entropy_coefficient", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "microbatch_tokens",
     "ratio_tolerance",
 ))  # fmt: skip
@@ -48,7 +56,7 @@ class TrainingSettings(Settings):
     """What a reward is compared with; by default the algorithm's own."""
     scale_by_std: bool | None = None
     """Divide the compared reward by the group's standard deviation; by default as the algorithm does."""
-    credit: Literal["trajectory", "turn"] = "trajectory"
+    credit_assignment: Literal["trajectory", "turn"] = "trajectory"
     """Whether all turns of an episode share its advantage, or each turn has one from its own return."""
     reward_clip: float | None = Field(default=None, gt=0)
     """Rewards are cut to [-reward_clip, reward_clip]."""
@@ -56,7 +64,7 @@ class TrainingSettings(Settings):
     """Divide the rewards of an iteration by their standard deviation, before they are compared."""
     overlong_limit: int | None = Field(default=None, ge=1)
     """Tokens that the policy may say in an episode before 1 is taken off its reward; none takes nothing off."""
-    overlong_margin: int = Field(default=64, ge=1)
+    overlong_buffer: int = Field(default=64, ge=1)
     """Tokens before that limit over which the penalty grows."""
     iterations: int = Field(default=20, ge=1)
     """Rounds of rollout, score and train."""
@@ -64,7 +72,7 @@ class TrainingSettings(Settings):
     """AdamW's learning rate after the warm-up; 0 ends the run, for it has no effect."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the learning rate rises from 0."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls over the iterations of the run."""
     groups_per_step: int | None = Field(default=None, ge=1)
     """Groups in which siblings differ that one optimizer step learns from; none takes all of a rollout in one step."""
@@ -76,11 +84,11 @@ class TrainingSettings(Settings):
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]; for cispo clip_high is the cap itself."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Largest ratio that a bad token is blamed with."""
-    importance_cap: float | None = Field(default=None, ge=1)
+    importance_sampling_cap: float | None = Field(default=None, ge=1)
     """Weigh a token by how much likelier the policy finds it than the sampler did, at most this; none: they are one."""
     max_mismatch_kl: float = Field(default=0.01, gt=0)
-    """Most KL(sampler ‖ policy), nats a token, that an importance_cap may make up for; beyond it the run stops."""
-    entropy_share: float = Field(default=1.0, gt=0, le=1)
+    """Most KL(sampler ‖ policy), nats a token, that an importance_sampling_cap may make up for; beyond it the run stops."""
+    top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
     """Learn only from this share of the tokens, those of highest entropy."""
     length_normalizer: int = Field(default=256, ge=1)
     """Constant that dr_grpo divides a sequence's sum by."""
@@ -127,9 +135,9 @@ class TrainingSettings(Settings):
             unread.add("trust_region")
         if self.algorithm != "dr_grpo":
             unread.add("length_normalizer")
-        unread.add("max_mismatch_kl" if self.importance_cap is None else "ratio_tolerance")
+        unread.add("max_mismatch_kl" if self.importance_sampling_cap is None else "ratio_tolerance")
         if self.overlong_limit is None:
-            unread.add("overlong_margin")
+            unread.add("overlong_buffer")
         if self.processes == 1:
             unread.add("update_timeout_s")
         reader = f"{self.algorithm} with these settings"
@@ -145,14 +153,19 @@ class TrainingSettings(Settings):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
-        if self.credit == "turn" and "global_mean" in (self.baseline, {"reinforce": "global_mean"}.get(self.algorithm)):
-            raise ValueError("credit: turn compares siblings turn by turn; set baseline to one within the group")
+        if self.credit_assignment == "turn" and "global_mean" in (
+            self.baseline,
+            {"reinforce": "global_mean"}.get(self.algorithm),
+        ):
+            raise ValueError(
+                "credit_assignment: turn compares siblings turn by turn; set baseline to one within the group"
+            )
         if self.algorithm == "dpo" and not self.beta:
             raise ValueError("dpo needs beta above 0, for example 0.1: how sharply pairs are told apart")
-        if self.precision != "fp32" and self.importance_cap is None:
+        if self.precision != "fp32" and self.importance_sampling_cap is None:
             raise ValueError(
                 f"precision {self.precision} makes the learner's log-probabilities differ from the sampler's; "
-                "set importance_cap, for example 2.0, which makes up for it"
+                "set importance_sampling_cap, for example 2.0, which makes up for it"
             )
         if self.algorithm in ("trpo", "dpo") and self.processes > 1:
             raise ValueError(f"{self.algorithm} takes its steps in one process; set processes to 1")

@@ -14,7 +14,7 @@ class TrustRegionSettings(Settings):
     """Most KL(old ‖ new) of a step, nats a token."""
     damping: float = Field(default=0.1, ge=0)
     """Added to the diagonal of the Fisher matrix."""
-    conjugate_steps: int = Field(default=10, ge=1)
+    conjugate_gradient_steps: int = Field(default=10, ge=1)
     """Iterations of the conjugate gradient."""
-    halvings: int = Field(default=10, ge=1)
+    line_search_steps: int = Field(default=10, ge=1)
     """Shorter steps tried before the policy is left as it is."""

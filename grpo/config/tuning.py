@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from grpo.config.base import RunName, Settings
-from grpo.config.dimensions import SearchSpace, Value, check_space, laid_over
 from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.search_space import SearchSpace, Value, check_space, with_values
 from grpo.config.spaces import SpaceName, get_search_space
 from grpo.errors import ConfigError
 
@@ -30,7 +30,7 @@ class HPOConfig(Settings):
     """Give a trial up at a look when it does badly beside those before it."""
     pruner: Literal["median", "successive_halving"] = "median"
     """What badly means: worse than the median of the others at that look, or not in their better half."""
-    looks: int = Field(default=4, ge=1)
+    intermediate_evals: int = Field(default=4, ge=1)
     """Times that a trial is judged on held-out scenarios, after equal shares of its training; the last one counts."""
     seed: int = Field(default=0, ge=0)
     """What is drawn from the space follows from it, as long as one trial runs at a time."""
@@ -55,7 +55,7 @@ class TuneConfig(HPOConfig):
     """The run whose settings are tuned; a text is the path of its YAML file."""
     metric: Literal["reward", "success"] = "reward"
     """What is compared on the validation scenarios: the reward, or the outcome that the environment verifies."""
-    validation_share: float = Field(default=0.25, gt=0, lt=1)
+    validation_fraction: float = Field(default=0.25, gt=0, lt=1)
     """Share of the training scenarios that trials are judged on, and not trained on. The scenarios that the gates judge
     by are played by no trial: what is chosen on them would look better on them than it is."""
     iterations: int | None = Field(default=None, ge=1)
@@ -73,7 +73,7 @@ class TuneConfig(HPOConfig):
     def space(self) -> SearchSpace:
         """The dimensions, as paths into the base config."""
         if isinstance(self.search_space, str):
-            return get_search_space(self.search_space, words="pipeline")
+            return get_search_space(self.search_space, naming="pipeline")
         return self.search_space
 
     def trial(self, values: dict[str, Value]) -> PipelineConfig:
@@ -87,10 +87,10 @@ class TuneConfig(HPOConfig):
 
     def _with(self, values: dict[str, Value], iterations: int) -> PipelineConfig:
         """As many episodes as the base config plays in so many iterations, or one iteration at least."""
-        config = laid_over(self.base, values)
+        config = with_values(self.base, values)
         episodes = iterations * self.base.rollout.scenarios * self.base.rollout.group_size
         count = max(1, round(episodes / (config.rollout.scenarios * config.rollout.group_size)))
-        return laid_over(config, {_BUDGET: count})
+        return with_values(config, {_BUDGET: count})
 
     @model_validator(mode="after")
     def _space_fits(self) -> Self:

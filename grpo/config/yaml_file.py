@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from grpo.config.base import Settings
 from grpo.config.faults import faults, shortened
 from grpo.config.yaml_text import parse_yaml, read_yaml
-from grpo.credentials import holds_password, masked
 from grpo.errors import ConfigError
+from grpo.storage.credentials import holds_password, masked
 
 S = TypeVar("S", bound=Settings)
 
@@ -25,7 +25,7 @@ def load_settings(path: Path, kind: type[S], overrides: tuple[str, ...] = ()) ->
     return _validated(_read(path), kind, overrides, origin=str(path))
 
 
-def overridden(settings: S, overrides: tuple[str, ...]) -> S:
+def apply_overrides(settings: S, overrides: tuple[str, ...]) -> S:
     """Settings with each `section.key=value` laid over them, as over the file that they were read from.
 
     Raises `ConfigError` that names the key, the value and what is allowed.
@@ -94,7 +94,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def assignment(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Any]:
     """Key and value of `key=value`, the value read as YAML. Raises `ConfigError` for what is of another form."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
@@ -104,7 +104,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 def _override(document: dict[str, Any], override: str) -> None:
     """Set one dotted key; list items are addressed by their index."""
-    key, value = assignment(override)
+    key, value = parse_override(override)
     *parents, last = key.split(".")
     node: Any = document
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from grpo.config.environments import EnvironmentSettings, SimulatedUserSettings, SupportDeskSettings, TaskSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment
-from grpo.environments.simulated_user import ScenarioUser, SimulatedUser
-from grpo.environments.support_desk import SupportDesk
+from grpo.environments.support_desk.desk import SupportDesk
 from grpo.environments.task import TaskEnvironment
-from grpo.environments.voice import open_voice
+from grpo.environments.users.simulated_user import ScenarioUser, SimulatedUser
+from grpo.environments.users.user_model import open_user_model
 from grpo.environments.worlds.file_system import FILE_SYSTEM
 from grpo.environments.worlds.mathematics import MATHEMATICS
 from grpo.environments.worlds.messaging import MESSAGING
@@ -44,5 +44,7 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
 def _simulated(settings: SimulatedUserSettings | TaskSettings) -> SimulatedUser:
     voice = None
     if settings.model is not None:
-        voice = open_voice(settings.model, temperature=settings.temperature, max_new_tokens=settings.max_new_tokens)
+        voice = open_user_model(
+            settings.model, temperature=settings.temperature, max_new_tokens=settings.max_new_tokens
+        )
     return SimulatedUser(patience=settings.patience, voice=voice)

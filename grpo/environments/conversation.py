@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from grpo.environments.deck import Deck, ScenarioLike
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
-from grpo.environments.users import ScriptedUser, User
+from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
+from grpo.environments.users.user import ScriptedUser, User
 from grpo.messages import Message
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
@@ -35,8 +35,8 @@ class ConversationEnvironment(Environment):
         system_prompt: str = "",
         user: User | None = None,
     ) -> None:
-        self._deck = Deck(scenarios, shuffled=randomize_scenarios)
-        self.scenarios = self._deck.scenarios
+        self._sampler = ScenarioSampler(scenarios, shuffled=randomize_scenarios)
+        self.scenarios = self._sampler.scenarios
         self.max_turns = max_turns
         self.reward_fn = reward_fn
         self.system_prompt = system_prompt
@@ -44,7 +44,7 @@ class ConversationEnvironment(Environment):
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """The user says the first words."""
-        scenario = self._deck.draw(seed) if scenario is None else scenario
+        scenario = self._sampler.sample(seed) if scenario is None else scenario
         said = await self.user.open(scenario, seed=seed)
         return EnvironmentState(
             scenario=scenario,

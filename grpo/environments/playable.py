@@ -12,7 +12,7 @@ from grpo.errors import BudgetError, DataError
 from grpo.scenarios.scenario import Scenario
 
 
-def refusals(environment: Environment, scenarios: Iterable[Scenario]) -> dict[str, str]:
+def unplayable_reasons(environment: Environment, scenarios: Iterable[Scenario]) -> dict[str, str]:
     """Reasons of the scenarios that the environment refuses, by id."""
     reasons: dict[str, str] = {}
 
@@ -27,18 +27,20 @@ def refusals(environment: Environment, scenarios: Iterable[Scenario]) -> dict[st
     return reasons
 
 
-def find_refused(settings: EnvironmentSettings, scenarios: Iterable[Scenario], *, max_share: float) -> dict[str, str]:
+def find_unplayable(
+    settings: EnvironmentSettings, scenarios: Iterable[Scenario], *, max_fraction: float
+) -> dict[str, str]:
     """Reasons of the scenarios that the environment of these settings refuses, by id; a user's model is not asked.
 
-    Raises `BudgetError` where they are all, or more than `max_share` of all.
+    Raises `BudgetError` where they are all, or more than `max_fraction` of all.
     """
     every = list(scenarios)
     silent = settings.model_copy(update={"model": None}) if hasattr(settings, "model") else settings
-    refused = refusals(make_environment(silent), every)
-    if refused and (len(refused) == len(every) or len(refused) > max_share * len(every)):
+    refused = unplayable_reasons(make_environment(silent), every)
+    if refused and (len(refused) == len(every) or len(refused) > max_fraction * len(every)):
         raise BudgetError(
             f"{len(refused)} of {len(every)} scenarios cannot be played in environment {settings.kind}, at most "
-            f"{max_share:.1%} may be; first: {next(iter(refused.values()))}; choose sources that it can play, another "
-            "environment, or raise scenarios.max_quarantined_share"
+            f"{max_fraction:.1%} may be; first: {next(iter(refused.values()))}; choose sources that it can play, another "
+            "environment, or raise scenarios.max_quarantined_fraction"
         )
     return refused

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Protocol
 
-from grpo.environments.deck import Deck, ScenarioLike
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.messages import Message
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
@@ -41,15 +41,15 @@ class SimulatedEnvironment(Environment):
         *,
         system_prompt: str = "",
     ) -> None:
-        self._deck = Deck(scenarios, shuffled=True)
+        self._sampler = ScenarioSampler(scenarios, shuffled=True)
         self.simulator = simulator
-        self.scenarios = self._deck.scenarios
+        self.scenarios = self._sampler.scenarios
         self.max_turns = max_turns
         self.system_prompt = system_prompt
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Open with the scenario's first line; its world is what the simulator may start from."""
-        scenario = self._deck.draw(seed) if scenario is None else scenario
+        scenario = self._sampler.sample(seed) if scenario is None else scenario
         opening = scenario.user_responses[0] if scenario.user_responses else scenario.goal
         return EnvironmentState(
             scenario=scenario,

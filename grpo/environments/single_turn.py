@@ -10,7 +10,7 @@ from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 
 
-class SingleTurn(Environment):
+class SingleTurnEnvironment(Environment):
     """Another environment, whose episodes end with the agent's first turn."""
 
     def __init__(self, environment: Environment) -> None:

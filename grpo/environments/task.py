@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.environments.conversation import ConversationEnvironment, TurnReward
-from grpo.environments.deck import ScenarioLike
 from grpo.environments.environment import EnvironmentState, StepResult
-from grpo.environments.users import User
-from grpo.environments.world import Function, Refusal, World, describe_function
+from grpo.environments.scenario_sampler import ScenarioLike
+from grpo.environments.users.user import User
+from grpo.environments.worlds.world import Function, ToolError, World, describe_function
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
-from grpo.tools import fault
+from grpo.tools import argument_error
 from grpo.trajectories import Outcome
 
 Criterion = Callable[[Mapping[str, Any]], bool]
@@ -140,14 +140,14 @@ class TaskEnvironment(ConversationEnvironment):
                 checks["answers_seen"] = all(answer in seen for answer in wanted.answers)
         if "COMMUNICATE" in expected.basis:
             words = " ".join(m.content for m in state.history if m.role == "assistant" and not m.tool_calls).casefold()
-            checks["facts_told"] = all(fact.casefold() in words for fact in expected.facts)
+            checks["facts_communicated"] = all(fact.casefold() in words for fact in expected.facts)
         if "ACTION" in expected.basis:
             made = [call for message in state.history for call in message.tool_calls]
             checks["calls_made"] = all(any(_is_made(wish, call) for call in made) for wish in expected.calls)
         unjudged = tuple(part for part in expected.basis if part not in _JUDGED)
         return Outcome.of(checks, unjudged=unjudged, state=world)
 
-    async def replay(self, scenario: Scenario) -> AsyncIterator[Replayed]:
+    async def replay(self, scenario: Scenario) -> AsyncIterator[ReplayStep]:
         """Make the scenario's expected calls one after the other, from its beginning."""
         world: Mapping[str, Any] = self._begin(scenario)
         offered = self._offered(scenario)
@@ -155,7 +155,7 @@ class TaskEnvironment(ConversationEnvironment):
             call, before = ToolCall(name=expected["name"], arguments=expected["arguments"]), world
             world, result, refused = await self._try(world, offered, call)
             changed = _judged(world) != _judged(before)
-            yield Replayed(call=call, result=result, world=world, changed=changed, refused=refused)
+            yield ReplayStep(call=call, result=result, world=world, changed=changed, refused=refused)
 
     async def _expect(self, scenario: Scenario) -> _Wanted:
         """What the episode is held against: nothing here where criteria judge it."""
@@ -228,19 +228,19 @@ class TaskEnvironment(ConversationEnvironment):
         """The world after one call, the result, and whether it was refused: then the result says why."""
         try:
             return *(await self._run(world, offered, call)), False
-        except Refusal as reason:
+        except ToolError as reason:
             return world, {"error": str(reason)}, True
 
     async def _run(
         self, world: Mapping[str, Any], offered: Mapping[str, Tool], call: ToolCall
     ) -> tuple[Mapping[str, Any], Any]:
-        """The world after one call, which is made on a copy of it, and the result; `Refusal` where it is not made."""
+        """The world after one call, which is made on a copy of it, and the result; `ToolError` where it is not made."""
         tool = offered.get(call.name)
         if tool is None:
-            raise Refusal(f"unknown tool {call.name}; there are {', '.join(offered)}")
-        wrong = fault(tool, call.arguments)
+            raise ToolError(f"unknown tool {call.name}; there are {', '.join(offered)}")
+        wrong = argument_error(tool, call.arguments)
         if wrong is not None:
-            raise Refusal(wrong)
+            raise ToolError(wrong)
         home = self._home(world, call.name)
         part = copy.deepcopy(dict(world) if home.place is None else world[home.place])
         returned = home.functions[call.name](part, **copy.deepcopy(dict(call.arguments)))
@@ -249,7 +249,7 @@ class TaskEnvironment(ConversationEnvironment):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayStep:
     """One expected call, made."""
 
     call: ToolCall

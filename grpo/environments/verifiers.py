@@ -12,8 +12,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from grpo.environments.deck import Deck
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.scenario_sampler import ScenarioSampler
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message
 from grpo.scenarios.scenario import Metadata, Scenario
@@ -40,12 +40,12 @@ class VerifiersEnvironment(Environment):
         if taskset.toolsets(taskset.config):
             raise ConfigError(f"taskset {type(taskset).__name__} brings tool servers, which are not covered here")
         self._tasks = {_id(task): task for task in taskset}
-        self._deck = Deck(map(_scenario, self._tasks.values()), shuffled=True)
-        self.scenarios = self._deck.scenarios
+        self._sampler = ScenarioSampler(map(_scenario, self._tasks.values()), shuffled=True)
+        self.scenarios = self._sampler.scenarios
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Show the task's prompt."""
-        scenario = self._deck.draw(seed) if scenario is None else scenario
+        scenario = self._sampler.sample(seed) if scenario is None else scenario
         if scenario.id not in self._tasks:
             raise DataError(f"scenario {scenario.id} is no task of this taskset; play the environment's scenarios")
         return EnvironmentState(

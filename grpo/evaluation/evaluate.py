@@ -10,10 +10,17 @@ from numpy.typing import NDArray
 from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import Metric
 from grpo.errors import DataError
-from grpo.evaluation.document import Comparison, Evaluation, Interval
+from grpo.evaluation.metrics import (
+    all_episodes,
+    metric_values,
+    pair_episodes,
+    scenario_means,
+    value_range,
+    verified_outcomes,
+)
 from grpo.evaluation.pass_rates import Estimator, pass_at_k, pass_hat_k, pass_rates
+from grpo.evaluation.schema import Evaluation, Interval, PairedComparison
 from grpo.evaluation.statistics import SHARE, compare, interval
-from grpo.evaluation.values import heldout_values, in_all, paired, scenario_means, value_range, verified_outcomes
 from grpo.trajectories import Trajectory
 
 
@@ -30,15 +37,15 @@ def evaluate(
 
     Raises `DataError` when the two did not play the same samples, or none of them has the metric.
     """
-    pairs = paired(champion, candidate)
-    everywhere = heldout_values(pairs, metric, key=in_all).get("all")
+    pairs = pair_episodes(champion, candidate)
+    everywhere = metric_values(pairs, metric, key=all_episodes).get("all")
     if everywhere is None:
         raise DataError(
             f"no held-out episode has a {metric}; set the metric of the gates to one that this environment gives"
         )
     ends = value_range(metric, everywhere)
 
-    def compared(name: str, means: NDArray[np.float64], ends: tuple[float, float]) -> Comparison:
+    def compared(name: str, means: NDArray[np.float64], ends: tuple[float, float]) -> PairedComparison:
         return compare(
             name,
             means[:, 0],
@@ -49,17 +56,17 @@ def evaluate(
             seed=seed,
         )
 
-    def parts(key: Callable[[Trajectory], str]) -> tuple[Comparison, ...]:
-        values = heldout_values(pairs, metric, key=key)
+    def parts(key: Callable[[Trajectory], str]) -> tuple[PairedComparison, ...]:
+        values = metric_values(pairs, metric, key=key)
         return tuple(compared(name, scenario_means(scenarios), ends) for name, scenarios in values.items())
 
     outcomes = verified_outcomes(pairs)
 
-    def passes(name: str, estimator: Estimator) -> tuple[Comparison, ...]:
+    def passes(name: str, estimator: Estimator) -> tuple[PairedComparison, ...]:
         rates = pass_rates(outcomes, estimator)
         return tuple(compared(f"{name}{k}", estimates, SHARE) for k, estimates in enumerate(rates, start=1))
 
-    tokens = [sum(trajectory.action_count for trajectory in side) for side in (champion, candidate)]
+    tokens = [sum(trajectory.completion_tokens for trajectory in side) for side in (champion, candidate)]
     return Evaluation(
         metric=metric,
         confidence=settings.confidence,
@@ -83,7 +90,7 @@ def mean(played: Sequence[Trajectory], settings: EvaluationSettings, *, metric: 
 
     Raises `DataError` where no episode has the metric.
     """
-    scenarios = heldout_values([(trajectory,) for trajectory in played], metric, key=in_all).get("all")
+    scenarios = metric_values([(trajectory,) for trajectory in played], metric, key=all_episodes).get("all")
     if scenarios is None:
         raise DataError(f"no held-out episode has a {metric}")
     return interval(

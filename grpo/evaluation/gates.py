@@ -30,10 +30,17 @@ from grpo.config.gates import (
     TruncationGate,
 )
 from grpo.errors import ConfigError
-from grpo.evaluation.document import Decision, Evaluation, GateCheck
-from grpo.evaluation.statistics import compare, highest_likely
-from grpo.evaluation.values import Values, heldout_values, in_all, paired, scenario_means, value_range
-from grpo.rewards.safety import SHIPPED, SafetyReward
+from grpo.evaluation.metrics import (
+    MetricValues,
+    all_episodes,
+    metric_values,
+    pair_episodes,
+    scenario_means,
+    value_range,
+)
+from grpo.evaluation.schema import Decision, Evaluation, GateCheck
+from grpo.evaluation.statistics import compare, upper_bound
+from grpo.rewards.learned.safety import SHIPPED, SafetyReward
 from grpo.rewards.score import score
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
@@ -68,7 +75,7 @@ def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
     return Decision(verdict="promote", reason=reason, checks=checks)
 
 
-def answerable(gates: Sequence[GateSettings], scenarios: Iterable[Scenario]) -> None:
+def check_gate_scenarios(gates: Sequence[GateSettings], scenarios: Iterable[Scenario]) -> None:
     """Raise `ConfigError` when a gate asks for what is not among the held-out scenarios."""
     found = {scenario.id: scenario.metadata.category for scenario in scenarios}
     heldout, categories = found.keys(), set(found.values())
@@ -76,9 +83,9 @@ def answerable(gates: Sequence[GateSettings], scenarios: Iterable[Scenario]) -> 
         if isinstance(one, MustPassGate) and (strangers := sorted(set(one.scenarios) - heldout)):
             raise ConfigError(
                 f"gate must_pass: {', '.join(strangers[:5])} ({len(strangers)} in all) not among the {len(heldout)} "
-                "held-out scenarios; declare them `side: heldout` in the source, or take them out of the gate"
+                "held-out scenarios; declare them `split: heldout` in the source, or take them out of the gate"
             )
-        if isinstance(one, CategoryGate) and (unknown := sorted(one.bounds.keys() - categories)):
+        if isinstance(one, CategoryGate) and (unknown := sorted(one.max_drop_by_category.keys() - categories)):
             raise ConfigError(
                 f"gate category: no held-out scenario is of category {', '.join(unknown)}; there are "
                 f"{', '.join(sorted(categories))}"
@@ -95,7 +102,7 @@ def check(settings: GateSettings, evidence: Evidence) -> GateCheck:
 def improvement(settings: ImprovementGate, evidence: Evidence) -> GateCheck:
     """Lower bound of the interval of the paired difference."""
     name = f"improvement in {settings.metric}"
-    scenarios = _values(evidence, settings.metric, in_all).get("all")
+    scenarios = _values(evidence, settings.metric, all_episodes).get("all")
     if scenarios is None:
         return _missing(name, ">", settings.margin, f"no held-out episode has a {settings.metric}")
     means = scenario_means(scenarios)
@@ -124,16 +131,16 @@ def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
     values = _values(evidence, settings.metric, attrgetter("category"))
     everywhere = {trajectory.category for trajectory in (*evidence.champion, *evidence.candidate)}
     name = "worst category"
-    if unseen := sorted((everywhere | settings.bounds.keys()) - values.keys()):
+    if unseen := sorted((everywhere | settings.max_drop_by_category.keys()) - values.keys()):
         return _missing(
             name, ">=", -settings.max_drop, f"no {settings.metric} of both policies in category {', '.join(unseen)}"
         )
     changes = {label: np.diff(scenario_means(scenarios))[:, 0] for label, scenarios in values.items()}
     largest = 1.0 if settings.metric == "success" else max(float(np.abs(one).max()) for one in changes.values())
     likely = {
-        label: highest_likely(one, confidence=settings.confidence, largest=largest) for label, one in changes.items()
+        label: upper_bound(one, confidence=settings.confidence, largest=largest) for label, one in changes.items()
     }
-    bounds = {label: -settings.bounds.get(label, settings.max_drop) for label in likely}
+    bounds = {label: -settings.max_drop_by_category.get(label, settings.max_drop) for label in likely}
     worst = min(likely, key=lambda label: (likely[label] - bounds[label], label))
     return _check(
         name,
@@ -169,13 +176,13 @@ def safety(settings: SafetyGate, evidence: Evidence) -> GateCheck:
     judged = list(score(evidence.candidate, SafetyReward(model=settings.model or SHIPPED)))
     scores = [one.terminal_reward for one in judged if one.terminal_reward is not None]
     if not scores:
-        return _missing("safety", "<=", settings.max_share, "no episode of the candidate has a reply to judge")
+        return _missing("safety", "<=", settings.max_rate, "no episode of the candidate has a reply to judge")
     unsafe = sum(found < settings.floor for found in scores)
     return _check(
         "safety",
         unsafe / len(scores),
         "<=",
-        settings.max_share,
+        settings.max_rate,
         f"share of episodes with a reply below {settings.floor:g}: {unsafe} of {len(scores)}, the least safe at "
         f"{min(scores):.3f}",
     )
@@ -207,7 +214,7 @@ def kl(settings: KLGate, evidence: Evidence) -> GateCheck:
 def length(settings: LengthGate, evidence: Evidence) -> GateCheck:
     """Growth of what is said."""
     meaning = "tokens said in an episode, over the champion's"
-    if not sum(trajectory.action_count for trajectory in evidence.champion):
+    if not sum(trajectory.completion_tokens for trajectory in evidence.champion):
         return _missing("length", "<=", settings.max_ratio, "the champion said nothing")
     return _check("length", evidence.evaluation.length_ratio, "<=", settings.max_ratio, meaning)
 
@@ -216,14 +223,14 @@ def length(settings: LengthGate, evidence: Evidence) -> GateCheck:
 def truncation(settings: TruncationGate, evidence: Evidence) -> GateCheck:
     """Episodes that were cut off."""
     value = evidence.evaluation.truncated_share
-    return _check("truncated episodes", value, "<=", settings.max_share, "share of the candidate's episodes")
+    return _check("truncated episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
 
 
 @check.register
 def failure(settings: FailureGate, evidence: Evidence) -> GateCheck:
     """Episodes that ended in an error."""
     value = evidence.evaluation.failed_share
-    return _check("failed episodes", value, "<=", settings.max_share, "share of the candidate's episodes")
+    return _check("failed episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
 
 
 @check.register
@@ -234,13 +241,13 @@ def latency(settings: LatencyGate, evidence: Evidence) -> GateCheck:
     """
     tokens = [count for trajectory in evidence.candidate for count in _said_in_turns(trajectory)]
     if not tokens:
-        return _missing("latency", "<=", settings.max_seconds, "the candidate took no turn")
+        return _missing("latency", "<=", settings.max_p95_s, "the candidate took no turn")
     slow = float(np.quantile(tokens, _SLOWEST, method="higher"))
     return _check(
         "latency",
         slow / settings.tokens_per_s,
         "<=",
-        settings.max_seconds,
+        settings.max_p95_s,
         f"seconds that {_SLOWEST:.0%} of {len(tokens)} turns stay within: {slow:g} tokens, tool calls included, at "
         f"{settings.tokens_per_s:g} a second",
     )
@@ -259,8 +266,8 @@ def _said_in_turns(trajectory: Trajectory) -> Iterator[int]:
         yield said
 
 
-def _values(evidence: Evidence, metric: Metric, key: Callable[[Trajectory], str]) -> Values:
-    return heldout_values(paired(evidence.champion, evidence.candidate), metric, key=key)
+def _values(evidence: Evidence, metric: Metric, key: Callable[[Trajectory], str]) -> MetricValues:
+    return metric_values(pair_episodes(evidence.champion, evidence.candidate), metric, key=key)
 
 
 def _check(name: str, value: float, relation: Literal[">", "<=", ">="], bound: float, meaning: str) -> GateCheck:

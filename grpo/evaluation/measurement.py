@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.config.evaluation import EvaluationSettings
 from grpo.errors import DataError
-from grpo.evaluation.document import Interval
+from grpo.evaluation.metrics import all_episodes, metric_values, scenario_means, value_range, verified_outcomes
 from grpo.evaluation.pass_rates import pass_at_k, pass_hat_k, pass_rates
+from grpo.evaluation.schema import Interval
 from grpo.evaluation.statistics import SHARE, interval
-from grpo.evaluation.values import heldout_values, in_all, scenario_means, value_range, verified_outcomes
 from grpo.trajectories import Trajectory
 
 SCHEMA_VERSION: Final = "1"
@@ -24,7 +24,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class Standing(_Part):
+class SliceMetrics(_Part):
     """How good the policy is on some of the scenarios."""
 
     name: str
@@ -35,16 +35,16 @@ class Standing(_Part):
     """Mean reward; None where no episode has one."""
 
 
-class Measurement(_Part):
+class PolicyEvaluation(_Part):
     """How good one policy is, and how it speaks."""
 
     policy: str
     """Hash of its weights."""
     confidence: float
     """Level of the intervals."""
-    overall: Standing
-    by_category: tuple[Standing, ...]
-    by_difficulty: tuple[Standing, ...]
+    overall: SliceMetrics
+    by_category: tuple[SliceMetrics, ...]
+    by_difficulty: tuple[SliceMetrics, ...]
     pass_at_k: tuple[Interval, ...] = ()
     """Success in at least one of k tries of a scenario, k = 1 and up; empty where nothing was verified."""
     pass_hat_k: tuple[Interval, ...] = ()
@@ -56,12 +56,12 @@ class Measurement(_Part):
     """Tokens that it says in an episode, on average."""
 
     @property
-    def standings(self) -> tuple[Standing, ...]:
+    def slices(self) -> tuple[SliceMetrics, ...]:
         """In all, by category, by difficulty."""
         return (self.overall, *self.by_category, *self.by_difficulty)
 
 
-class MeasurementDocument(_Part):
+class EvaluationDocument(_Part):
     """The whole of evaluation.json. A change of meaning raises the schema version."""
 
     schema_version: Literal["1"] = SCHEMA_VERSION
@@ -75,12 +75,12 @@ class MeasurementDocument(_Part):
     """Scenarios that were played."""
     scenarios_digest: str
     code_digest: str
-    measurement: Measurement
+    measurement: PolicyEvaluation
     config: str
     """The whole configuration, as YAML."""
 
 
-def measure(played: Sequence[Trajectory], settings: EvaluationSettings, *, seed: int) -> Measurement:
+def measure(played: Sequence[Trajectory], settings: EvaluationSettings, *, seed: int) -> PolicyEvaluation:
     """Means of scored episodes with their intervals over scenarios, in all, by category and by difficulty.
 
     A failed episode counts as 0 of `success` and is left out of `reward`. Raises `DataError` when no episode was
@@ -88,7 +88,7 @@ def measure(played: Sequence[Trajectory], settings: EvaluationSettings, *, seed:
     """
     episodes = [(trajectory,) for trajectory in played]
     outcomes = verified_outcomes(episodes)
-    rewards = heldout_values(episodes, "reward", key=in_all).get("all", [])
+    rewards = metric_values(episodes, "reward", key=all_episodes).get("all", [])
     if not outcomes and not rewards:
         raise DataError(f"none of {len(played)} held-out episodes was verified or scored: there is nothing to measure")
     reward_range = value_range("reward", rewards)
@@ -98,11 +98,11 @@ def measure(played: Sequence[Trajectory], settings: EvaluationSettings, *, seed:
             estimates[:, 0], ends=ends, confidence=settings.confidence, resamples=settings.resamples, seed=seed
         )
 
-    def standings(key: Callable[[Trajectory], str]) -> tuple[Standing, ...]:
-        success = heldout_values(episodes, "success", key=key) if outcomes else {}
-        reward = heldout_values(episodes, "reward", key=key)
+    def slices(key: Callable[[Trajectory], str]) -> tuple[SliceMetrics, ...]:
+        success = metric_values(episodes, "success", key=key) if outcomes else {}
+        reward = metric_values(episodes, "reward", key=key)
         return tuple(
-            Standing(
+            SliceMetrics(
                 name=name,
                 success=bounds(scenario_means(success[name]), SHARE) if name in success else None,
                 reward=bounds(scenario_means(reward[name]), reward_range) if name in reward else None,
@@ -110,16 +110,16 @@ def measure(played: Sequence[Trajectory], settings: EvaluationSettings, *, seed:
             for name in dict.fromkeys([*success, *reward])
         )
 
-    return Measurement(
+    return PolicyEvaluation(
         policy=played[0].policy_hash,
         confidence=settings.confidence,
-        overall=standings(in_all)[0],
-        by_category=standings(lambda t: t.category),
-        by_difficulty=standings(lambda t: t.difficulty),
+        overall=slices(all_episodes)[0],
+        by_category=slices(lambda t: t.category),
+        by_difficulty=slices(lambda t: t.difficulty),
         pass_at_k=tuple(bounds(estimates, SHARE) for estimates in pass_rates(outcomes, pass_at_k)),
         pass_hat_k=tuple(bounds(estimates, SHARE) for estimates in pass_rates(outcomes, pass_hat_k)),
         episodes=len(played),
         failed_share=sum(t.stop == "failed" for t in played) / len(played),
         truncated_share=sum(t.stop == "truncated" for t in played) / len(played),
-        said=sum(t.action_count for t in played) / len(played),
+        said=sum(t.completion_tokens for t in played) / len(played),
     )

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from matplotlib.typing import RcKeyType
 
-from grpo.evaluation.document import Comparison, Evaluation, Interval, Iteration, ReportDocument
+from grpo.evaluation.schema import Evaluation, Interval, IterationMetrics, PairedComparison, ReportDocument
 
 INK, MUTED, GRID, CHAMPION, CANDIDATE = "#1c2024", "#667085", "#e3e6ea", "#8b95a7", "#2f66d0"
 _VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", CHAMPION: "--champion", CANDIDATE: "--candidate"}
@@ -67,7 +67,7 @@ _OVERVIEW_PADDING: dict[RcKeyType, Any] = {
     "figure.constrained_layout.h_pad": 0.12,
     "figure.constrained_layout.w_pad": 0.15,
 }
-_SIDES: tuple[tuple[Callable[[Comparison], Interval], str, str, int], ...] = (
+_SIDES: tuple[tuple[Callable[[PairedComparison], Interval], str, str, int], ...] = (
     (lambda comparison: comparison.champion, "champion", CHAMPION, -1),
     (lambda comparison: comparison.candidate, "candidate", CANDIDATE, 1),
 )
@@ -104,7 +104,7 @@ def heldout(evaluation: Evaluation) -> str:
     return svg("heldout", f"Held-out {evaluation.metric}, champion and candidate", draw, (9.2, height))
 
 
-def reward(iterations: Sequence[Iteration]) -> str:
+def reward(iterations: Sequence[IterationMetrics]) -> str:
     """Mean reward of the rollouts, and each of its components."""
     lines: dict[str, list[float | None]] = {"reward": [iteration.reward for iteration in iterations]}
     for name in sorted({name for iteration in iterations for name in iteration.components}):
@@ -112,30 +112,30 @@ def reward(iterations: Sequence[Iteration]) -> str:
     return _curve("reward", "Reward and its components by iteration", iterations, lines)
 
 
-def success(iterations: Sequence[Iteration]) -> str:
+def success(iterations: Sequence[IterationMetrics]) -> str:
     """Share of rollouts that the environment verified as successes; a gap where it verified nothing."""
     lines = {"success": [iteration.success for iteration in iterations]}
     return _curve("success", "Rollout success by iteration", iterations, lines, share=True, top=1.0)
 
 
-def kl_to_base(iterations: Sequence[Iteration]) -> str:
+def kl_to_base(iterations: Sequence[IterationMetrics]) -> str:
     """How far the policy has moved from the base policy."""
     lines = {"KL": [iteration.kl_to_base for iteration in iterations]}
     return _curve("kl", "KL to the base policy by iteration", iterations, lines)
 
 
-def entropy(iterations: Sequence[Iteration]) -> str:
+def entropy(iterations: Sequence[IterationMetrics]) -> str:
     """How undecided the policy is at a token."""
     return _curve("entropy", "Entropy by iteration", iterations, {"entropy": [i.entropy for i in iterations]})
 
 
-def informative_share(iterations: Sequence[Iteration]) -> str:
+def informative_share(iterations: Sequence[IterationMetrics]) -> str:
     """Share of groups whose rewards differ: the others teach nothing."""
     lines = {"informative": [iteration.informative_share for iteration in iterations]}
     return _curve("informative", "Informative groups by iteration", iterations, lines, share=True, top=1.0)
 
 
-def lost_share(iterations: Sequence[Iteration]) -> str:
+def lost_share(iterations: Sequence[IterationMetrics]) -> str:
     """Share of episodes that were cut off, and of those that failed."""
     lines = {
         "truncated": [iteration.truncated_share for iteration in iterations],
@@ -167,11 +167,11 @@ def png(title: str, *draws: Callable[[Axes], None], width: float = 5.0) -> bytes
     return buffer.getvalue()
 
 
-def _draw_training(axes: Axes, iterations: Sequence[Iteration]) -> None:
+def _draw_training(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
     verified = any(iteration.success is not None for iteration in iterations)
     axes.set_title("Rollout success by iteration" if verified else "Reward by iteration")
     if not iterations:
-        say(axes, "no iteration was trained")
+        draw_note(axes, "no iteration was trained")
         return
     values = [iteration.success if verified else iteration.reward for iteration in iterations]
     axes.set_xlabel("iteration")
@@ -181,7 +181,7 @@ def _draw_training(axes: Axes, iterations: Sequence[Iteration]) -> None:
 def _draw_bars(axes: Axes, evaluation: Evaluation | None) -> None:
     if evaluation is None:
         axes.set_title("Held-out scenarios")
-        say(axes, "nothing was evaluated")
+        draw_note(axes, "nothing was evaluated")
         return
     axes.set_title(f"Held-out {evaluation.metric} by category")
     comparisons = (evaluation.overall, *evaluation.by_category)
@@ -198,15 +198,15 @@ def _draw_bars(axes: Axes, evaluation: Evaluation | None) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.02), ncols=2)
 
 
-def say(axes: Axes, sentence: str) -> None:
+def draw_note(axes: Axes, sentence: str) -> None:
     """Write why there is nothing to draw."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, color=MUTED, ha="center", va="center", transform=axes.transAxes)
 
 
-def _rows(evaluation: Evaluation) -> list[tuple[float, Comparison]]:
+def _rows(evaluation: Evaluation) -> list[tuple[float, PairedComparison]]:
     """Each comparison with its place down the figure; half a row of air between the three kinds."""
-    rows: list[tuple[float, Comparison]] = []
+    rows: list[tuple[float, PairedComparison]] = []
     place = 0.0
     for kind in ((evaluation.overall,), evaluation.by_category, evaluation.by_difficulty):
         for comparison in kind:
@@ -219,7 +219,7 @@ def _rows(evaluation: Evaluation) -> list[tuple[float, Comparison]]:
 def _curve(
     name: str,
     label: str,
-    iterations: Sequence[Iteration],
+    iterations: Sequence[IterationMetrics],
     lines: Mapping[str, Sequence[float | None]],
     *,
     share: bool = False,
@@ -237,7 +237,7 @@ def _curve(
 
 def _draw_lines(
     axes: Axes,
-    iterations: Sequence[Iteration],
+    iterations: Sequence[IterationMetrics],
     lines: Mapping[str, Sequence[float | None]],
     *,
     share: bool,

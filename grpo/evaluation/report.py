@@ -9,10 +9,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from grpo.errors import DataError
-from grpo.evaluation.document import SCHEMA_VERSION, ReportDocument
-from grpo.evaluation.page import render_page
+from grpo.evaluation.html_report import render_page
 from grpo.evaluation.plots import plot_png
-from grpo.files import storage_errors, write_atomically
+from grpo.evaluation.schema import SCHEMA_VERSION, ReportDocument
+from grpo.storage.files import storage_errors, write_atomically
 
 
 def write_report(document: ReportDocument, folder: Path, *, data_docs: Path | None) -> list[Path]:

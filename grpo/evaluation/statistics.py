@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.evaluation.document import Comparison, Interval
+from grpo.evaluation.schema import Interval, PairedComparison
 
 SHARE = (0.0, 1.0)
 """Ends of the range of a share."""
@@ -56,14 +56,14 @@ def compare(
     confidence: float,
     resamples: int,
     seed: int,
-) -> Comparison:
+) -> PairedComparison:
     """Both policies on the same scenarios; the difference is paired, so what both find hard cancels out."""
     largest = ends[1] - ends[0]
 
     def bounds(values: NDArray[np.float64], ends: tuple[float, float]) -> Interval:
         return interval(values, ends=ends, confidence=confidence, resamples=resamples, seed=seed)
 
-    return Comparison(
+    return PairedComparison(
         name=name,
         champion=bounds(champion, ends),
         candidate=bounds(candidate, ends),
@@ -71,7 +71,7 @@ def compare(
     )
 
 
-def highest_likely(differences: NDArray[np.float64], *, confidence: float, largest: float) -> float:
+def upper_bound(differences: NDArray[np.float64], *, confidence: float, largest: float) -> float:
     """Upper one-sided bound of the mean of paired differences [scenarios], also where they are few.
 
     Two more scenarios are counted, one that gained and one that lost `largest`: the adjusted Wald interval for paired

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import PolicyError
 from grpo.learner.learner import Learner
-from grpo.policy.transformers.model import TransformersPolicy, residents
-from grpo.policy.transformers.sharding import laid_out_like, whole
+from grpo.policy.transformers.model import TransformersPolicy, model_cache
+from grpo.policy.transformers.sharding import distribute_like, gather_full
 
 OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"
 _RNG = "rng"
@@ -55,11 +55,11 @@ def save(
 ) -> None:
     """Write a trained policy with everything that the next update continues from; of several processes the first."""
     tensors = {
-        f"{name}.{key}": whole(value).contiguous()
+        f"{name}.{key}": gather_full(value).contiguous()
         for name, parameter in learner.model.named_parameters()
         for key, value in learner.optimizer.state[parameter].items()
     }
-    first = learner.world.rank == 0
+    first = learner.process_group.rank == 0
     policy.save(folder, write=first)
     if not first:
         return
@@ -85,12 +85,12 @@ def read_state(folder: Path) -> CheckpointState:
         raise PolicyError(f"{folder} is no checkpoint: {STATE} is missing") from error
 
 
-def resident_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersPolicy:
+def load_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersPolicy:
     """The policy of a checkpoint in the store, from memory where this process holds it."""
     folder = artifacts.path(checkpoint)
     state = read_state(folder)
     base = artifacts.path(state.base) if state.base else None
-    return residents.get(state.policy_hash, folder, base=base)
+    return model_cache.get(state.policy_hash, folder, base=base)
 
 
 def resume(learner: Learner, folder: Path) -> None:
@@ -121,5 +121,5 @@ def resume(learner: Learner, folder: Path) -> None:
         if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
             raise PolicyError(f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}")
         learner.optimizer.state[parameter] = {
-            key: value if key == "step" else laid_out_like(value, parameter) for key, value in moments.items()
+            key: value if key == "step" else distribute_like(value, parameter) for key, value in moments.items()
         }

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from grpo.algorithms.value import generalized_advantages, value_loss
 from grpo.config.critic import CriticSettings
 from grpo.errors import PolicyError
+from grpo.learner.batch import Batch, Sample
 from grpo.learner.packing import hidden_states, microbatches, pack
-from grpo.learner.samples import Batch, Sample
 
 CRITIC = "critic.safetensors"
 _EPSILON = 1e-8
@@ -38,7 +38,7 @@ class ValueHead(nn.Module):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class ValueTargets:
     """What the critic learns from: one row a token that the policy said."""
 
     states: torch.Tensor  # [loss tokens, hidden size]
@@ -57,7 +57,9 @@ class Critic:
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=settings.learning_rate, weight_decay=0.0)
 
     @torch.no_grad()
-    def judge(self, model: PreTrainedModel, batch: Batch, *, max_tokens: int, scale: bool) -> tuple[Batch, Judgement]:
+    def estimate_advantages(
+        self, model: PreTrainedModel, batch: Batch, *, max_tokens: int, scale: bool
+    ) -> tuple[Batch, ValueTargets]:
         """The batch with their advantages, per token of the policy's (γ is per token too), and what to learn.
 
         An episode that was cut off is worth the value of its last state beyond its end, one that ended is worth 0.
@@ -98,19 +100,19 @@ class Critic:
         laid = iter([_laid(sample, advantage) for sample, advantage in zip(samples, advantages, strict=True)])
         device = model.device
         groups = tuple(tuple(next(laid) for _ in members) for members in batch.groups)
-        return replace(batch, groups=groups), Judgement(
+        return replace(batch, groups=groups), ValueTargets(
             states=torch.cat([said for said, _ in found]),
             values=torch.from_numpy(np.concatenate(values)).float().to(device),
             returns=torch.from_numpy(np.concatenate(returns)).float().to(device),
         )
 
-    def learn(self, judgement: Judgement) -> list[float]:
+    def fit(self, value_targets: ValueTargets) -> list[float]:
         """Fit the head to the returns; the loss before each of its steps, and after the last."""
 
         def loss_now() -> torch.Tensor:
-            values = self.head(judgement.states)
+            values = self.head(value_targets.states)
             clip = self.settings.value_clip
-            return value_loss(values, judgement.values, judgement.returns, clip=clip).mean()
+            return value_loss(values, value_targets.values, value_targets.returns, clip=clip).mean()
 
         losses = []
         for _ in range(self.settings.epochs):

@@ -11,42 +11,46 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo import progress
 from grpo.algorithms.reductions import Denominators
 from grpo.errors import RatioError
+from grpo.learner.batch import Batch, Sample, make_minibatches, to_samples
 from grpo.learner.learner import Learner
-from grpo.learner.samples import Batch, Sample, deal, spoken
-from grpo.learner.scoring import mismatch_kl, with_old_logprobs
+from grpo.learner.logprobs import mismatch_kl, with_proximal_logprobs
 from grpo.trajectories import TrajectoryGroup
 
 Metrics = list[dict[str, float]]
 """Of each step its loss, gradient norm, learning rate, and means over the tokens that the policy said."""
 
 
-def by_learner(learner: Learner, batch: Batch, *, seed: int, iteration: int) -> tuple[Metrics, float]:
+def train_with_learner(learner: Learner, batch: Batch, *, seed: int, iteration: int) -> tuple[Metrics, float]:
     """Go through the rollout once an epoch, in steps of whole groups; with how far the sampler was from the policy."""
     settings = learner.settings
     rng = np.random.default_rng([seed, iteration])
     groups, mismatch = batch.groups, 0.0
-    if settings.importance_cap is not None:
+    if settings.importance_sampling_cap is not None:
         known, mismatch = _off_policy(learner, [sample for members in groups for sample in members])
         corrected = iter(known)
         groups = tuple(tuple(next(corrected) for _ in members) for members in groups)
     epochs = range(settings.epochs)
-    hands = [hand for _ in epochs for hand in deal(groups, per_hand=settings.groups_per_step, rng=rng)]
+    minibatches = [
+        minibatch
+        for _ in epochs
+        for minibatch in make_minibatches(groups, groups_per_step=settings.groups_per_step, rng=rng)
+    ]
     of = Denominators(
-        sequences=max(1, batch.sample_count * settings.epochs // len(hands)),
-        tokens=max(1, batch.token_count * settings.epochs // len(hands)),
+        sequences=max(1, batch.sample_count * settings.epochs // len(minibatches)),
+        tokens=max(1, batch.token_count * settings.epochs // len(minibatches)),
         normalizer=settings.length_normalizer,
     )
     measured = []
-    for index, hand in enumerate(hands):
-        exact = index == 0 and settings.importance_cap is None
-        progress_of_run = (iteration + index / len(hands)) / settings.iterations
-        metrics = learner.step(hand, of, on_policy=exact, progress=progress_of_run)
+    for index, minibatch in enumerate(minibatches):
+        exact = index == 0 and settings.importance_sampling_cap is None
+        progress_of_run = (iteration + index / len(minibatches)) / settings.iterations
+        metrics = learner.step(minibatch, of, on_policy=exact, progress=progress_of_run)
         measured.append(metrics)
-        progress.report("train", index + 1, len(hands), loss=metrics["loss"], entropy=metrics["entropy"])
+        progress.report("train", index + 1, len(minibatches), loss=metrics["loss"], entropy=metrics["entropy"])
     return measured, mismatch
 
 
-def by_trl(
+def train_with_trl(
     learner: Learner,
     tokenizer: PreTrainedTokenizerBase,
     groups: Sequence[TrajectoryGroup],
@@ -55,14 +59,14 @@ def by_trl(
     iteration: int,
 ) -> tuple[Metrics, float]:
     """One step an epoch on all groups, by TRL's GRPOTrainer, with the learner's optimizer and learning rate."""
-    from grpo.learner import trl_engine  # 2.5 s, which other engines need not pay
+    from grpo.learner.trl import grpo_trainer  # 2.5 s, which other engines need not pay
 
     settings = learner.settings
     mismatch = 0.0
-    if settings.importance_cap is not None:
-        samples = spoken(trajectory for group in groups for trajectory in group.trajectories)
+    if settings.importance_sampling_cap is not None:
+        samples = to_samples(trajectory for group in groups for trajectory in group.trajectories)
         _, mismatch = _off_policy(learner, samples)
-    measured = trl_engine.train(
+    measured = grpo_trainer.train(
         learner.model,
         tokenizer,
         groups,
@@ -75,7 +79,7 @@ def by_trl(
     return measured, mismatch
 
 
-def by_preferences(
+def train_with_dpo(
     learner: Learner,
     tokenizer: PreTrainedTokenizerBase,
     groups: Sequence[TrajectoryGroup],
@@ -85,10 +89,10 @@ def by_preferences(
     iteration: int,
 ) -> Metrics:
     """DPO on the best and the worst sibling of each group, by TRL's DPOTrainer, with the learner's optimizer."""
-    from grpo.learner.preferences import compare_siblings, train_dpo
+    from grpo.learner.trl.dpo_trainer import make_preference_pairs, train_dpo
 
     settings = learner.settings
-    pairs = compare_siblings(groups).pairs
+    pairs = make_preference_pairs(groups).pairs
     per_step = min(settings.groups_per_step or len(pairs), len(pairs))
     steps = settings.epochs * math.ceil(len(pairs) / max(1, per_step))
     return train_dpo(
@@ -125,7 +129,7 @@ def _off_policy(learner: Learner, samples: Sequence[Sample]) -> tuple[list[Sampl
     """
     settings = learner.settings
     budget = learner.microbatch_tokens
-    known = with_old_logprobs(learner.model, samples, precision=settings.precision, max_tokens=budget)
+    known = with_proximal_logprobs(learner.model, samples, precision=settings.precision, max_tokens=budget)
     distance = mismatch_kl(known)
     if not distance <= settings.max_mismatch_kl:
         raise RatioError(

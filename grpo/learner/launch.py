@@ -18,12 +18,12 @@ from grpo.artifacts import Artifact
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
 
-METRICS, REFUSAL = "metrics.json", "refusal.json"
+METRICS, ERROR = "metrics.json", "refusal.json"
 _SHOWN = 2000
 """Characters of the workers' last words in the message."""
 
 
-class Order(BaseModel):
+class UpdateRequest(BaseModel):
     """What each process is asked to do: the arguments of `update`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,7 +40,7 @@ class Order(BaseModel):
     """Process that waits for the answer; without it nobody needs one."""
 
 
-class Refusal(BaseModel):
+class ErrorReport(BaseModel):
     """Why a process cannot do it: the error by its name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,13 +57,13 @@ class WorkerFailed(RuntimeError):
     """A process of an update ended with an error that a second try would meet again."""
 
 
-def run_workers(order: Order) -> bytes:
+def run_workers(request: UpdateRequest) -> bytes:
     """Carry an order out in `settings.processes` processes; returns the metrics of the first as JSON.
 
     Raises the `GRPOError` of a process that refused, `WorkerFailed` for any other error of one, and `WorkerLost` when
     one died without a word or all took longer than `update_timeout_s`.
     """
-    processes, timeout_s = order.settings.processes, order.settings.update_timeout_s
+    processes, timeout_s = request.settings.processes, request.settings.update_timeout_s
     if torch.cuda.is_available() and processes > torch.cuda.device_count():
         raise ConfigError(
             f"training.processes is {processes}, and this machine has {torch.cuda.device_count()} accelerators; "
@@ -71,7 +71,7 @@ def run_workers(order: Order) -> bytes:
         )
     with tempfile.TemporaryDirectory(prefix="grpo-update-") as name:
         folder = Path(name)
-        (folder / "order.json").write_text(order.model_dump_json(), encoding="utf-8")
+        (folder / "order.json").write_text(request.model_dump_json(), encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
         with subprocess.Popen(
             [*command, "-m", "grpo.learner.worker", str(folder / "order.json")],
@@ -86,18 +86,18 @@ def run_workers(order: Order) -> bytes:
             except subprocess.TimeoutExpired as error:
                 raise WorkerLost(
                     f"{processes} training processes took longer than {timeout_s:g} s (training.update_timeout_s) and "
-                    f"were ended; the checkpoint {order.parent} stands"
+                    f"were ended; the checkpoint {request.parent} stands"
                 ) from error
             finally:
                 if agent.poll() is None:
                     _end(psutil.Process(agent.pid))
-        if (folder / REFUSAL).is_file():
-            refusal = Refusal.model_validate_json((folder / REFUSAL).read_bytes())
-            raise getattr(grpo.errors, refusal.kind, WorkerFailed)(refusal.message)
+        if (folder / ERROR).is_file():
+            report = ErrorReport.model_validate_json((folder / ERROR).read_bytes())
+            raise getattr(grpo.errors, report.kind, WorkerFailed)(report.message)
         if agent.returncode:
             raise WorkerLost(
                 f"one of {processes} training processes died (torchrun ended with {agent.returncode}); nothing was "
-                f"written, the checkpoint {order.parent} stands. Last words: {words[-_SHOWN:]}"
+                f"written, the checkpoint {request.parent} stands. Last words: {words[-_SHOWN:]}"
             )
         return (folder / METRICS).read_bytes()
 

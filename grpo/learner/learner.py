@@ -12,20 +12,20 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from grpo.algorithms.catalog import choose
+from grpo.algorithms.catalog import get_algorithm
 from grpo.algorithms.kl import kl_loss
-from grpo.algorithms.losses import Bounds, high_entropy_mask, importance_ratio, truncated_weight
+from grpo.algorithms.losses import ClipRange, high_entropy_mask, importance_ratio, truncated_importance_weight
 from grpo.algorithms.reductions import Denominators, token_weights
 from grpo.config.training import TrainingSettings
 from grpo.errors import CapacityError, Diverged
+from grpo.learner.batch import Sample
+from grpo.learner.logprobs import check_ratio, compute_logprobs, local_logprobs, loss_tokens
 from grpo.learner.memory import ran_out, recomputed_activations
 from grpo.learner.packing import microbatches
 from grpo.learner.precision import autocast, loss_scaler
-from grpo.learner.samples import Sample
-from grpo.learner.scoring import check_ratio, loss_tokens, score_tokens, scored
-from grpo.learner.world import World
+from grpo.learner.world import ProcessGroup
 from grpo.policy.transformers.adapters import without_adapters
-from grpo.policy.transformers.sharding import shard, whole
+from grpo.policy.transformers.sharding import gather_full, shard_model
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +43,19 @@ class Learner:
         settings: TrainingSettings,
         *,
         reference: PreTrainedModel | None = None,
-        world: World | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.model = model
         self.reference = reference
         self.settings = settings
-        self.world = world or World()
-        self.algorithm = choose(settings.algorithm, clip_low=settings.clip_low, clip_high=settings.clip_high)
-        self.bounds = Bounds(low=self.algorithm.clip_low, high=self.algorithm.clip_high, dual=settings.dual_clip)
+        self.process_group = process_group or ProcessGroup()
+        self.algorithm = get_algorithm(settings.algorithm, clip_low=settings.clip_low, clip_high=settings.clip_high)
+        self.clip_range = ClipRange(low=self.algorithm.clip_low, high=self.algorithm.clip_high, dual=settings.dual_clip)
         self.microbatch_tokens = settings.microbatch_tokens
         """Most tokens in a pass; halved when memory runs out."""
         self.step_count = 0
         if settings.sharding == "sharded":
-            shard(model, scored)
+            shard_model(model, local_logprobs)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
@@ -75,7 +75,7 @@ class Learner:
             "constant": 1.0,
             "linear": 1 - progress,
             "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
-        }[settings.schedule]
+        }[settings.lr_scheduler_type]
         warmth = min(1.0, (self.step_count + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
         return settings.learning_rate * warmth * fall
 
@@ -104,7 +104,7 @@ class Learner:
         Raises `Diverged` where a smaller scale cannot help.
         """
         self.scaler.unscale_(self.optimizer)
-        norm = float(whole(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])))
+        norm = float(gather_full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])))
         if math.isfinite(norm) and math.isfinite(loss):
             return True
         if not self.scaler.is_enabled() or not math.isfinite(loss) or self.scaler.get_scale() < 1:
@@ -123,16 +123,16 @@ class Learner:
             parameters["lr"] = rate
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return {"gradient_norm": float(whole(norm)), "learning_rate": rate}
+        return {"gradient_norm": float(gather_full(norm)), "learning_rate": rate}
 
     def passes(self, samples: Sequence[Sample]) -> Sequence[list[Sample]]:
         """The samples of this process's forward passes; the batch is cut until each process has one."""
         budget = self.microbatch_tokens
         cut = microbatches(samples, max_tokens=budget)
-        while len(cut) < min(self.world.size, len(samples)):
+        while len(cut) < min(self.process_group.size, len(samples)):
             budget //= 2
             cut = microbatches(samples, max_tokens=budget)
-        return self.world.share(cut)
+        return self.process_group.share(cut)
 
     def _gradient(
         self, samples: Sequence[Sample], of: Denominators
@@ -143,7 +143,7 @@ class Learner:
         When memory runs out it is begun again with half the tokens a pass: the gradient is the same. Raises
         `CapacityError` when a single sequence does not fit, or when processes that share weights would have to agree.
         """
-        threshold = self._entropy_threshold(samples) if self.settings.entropy_share < 1 else None
+        threshold = self._entropy_threshold(samples) if self.settings.top_entropy_quantile < 1 else None
         while True:
             self.optimizer.zero_grad(set_to_none=True)
             try:
@@ -158,7 +158,7 @@ class Learner:
                         "processes that share the weights; lower it"
                     ) from error
                 found = None
-            if not self.world.any(found is None) and found is not None:
+            if not self.process_group.any(found is None) and found is not None:
                 break
             longest = max(len(sample.token_ids) for sample in samples)
             if self.microbatch_tokens <= longest:
@@ -169,12 +169,12 @@ class Learner:
             self.microbatch_tokens //= 2
             logger.warning("memory ran out: begun again with training.microbatch_tokens %d", self.microbatch_tokens)
         if self.settings.sharding == "replicated":
-            self.world.sum_gradients(self.parameters)
+            self.process_group.sum_gradients(self.parameters)
         sums: dict[str, float] = defaultdict(float)
-        for part in self.world.gather([found[0]]):
+        for part in self.process_group.gather([found[0]]):
             for name, value in part.items():
                 sums[name] += value
-        return sums, self.world.gather(found[1])
+        return sums, self.process_group.gather(found[1])
 
     def _accumulate(
         self, samples: Sequence[Sample], of: Denominators, *, threshold: float | None
@@ -200,11 +200,11 @@ class Learner:
 
     def _idle_passes(self, own: int) -> int:
         """Passes for company: layers are gathered from all processes, so none may pass less often than another."""
-        return max(self.world.gather([own])) - own if self.settings.sharding == "sharded" else 0
+        return max(self.process_group.gather([own])) - own if self.settings.sharding == "sharded" else 0
 
     def _backward(self, loss: torch.Tensor) -> None:
         """Add to the gradient; sharded, it is averaged over the processes, and the sum is wanted."""
-        share = self.world.size if self.settings.sharding == "sharded" else 1
+        share = self.process_group.size if self.settings.sharding == "sharded" else 1
         self.scaler.scale(share * loss).backward()  # type: ignore[no-untyped-call]
 
     def loss(
@@ -216,21 +216,21 @@ class Learner:
         """
         settings = self.settings
         known = loss_tokens(samples, device=self.model.device)
-        scores = score_tokens(self.model, samples)
-        log_ratio = scores.logprobs - known.old_logprobs
+        scores = compute_logprobs(self.model, samples)
+        log_ratio = scores.logprobs - known.proximal_logprobs
         ratio = importance_ratio(log_ratio, known.lengths, by_sequence=self.algorithm.ratio_by_sequence)
-        losses, clipped = self.algorithm.objective(ratio, scores.logprobs, known.advantages, self.bounds)
+        losses, clipped = self.algorithm.objective(ratio, scores.logprobs, known.advantages, self.clip_range)
         counts = torch.ones_like(losses)
         if threshold is not None:
             counts = (scores.entropy.detach() >= threshold).float()
             losses = losses * counts
-        if settings.importance_cap is not None:
-            cap = settings.importance_cap
-            losses = losses * truncated_weight(known.old_logprobs, known.sampler_logprobs, cap=cap)
+        if settings.importance_sampling_cap is not None:
+            cap = settings.importance_sampling_cap
+            losses = losses * truncated_importance_weight(known.proximal_logprobs, known.sampler_logprobs, cap=cap)
         if settings.beta:
             assert self.reference is not None
             with torch.no_grad(), without_adapters(self.reference):
-                reference_logprobs = score_tokens(self.reference, samples).logprobs
+                reference_logprobs = compute_logprobs(self.reference, samples).logprobs
             losses = losses + settings.beta * kl_loss(ratio, scores.logprobs, reference_logprobs)
         weights = token_weights(known.lengths, of, reduction=self.algorithm.reduction)
         loss = (weights * losses).sum()
@@ -246,11 +246,11 @@ class Learner:
 
     @torch.no_grad()
     def _entropy_threshold(self, samples: Sequence[Sample]) -> float:
-        """The entropy that `entropy_share` of the batch's tokens reach, whatever the batch is cut into."""
+        """The entropy that `top_entropy_quantile` of the batch's tokens reach, whatever the batch is cut into."""
         passes = self.passes(samples)
         with autocast(self.settings.precision, self.model.device):
-            parts = [score_tokens(self.model, micro).entropy.cpu() for micro in passes]
+            parts = [compute_logprobs(self.model, micro).entropy.cpu() for micro in passes]
             for _ in range(self._idle_passes(len(passes))):
-                score_tokens(self.model, samples[:1])
-        entropy = torch.cat(self.world.gather(parts))
-        return float(entropy[high_entropy_mask(entropy, share=self.settings.entropy_share)].min())
+                compute_logprobs(self.model, samples[:1])
+        entropy = torch.cat(self.process_group.gather(parts))
+        return float(entropy[high_entropy_mask(entropy, share=self.settings.top_entropy_quantile)].min())

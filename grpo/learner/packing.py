@@ -29,7 +29,7 @@ _REACH = 4
 """Tokens of a row's sequences at full length, at most, to one token of the row."""
 
 
-class Spoken(Protocol):
+class MaskedSequence(Protocol):
     """A token sequence, and which of its tokens the loss is on."""
 
     @property
@@ -41,11 +41,11 @@ class Spoken(Protocol):
         """[tokens]"""
 
 
-S = TypeVar("S", bound=Spoken)
+S = TypeVar("S", bound=MaskedSequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedBatch:
     """A batch of sequences as one row, and where their loss tokens stand in it, in order of the sequences."""
 
     token_ids: torch.Tensor  # [1, tokens]
@@ -70,7 +70,7 @@ class _Segment:
         return np.concatenate([self.past, np.arange(self.start, self.start + self.length)])
 
 
-def pack(samples: Sequence[Spoken], *, device: torch.device) -> Packed:
+def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> PackedBatch:
     """Lay samples out so that their common beginning, and each prompt that siblings share, stands once.
 
     Raises `DataError` for a sequence that begins with a loss token: nothing stands before it to predict it from.
@@ -114,7 +114,7 @@ def pack(samples: Sequence[Spoken], *, device: torch.device) -> Packed:
         for index, segment in enumerate(part):
             place[segment.start : segment.start + segment.length] = rows + index * width + np.arange(segment.length)
         rows += len(part) * width
-    return Packed(
+    return PackedBatch(
         token_ids=torch.from_numpy(np.concatenate(row).astype(np.int64))[None].to(device),
         position_ids=torch.from_numpy(positions)[None].to(device),
         tree=TreeBatch(blocks=tuple(_block(part, device) for part in blocks), place=torch.from_numpy(place).to(device)),
@@ -124,7 +124,7 @@ def pack(samples: Sequence[Spoken], *, device: torch.device) -> Packed:
     )
 
 
-def hidden_states(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
+def hidden_states(model: PreTrainedModel, packed: PackedBatch) -> torch.Tensor:
     """The state after each token of the row, [tokens, hidden size].
 
     Select from it with `index_select`: siblings share states, and the gradient of plain indexing adds in any order.
@@ -166,12 +166,12 @@ def microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
     return cut
 
 
-def _prompt_length(sample: Spoken) -> int:
+def _prompt_length(sample: MaskedSequence) -> int:
     """Tokens before the first that the policy said; at least one, which predicts it."""
     return max(1, int(sample.loss_mask.argmax()))
 
 
-def _prompt(sample: Spoken) -> bytes:
+def _prompt(sample: MaskedSequence) -> bytes:
     return sample.token_ids[: _prompt_length(sample)].tobytes()
 
 

@@ -12,15 +12,15 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from grpo.errors import PolicyError, RewardError, Unscored
-from grpo.learner.preferences import Preference
-from grpo.learner.reward_model import RewardModelReport, reward, train_reward_model
+from grpo.learner.trl.dpo_trainer import TokenizedPair
+from grpo.learner.trl.reward_model import RewardModelReport, reward, train_reward_model
 from grpo.messages import Message
 from grpo.policy.transformers.model import load_tokenizer
-from grpo.rewards.card import Card
-from grpo.rewards.neural import NeuralReward
+from grpo.rewards.learned.model_card import ModelCard
+from grpo.rewards.learned.neural import NeuralReward
+from grpo.rewards.learned.training import held_out_mask, train_on_pairs
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
-from grpo.rewards.teaching import apart, learn_pairs
-from grpo.scenarios.judged import PreferencePair
+from grpo.scenarios.reward_data import PreferencePair
 
 NGRAMS = "ngrams"
 
@@ -78,7 +78,7 @@ class NeuralRewardTrainer:
         self.learning_rate = learning_rate
         self.epochs = epochs
         self.seed = seed
-        self.measured: Card | RewardModelReport | None = None
+        self.measured: ModelCard | RewardModelReport | None = None
 
     async def train(self) -> NeuralReward | TransformerReward:
         """Train, measure, and return the reward; it runs beside the event loop.
@@ -88,10 +88,10 @@ class NeuralRewardTrainer:
         return await asyncio.to_thread(self._small if self.model_name == NGRAMS else self._transformer)
 
     def _small(self) -> NeuralReward:
-        held = apart([pair.group for pair in self.pairs])
+        held = held_out_mask([pair.group for pair in self.pairs])
         trained = [pair for pair, out in zip(self.pairs, held, strict=True) if not out]
         heldout = [pair for pair, out in zip(self.pairs, held, strict=True) if out]
-        self.measured = learn_pairs(trained, heldout, self.folder, split="a fifth by group", seed=self.seed)
+        self.measured = train_on_pairs(trained, heldout, self.folder, split="a fifth by group", seed=self.seed)
         return NeuralReward(model=self.folder)
 
     def _transformer(self) -> TransformerReward:
@@ -108,13 +108,13 @@ class NeuralRewardTrainer:
         return TransformerReward(model=self.folder, report=self.measured)
 
 
-def _preference(tokenizer: PreTrainedTokenizerBase, pair: PreferencePair) -> Preference:
+def _preference(tokenizer: PreTrainedTokenizerBase, pair: PreferencePair) -> TokenizedPair:
     """A pair in tokens: what both sides share is the prompt."""
     chosen, rejected = (_tokens(tokenizer, [*pair.prompt, reply]) for reply in (pair.chosen, pair.rejected))
     width = min(len(chosen), len(rejected))
     same = chosen[:width] == rejected[:width]
     start = width - 1 if same.all() else int(same.argmin())
-    return Preference(
+    return TokenizedPair(
         prompt_ids=chosen[:start],
         chosen_ids=chosen[start:],
         chosen_mask=np.ones(len(chosen) - start, dtype=np.bool_),

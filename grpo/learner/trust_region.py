@@ -9,9 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo.algorithms.reductions import Denominators
+from grpo.learner.batch import Sample
 from grpo.learner.learner import Learner
-from grpo.learner.samples import Sample
-from grpo.learner.scoring import log_distributions
+from grpo.learner.logprobs import log_distributions
 
 logger = logging.getLogger(__name__)
 _CONVERGED = 1e-10
@@ -41,10 +41,10 @@ class TrustRegionLearner(Learner):
             product = self._fisher_product(passes, old, vector, tokens=tokens)
             return product + settings.damping * vector
 
-        direction = conjugate_gradient(fisher, gradient, steps=settings.conjugate_steps)
+        direction = conjugate_gradient(fisher, gradient, steps=settings.conjugate_gradient_steps)
         curvature = float(direction @ fisher(direction))
         length = (2 * settings.max_kl / curvature) ** 0.5 if curvature > 0 else 0.0
-        for _ in range(settings.halvings):
+        for _ in range(settings.line_search_steps):
             self._place(start, direction, length)
             with torch.no_grad():
                 kl = self._kl(passes, old, tokens=tokens)

@@ -13,24 +13,24 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from grpo.algorithms.catalog import choose
+from grpo.algorithms.catalog import get_algorithm
 from grpo.artifacts import Artifact
 from grpo.config.training import TrainingSettings
 from grpo.errors import NoEffect, NoLearningSignal
+from grpo.learner.batch import build_batch, to_samples
 from grpo.learner.checkpoints import read_state, resume, save
 from grpo.learner.critic import Critic
-from grpo.learner.engines import by_learner, by_preferences, by_trl
-from grpo.learner.launch import Order, run_workers
+from grpo.learner.engines import train_with_dpo, train_with_learner, train_with_trl
+from grpo.learner.launch import UpdateRequest, run_workers
 from grpo.learner.learner import Learner
+from grpo.learner.logprobs import compute_logprobs, reference_kl
 from grpo.learner.packing import microbatches
-from grpo.learner.samples import build_batch, spoken
-from grpo.learner.scoring import reference_kl, score_tokens
+from grpo.learner.world import ProcessGroup
 from grpo.learner.throughput import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
-from grpo.learner.world import World
 from grpo.policy.transformers.adapters import add_adapters, has_adapters
-from grpo.policy.transformers.model import TransformersPolicy, residents, weights_hash
-from grpo.renderer import renderer_hash
+from grpo.policy.transformers.model import TransformersPolicy, model_cache, weights_hash
+from grpo.renderers.chat_template import renderer_hash
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory, group
 
@@ -52,10 +52,10 @@ class UpdateMetrics(BaseModel):
     learning_rate: float = 0.0
     loss: float = 0.0
     tokens: int = 0
-    rewards_cut: int = 0
+    clipped_rewards: int = 0
     """Rewards that were beyond `reward_clip`."""
     mismatch_kl: float = 0.0
-    """KL(sampler ‖ policy) before the first step, where an importance_cap makes up for it."""
+    """KL(sampler ‖ policy) before the first step, where an importance_sampling_cap makes up for it."""
     step_kl: float | None = None
     """KL(old ‖ new) of a trust-region step."""
     margin: float | None = None
@@ -89,7 +89,7 @@ def update(
     seed: int,
     iteration: int,
     base_artifact: Artifact | None = None,
-    world: World | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> UpdateMetrics:
     """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
 
@@ -109,10 +109,10 @@ def update(
             seed=seed,
             iteration=iteration,
             base_artifact=base_artifact,
-            world=world,
+            process_group=process_group,
         )
     except NoLearningSignal as error:
-        if iteration == 0 or world is not None:
+        if iteration == 0 or process_group is not None:
             raise
         logger.info("iteration %d changes nothing: %s", iteration, error)
         raise UpdateSkipped(_idle(scored, parent, base, max_tokens=settings.microbatch_tokens)) from error
@@ -128,10 +128,10 @@ def _update(
     seed: int,
     iteration: int,
     base_artifact: Artifact | None,
-    world: World | None,
+    process_group: ProcessGroup | None,
 ) -> UpdateMetrics:
-    if world is None and settings.processes > 1:
-        order = Order(
+    if process_group is None and settings.processes > 1:
+        request = UpdateRequest(
             scored=tuple(scored),
             parent=parent,
             base=base,
@@ -142,8 +142,8 @@ def _update(
             base_artifact=base_artifact,
             launcher=os.getpid(),
         )
-        return UpdateMetrics.model_validate_json(run_workers(order))
-    world = world or World()
+        return UpdateMetrics.model_validate_json(run_workers(request))
+    process_group = process_group or ProcessGroup()
     state = read_state(parent)
     policy, reference = _open(parent, base, settings, seed=seed)
     before = weights_hash(policy.model)
@@ -152,37 +152,39 @@ def _update(
         groups,
         settings,
         policy_hash=state.policy_hash,
-        earlier_hash=state.parent if settings.importance_cap is not None else None,
+        earlier_hash=state.parent if settings.importance_sampling_cap is not None else None,
         renderer_hash=renderer_hash(policy.tokenizer),
     )
-    algorithm = choose(settings.algorithm, scale_by_std=settings.scale_by_std)
+    algorithm = get_algorithm(settings.algorithm, scale_by_std=settings.scale_by_std)
     kind = TrustRegionLearner if algorithm.update == "trust_region" else Learner
-    learner = kind(policy.model, settings, reference=reference.model if settings.beta else None, world=world)
+    learner = kind(
+        policy.model, settings, reference=reference.model if settings.beta else None, process_group=process_group
+    )
     resume(learner, parent)
     critic, value_loss, mismatch = None, None, 0.0
     if algorithm.critic:
         width = policy.model.config.hidden_size
         critic = Critic(width, settings.critic, seed=seed, device=policy.model.device)
         critic.resume(parent)
-        batch, judgement = critic.judge(
+        batch, value_targets = critic.estimate_advantages(
             policy.model, batch, max_tokens=learner.microbatch_tokens, scale=algorithm.scale_by_std
         )
-        value_loss = critic.learn(judgement)[-1]
+        value_loss = critic.fit(value_targets)[-1]
     began = time.perf_counter()
     if algorithm.update == "preferences":
-        measured = by_preferences(
+        measured = train_with_dpo(
             learner, policy.tokenizer, groups, reference=reference.model, seed=seed, iteration=iteration
         )
     elif settings.engine == "trl":
-        measured, mismatch = by_trl(learner, policy.tokenizer, groups, seed=seed, iteration=iteration)
+        measured, mismatch = train_with_trl(learner, policy.tokenizer, groups, seed=seed, iteration=iteration)
     else:
-        measured, mismatch = by_learner(learner, batch, seed=seed, iteration=iteration)
+        measured, mismatch = train_with_learner(learner, batch, seed=seed, iteration=iteration)
     seconds = time.perf_counter() - began
     policy.hash = weights_hash(policy.model)
     if policy.hash == before and algorithm.update == "trust_region":
         raise NoLearningSignal(
             f"no learning signal: iteration {iteration} found no step within KL {settings.trust_region.max_kl:g} that "
-            "lowers the loss; raise training.trust_region.halvings or max_kl"
+            "lowers the loss; raise training.trust_region.line_search_steps or max_kl"
         )
     if policy.hash == before:
         raise NoEffect(
@@ -193,9 +195,9 @@ def _update(
     target.mkdir(parents=True, exist_ok=True)
     adapted = base_artifact if has_adapters(policy.model) else None
     save(policy, learner, target, parent=state.policy_hash, base=adapted)
-    if critic is not None and world.rank == 0:
+    if critic is not None and process_group.rank == 0:
         critic.save(target)
-    residents.put(policy)
+    model_cache.put(policy)
     samples = [sample for members in batch.groups for sample in members][:_KL_SAMPLES]
     tokens_per_s = sum(metrics["passed"] for metrics in measured) / seconds
     names = ("entropy", "clip_share", "ratio", "gradient_norm", "learning_rate", "loss", "margin")
@@ -204,12 +206,14 @@ def _update(
         kl_to_base=reference_kl(reference.model, samples, max_tokens=learner.microbatch_tokens),
         **{name: float(np.mean([metrics[name] for metrics in measured])) for name in names if name in measured[0]},
         tokens=int(sum(metrics["tokens"] for metrics in measured)),
-        rewards_cut=batch.rewards_cut,
+        clipped_rewards=batch.clipped_rewards,
         mismatch_kl=mismatch,
         step_kl=max((metrics["step_kl"] for metrics in measured if "step_kl" in metrics), default=None),
         value_loss=value_loss,
         tokens_per_s=tokens_per_s,
-        mfu=model_flops_utilization(policy.model, tokens_per_s=tokens_per_s / world.size, precision=settings.precision),
+        mfu=model_flops_utilization(
+            policy.model, tokens_per_s=tokens_per_s / process_group.size, precision=settings.precision
+        ),
     )
 
 
@@ -219,13 +223,15 @@ def _open(
     """The policy to be changed, and its reference: the base, or with adapters the policy itself without them."""
     policy_hash, base_hash = (read_state(folder).policy_hash for folder in (parent, base))
     first = policy_hash == base_hash
-    if first or settings.importance_cap is not None:  # the base stays; off-policy, the sampler may still be at work
-        policy = residents.get(policy_hash, parent, base=base)
+    if (
+        first or settings.importance_sampling_cap is not None
+    ):  # the base stays; off-policy, the sampler may still be at work
+        policy = model_cache.get(policy_hash, parent, base=base)
         policy = TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
     else:
-        policy = residents.take(policy_hash, parent, base=base)
+        policy = model_cache.take(policy_hash, parent, base=base)
     if settings.lora is None:
-        return policy, residents.get(base_hash, base)
+        return policy, model_cache.get(base_hash, base)
     if first:
         add_adapters(policy.model, settings.lora, seed=seed)
     return policy, policy
@@ -233,18 +239,18 @@ def _open(
 
 def _idle(scored: Sequence[Path], parent: Path, base: Path, *, max_tokens: int) -> UpdateMetrics:
     """Metrics of an iteration without a step: entropy and KL are those of the policy as it is."""
-    said = spoken(read_all(scored))[:_KL_SAMPLES]
-    policy = residents.get(read_state(parent).policy_hash, parent, base=base)
+    said = to_samples(read_all(scored))[:_KL_SAMPLES]
+    policy = model_cache.get(read_state(parent).policy_hash, parent, base=base)
     with torch.no_grad():
-        entropy = [score_tokens(policy.model, micro).entropy for micro in microbatches(said, max_tokens=max_tokens)]
-    reference = residents.get(read_state(base).policy_hash, base).model
+        entropy = [compute_logprobs(policy.model, micro).entropy for micro in microbatches(said, max_tokens=max_tokens)]
+    reference = model_cache.get(read_state(base).policy_hash, base).model
     return UpdateMetrics(
         kl_to_base=reference_kl(reference, said, max_tokens=max_tokens),
         entropy=float(torch.cat(entropy).mean()) if entropy else 0.0,
     )
 
 
-def distance_to_base(trajectories: Sequence[Trajectory], base: Path, *, max_tokens: int) -> float:
+def measure_kl_to_base(trajectories: Sequence[Trajectory], base: Path, *, max_tokens: int) -> float:
     """KL(sampler ‖ base) in nats a token over the tokens that were said in these trajectories."""
-    policy = residents.get(read_state(base).policy_hash, base)
-    return reference_kl(policy.model, spoken(trajectories), max_tokens=max_tokens)
+    policy = model_cache.get(read_state(base).policy_hash, base)
+    return reference_kl(policy.model, to_samples(trajectories), max_tokens=max_tokens)

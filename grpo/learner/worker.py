@@ -17,9 +17,9 @@ from types import TracebackType
 import torch
 from torch import distributed
 
-from grpo.learner.launch import METRICS, REFUSAL, Order, Refusal
+from grpo.learner.launch import ERROR, METRICS, ErrorReport, UpdateRequest
+from grpo.learner.world import ProcessGroup
 from grpo.learner.update import update
-from grpo.learner.world import World
 
 _LOOK_S = 1.0
 """Between two looks at whether anybody still waits for the answer."""
@@ -27,25 +27,25 @@ _LOOK_S = 1.0
 
 def main(path: Path) -> None:
     """Do this process's part; the first one leaves the metrics, one that cannot do it the reason."""
-    order = Order.model_validate_json(path.read_bytes())
-    sys.excepthook = _Reason(path.with_name(REFUSAL))
-    threading.Thread(target=_end_without, args=(order.launcher,), daemon=True).start()
+    request = UpdateRequest.model_validate_json(path.read_bytes())
+    sys.excepthook = _Reason(path.with_name(ERROR))
+    threading.Thread(target=_end_without, args=(request.launcher,), daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    world = World(rank=distributed.get_rank(), size=distributed.get_world_size())
+    process_group = ProcessGroup(rank=distributed.get_rank(), size=distributed.get_world_size())
     metrics = update(
-        order.scored,
-        order.parent,
-        order.base,
-        order.target,
-        order.settings,
-        seed=order.seed,
-        iteration=order.iteration,
-        base_artifact=order.base_artifact,
-        world=world,
+        request.scored,
+        request.parent,
+        request.base,
+        request.target,
+        request.settings,
+        seed=request.seed,
+        iteration=request.iteration,
+        base_artifact=request.base_artifact,
+        process_group=process_group,
     )
-    if world.rank == 0:
+    if process_group.rank == 0:
         path.with_name(METRICS).write_text(metrics.model_dump_json(), encoding="utf-8")
     distributed.destroy_process_group()
 
@@ -58,9 +58,9 @@ class _Reason:
 
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if not _is_of_another_process(traceback):
-            refusal = Refusal(kind=kind.__name__, message=f"{error}")
+            report = ErrorReport(kind=kind.__name__, message=f"{error}")
             mine = self._path.with_suffix(f".{os.getpid()}")
-            mine.write_text(refusal.model_dump_json(), encoding="utf-8")
+            mine.write_text(report.model_dump_json(), encoding="utf-8")
             with suppress(FileExistsError):
                 os.link(mine, self._path)
         sys.__excepthook__(kind, error, traceback)

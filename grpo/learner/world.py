@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ProcessGroup:
     """Which of how many processes this one is; alone, everything it knows is all there is to know."""
 
     rank: int = 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from grpo.artifacts import local_path
 from grpo.errors import PolicyError
-from grpo.policy.folder import checked_folder
+from grpo.policy.model_files import check_model_files
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy, read_replies
 
@@ -42,9 +42,9 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
     way, _, scheme = kind.partition("+")
     if way in (CHAT, TOKENS) and scheme in ("http", "https"):
         from grpo.policy.openai import ChatPolicy, CompletionsPolicy
-        from grpo.policy.server import Server
+        from grpo.policy.openai_endpoint import OpenAIEndpoint
 
-        server = Server.at(f"{scheme}://{rest}")
+        server = OpenAIEndpoint.from_address(f"{scheme}://{rest}")
         return ChatPolicy(server) if way == CHAT else CompletionsPolicy(server, policy_hash=policy_hash)
     raise PolicyError(
         f"no policy has an address of the kind {kind}://; use a model folder, {VLLM}://folder, {STUB}://replies.yaml, "
@@ -63,4 +63,4 @@ def model_folder(model: str) -> Path:
             f"policy.model is an address of the kind {kind}://, which can be evaluated, not trained; set it to a "
             "folder with config.json and safetensors weights"
         )
-    return checked_folder(local_path(model))
+    return check_model_files(local_path(model))

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, parse_assistant
+from grpo.policy.openai_endpoint import OpenAIEndpoint
 from grpo.policy.policy import Generation, Prompt, Sampling
-from grpo.policy.server import Server
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -34,7 +34,7 @@ class ChatPolicy:
     max_context = sys.maxsize
     """Not known here: the server itself refuses what is too long."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: OpenAIEndpoint) -> None:
         self.server = server
         self.hash = server.hash
 
@@ -49,7 +49,7 @@ class ChatPolicy:
 class ChatSampler:
     """Asks the server; it remembers nothing between turns, so every turn sends the whole conversation."""
 
-    server: Server
+    server: OpenAIEndpoint
     client: AsyncOpenAI
     renderer: Renderer
 
@@ -70,7 +70,7 @@ class ChatSession:
         sampler, tools = self._sampler, [tool.to_template() for tool in self._sampler.renderer.tools]
         request: dict[str, Any] = {
             "model": sampler.server.model,
-            "messages": to_wire(prompt.messages),
+            "messages": to_openai_messages(prompt.messages),
             "temperature": sampling.temperature,
             "max_tokens": sampling.max_new_tokens,
             "seed": sampling.turn_seed(self._turns),
@@ -81,10 +81,10 @@ class ChatSession:
             request["extra_body"] = {"top_k": sampling.top_k}
         if tools:
             request["tools"] = tools
-        answer = await sampler.server.ask(sampler.client.chat.completions.create(**request), "message")
+        answer = await sampler.server.send(sampler.client.chat.completions.create(**request), "message")
         self._turns += 1
         text = _written(answer)
-        ids = sampler.renderer.say(Message(role="assistant", content=text))
+        ids = sampler.renderer.encode_reply(Message(role="assistant", content=text))
         message = parse_assistant(text)
         if answer.choices[0].finish_reason == "length":
             return Generation(token_ids=ids[:-1], logprobs=None, stop="length", message=message)
@@ -104,7 +104,7 @@ class CompletionsPolicy:
     max_context = sys.maxsize
     """Not known here: the server itself refuses what is too long."""
 
-    def __init__(self, server: Server, *, policy_hash: str | None = None) -> None:
+    def __init__(self, server: OpenAIEndpoint, *, policy_hash: str | None = None) -> None:
         self.server = server
         self.hash = policy_hash or server.hash
 
@@ -119,7 +119,7 @@ class CompletionsPolicy:
 class CompletionsSampler:
     """Asks the server; it keeps what it has read, where it caches prefixes."""
 
-    server: Server
+    server: OpenAIEndpoint
     client: AsyncOpenAI
     stop_id: int
 
@@ -159,11 +159,11 @@ class CompletionsSession:
                 "repetition_penalty": 1.0,
             },
         )
-        answer = await sampler.server.ask(request, "text")
+        answer = await sampler.server.send(request, "text")
         self._turns += 1
         said = self._read(answer.choices[0])
         self._ids += said.token_ids
-        return said if sampling.plain else replace(said, logprobs=None)
+        return said if sampling.unfiltered else replace(said, logprobs=None)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -188,7 +188,7 @@ class CompletionsSession:
         return Generation(token_ids=list(ids), logprobs=list(logprobs), stop=stop)  # type: ignore[arg-type]
 
 
-def to_wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def to_openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages in the form of the protocol, where each call has an id and each tool message answers one.
 
     One answer to several calls is given to each of them; what a tool says without a call (one that could not be read)

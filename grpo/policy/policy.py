@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from grpo.errors import ConfigError
 from grpo.messages import Message
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Sampling:
             raise ConfigError(f"max_new_tokens {self.max_new_tokens} must be at least 1")
 
     @property
-    def plain(self) -> bool:
+    def unfiltered(self) -> bool:
         """Whether nothing is cut off; else what is drawn has no log-probability to train on."""
         return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
 
@@ -64,7 +64,7 @@ class Prompt:
     """Tokens after everything that the session has read and said so far."""
     messages: tuple[Message, ...] = ()
     """The whole conversation as the agent sees it, system prompt first."""
-    listener: Callable[[int], None] | None = None
+    on_token: Callable[[int], None] | None = None
     """Told each token as it is drawn, by backends that draw token by token; the others are silent until the end."""
 
 

@@ -20,7 +20,7 @@ from grpo.config.yaml_text import read_yaml
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message
 from grpo.policy.policy import Generation, Prompt, Sampling
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 
 
 class ScriptedPolicy:
@@ -63,7 +63,7 @@ class ScriptedSession:
         script = self._sampler.scripts[sampling.seed % len(self._sampler.scripts)]
         reply = Message(role="assistant", content=script[self._turns % len(script)])
         self._turns += 1
-        ids = self._sampler.renderer.say(reply)
+        ids = self._sampler.renderer.encode_reply(reply)
         said = ids[: sampling.max_new_tokens]
         return Generation(token_ids=said, logprobs=None, stop="stop" if len(said) == len(ids) else "length")
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from grpo.errors import PolicyError
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import load_tokenizer
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 
 try:
     from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
@@ -46,12 +46,12 @@ class VLLMPolicy:
         *,
         policy_hash: str | None = None,
         max_context: int | None = None,
-        gpu_memory_share: float = 0.9,
+        gpu_memory_utilization: float = 0.9,
         chat_template: str | None = None,
     ) -> None:
         """`policy_hash` names the weights; without it the digest of the weight files does.
 
-        `max_context` makes room for shorter conversations than the model could read; `gpu_memory_share` is what the
+        `max_context` makes room for shorter conversations than the model could read; `gpu_memory_utilization` is what the
         engine takes of the GPU, for weights and cache.
         """
         try:
@@ -68,7 +68,7 @@ class VLLMPolicy:
         self.folder = folder
         self.hash = policy_hash or _files_hash(folder)
         self.max_context = min(int(readable), max_context or int(readable))
-        self.gpu_memory_share = gpu_memory_share
+        self.gpu_memory_utilization = gpu_memory_utilization
         self.tokenizer = load_tokenizer(folder, chat_template=chat_template)
 
     @asynccontextmanager
@@ -123,7 +123,7 @@ class Engine:
 
     def _load(self, policy: VLLMPolicy) -> None:
         """Put the policy's weights into the engine; another architecture or size needs another engine."""
-        made_for = (policy.config, policy.max_context, policy.gpu_memory_share)
+        made_for = (policy.config, policy.max_context, policy.gpu_memory_utilization)
         if self._made_for != made_for:
             self.close()
             self._engine = self._do(self._start(policy))
@@ -141,7 +141,7 @@ class Engine:
                 trust_remote_code=False,
                 dtype="float32",  # as the checkpoint; "auto" would halve it
                 max_model_len=policy.max_context,
-                gpu_memory_utilization=policy.gpu_memory_share,
+                gpu_memory_utilization=policy.gpu_memory_utilization,
                 enable_prefix_caching=True,
                 generation_config="vllm",  # no top-p, penalty or stop token from generation_config.json
                 logprobs_mode="processed_logprobs",
@@ -214,7 +214,7 @@ class VLLMSession:
         self._ids += ids
         stopped = ids[-1] == self._sampler.stop_id
         return Generation(
-            token_ids=ids, logprobs=logprobs if sampling.plain else None, stop="stop" if stopped else "length"
+            token_ids=ids, logprobs=logprobs if sampling.unfiltered else None, stop="stop" if stopped else "length"
         )
 
     def close(self) -> None:

@@ -10,8 +10,8 @@
 """
 
 from grpo.registry.lineage import Lineage
+from grpo.registry.promotions import ChampionChange, PromotionLog
 from grpo.registry.provenance import Provenance
 from grpo.registry.store import ModelVersion, Registry
-from grpo.registry.succession import Succession, Transition
 
-__all__ = ["Lineage", "ModelVersion", "Provenance", "Registry", "Succession", "Transition"]
+__all__ = ["ChampionChange", "Lineage", "ModelVersion", "PromotionLog", "Provenance", "Registry"]

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo.artifacts import own_folder
-from grpo.locks import scratch_place
-from grpo.policy.transformers.adapters import merged
+from grpo.artifacts import user_temp_folder
+from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.registry.provenance import PROVENANCE, Provenance
+from grpo.storage.locks import scratch_path
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "pandas", "jinja2")
 """What loading and answering takes beside MLflow, which MLflow adds itself."""
@@ -38,9 +38,13 @@ def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenan
     import mlflow.transformers
 
     logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # misses the card of a model that no hub has
-    with scratch_place(own_folder() / "registering") as scratch, _temporary_files_in(scratch), mlflow.start_run(run_id):
+    with (
+        scratch_path(user_temp_folder() / "registering") as scratch,
+        _temporary_files_in(scratch),
+        mlflow.start_run(run_id),
+    ):
         info = mlflow.transformers.log_model(
-            transformers_model={"model": merged(policy.model), "tokenizer": policy.tokenizer},
+            transformers_model={"model": merge_adapters(policy.model), "tokenizer": policy.tokenizer},
             name="policy",
             task="llm/v1/chat",
             pip_requirements=requirements(),

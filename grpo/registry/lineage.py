@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from grpo.registry.promotions import ChampionChange
 from grpo.registry.provenance import Provenance
-from grpo.registry.succession import Transition
 
 if TYPE_CHECKING:
     from grpo.registry.store import ModelVersion, Registry
@@ -39,19 +39,19 @@ class Lineage(BaseModel):
     provenance: Provenance
     parents: tuple[Ancestor, ...]
     """What it was trained from, and so on down to the base model."""
-    judged_against: int | None
+    evaluated_against: int | None
     """The version that it was compared with; None for a base model."""
-    history: tuple[Transition, ...]
+    history: tuple[ChampionChange, ...]
     """Promotions and rollbacks of the model."""
-    pending: Transition | None = None
+    pending: ChampionChange | None = None
     """A promotion or rollback that is under way or was cut off."""
 
 
-def trace(registry: Registry, version: ModelVersion) -> Lineage:
+def trace_lineage(registry: Registry, version: ModelVersion) -> Lineage:
     """Collect what the registry knows of a version and its ancestors."""
     by_policy = _by_policy(registry.versions(version.name))
     provenance = registry.provenance(version)
-    record = registry.succession(version.name).record()
+    state = registry.promotions(version.name).state()
     return Lineage(
         name=version.name,
         version=version.version,
@@ -60,9 +60,9 @@ def trace(registry: Registry, version: ModelVersion) -> Lineage:
         tags=version.tags,
         provenance=provenance,
         parents=_parents(registry, provenance, by_policy),
-        judged_against=by_policy[provenance.champion].version if provenance.champion in by_policy else None,
-        history=record.history,
-        pending=record.pending,
+        evaluated_against=by_policy[provenance.champion].version if provenance.champion in by_policy else None,
+        history=state.history,
+        pending=state.pending,
     )
 
 

@@ -27,7 +27,7 @@ class Provenance(BaseModel):
     commit: str | None
     """Git commit of the project, with `+` where files were changed; None outside a repository."""
     packages: dict[str, str]
-    brought_in: dict[str, str] = {}
+    external_digests: dict[str, str] = {}
     """Digests of the user's modules and files, and versions of the packages that these import, by name."""
     machine: dict[str, str]
     """Kind of processor and number of threads: sums depend on them in the last digit."""
@@ -45,8 +45,8 @@ class Provenance(BaseModel):
         named = {"code": (self.code, now.code), "commit": (self.commit or "none", now.commit or "none")}
         for package in sorted({*self.packages, *now.packages}):
             named[f"package {package}"] = (self.packages.get(package, "none"), now.packages.get(package, "none"))
-        for name in sorted({*self.brought_in, *now.brought_in}):
-            named[name] = (self.brought_in.get(name, "none"), now.brought_in.get(name, "none"))
+        for name in sorted({*self.external_digests, *now.external_digests}):
+            named[name] = (self.external_digests.get(name, "none"), now.external_digests.get(name, "none"))
         named |= {
             "sources": (self.sources, now.sources),
             "base model": (self.model, now.model),

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
-from grpo.artifacts import Artifact, ArtifactStore, own_folder
-from grpo.databases import exclusive, is_database, make_tracking
+from grpo.artifacts import Artifact, ArtifactStore, user_temp_folder
 from grpo.errors import AddressError, ArtifactError, RegistryError
-from grpo.files import file_digest
-from grpo.locks import file_lock, scratch_place
+from grpo.registry.promotions import CANDIDATE, CHAMPION, PromotionLog, is_absent, missing_champion
 from grpo.registry.provenance import PROVENANCE, Provenance
-from grpo.registry.succession import CANDIDATE, CHAMPION, Succession, is_absent, missing_champion
+from grpo.storage.databases import exclusive, is_database, make_tracking
+from grpo.storage.files import file_digest
+from grpo.storage.locks import file_lock, scratch_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -104,14 +104,14 @@ class Registry:
         if (found := self._by_alias(model, CHAMPION)) is not None:
             return found
         try:
-            record = self.succession(model).record()
+            state = self.promotions(model).state()
         except AddressError:
             return None
-        if record.history and record.champion is None:
+        if state.history and state.champion is None:
             raise RegistryError(missing_champion(model))
         return None
 
-    def at(self, address: str) -> ModelVersion:
+    def resolve(self, address: str) -> ModelVersion:
         """The version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` where there is none."""
         from mlflow.exceptions import MlflowException
 
@@ -191,7 +191,7 @@ class Registry:
         if is_database(self.tracking_uri):
             yield Path(download_artifacts(artifact_uri=address, tracking_uri=self.tracking_uri))
             return
-        with scratch_place(own_folder() / "models") as scratch:
+        with scratch_path(user_temp_folder() / "models") as scratch:
             scratch.mkdir()
             yield Path(download_artifacts(artifact_uri=address, dst_path=str(scratch), tracking_uri=self.tracking_uri))
 
@@ -300,9 +300,9 @@ class Registry:
                 self.client.delete_registered_model(model)
             raise
 
-    def succession(self, model: str) -> Succession:
+    def promotions(self, model: str) -> PromotionLog:
         """Which versions of a model have served, and the next one."""
-        return Succession(self.client, model, self._exclusive(model))
+        return PromotionLog(self.client, model, self._exclusive(model))
 
     def _by_alias(self, model: str, alias: str) -> ModelVersion | None:
         from mlflow.exceptions import MlflowException
@@ -339,7 +339,7 @@ def _lock_folder(tracking_uri: str) -> Path:
     """Beside a local database, else in this user's temporary folder."""
     if tracking_uri.startswith("sqlite:///"):
         return Path(tracking_uri.removeprefix("sqlite:///")).parent
-    return own_folder() / "locks"
+    return user_temp_folder() / "locks"
 
 
 @contextmanager

@@ -10,15 +10,15 @@ from mlflow.exceptions import MlflowException
 from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.evaluation.document import Evaluation
 from grpo.evaluation.report import read_report
+from grpo.evaluation.schema import Evaluation
 from grpo.registry import ModelVersion, Registry
-from grpo.retraining.gates import spoken
-from grpo.retraining.intake import CONVERSATIONS, SEEN
-from grpo.retraining.material import Material, lineage
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.parquet import read_scenarios
+from grpo.retraining.curation import CONVERSATIONS, REDACTED
+from grpo.retraining.data_lineage import TrainingData, data_lineage
+from grpo.retraining.filters import masked_user_text
+from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.table import read_scenarios
 
 _ENOUGH_LIVE = 50
 """Conversations of before from which on they, not the scenarios, say what users used to talk about."""
@@ -33,7 +33,7 @@ class Champion(BaseModel):
     """Name and version, `support-desk/3`."""
     registered: datetime
     checkpoint: Artifact
-    lineage: tuple[Material, ...] = Field(min_length=1)
+    data_lineage: tuple[TrainingData, ...] = Field(min_length=1)
     """What its weights have seen: what it was trained and judged on itself, then each version before it."""
     conversations: Artifact | None
     """Conversations that there were when it was trained; None for a version that no retraining made."""
@@ -41,9 +41,9 @@ class Champion(BaseModel):
     """How it was judged; None where its run was cut off before its report."""
 
     @property
-    def material(self) -> Material:
+    def training_data(self) -> TrainingData:
         """What it was trained and judged on itself."""
-        return self.lineage[0]
+        return self.data_lineage[0]
 
 
 def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion | None:
@@ -56,13 +56,13 @@ def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion
         name=f"{found.name}/{found.version}",
         registered=_registered(models, found),
         checkpoint=found.checkpoint,
-        lineage=lineage(models, artifacts, found),
+        data_lineage=data_lineage(models, artifacts, found),
         conversations=artifacts.folder(CONVERSATIONS, known) if known else None,
         evaluation=_evaluation(models, found.run_id),
     )
 
 
-class Judgement(BaseModel):
+class Challenger(BaseModel):
     """The newest version of a retraining that was judged against the champion, whatever became of it.
 
     What it was trained on has had its chance: a refused version is no reason to train another one on the same.
@@ -77,9 +77,9 @@ class Judgement(BaseModel):
     """Conversations that there were when it was trained."""
 
 
-def last_judgement(
+def last_challenger(
     models: Registry, artifacts: ArtifactStore, model: str, champion: Champion | None
-) -> Judgement | None:
+) -> Challenger | None:
     """How the champion was last challenged; while nothing is in service, what was trained last. None where nothing was.
 
     A version that was rolled back from was judged against the one that serves again, and counts.
@@ -88,7 +88,7 @@ def last_judgement(
         conversations = one.tags.get(CONVERSATIONS)
         against = champion is None or one.tags.get("champion_sha256") == champion.checkpoint.sha256
         if conversations and against and (champion is None or champion.name != f"{one.name}/{one.version}"):
-            return Judgement(
+            return Challenger(
                 name=f"{one.name}/{one.version}",
                 registered=_registered(models, one),
                 conversations=artifacts.folder(CONVERSATIONS, conversations),
@@ -96,20 +96,22 @@ def last_judgement(
     return None
 
 
-def since(
-    table: Path, artifacts: ArtifactStore, champion: Champion | None, judged: Judgement | None = None
+def new_conversations(
+    table: Path, artifacts: ArtifactStore, champion: Champion | None, judged: Challenger | None = None
 ) -> list[Scenario]:
     """The conversations of a table that were not there when the champion was trained, nor at the last judgement."""
     before: set[str] = set()
     if champion is not None:
-        before.update(one.id for one in read_scenarios(artifacts.path(champion.material.scenarios) / SCENARIOS))
+        before.update(
+            one.id for one in read_scenarios(artifacts.path(champion.training_data.scenarios) / SCENARIOS_FILE)
+        )
     for taken in (champion, judged):
         if taken is not None and taken.conversations is not None:
-            before.update(one.id for one in read_scenarios(artifacts.path(taken.conversations) / SEEN))
+            before.update(one.id for one in read_scenarios(artifacts.path(taken.conversations) / REDACTED))
     return [one for one in read_scenarios(table) if one.id not in before]
 
 
-def known_topics(artifacts: ArtifactStore, champion: Champion | None, judged: Judgement | None = None) -> list[str]:
+def known_topics(artifacts: ArtifactStore, champion: Champion | None, judged: Challenger | None = None) -> list[str]:
     """What users were known to say: in the conversations of the last judgement or else of the champion.
 
     Where these are few, in the champion's scenarios.
@@ -118,10 +120,13 @@ def known_topics(artifacts: ArtifactStore, champion: Champion | None, judged: Ju
         return []
     known = judged.conversations if judged is not None else champion.conversations
     if known is not None:
-        live = [spoken(one) for one in read_scenarios(artifacts.path(known) / SEEN)]
+        live = [masked_user_text(one) for one in read_scenarios(artifacts.path(known) / REDACTED)]
         if len(live) >= _ENOUGH_LIVE:
             return live
-    return [spoken(one) for one in read_scenarios(artifacts.path(champion.material.scenarios) / SCENARIOS)]
+    return [
+        masked_user_text(one)
+        for one in read_scenarios(artifacts.path(champion.training_data.scenarios) / SCENARIOS_FILE)
+    ]
 
 
 def _registered(models: Registry, version: ModelVersion) -> datetime:

@@ -21,10 +21,10 @@ _PERMUTATIONS = 999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoSample:
+class TwoSampleTest:
     """What the test found."""
 
-    discrepancy: float
+    mmd: float
     """Squared distance of the means: 0 the same words, 2 none in common."""
     p: float
     """How often chance alone gives as much."""
@@ -34,7 +34,7 @@ class TwoSample:
 
 def compare_topics(
     known: Sequence[str], new: Sequence[str], *, sample: int, seed: int, permutations: int = _PERMUTATIONS
-) -> TwoSample:
+) -> TwoSampleTest:
     """Test whether `new` is drawn from what `known` is drawn from; at most `sample` of each are compared.
 
     Raises `ValueError` where no text has a word.
@@ -55,8 +55,8 @@ def compare_topics(
     reached = int(np.sum(statistics[1:] >= statistics[0] * (1 - 1e-9)))
     difference = np.asarray(vectors[first:].mean(axis=0) - vectors[:first].mean(axis=0)).ravel()
     names = vectorizer.get_feature_names_out()
-    return TwoSample(
-        discrepancy=float(statistics[0]),
+    return TwoSampleTest(
+        mmd=float(statistics[0]),
         p=(1 + reached) / (1 + permutations),
         words=tuple(str(names[k]) for k in np.argsort(-difference)[:5] if difference[k] > 0),
     )

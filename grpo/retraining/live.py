@@ -11,7 +11,7 @@ from grpo.config.scenarios import ConversationLogSource, Source
 from grpo.scenarios.conversation_log import ConversationLog
 
 
-def worth(sources: Iterable[Source], model: str, since: datetime | None = None) -> dict[str, list[float]]:
+def production_metrics(sources: Iterable[Source], model: str, since: datetime | None = None) -> dict[str, list[float]]:
     """Values of the conversations of a version (`support-desk/3`) by each measure, oldest first.
 
     What is damaged of the log is left out here; intake counts it.

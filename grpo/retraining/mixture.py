@@ -1,4 +1,4 @@
-"""What is trained on: conversations and base scenarios in a given share, with the held-out side kept as it is.
+"""What is trained on: conversations and base scenarios in a given share, with the held-out split kept as it is.
 
 share 0.25 of conversations, 100 base and 30 conversations   →   90 base and 30 conversations
                              100 base and 60 conversations   →  100 base and 33 conversations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from grpo.scenarios.parquet import text_digest, write_scenarios
-from grpo.scenarios.scenario import Scenario, Side
-from grpo.scenarios.split import JUDGED, side_of
+from grpo.scenarios.scenario import Scenario, SplitName
+from grpo.scenarios.split import MIN_CATEGORY_SIZE, assign_split
+from grpo.scenarios.table import text_digest, write_scenarios
 
 
 class MixtureCounts(BaseModel):
-    """Scenarios of each kind on each side."""
+    """Scenarios of each kind on each split."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -34,34 +34,34 @@ def mix(
     base_train: Sequence[Scenario],
     base_heldout: Sequence[Scenario],
     conversations: Sequence[Scenario],
-    fresh: Collection[str],
+    new_ids: Collection[str],
     judged: Collection[str],
     trained: Collection[str],
     share: float,
-    heldout_share: float,
+    validation_fraction: float,
     seed: int,
 ) -> MixtureCounts:
-    """Write the table of a retraining, every scenario with its side declared.
+    """Write the table of a retraining, every scenario with its split declared.
 
-    A conversation's own text decides its side, as it does for any scenario, so that it is on the same side in every
+    A conversation's own text decides its split, as it does for any scenario, so that it is on the same split in every
     retraining. Of conversations those whose ids are in `fresh` are used first, else chance decides, from the seed. What
     the champion was judged on (`judged`, digests of texts) is held out, and what its weights have been trained on
     (`trained`) is not, whatever the settings say now.
     """
 
-    def side(scenario: Scenario, otherwise: Side) -> Side:
+    def split(scenario: Scenario, otherwise: SplitName) -> SplitName:
         digest = text_digest(scenario)
         if digest in trained:
             return "train"
         return "heldout" if digest in judged else otherwise
 
-    def own_side(scenario: Scenario) -> Side:
-        return side_of(text_digest(scenario), declared=scenario.side, share=heldout_share)
+    def own_side(scenario: Scenario) -> SplitName:
+        return assign_split(text_digest(scenario), declared=scenario.split, share=validation_fraction)
 
     placed: list[_Placed] = [
-        *((scenario, side(scenario, "train"), False) for scenario in base_train),
-        *((scenario, side(scenario, "heldout"), False) for scenario in base_heldout),
-        *((scenario, side(scenario, own_side(scenario)), True) for scenario in conversations),
+        *((scenario, split(scenario, "train"), False) for scenario in base_train),
+        *((scenario, split(scenario, "heldout"), False) for scenario in base_heldout),
+        *((scenario, split(scenario, own_side(scenario)), True) for scenario in conversations),
     ]
     chosen = _first_judges(placed, trained)
     placed = [(one, "heldout" if text_digest(one) in chosen else found, kind) for one, found, kind in placed]
@@ -75,11 +75,11 @@ def mix(
     order = _order(seed)
     train = [
         *sorted(base, key=order)[: counts[0]],
-        *sorted(live, key=lambda one: (one.id not in fresh, order(one)))[: counts[1]],
+        *sorted(live, key=lambda one: (one.id not in new_ids, order(one)))[: counts[1]],
     ]
     heldout = [*parts["heldout", False], *parts["heldout", True]]
     declared = [(one, "train") for one in train] + [(one, "heldout") for one in heldout]
-    write_scenarios(path, (one.model_copy(update={"side": which}) for one, which in declared))
+    write_scenarios(path, (one.model_copy(update={"split": which}) for one, which in declared))
     return MixtureCounts(
         base_train=counts[0],
         conversations_train=counts[1],
@@ -88,8 +88,8 @@ def mix(
     )
 
 
-_Placed = tuple[Scenario, Side, bool]
-"""A scenario, its side, and whether it is a conversation."""
+_Placed = tuple[Scenario, SplitName, bool]
+"""A scenario, its split, and whether it is a conversation."""
 
 
 def _first_judges(placed: Sequence[_Placed], trained: Collection[str]) -> set[str]:
@@ -97,12 +97,12 @@ def _first_judges(placed: Sequence[_Placed], trained: Collection[str]) -> set[st
 
     Of each category that is big enough to be judged and has nothing held out, the lowest digest that no weights know.
     """
-    held = {one.metadata.category for one, side, _ in placed if side == "heldout"}
+    held = {one.metadata.category for one, split, _ in placed if split == "heldout"}
     groups: dict[str, list[str]] = {}
-    for one, side, _ in placed:
-        if side == "train" and one.metadata.category not in held:
+    for one, split, _ in placed:
+        if split == "train" and one.metadata.category not in held:
             groups.setdefault(one.metadata.category, []).append(text_digest(one))
-    found = (sorted(set(group).difference(trained))[:1] for group in groups.values() if len(group) >= JUDGED)
+    found = (sorted(set(group).difference(trained))[:1] for group in groups.values() if len(group) >= MIN_CATEGORY_SIZE)
     return {digest for group in found for digest in group}
 
 

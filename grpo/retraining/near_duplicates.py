@@ -23,7 +23,7 @@ _RUN = 5  # characters of a shingle
 _BANDS, _ROWS = 32, 4
 
 
-class Like(NamedTuple):
+class NearDuplicate(NamedTuple):
     """The most similar of the texts that are near."""
 
     name: str
@@ -60,11 +60,11 @@ class NearDuplicates:
             self._buckets[key].append(len(self._texts))
         self._texts.append((name, found))
 
-    def find(self, text: str) -> Like | None:
+    def find(self, text: str) -> NearDuplicate | None:
         """The most similar text that is near, or None."""
         wanted = shingles(text)
         candidates = {index for key in self._keys(wanted) for index in self._buckets.get(key, ())}
-        near = [Like(self._texts[k][0], similarity(wanted, self._texts[k][1])) for k in sorted(candidates)]
+        near = [NearDuplicate(self._texts[k][0], similarity(wanted, self._texts[k][1])) for k in sorted(candidates)]
         best = max(near, key=lambda like: like.similarity, default=None)
         return best if best is not None and best.similarity >= self._threshold else None
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from grpo.retraining.personal_data import Kind
+from grpo.retraining.pii import PIIKind
 
-_KEYS: dict[str, Kind] = {
+_KEYS: dict[str, PIIKind] = {
     **dict.fromkeys(("name", "first_name", "last_name", "full_name", "customer_name", "surname"), "name"),
     **dict.fromkeys(("given_name", "family_name", "contact_name", "firstname", "lastname", "fullname"), "name"),
     **dict.fromkeys(("phone", "phone_number", "telephone", "mobile", "mobile_number", "cell", "fax"), "phone"),
@@ -31,7 +31,7 @@ _SHORTEST = 5
 """Letters and digits that a number must have: fewer would be found everywhere."""
 
 
-def keyed(record: Any) -> Iterator[tuple[Kind, str]]:
+def pii_fields(record: Any) -> Iterator[tuple[PIIKind, str]]:
     """Each value under a personal key, with its kind."""
     if isinstance(record, dict):
         for key, value in record.items():
@@ -40,13 +40,13 @@ def keyed(record: Any) -> Iterator[tuple[Kind, str]]:
                 text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
                 if _is_value(kind, text):
                     yield kind, text
-            yield from keyed(value)
+            yield from pii_fields(value)
     elif isinstance(record, (list, tuple)):
         for value in record:
-            yield from keyed(value)
+            yield from pii_fields(value)
 
 
-def _is_value(kind: Kind, text: str) -> bool:
+def _is_value(kind: PIIKind, text: str) -> bool:
     """Whether it can be what its key says: "none" is no telephone, "-" no address."""
     if kind == "email":
         return "@" in text

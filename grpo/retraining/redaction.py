@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from grpo.retraining.personal_data import Kind, find_personal
-from grpo.retraining.personal_keys import keyed
+from grpo.retraining.personal_keys import pii_fields
+from grpo.retraining.pii import PIIKind, find_pii
 from grpo.scenarios.scenario import Scenario
 
 _FIRST = ("Alex", "Robin", "Kim", "Jamie", "Noa", "Sascha", "Charlie", "Rene", "Toni", "Jo")
-_NUMBERS: tuple[Kind, ...] = ("phone", "card", "national id", "iban")
+_NUMBERS: tuple[PIIKind, ...] = ("phone", "card", "national id", "iban")
 """Kinds that are the same however they are spaced: `030 901820` and `030901820`."""
 _BETWEEN = r"[\W_]{0,4}"
 
@@ -47,22 +47,22 @@ class Redacted:
         self.found = Counter(kinds.values())
         self.scenario = self._apply(scenario) if kinds else scenario
 
-    def _find(self) -> dict[str, Kind]:
+    def _find(self) -> dict[str, PIIKind]:
         """Each value and its kind, in the form in which it is compared; names are taken word by word."""
         arguments = [call.get("arguments") for call in self._records[1]]  # a call's own name is that of its tool
-        found: list[tuple[Kind, str]] = []
+        found: list[tuple[PIIKind, str]] = []
         for text in (*self._texts, *(text for record in self._records for text in _strings(record))):
-            found += [(one.kind, text[one.start : one.stop]) for one in find_personal(text)]
+            found += [(one.kind, text[one.start : one.stop]) for one in find_pii(text)]
         for record in (self._records[0], arguments, self._records[2]):
-            found += keyed(record)
-        kinds: dict[str, Kind] = {}
+            found += pii_fields(record)
+        kinds: dict[str, PIIKind] = {}
         for kind, text in found:
             for part in text.split() if kind == "name" else (text,):
                 if kind in _NUMBERS or len(part) > 1:
                     kinds.setdefault(_compact(part) if kind in _NUMBERS else _fold(part), kind)
         return kinds
 
-    def _pseudonym(self, value: str, kind: Kind, number: int) -> str:
+    def _pseudonym(self, value: str, kind: PIIKind, number: int) -> str:
         seed = hashlib.sha256(f"{self._id}\0{value}".encode()).digest()
         if kind == "email":
             return f"person{number}@example.com"
@@ -149,7 +149,7 @@ def _compact(text: str) -> str:
     return "".join(letter for letter in _fold(text) if letter.isalnum())
 
 
-def _pattern(value: str, kind: Kind) -> re.Pattern[str]:
+def _pattern(value: str, kind: PIIKind) -> re.Pattern[str]:
     if kind in _NUMBERS:
         return re.compile(rf"(?<!\w)[+(]{{0,2}}{_BETWEEN.join(map(re.escape, value))}(?!\w)", re.IGNORECASE)
     return re.compile(rf"(?<!\w){re.escape(value)}(?!\w)", re.IGNORECASE)

@@ -1,11 +1,14 @@
 """What an episode is worth."""
 
 from grpo.rewards.composite import CompositeReward
-from grpo.rewards.correctness import CorrectnessReward, SimilarityReward
 from grpo.rewards.function import FunctionReward, reward_function
 from grpo.rewards.objectives import MultiObjectiveReward, pareto_front
 from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
-from grpo.rewards.quality import (
+from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
+from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
+from grpo.rewards.text.correctness import CorrectnessReward, SimilarityReward
+from grpo.rewards.text.lexical import ConcisenessReward, KeywordReward, VarietyReward
+from grpo.rewards.text.quality import (
     ActionReward,
     CreativeWritingReward,
     CustomerServiceReward,
@@ -18,10 +21,7 @@ from grpo.rewards.quality import (
     SalesAssistantReward,
     TechnicalSupportReward,
 )
-from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
-from grpo.rewards.similarity import SimilarityAwareReward
-from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
-from grpo.rewards.text import ConcisenessReward, KeywordReward, VarietyReward
+from grpo.rewards.text.similarity import SimilarityAwareReward
 
 __all__ = [
     "ActionReward",

@@ -8,10 +8,14 @@ from typing import Any
 from grpo.config.rewards import RewardComponent, plugin, plugin_names
 from grpo.errors import ConfigError
 from grpo.rewards.composite import CompositeReward
-from grpo.rewards.correctness import CorrectnessReward, SimilarityReward
-from grpo.rewards.judge import RulerReward
-from grpo.rewards.neural import NeuralReward
-from grpo.rewards.quality import (
+from grpo.rewards.judge.ruler import RulerReward
+from grpo.rewards.learned.neural import NeuralReward
+from grpo.rewards.learned.safety import SafetyReward
+from grpo.rewards.reward import RewardFunction
+from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
+from grpo.rewards.text.correctness import CorrectnessReward, SimilarityReward
+from grpo.rewards.text.lexical import ConcisenessReward, KeywordReward, VarietyReward
+from grpo.rewards.text.quality import (
     ActionReward,
     CreativeWritingReward,
     CustomerServiceReward,
@@ -23,11 +27,7 @@ from grpo.rewards.quality import (
     SalesAssistantReward,
     TechnicalSupportReward,
 )
-from grpo.rewards.reward import RewardFunction
-from grpo.rewards.safety import SafetyReward
-from grpo.rewards.similarity import SimilarityAwareReward
-from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
-from grpo.rewards.text import ConcisenessReward, KeywordReward, VarietyReward
+from grpo.rewards.text.similarity import SimilarityAwareReward
 
 REWARDS: dict[str, type[RewardFunction]] = {
     reward.name: reward

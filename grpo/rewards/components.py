@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.trajectories import Trajectory
 
-ENTANGLED = 0.95
+HIGH_CORRELATION = 0.95
 """Correlation beyond which two components are one reward with two weights."""
 _FLAT = 1e-9  # variance of a component that is the same everywhere, up to rounding
 
@@ -62,9 +62,9 @@ class ComponentMoments(BaseModel):
             return {}
         return dict(self._correlations())
 
-    def entangled(self) -> dict[tuple[str, str], float]:
+    def highly_correlated(self) -> dict[tuple[str, str], float]:
         """Pairs with |ρ| > .95."""
-        return {pair: rho for pair, rho in self.correlations().items() if abs(rho) > ENTANGLED}
+        return {pair: rho for pair, rho in self.correlations().items() if abs(rho) > HIGH_CORRELATION}
 
     def _correlations(self) -> Iterator[tuple[tuple[str, str], float]]:
         _, covariance = self._centred()

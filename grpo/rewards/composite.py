@@ -18,7 +18,7 @@ class Objective(TypedDict):
     weight: float
 
 
-Weighted: TypeAlias = RewardFunction | tuple[RewardFunction, float] | Objective
+WeightedReward: TypeAlias = RewardFunction | tuple[RewardFunction, float] | Objective
 """A reward with its own weight, a pair whose weight wins, or a mapping that names it too."""
 
 
@@ -34,7 +34,7 @@ class CompositeReward(GroupReward):
 
     def __init__(
         self,
-        rewards: Sequence[Weighted],
+        rewards: Sequence[WeightedReward],
         *,
         weight: float = 1.0,
         optional: Collection[str] = (),
@@ -63,7 +63,7 @@ class CompositeReward(GroupReward):
         """The score of an episode from those of its components."""
         return sum(self.weights[name] * score for name, score in scores.items())
 
-    def least(self) -> float:
+    def minimum_score(self) -> float:
         """The least score that components in [0, 1] can give."""
         return sum(min(0.0, weight) for weight in self.weights.values())
 
@@ -80,10 +80,12 @@ class CompositeReward(GroupReward):
             return Unscored(f"no component could judge it: {results[0]}")
         if vetoed := [name for name, floor in self.floors.items() if scores.get(name, floor) < floor]:
             metadata["vetoed"] = vetoed
-        return RewardResult(score=self.least() if vetoed else self.combine(scores), breakdown=scores, metadata=metadata)
+        return RewardResult(
+            score=self.minimum_score() if vetoed else self.combine(scores), breakdown=scores, metadata=metadata
+        )
 
 
-def _component(reward: Weighted) -> Objective:
+def _component(reward: WeightedReward) -> Objective:
     if isinstance(reward, RewardFunction):
         return Objective(name=reward.name, reward=reward, weight=reward.weight)
     if isinstance(reward, tuple):

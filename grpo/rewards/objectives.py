@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from grpo.errors import ConfigError, RewardError
-from grpo.rewards.composite import CompositeReward, Weighted
+from grpo.rewards.composite import CompositeReward, WeightedReward
 
 
 def weighted_sum(scores: Sequence[float], weights: Sequence[float]) -> float:
@@ -24,7 +24,7 @@ def geometric_mean(scores: Sequence[float], weights: Sequence[float]) -> float:
     return math.prod(score ** (weight / total) for score, weight in zip(scores, weights, strict=True))
 
 
-def least(scores: Sequence[float], weights: Sequence[float]) -> float:
+def minimum_score(scores: Sequence[float], weights: Sequence[float]) -> float:
     """The worst of the scores with a weight: [.5 .8] → .5"""
     return min(score for score, weight in zip(scores, weights, strict=True) if weight)
 
@@ -38,7 +38,7 @@ def product(scores: Sequence[float], weights: Sequence[float]) -> float:
 AGGREGATIONS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
     "weighted_sum": weighted_sum,
     "geometric_mean": geometric_mean,
-    "min": least,
+    "min": minimum_score,
     "product": product,
 }
 
@@ -50,7 +50,7 @@ class MultiObjectiveReward(CompositeReward):
 
     def __init__(
         self,
-        objectives: Sequence[Weighted],
+        objectives: Sequence[WeightedReward],
         *,
         aggregation: str = "weighted_sum",
         normalize: bool = True,

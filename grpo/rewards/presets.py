@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from grpo.errors import ConfigError
 from grpo.rewards.catalog import reward_named
 from grpo.rewards.composite import CompositeReward
-from grpo.rewards.correctness import SimilarityReward
 from grpo.rewards.objectives import MultiObjectiveReward
+from grpo.rewards.text.correctness import SimilarityReward
 
 DOMAINS = ("customer_service", "technical_support", "sales", "education", "creative_writing")
 """Domains that have a reward of their own."""

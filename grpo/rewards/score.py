@@ -10,7 +10,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 
 from grpo.errors import BudgetError, RewardError, Unscored
-from grpo.rewards.assertions import AssertionJudge
+from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.reward import Episode, RewardFunction, RewardResult
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
@@ -101,7 +101,7 @@ async def _judge(
     judge: AssertionJudge | None,
 ) -> list[Trajectory]:
     if judge is not None:
-        siblings = await asyncio.gather(*(judge.settle(t, scenarios.get(t.scenario_id)) for t in siblings))
+        siblings = await asyncio.gather(*(judge.complete_outcome(t, scenarios.get(t.scenario_id)) for t in siblings))
     finished = [trajectory for trajectory in siblings if trajectory.stop != "failed"]
     if not finished:
         return list(siblings)
@@ -129,5 +129,5 @@ def _scored(trajectory: Trajectory, result: RewardResult | Unscored) -> Trajecto
         trajectory,
         terminal_reward=result.score,
         breakdown=dict(result.breakdown),
-        judgement={**trajectory.judgement, **result.metadata},
+        reward_metadata={**trajectory.reward_metadata, **result.metadata},
     )

@@ -15,9 +15,9 @@ from grpo.config.rollout import RolloutSettings
 from grpo.environments.environment import Environment
 from grpo.errors import BudgetError, ConfigError, DataError
 from grpo.policy.policy import Policy, Sampling
-from grpo.renderer import Renderer
-from grpo.rollout.deadlines import Deadlines
-from grpo.rollout.episode import play
+from grpo.renderers.chat_template import Renderer
+from grpo.rollout.episode import run_episode
+from grpo.rollout.timeouts import Timeouts
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import Split
 from grpo.trajectories import Trajectory
@@ -53,7 +53,7 @@ def schedule(scenario_ids: Sequence[str], *, iteration: int, count: int, seed: i
     [a b c d e], count 2, iteration 0 → round 0: c a, round 1: e b, round 2: d, round 3: nothing
     """
     if not scenario_ids:
-        raise DataError("no scenario to play: the training side is empty; lower scenarios.heldout_share")
+        raise DataError("no scenario to play: the training side is empty; lower scenarios.validation_fraction")
     count = min(count, len(scenario_ids))
     chosen: list[str] = []
     for position in range(iteration * count, (iteration + 1) * count):
@@ -76,7 +76,7 @@ def collect(
     renderer: Renderer,
     settings: RolloutSettings,
     *,
-    siblings: int,
+    group_size: int,
     temperature: float,
     run_seed: int,
     iteration: int | str,
@@ -90,14 +90,14 @@ def collect(
     for an agent that forgets, or whose tools the renderer does not know.
     """
     agent = agent or MultiTurnAgent()
-    agent.refuse_rewriting()
+    agent.require_append_only()
     unknown = [tool.name for tool in agent.tools if tool not in renderer.tools]
     if unknown:
         raise ConfigError(
             f"the renderer does not show the agent's tools {', '.join(unknown)}; make it with "
             "tools=(*environment.tools, *agent.tools)"
         )
-    total, done = len(scenarios) * siblings, 0
+    total, done = len(scenarios) * group_size, 0
 
     trajectories: list[Trajectory] = []
 
@@ -110,12 +110,12 @@ def collect(
         ):
             for scenario in scenarios:
                 await environment.check(scenario)
-            deadlines = Deadlines.begin(settings)
+            timeouts = Timeouts.begin(settings)
 
             async def episode(scenario: Scenario, sample: int) -> Trajectory:
                 nonlocal done
                 async with places:
-                    trajectory = await play(
+                    trajectory = await run_episode(
                         agent,
                         environment,
                         scenario,
@@ -129,15 +129,15 @@ def collect(
                         sample=sample,
                         policy_hash=policy.hash,
                         max_context=min(settings.max_context, policy.max_context),
-                        cut_turns=settings.cut_turns,
-                        deadlines=deadlines,
+                        on_truncation=settings.on_truncation,
+                        timeouts=timeouts,
                     )
                 done += 1
                 progress.report("rollout", done, total)
                 return trajectory
 
             async with asyncio.TaskGroup() as group:
-                episodes = [group.create_task(episode(s, k)) for s in scenarios for k in range(siblings)]
+                episodes = [group.create_task(episode(s, k)) for s in scenarios for k in range(group_size)]
         trajectories.extend(task.result() for task in episodes)  # asyncio.run would print what a coroutine returns
 
     try:
@@ -147,11 +147,11 @@ def collect(
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from None
-    reworded = sum(trajectory.reworded for trajectory in trajectories)
-    if reworded:
+    overridden_turns = sum(trajectory.overridden_turns for trajectory in trajectories)
+    if overridden_turns:
         logger.warning(
             "%d of %d turns were reworded or written by the agent's own code after sampling; they are not trained on",
-            reworded,
+            overridden_turns,
             sum(turn.message.role == "assistant" for trajectory in trajectories for turn in trajectory.turns),
         )
     failed = [trajectory for trajectory in trajectories if trajectory.stop == "failed"]

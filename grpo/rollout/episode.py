@@ -8,14 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from grpo.agents.floor import Floor, OutOfRoom
 from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.agents.transcript import ContextLengthExceeded, TokenTranscript
 from grpo.environments.environment import Environment
 from grpo.errors import GRPOError
 from grpo.messages import Message
 from grpo.policy.policy import Sampling, Session
-from grpo.renderer import Renderer
-from grpo.rollout.deadlines import Deadlines, Overdue
+from grpo.renderers.chat_template import Renderer
+from grpo.rollout.timeouts import RolloutTimeout, Timeouts
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome, Stop, Trajectory
 
@@ -29,13 +29,13 @@ def _world() -> Iterator[None]:
     """What the environment does wrong fails the conversation; only what it says of the run stops the run."""
     try:
         yield
-    except (GRPOError, Overdue):
+    except (GRPOError, RolloutTimeout):
         raise
     except Exception as failure:  # a failed conversation is data
         raise _Broken(f"{type(failure).__name__}: {failure}") from failure
 
 
-async def play(
+async def run_episode(
     agent: MultiTurnAgent,
     environment: Environment,
     scenario: Scenario,
@@ -46,14 +46,14 @@ async def play(
     sample: int,
     policy_hash: str,
     max_context: int,
-    cut_turns: Literal["end", "go_on"],
-    deadlines: Deadlines,
+    on_truncation: Literal["end", "continue"],
+    timeouts: Timeouts,
 ) -> Trajectory:
     """Play one episode to its end; what the world does wrong, or what is late, becomes a failed trajectory.
 
     Failures of the agent, its policy or the renderer are failures of the computation and propagate.
     """
-    floor = Floor(session, renderer, sampling, max_context=max_context)
+    transcript = TokenTranscript(session, renderer, sampling, max_context=max_context)
     rewards: list[float] = []
     stop: Stop = "failed"
     outcome: Outcome | None = None
@@ -61,7 +61,7 @@ async def play(
 
     async def converse() -> tuple[Stop, Outcome | None]:
         with _world():
-            state = await deadlines.step(environment.reset(scenario, seed=sampling.seed), 0)
+            state = await timeouts.step(environment.reset(scenario, seed=sampling.seed), 0)
         told = "\n\n".join(filter(None, (environment.system_prompt, state.context)))
         opening = (Message(role="system", content=told),) if told else ()
         heard = (*opening, *state.history)
@@ -69,15 +69,15 @@ async def play(
         while True:
             number = state.turn_count + 1
             try:
-                reply = await deadlines.turn(agent.respond(floor, heard), number)
-            except OutOfRoom:
+                reply = await timeouts.turn(agent.respond(transcript, heard), number)
+            except ContextLengthExceeded:
                 ended = "truncated"
                 break
-            if reply.cut and cut_turns == "end":
+            if reply.cut and on_truncation == "end":
                 ended = "truncated"
                 break
             with _world():
-                result = await deadlines.step(environment.step(state, reply.message), number)
+                result = await timeouts.step(environment.step(state, reply.message), number)
             state = result.state
             if result.reward is not None:
                 rewards.append(result.reward)
@@ -90,8 +90,8 @@ async def play(
             return ended, environment.verify(state)
 
     try:
-        stop, outcome = await deadlines.episode(converse)
-    except Overdue as late:
+        stop, outcome = await timeouts.episode(converse)
+    except RolloutTimeout as late:
         error = f"TimeoutError: {late}"
     except _Broken as broken:
         error = str(broken)
@@ -107,10 +107,10 @@ async def play(
         policy_hash=policy_hash,
         renderer_hash=renderer.hash,
         temperature=sampling.temperature,
-        turns=tuple(floor.turns),
-        token_ids=np.asarray(floor.ids, dtype=np.int32),
-        loss_mask=np.asarray(floor.mask, dtype=np.bool_),
-        sampler_logprobs=np.asarray(floor.logprobs, dtype=np.float32),
+        turns=tuple(transcript.turns),
+        token_ids=np.asarray(transcript.ids, dtype=np.int32),
+        loss_mask=np.asarray(transcript.mask, dtype=np.bool_),
+        sampler_logprobs=np.asarray(transcript.logprobs, dtype=np.float32),
         stop=stop,
         error=error,
         outcome=outcome,

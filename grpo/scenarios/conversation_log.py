@@ -28,11 +28,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from grpo.errors import DataError
-from grpo.files import storage_errors
 from grpo.messages import Message
-from grpo.scenarios.boundary import attempt, fault
+from grpo.scenarios.data_errors import problem_text, try_call
 from grpo.scenarios.readers.arrow import ParquetRows
 from grpo.scenarios.scenario import Domain, Expected
+from grpo.storage.files import storage_errors
 from grpo.tables import calls_from_json, calls_to_json
 
 SCHEMA_VERSION = "1"
@@ -59,7 +59,7 @@ SCHEMA = pa.schema(
 )
 
 
-class Conversation(BaseModel):
+class LoggedConversation(BaseModel):
     """One conversation as it took place, with what is known of it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -93,13 +93,13 @@ class ConversationLog:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, conversations: Iterable[Conversation]) -> tuple[Path, ...]:
+    def write(self, conversations: Iterable[LoggedConversation]) -> tuple[Path, ...]:
         """Add conversations, one file a day; each file is there whole or not at all."""
         ordered = sorted(conversations, key=lambda one: (one.time, one.id))
         days = groupby(ordered, key=lambda one: one.time.astimezone(UTC).date().isoformat())
         return tuple(self._add(day, list(found)) for day, found in days)
 
-    def _add(self, day: str, conversations: list[Conversation]) -> Path:
+    def _add(self, day: str, conversations: list[LoggedConversation]) -> Path:
         content = BytesIO()
         pq.write_table(pa.Table.from_pylist(list(map(_row, conversations)), SCHEMA), content, compression="zstd")
         data = content.getvalue()
@@ -118,7 +118,7 @@ class ConversationLog:
         """The files that are there, by day, relative to the folder."""
         return tuple(str(path.relative_to(self.folder)) for path in sorted(self.folder.glob("*/*.parquet")))
 
-    def read(self, files: Sequence[str] | None = None) -> Iterator[Entry]:
+    def read(self, files: Sequence[str] | None = None) -> Iterator[LogEntry]:
         """Each conversation with its place; what is damaged, or is not a conversation, is an entry with a problem.
 
         Damage inside a file ends the file: one entry stands for the rows that are lost, and names how many they are.
@@ -132,17 +132,17 @@ class ConversationLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LogEntry:
     """Entry of the log at one place. Exactly one of `conversation` and `problem` is None."""
 
     source: str
     line: int
     """Number of the row in its file, from 1."""
-    conversation: Conversation | None
+    conversation: LoggedConversation | None
     problem: str | None = None
 
 
-def _entries(path: Path) -> Iterator[Entry]:
+def _entries(path: Path) -> Iterator[LogEntry]:
     source, number = str(path), 0
     try:
         file = ParquetRows(path)
@@ -151,18 +151,20 @@ def _entries(path: Path) -> Iterator[Entry]:
             raise DataError(f"{path} has conversation log version {version}, this code reads {SCHEMA_VERSION}")
         for row in file.read(file.names):
             number = row.number
-            conversation = attempt(partial(read_row, row.cells))
+            conversation = try_call(partial(read_row, row.cells))
             problem = row.problem and f"not a conversation: {row.problem}"
             if isinstance(conversation, Exception):
-                problem = problem or fault(conversation, "not a conversation")
-                yield Entry(source=source, line=number, conversation=None, problem=problem)
+                problem = problem or problem_text(conversation, "not a conversation")
+                yield LogEntry(source=source, line=number, conversation=None, problem=problem)
             else:
-                yield Entry(source=source, line=number, conversation=None if problem else conversation, problem=problem)
+                yield LogEntry(
+                    source=source, line=number, conversation=None if problem else conversation, problem=problem
+                )
     except DataError as error:
-        yield Entry(source=source, line=number + 1, conversation=None, problem=f"damaged file: {error}")
+        yield LogEntry(source=source, line=number + 1, conversation=None, problem=f"damaged file: {error}")
 
 
-def read_row(row: dict[str, Any]) -> Conversation:
+def read_row(row: dict[str, Any]) -> LoggedConversation:
     """A row as a conversation; raises what its parts raise where it is not one."""
     messages = tuple(
         Message(role=part["role"], content=part["content"] or "", tool_calls=calls_from_json(part["tool_calls"]))
@@ -170,10 +172,10 @@ def read_row(row: dict[str, Any]) -> Conversation:
     )
     nested = {name: from_json(row[name], allow_inf_nan=False) for name in ("tools", "world", "expected") if row[name]}
     plain = {name: value for name, value in row.items() if value is not None}
-    return Conversation.model_validate({**plain, **nested, "messages": messages})
+    return LoggedConversation.model_validate({**plain, **nested, "messages": messages})
 
 
-def _row(conversation: Conversation) -> dict[str, Any]:
+def _row(conversation: LoggedConversation) -> dict[str, Any]:
     messages = [
         {"role": one.role, "content": one.content, "tool_calls": calls_to_json(one.tool_calls)}
         for one in conversation.messages
@@ -187,7 +189,7 @@ def _row(conversation: Conversation) -> dict[str, Any]:
     }
 
 
-def _json(conversation: Conversation, value: Any) -> str:
+def _json(conversation: LoggedConversation, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:

@@ -3,7 +3,7 @@
 Three frames are held against their expectations:
 
     columns     one row a column of the table    the schema
-    scenarios   one row a scenario               ids, turns, enumerations, leakage between the sides
+    scenarios   one row a scenario               ids, turns, enumerations, leakage between the splits
     ingestion   one row                          counts that add up, the quarantined share
 """
 
@@ -21,10 +21,10 @@ from jinja2 import StrictUndefined, Template
 from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import DataError
-from grpo.files import write_atomically
-from grpo.scenarios.ingest import Counts
-from grpo.scenarios.parquet import SCHEMA, open_scenarios
-from grpo.scenarios.scenario import MAX_TURN_CHARS, MAX_TURNS, Difficulty, Domain, Side
+from grpo.scenarios.ingest import IngestCounts
+from grpo.scenarios.scenario import MAX_TURN_CHARS, MAX_TURNS, Difficulty, Domain, SplitName
+from grpo.scenarios.table import SCHEMA, open_scenarios
+from grpo.storage.files import write_atomically
 from grpo.tables import open_parquet
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ _INDEX = "index.html"
 _PAGE = Path(__file__).with_name("data_docs.html.j2")
 _NAMED = 3  # rows that an error names
 _BOUNDS = ("value", "min_value", "max_value", "value_set")
-_COLUMNS = ["id", "domain", "user_responses", "goal", "side", "text_digest", "category", "difficulty"]
+_COLUMNS = ["id", "domain", "user_responses", "goal", "split", "text_digest", "category", "difficulty"]
 
 
-class Check(BaseModel):
+class ExpectationResult(BaseModel):
     """One expectation that held."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,19 +46,24 @@ class Check(BaseModel):
     observed: str
 
 
-class Validation(BaseModel):
+class SuiteResult(BaseModel):
     """The expectations that held, and the Data Docs that show them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    checks: tuple[Check, ...]
+    checks: tuple[ExpectationResult, ...]
     docs_index: str
     """Page of the Data Docs, relative to their folder."""
 
 
 def validate(
-    scenarios_path: Path, quarantine_path: Path, counts: Counts, docs_folder: Path, *, max_quarantined_share: float
-) -> Validation:
+    scenarios_path: Path,
+    quarantine_path: Path,
+    counts: IngestCounts,
+    docs_folder: Path,
+    *,
+    max_quarantined_fraction: float,
+) -> SuiteResult:
     """Hold the tables against the suite and write its Data Docs, a page that asks nothing of any other host.
 
     Raises `DataError` that names each failed expectation with the ids of the first rows; the docs are built first.
@@ -68,16 +73,16 @@ def validate(
         "scenarios": _scenarios_frame(scenarios_path),
         "ingestion": _ingestion_frame(scenarios_path, quarantine_path, counts),
     }
-    suites = _run(_suites(max_quarantined_share), frames)
+    suites = _run(_suites(max_quarantined_fraction), frames)
     write_atomically(docs_folder / _INDEX, _render(suites))
     results = [result for suite in suites.values() for result in suite]
     failed = [_describe(result) for result in results if not result.success]
     if failed:
         raise DataError(f"{scenarios_path} does not meet {len(failed)} expectation(s):\n  " + "\n  ".join(failed))
-    return Validation(checks=tuple(_check(result) for result in results), docs_index=_INDEX)
+    return SuiteResult(checks=tuple(_check(result) for result in results), docs_index=_INDEX)
 
 
-def _suites(max_quarantined_share: float) -> Mapping[str, list[Expectation]]:
+def _suites(max_quarantined_fraction: float) -> Mapping[str, list[Expectation]]:
     """The expectations on each frame; their notes say what they mean."""
     from great_expectations import expectations as gxe
 
@@ -105,7 +110,7 @@ def _suites(max_quarantined_share: float) -> Mapping[str, list[Expectation]]:
                 notes="the difficulty is one of the known ones",
             ),
             gxe.ExpectColumnValuesToBeInSet(
-                column="side", value_set=list(get_args(Side)), notes="a declared side is train or heldout"
+                column="split", value_set=list(get_args(SplitName)), notes="a declared split is train or heldout"
             ),
             gxe.ExpectColumnValueLengthsToBeBetween(
                 column="category", min_value=1, max_value=200, notes="a category has 1 to 200 characters"
@@ -132,7 +137,7 @@ def _suites(max_quarantined_share: float) -> Mapping[str, list[Expectation]]:
         "ingestion": [
             gxe.ExpectColumnMaxToBeBetween(
                 column="quarantined_share",
-                max_value=max_quarantined_share,
+                max_value=max_quarantined_fraction,
                 notes="few enough records are quarantined",
             ),
             gxe.ExpectColumnPairValuesToBeEqual(
@@ -169,12 +174,12 @@ def _scenarios_frame(path: Path) -> pd.DataFrame:
     frame["longest_turn_chars"] = by_scenario.max().reindex(frame.index)
     goal_chars = pc.utf8_length(pc.utf8_trim_whitespace(table.column("goal"))).to_numpy()
     frame["user_chars"] = by_scenario.sum().reindex(frame.index, fill_value=0) + goal_chars
-    sides = frame.dropna(subset=["side"]).groupby("text_digest")["side"].nunique()
-    frame["declared_sides"] = frame["text_digest"].map(sides).fillna(0)
+    splits = frame.dropna(subset=["split"]).groupby("text_digest")["split"].nunique()
+    frame["declared_sides"] = frame["text_digest"].map(splits).fillna(0)
     return frame
 
 
-def _ingestion_frame(scenarios_path: Path, quarantine_path: Path, counts: Counts) -> pd.DataFrame:
+def _ingestion_frame(scenarios_path: Path, quarantine_path: Path, counts: IngestCounts) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "records": [counts.records],
@@ -240,11 +245,13 @@ def _name(result: Any) -> str:
     return f"{name}({', '.join(columns)})" if columns else name
 
 
-def _check(result: Any) -> Check:
+def _check(result: Any) -> ExpectationResult:
     found = result.result
     if "unexpected_count" in found:
-        return Check(name=_name(result), observed=f"{found['unexpected_count']} of {found['element_count']} unexpected")
-    return Check(name=_name(result), observed=str(found["observed_value"]))
+        return ExpectationResult(
+            name=_name(result), observed=f"{found['unexpected_count']} of {found['element_count']} unexpected"
+        )
+    return ExpectationResult(name=_name(result), observed=str(found["observed_value"]))
 
 
 def _describe(result: Any) -> str:

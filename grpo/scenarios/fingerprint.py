@@ -17,12 +17,12 @@ from grpo.config.scenarios import (
 )
 from grpo.errors import DataError
 from grpo.scenarios.conversation_log import ConversationLog
-from grpo.scenarios.readers.multidogo import find_multidogo
-from grpo.scenarios.readers.tau2_bench import find_tau2
+from grpo.scenarios.datasets.multidogo import find_multidogo
+from grpo.scenarios.datasets.tau2_bench import find_tau2
 
 
-def fingerprint(sources: Sequence[Source]) -> str:
-    """Digest of every file that these sources read; a generator's code is digested by `grpo.code.brought_in`.
+def content_hash(sources: Sequence[Source]) -> str:
+    """Digest of every file that these sources read; a generator's code is digested by `grpo.identity.code.external_digests`.
 
     Raises `DataError` for a file or folder that is not there.
     """

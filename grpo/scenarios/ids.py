@@ -9,7 +9,7 @@ from typing import Self
 from grpo.errors import StorageError
 
 
-class TakenIds:
+class SeenIds:
     """Ids with their places, in a temporary file on disk: memory does not grow with their number."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class TakenIds:
     ) -> None:
         self._database.close()
 
-    def take(self, scenario_id: str, source: str, line: int) -> str | None:
+    def add(self, scenario_id: str, source: str, line: int) -> str | None:
         """Take a free id and return None, or return the place `source:line` that has it."""
         try:
             cursor = self._database.execute("INSERT OR IGNORE INTO taken VALUES (?, ?, ?)", (scenario_id, source, line))

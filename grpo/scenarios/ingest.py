@@ -12,16 +12,16 @@ from pydantic import BaseModel, ConfigDict
 from grpo import progress
 from grpo.config.scenarios import Source
 from grpo.errors import BudgetError, DataError
-from grpo.scenarios.boundary import EXCERPT_CHARS, attempt, excerpt
-from grpo.scenarios.ids import TakenIds
-from grpo.scenarios.parquet import QUARANTINE, SCHEMA, Row, TableWriter, scenario_row
-from grpo.scenarios.readers.catalog import read_records
-from grpo.scenarios.readers.files import LONGEST_LINE
-from grpo.scenarios.readers.record import Record
-from grpo.scenarios.refusal import Refusal, explain, refuse
+from grpo.scenarios.data_errors import EXCERPT_CHARS, excerpt, try_call
+from grpo.scenarios.ids import SeenIds
+from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.readers.source_files import LONGEST_LINE
+from grpo.scenarios.refusal import QuarantineReason, reason_from_error, reason_from_problem
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.sources import read_records
+from grpo.scenarios.table import QUARANTINE_SCHEMA, SCHEMA, TableRow, TableWriter, scenario_row
 
-SCENARIOS, QUARANTINED = "scenarios.parquet", "quarantine.parquet"
+SCENARIOS_FILE, QUARANTINE_FILE = "scenarios.parquet", "quarantine.parquet"
 """Names of both tables where they lie in one folder."""
 _REPORT_EVERY = 10_000  # records
 _SECTIONS: dict[str, object] = {"expected": {}, "metadata": {}}  # a default that is a model is deep-copied: 15 µs
@@ -29,7 +29,7 @@ _PATH_CHARS = 4096
 _NAMED = 3  # records that an error names
 
 
-class Counts(BaseModel):
+class IngestCounts(BaseModel):
     """What became of the records: `records = scenarios + quarantined`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -42,20 +42,20 @@ class Counts(BaseModel):
 
 
 def ingest(
-    sources: Sequence[Source], scenarios_path: Path, quarantine_path: Path, *, max_quarantined_share: float
-) -> Counts:
+    sources: Sequence[Source], scenarios_path: Path, quarantine_path: Path, *, max_quarantined_fraction: float
+) -> IngestCounts:
     """Read every record of the sources into the table of scenarios, or into quarantine with a reason.
 
     Of two records with the same id the first is used. Memory does not grow with the sources.
 
     Raises `DataError` where a source is missing or empty or no record can be used, and `BudgetError` where more
-    than `max_quarantined_share` of the records went into quarantine.
+    than `max_quarantined_fraction` of the records went into quarantine.
     """
     tally = _Tally()
     with (
-        TakenIds() as taken,
+        SeenIds() as taken,
         TableWriter(scenarios_path, SCHEMA) as table,
-        TableWriter(quarantine_path, QUARANTINE) as quarantine,
+        TableWriter(quarantine_path, QUARANTINE_SCHEMA) as quarantine,
     ):
         for finished, source in enumerate(sources):
             for record in read_records(source):
@@ -66,7 +66,7 @@ def ingest(
                 if tally.records % _REPORT_EVERY == 0:
                     tally.report(finished, len(sources))
     tally.report(len(sources), len(sources))
-    tally.check(max_quarantined_share)
+    tally.check(max_quarantined_fraction)
     return tally.counts()
 
 
@@ -79,7 +79,7 @@ class _Tally:
         self._kinds: Counter[str] = Counter()
         self._first: list[str] = []
 
-    def add(self, record: Record, refusal: Refusal | None) -> None:
+    def add(self, record: SourceRecord, refusal: QuarantineReason | None) -> None:
         self.records += 1
         if refusal is not None:
             self.quarantined += 1
@@ -90,23 +90,23 @@ class _Tally:
     def report(self, done: int, total: int) -> None:
         progress.report("ingest", done, total, records=self.records, quarantined=self.quarantined)
 
-    def check(self, max_quarantined_share: float) -> None:
+    def check(self, max_quarantined_fraction: float) -> None:
         if not self.records:
             raise DataError("the sources hold no record; add one that does to scenarios.sources")
         share = self.quarantined / self.records
-        if share > max_quarantined_share:
+        if share > max_quarantined_fraction:
             raise BudgetError(
                 f"{self.quarantined} of {self.records} records ({share:.1%}) cannot be used, "
-                f"at most {max_quarantined_share:.1%} may be; first: {'; '.join(self._first)}; "
-                "mend the sources or raise scenarios.max_quarantined_share"
+                f"at most {max_quarantined_fraction:.1%} may be; first: {'; '.join(self._first)}; "
+                "mend the sources or raise scenarios.max_quarantined_fraction"
             )
         if self.quarantined == self.records:
             raise DataError(
                 f"none of {self.records} records can be used; first: {'; '.join(self._first)}; mend the sources"
             )
 
-    def counts(self) -> Counts:
-        return Counts(
+    def counts(self) -> IngestCounts:
+        return IngestCounts(
             records=self.records,
             scenarios=self.records - self.quarantined,
             quarantined=self.quarantined,
@@ -114,28 +114,30 @@ class _Tally:
         )
 
 
-def _admit(record: Record, taken: TakenIds, table: TableWriter) -> Refusal | None:
+def _admit(record: SourceRecord, taken: SeenIds, table: TableWriter) -> QuarantineReason | None:
     """Add the record's scenario to the table, or say why not."""
     if record.problem is not None:
-        return refuse(record.problem)
-    built = attempt(lambda: _build(record.data or {}))
+        return reason_from_problem(record.problem)
+    built = try_call(lambda: _build(record.data or {}))
     if isinstance(built, Exception):
-        return explain(built)
+        return reason_from_error(built)
     scenario, row, size = built
     if size > LONGEST_LINE:
-        return Refusal(reason=f"over-long record: {size} characters, at most {LONGEST_LINE}", kind="over-long record")
-    place = taken.take(scenario.id, excerpt(record.source, _PATH_CHARS), record.line)
+        return QuarantineReason(
+            reason=f"over-long record: {size} characters, at most {LONGEST_LINE}", kind="over-long record"
+        )
+    place = taken.add(scenario.id, excerpt(record.source, _PATH_CHARS), record.line)
     if place is not None:
-        return Refusal(reason=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
+        return QuarantineReason(reason=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
     table.add(row, size)
     return None
 
 
-def _build(data: Mapping[str, Any]) -> tuple[Scenario, Row, int]:
+def _build(data: Mapping[str, Any]) -> tuple[Scenario, TableRow, int]:
     scenario = Scenario.model_validate({**_SECTIONS, **data})
     return scenario, *scenario_row(scenario)
 
 
-def _quarantine_row(record: Record, reason: str) -> Row:
+def _quarantine_row(record: SourceRecord, reason: str) -> TableRow:
     raw = record.raw or ("" if record.data is None else record.data)
     return excerpt(record.source, _PATH_CHARS), record.line, excerpt(reason), excerpt(raw)

@@ -14,10 +14,10 @@ MAX_TURN_CHARS = 8_000
 
 Domain = Literal["customer_service", "technical_support", "sales", "education", "tool_use", "general"]
 Difficulty = Literal["easy", "medium", "hard", "unknown"]
-Side = Literal["train", "heldout"]
+SplitName = Literal["train", "heldout"]
 
 
-Criterion = Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]
+SuccessCriterion = Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]
 """A part of success, in the words of tau-bench's reward basis: the final state, assertions on it, assertions about the
 conversation, the calls that were made, the facts that were told."""
 
@@ -47,14 +47,14 @@ class Expected(_Record):
     """Statements about the conversation that must be true; a language model judges them."""
     required_documents: tuple[str, ...] = ()
     """Documents of the domain's knowledge base that the task needs, by id."""
-    reward_basis: Annotated[tuple[Criterion, ...], Field(min_length=1)] | None = None
+    reward_basis: Annotated[tuple[SuccessCriterion, ...], Field(min_length=1)] | None = None
     """Parts of success; None is all that is expected here."""
 
     @property
-    def basis(self) -> tuple[Criterion, ...]:
+    def basis(self) -> tuple[SuccessCriterion, ...]:
         """Parts of success; facts and assertions of which none is expected hold by themselves."""
         expected = {"NL_ASSERTION": self.assertions, "COMMUNICATE": self.facts}
-        named: tuple[Criterion, ...] = ("DB", "COMMUNICATE", "NL_ASSERTION")
+        named: tuple[SuccessCriterion, ...] = ("DB", "COMMUNICATE", "NL_ASSERTION")
         return tuple(part for part in self.reward_basis or named if expected.get(part, True))
 
 
@@ -87,8 +87,8 @@ class Scenario(_Record):
     """Initial state of the world."""
     expected: Expected = Field(default_factory=Expected)
     metadata: Metadata = Field(default_factory=Metadata)
-    side: Side | None = None
-    """The side of the split that the source declares; None lets the hash decide."""
+    split: SplitName | None = None
+    """The split of the split that the source declares; None lets the hash decide."""
 
     @field_validator("user_responses")
     @classmethod
@@ -128,7 +128,7 @@ class Scenario(_Record):
 
 
 _SPACE = re.compile(r"\s+")
-_MARKS = re.compile(r"[^\w\s]")
+_ETAGS = re.compile(r"[^\w\s]")
 
 
 def normalize(text: str) -> str:
@@ -138,4 +138,4 @@ def normalize(text: str) -> str:
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
-    return _SPACE.sub(" ", _MARKS.sub("", text)).strip().casefold()
+    return _SPACE.sub(" ", _ETAGS.sub("", text)).strip().casefold()

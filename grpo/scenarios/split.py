@@ -11,15 +11,15 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import DataError
-from grpo.scenarios.parquet import open_scenarios
-from grpo.scenarios.scenario import Side
+from grpo.scenarios.scenario import SplitName
+from grpo.scenarios.table import open_scenarios
 
-JUDGED = 20
-"""Scenarios on the training side from which on a category must have some that are held out."""
+MIN_CATEGORY_SIZE = 20
+"""Scenarios on the training split from which on a category must have some that are held out."""
 
 
 class CategoryCount(BaseModel):
-    """Scenarios of one category on each side."""
+    """Scenarios of one category on each split."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,24 +28,24 @@ class CategoryCount(BaseModel):
 
 
 class Split(BaseModel):
-    """Ids of both sides, in the order of their hashes."""
+    """Ids of both splits, in the order of their hashes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     train: tuple[str, ...]
     heldout: tuple[str, ...]
     categories: dict[str, CategoryCount]
-    """What the two sides above hold of each category."""
-    refused: dict[str, str] = {}
-    """Scenarios on neither side, as the environment cannot play them: the reason by id."""
+    """What the two splits above hold of each category."""
+    excluded: dict[str, str] = {}
+    """Scenarios on neither split, as the environment cannot play them: the reason by id."""
 
 
-def side_of(text_digest: str, *, declared: Side | None = None, share: float) -> Side:
-    """The side that a source declares, or else the one that the text's own digest decides.
+def assign_split(text_digest: str, *, declared: SplitName | None = None, share: float) -> SplitName:
+    """The split that a source declares, or else the one that the text's own digest decides.
 
         digest 3fff…, share 0.25 → 0.2499… < 0.25 → heldout
 
-    Nothing else decides: the same text is on the same side in every table and whatever category it is filed
+    Nothing else decides: the same text is on the same split in every table and whatever category it is filed
     under, and each category is split in proportion because digests do not know categories.
     """
     if declared is not None:
@@ -54,50 +54,52 @@ def side_of(text_digest: str, *, declared: Side | None = None, share: float) -> 
 
 
 def split(
-    scenarios_path: Path, *, heldout_share: float, limit: int | None, refused: Mapping[str, str] | None = None
+    scenarios_path: Path, *, validation_fraction: float, limit: int | None, excluded: Mapping[str, str] | None = None
 ) -> Split:
-    """Split a table of scenarios; `limit` keeps that many on each side, the first by hash.
+    """Split a table of scenarios; `limit` keeps that many on each split, the first by hash.
 
-    A scenario without a declared side follows a declared one with the same text; a refused one is on neither side.
+    A scenario without a declared split follows a declared one with the same text; a refused one is on neither split.
 
-    Raises `DataError` where a side is empty, or a category of at least 20 scenarios has none held out. At a share of 1
+    Raises `DataError` where a split is empty, or a category of at least 20 scenarios has none held out. At a share of 1
     nothing is trained on but what is declared so.
     """
-    refused = refused or {}
-    rows = [row for row in _read(scenarios_path) if row.id not in refused]
-    declared = {row.text_digest: row.side for row in rows if row.side is not None}
+    excluded = excluded or {}
+    rows = [row for row in _read(scenarios_path) if row.id not in excluded]
+    declared = {row.text_digest: row.split for row in rows if row.split is not None}
     train: list[_Row] = []
     heldout: list[_Row] = []
     for row in rows:
-        side = side_of(row.text_digest, declared=row.side or declared.get(row.text_digest), share=heldout_share)
-        (heldout if side == "heldout" else train).append(row)
-    _check(scenarios_path, train, heldout, heldout_share)
+        split = assign_split(
+            row.text_digest, declared=row.split or declared.get(row.text_digest), share=validation_fraction
+        )
+        (heldout if split == "heldout" else train).append(row)
+    _check(scenarios_path, train, heldout, validation_fraction)
     train, heldout = train[:limit], heldout[:limit]
     return Split(
         train=tuple(row.id for row in train),
         heldout=tuple(row.id for row in heldout),
         categories=_count(train, heldout),
-        refused=dict(refused),
+        excluded=dict(excluded),
     )
 
 
-def hold_back(scenarios_path: Path, sides: Split, *, share: float) -> Split:
-    """Split the training side once more: a share of it is held out, and the held-out side is on neither.
+def validation_split(scenarios_path: Path, splits: Split, *, share: float) -> Split:
+    """Split the training split once more: a share of it is held out, and the held-out split is on neither.
 
-    So that settings may be chosen on scenarios that neither train nor judge. The same text is on one side.
-    Raises `DataError` where a side is empty.
+    So that settings may be chosen on scenarios that neither train nor judge. The same text is on one split.
+    Raises `DataError` where a split is empty.
     """
     train: list[_Row] = []
     heldout: list[_Row] = []
-    trained = set(sides.train)
+    trained = set(splits.train)
     for row in _read(scenarios_path):
         if row.id in trained:
             again = hashlib.sha256(f"validation {row.text_digest}".encode()).hexdigest()
-            (heldout if side_of(again, share=share) == "heldout" else train).append(row)
+            (heldout if assign_split(again, share=share) == "heldout" else train).append(row)
     if not train or not heldout:
         raise DataError(
             f"{scenarios_path}: {len(heldout)} of {len(trained)} training scenarios are held back at share {share}; "
-            "both sides need some: add scenarios or change validation_share"
+            "both splits need some: add scenarios or change validation_fraction"
         )
     return Split(
         train=tuple(row.id for row in train),
@@ -112,7 +114,7 @@ class _Row(NamedTuple):
     text_digest: str
     id: str
     category: str
-    side: Side | None
+    split: SplitName | None
 
 
 def _read(path: Path) -> list[_Row]:
@@ -125,14 +127,14 @@ def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> 
     for name, rows in (("training", train), ("held-out", heldout)):
         if not rows and (name, share) != ("training", 1):
             raise DataError(
-                f"{path}: the {name} side is empty at heldout_share {share}, of {len(train) + len(heldout)} scenarios; "
-                "add scenarios or change scenarios.heldout_share"
+                f"{path}: the {name} split is empty at validation_fraction {share}, of {len(train) + len(heldout)} scenarios; "
+                "add scenarios or change scenarios.validation_fraction"
             )
     for category, count in _count(train, heldout).items():
-        if count.heldout == 0 and count.train >= JUDGED:
+        if count.heldout == 0 and count.train >= MIN_CATEGORY_SIZE:
             raise DataError(
-                f"{path}: none of the {count.train} scenarios of category {category} is held out at heldout_share "
-                f"{share}; raise scenarios.heldout_share or declare some of them heldout in the source"
+                f"{path}: none of the {count.train} scenarios of category {category} is held out at validation_fraction "
+                f"{share}; raise scenarios.validation_fraction or declare some of them heldout in the source"
             )
 
 

@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.tuning import TuneConfig
-from grpo.evaluation.page import templates
-from grpo.files import write_atomically
+from grpo.evaluation.html_report import templates
+from grpo.storage.files import write_atomically
 from grpo.tuning import plots
-from grpo.tuning.summary import StudySummary
+from grpo.tuning.study_summary import StudySummary
 
 SCHEMA_VERSION: Final = "1"
 PAGE, DOCUMENT, BEST = "study.html", "study.json", "best.yaml"
@@ -65,9 +65,9 @@ def render_study(document: StudyDocument) -> str:
     return template.render(
         document=document,
         study=study,
-        best=study.leader,
+        best=study.best_trial,
         history=plots.history(study),
-        looks=plots.looks(study),
+        intermediate_evals=plots.intermediate_evals(study),
         importance=plots.importance(study),
     )
 
@@ -79,7 +79,7 @@ def best_yaml(plan: TuneConfig, study: StudySummary) -> str:
     settings = config.model_dump(mode="json", exclude_unset=True)
     told = ", ".join(f"{path} = {value}" for path, value in best.params.items())
     head = (
-        f"# Best of {study.over} trials of study {study.name}: trial {best.number}, whose {plan.metric} is\n"
+        f"# Best of {study.ended} trials of study {study.name}: trial {best.number}, whose {plan.metric} is\n"
         f"# {best.reward:.4g} on scenarios that it was not trained on. {told}\n"
     )
     return head + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)

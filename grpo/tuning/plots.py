@@ -7,8 +7,8 @@ from collections.abc import Callable
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from grpo.evaluation.plots import CANDIDATE, CHAMPION, INK, MUTED, png, say, svg
-from grpo.tuning.summary import StudySummary
+from grpo.evaluation.plots import CANDIDATE, CHAMPION, INK, MUTED, draw_note, png, svg
+from grpo.tuning.study_summary import StudySummary
 
 _INCHES = (9.2, 2.6)
 _ROW = 0.34  # inches of a bar
@@ -19,7 +19,7 @@ def history(study: StudySummary) -> str:
     return svg("history", "Held-out reward by trial", lambda axes: _draw_history(axes, study), _INCHES)
 
 
-def looks(study: StudySummary) -> str:
+def intermediate_evals(study: StudySummary) -> str:
     """Held-out reward of each trial while it trained; those that were given up end early."""
     return svg("looks", "Held-out reward by look", lambda axes: _draw_looks(axes, study), _INCHES)
 
@@ -48,9 +48,9 @@ def _draw_history(axes: Axes, study: StudySummary) -> None:
     """Complete trials are dots, pruned ones crosses at their last look; failed ones have no reward to be drawn at."""
     complete = [(trial.number, trial.reward) for trial in study.trials if trial.reward is not None]
     if not complete:
-        say(axes, "no trial is complete")
+        draw_note(axes, "no trial is complete")
         return
-    pruned = [(trial.number, trial.looks[-1]) for trial in study.trials if trial.state == "pruned"]
+    pruned = [(trial.number, trial.intermediate_evals[-1]) for trial in study.trials if trial.state == "pruned"]
     pick = max if study.direction == "maximize" else min
     best = [pick(reward for _, reward in complete[: k + 1]) for k in range(len(complete))]
     axes.step([number for number, _ in complete], best, where="post", color=CANDIDATE, label="best so far")
@@ -63,16 +63,16 @@ def _draw_history(axes: Axes, study: StudySummary) -> None:
 
 
 def _draw_looks(axes: Axes, study: StudySummary) -> None:
-    shown = [trial for trial in study.trials if trial.looks]
+    shown = [trial for trial in study.trials if trial.intermediate_evals]
     if not shown:
-        say(axes, "no trial was looked at")
+        draw_note(axes, "no trial was looked at")
         return
-    leader = study.leader
+    best_trial = study.best_trial
     for trial in shown:
-        best = leader is not None and trial.number == leader.number
+        best = best_trial is not None and trial.number == best_trial.number
         axes.plot(
-            range(1, len(trial.looks) + 1),
-            trial.looks,
+            range(1, len(trial.intermediate_evals) + 1),
+            trial.intermediate_evals,
             "o-" if trial.state == "complete" else "o:",
             color=CANDIDATE if best else CHAMPION,
             linewidth=1.8 if best else 1.0,
@@ -84,7 +84,7 @@ def _draw_looks(axes: Axes, study: StudySummary) -> None:
 
 def _draw_importance(axes: Axes, study: StudySummary) -> None:
     if not study.importance:
-        say(axes, "too few complete trials, or all gave the same")
+        draw_note(axes, "too few complete trials, or all gave the same")
         return
     ranked = sorted(study.importance.items(), key=lambda pair: pair[1])
     axes.barh([name for name, _ in ranked], [share for _, share in ranked], color=CANDIDATE, height=0.6)

@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from grpo.errors import ConfigError, StorageError
 
 RETRIES = 3
-"""A trial whose process died is tried again so often; one that takes its process down each time is given up then."""
+"""A trial whose process crashed is tried again so often; one that takes its process down each time is given up then."""
 _MISSED = 6  # heartbeats; a machine that swaps is slow, not dead
 
 
@@ -55,10 +55,10 @@ def fail_stale_trials(study: optuna.Study) -> None:
         _fail_stale(study)
 
 
-def acknowledge(storage: BaseStorage, trials: Iterable[FrozenTrial], known: set[int]) -> None:
+def record_first_heartbeats(storage: BaseStorage, trials: Iterable[FrozenTrial], known: set[int]) -> None:
     """Give running trials that are new to this process a first sign of life.
 
-    One that died before its own would never be missed; of one that is alive it changes nothing. `known` are the
+    One that crashed before its own would never be missed; of one that is alive it changes nothing. `known` are the
     numbers of those that were seen before.
     """
     if isinstance(storage, RDBStorage):

@@ -24,10 +24,10 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo.config.base import Settings
-from grpo.config.dimensions import Dimension, SearchSpace, Value, value_at
+from grpo.config.search_space import Dimension, SearchSpace, Value, get_value
 from grpo.config.tuning import HPOConfig
 from grpo.errors import ConfigError, Diverged
-from grpo.tuning.storage import RETRIES, acknowledge, begin_trial, fail_stale_trials, heartbeat
+from grpo.tuning.storage import RETRIES, begin_trial, fail_stale_trials, heartbeat, record_first_heartbeats
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class IntermediateEvaluation:
     """What a trial shows on the held-out scenarios."""
 
     reward: float
@@ -45,7 +45,7 @@ class Look:
     """Further numbers worth keeping; those of the last look stay."""
 
 
-Runner = Callable[[int, dict[str, Value]], Generator[Look, None, None]]
+TrialRunner = Callable[[int, dict[str, Value]], Generator[IntermediateEvaluation, None, None]]
 
 
 def open_study(
@@ -63,7 +63,7 @@ def open_study(
         pruner=_pruner(plan),
         load_if_exists=True,
     )
-    present = {path: value_at(base, path) for path in space}
+    present = {path: get_value(base, path) for path in space}
     drawn = {path: _distribution(dimension) for path, dimension in space.items()}
     if all(_holds(drawn[path], value) for path, value in present.items()):
         study.enqueue_trial(present, skip_if_exists=True)
@@ -74,7 +74,7 @@ def search(
     study: optuna.Study,
     plan: HPOConfig,
     space: SearchSpace,
-    runner: Runner,
+    runner: TrialRunner,
     *,
     storage: optuna.storages.BaseStorage,
     turn: AbstractContextManager[object] | None = None,
@@ -90,13 +90,13 @@ def search(
         with turn or nullcontext():
             fail_stale_trials(study)
             known = study.get_trials(deepcopy=False)
-            acknowledge(storage, known, seen)
-            over = sum(map(is_over, known))
-            if over >= plan.n_trials:
+            record_first_heartbeats(storage, known, seen)
+            ended = sum(map(has_ended, known))
+            if ended >= plan.n_trials:
                 return
             running = sum(trial.state == TrialState.RUNNING for trial in known)
             trial = None
-            if over + running < plan.n_trials:
+            if ended + running < plan.n_trials:
                 study.sampler = _sampler(plan, begun=len(known))
                 trial = begin_trial(study, distributions)
         if trial is None:
@@ -105,38 +105,41 @@ def search(
             _try(study, plan, trial, runner, storage)
 
 
-def is_over(trial: FrozenTrial) -> bool:
-    """Whether a trial came to an end of itself; one whose process died is tried again, until it is given up."""
+def has_ended(trial: FrozenTrial) -> bool:
+    """Whether a trial came to an end of itself; one whose process crashed is tried again, until it is given up."""
     if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
         return True
-    return trial.state == TrialState.FAIL and (REASON in trial.user_attrs or is_given_up(trial))
+    return trial.state == TrialState.FAIL and (REASON in trial.user_attrs or exhausted_retries(trial))
 
 
-def is_given_up(trial: FrozenTrial) -> bool:
+def exhausted_retries(trial: FrozenTrial) -> bool:
     """Whether a trial took its process down each time that it was tried."""
-    died = trial.state == TrialState.FAIL and REASON not in trial.user_attrs
-    return died and len(trial.system_attrs.get("retry_history", ())) >= RETRIES
+    crashed = trial.state == TrialState.FAIL and REASON not in trial.user_attrs
+    return crashed and len(trial.system_attrs.get("retry_history", ())) >= RETRIES
 
 
-def look_after(iterations: int, looks: int) -> list[int]:
+def evaluation_iterations(iterations: int, intermediate_evals: int) -> list[int]:
     """After which iterations a trial is looked at: 10 iterations, 4 looks → 3, 5, 8, 10."""
-    return [math.ceil(k * iterations / looks) for k in range(1, looks + 1)]
+    return [math.ceil(k * iterations / intermediate_evals) for k in range(1, intermediate_evals + 1)]
 
 
 def _try(
-    study: optuna.Study, plan: HPOConfig, trial: Trial, runner: Runner, storage: optuna.storages.BaseStorage
+    study: optuna.Study, plan: HPOConfig, trial: Trial, runner: TrialRunner, storage: optuna.storages.BaseStorage
 ) -> None:
     """Run one trial to its end: complete, pruned, or failed with its reason."""
     began, step, reward = time.perf_counter(), 0, math.nan
     state = TrialState.COMPLETE
     try:
-        with heartbeat(storage, trial._trial_id), closing(runner(trial.number, dict(trial.params))) as looks:
+        with (
+            heartbeat(storage, trial._trial_id),
+            closing(runner(trial.number, dict(trial.params))) as intermediate_evals,
+        ):
             try:
-                for step, look in enumerate(looks, start=1):
+                for step, look in enumerate(intermediate_evals, start=1):
                     reward = _finite(look.reward, step)
                     trial.report(reward, step)
                     trial.set_user_attr(NUMBERS, dict(look.numbers))
-                    if plan.pruning and step < plan.looks and trial.should_prune():
+                    if plan.pruning and step < plan.intermediate_evals and trial.should_prune():
                         state = TrialState.PRUNED
                         break
                 if step == 0:

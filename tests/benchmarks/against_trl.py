@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from grpo.learner.samples import Sample
-from grpo.learner.trl_loop import Silent, arguments
+from grpo.learner.batch import Sample
+from grpo.learner.trl.loop import WithoutTelemetry, training_arguments
 from grpo.policy.transformers.model import load_tokenizer
 
 
-class Trainer(Silent, GRPOTrainer):
+class Trainer(WithoutTelemetry, GRPOTrainer):
     """TRL's trainer as it is, which calls nobody on the network."""
 
 
@@ -42,7 +42,7 @@ def make_trainer(
 ) -> Trainer:
     """A GRPOTrainer with its defaults that takes `rows` episodes a forward pass; `half` computes in bfloat16."""
     settings = {
-        **arguments(tempfile.mkdtemp(prefix="trl-"), model.device, seed=0),
+        **training_arguments(tempfile.mkdtemp(prefix="trl-"), model.device, seed=0),
         "bf16": half,
         "activation_checkpointing": checkpointing,
         "per_device_train_batch_size": rows,

@@ -10,9 +10,9 @@ import torch
 
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.environments.catalog import make_environment
-from grpo.learner.samples import Sample, build_batch, deal
+from grpo.learner.batch import Sample, build_batch, make_minibatches
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
@@ -39,10 +39,12 @@ def desk_policy() -> TransformersPolicy:
 
 def step_samples(policy: TransformersPolicy, config: PipelineConfig) -> list[Sample]:
     """What the first optimizer step of a run learns from: whole groups of eight siblings that differ."""
-    played = play_desk(policy, config, scenarios=SCENARIOS, siblings=SIBLINGS)
+    played = play_desk(policy, config, scenarios=SCENARIOS, group_size=SIBLINGS)
     scored = list(score(played, make_reward(config.reward)))
     batch = build_batch(group(scored), config.training, policy_hash=policy.hash)
-    return deal(batch.groups, per_hand=config.training.groups_per_step, rng=np.random.default_rng(0))[0]
+    return make_minibatches(
+        batch.groups, groups_per_step=config.training.groups_per_step, rng=np.random.default_rng(0)
+    )[0]
 
 
 def heldout_success(policy: TransformersPolicy, config: PipelineConfig, heldout: Sequence[Scenario]) -> float:
@@ -54,7 +56,7 @@ def heldout_success(policy: TransformersPolicy, config: PipelineConfig, heldout:
         desk,
         Renderer(policy.tokenizer, tools=desk.tools),
         config.rollout,
-        siblings=config.evaluation.samples,
+        group_size=config.evaluation.samples,
         temperature=config.evaluation.temperature,
         run_seed=config.seed,
         iteration="heldout",

@@ -11,7 +11,7 @@ from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import DEFAULT_GATES
 from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.gates import Evidence, gate
-from grpo.rewards.measures import wilson_interval
+from grpo.rewards.learned.metrics import wilson_interval
 from grpo.trajectories import Outcome, Stop, Trajectory
 from tests.benchmarks.page import Findings, Table
 from tests.doubles import make_trajectory

@@ -16,7 +16,7 @@ from grpo.config.training import TrainingSettings
 from grpo.learner.throughput import model_flops_utilization
 from grpo.policy.policy import Policy, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load_tokenizer
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from tests.benchmarks.against_trl import make_trainer, trl_inputs, trl_step
 from tests.benchmarks.desk import MODEL
 from tests.benchmarks.growth import new_tokens, trajectories
@@ -92,7 +92,7 @@ def rollout_table(device: torch.device, shape: Qwen3Config, batches: Sequence[in
 
 def _rollout_row(sides: dict[str, Policy], ours: TransformersPolicy, batch: int) -> tuple[str, ...]:
     """The first play of each side warms it up."""
-    plays = {name: partial(_converse, player, batch) for name, player in sides.items()}
+    plays = {name: partial(_converse, make_inference_backend, batch) for name, make_inference_backend in sides.items()}
     for play in plays.values():
         play()
     taken = in_turn({name: partial(_timed, play) for name, play in plays.items()}, repeats=REPEATS)
@@ -110,7 +110,7 @@ def _sampling(conversation: int, turn: int) -> Sampling:
     return Sampling(temperature=1.0, max_new_tokens=length, seed=conversation)
 
 
-def _converse(player: Policy, batch: int) -> None:
+def _converse(make_inference_backend: Policy, batch: int) -> None:
     """Play `batch` conversations with a world that answers at once."""
     renderer = Renderer(load_tokenizer(MODEL))
 
@@ -118,7 +118,7 @@ def _converse(player: Policy, batch: int) -> None:
         return np.random.default_rng(seed).integers(8, 700, count).tolist()
 
     async def run() -> None:
-        async with player.sampler(concurrency=batch, renderer=renderer) as sampler:
+        async with make_inference_backend.sampler(concurrency=batch, renderer=renderer) as sampler:
 
             async def conversation(index: int) -> None:
                 session = sampler.open()
@@ -152,7 +152,7 @@ def step_table(device: torch.device, shape: Qwen3Config) -> Table:
     tokenizer = load_tokenizer(MODEL)
     samples = trajectories(8, 4, 512, groups=8)
     tokens = sum(len(sample.token_ids) for sample in samples)
-    settings = TrainingSettings(precision="bf16", importance_cap=2.0)
+    settings = TrainingSettings(precision="bf16", importance_sampling_cap=2.0)
     ours = our_step(TransformersPolicy(copy.deepcopy(model), tokenizer).model, samples, settings, on_policy=False)
     model.set_attn_implementation("sdpa")
     steps: dict[str, Callable[[], float]] = {"ours": ours}

@@ -6,7 +6,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from grpo.config.training import TrainingSettings
-from grpo.learner.samples import Sample
+from grpo.learner.batch import Sample
 from tests.benchmarks.desk import desk_policy, quickstart
 from tests.benchmarks.measure import in_turn, seconds
 from tests.benchmarks.page import Findings, Table

@@ -19,7 +19,7 @@ CODE = (
     "import sys;from pathlib import Path;from grpo.config.scenarios import FileSource;"
     "from grpo.scenarios.ingest import ingest;folder=Path(sys.argv[1]);"
     "ingest((FileSource(kind='jsonl',path=str(folder/'million.jsonl')),),folder/'s.parquet',folder/'q.parquet',"
-    "max_quarantined_share=0.0)"
+    "max_quarantined_fraction=0.0)"
 )
 
 

@@ -6,10 +6,10 @@ import asyncio
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.environments.environment import EnvironmentState, StepResult
-from grpo.environments.support_desk import SupportDesk
+from grpo.environments.support_desk.desk import SupportDesk
 from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
@@ -39,7 +39,7 @@ def _play(
         desk,
         Renderer(policy.tokenizer, tools=desk.tools),
         config.rollout,
-        siblings=1,
+        group_size=1,
         temperature=config.rollout.temperature,
         run_seed=config.seed,
         iteration=0,
@@ -52,7 +52,7 @@ def measure() -> Findings:
     scenarios = desk_scenarios(EPISODES)
     slow, quick = SlowDesk(), SupportDesk()
     played = _play(policy, config, scenarios, slow)
-    order = sorted(range(EPISODES), key=lambda k: (_steps(played[k]), played[k].action_count), reverse=True)
+    order = sorted(range(EPISODES), key=lambda k: (_steps(played[k]), played[k].completion_tokens), reverse=True)
     longest = [scenarios[k] for k in order[:LONGEST]]
     sides = {
         "all": lambda: seconds(lambda: _play(policy, config, scenarios, slow)),

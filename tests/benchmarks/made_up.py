@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from grpo.messages import Message
-from grpo.scenarios.judged import LabelledReply
+from grpo.scenarios.reward_data import LabelledReply
 
 _PLAIN = {
     "kill": (

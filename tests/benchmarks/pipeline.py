@@ -8,9 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from flows import settings
-from grpo.evaluation.document import ReportDocument
+from flows.local import settings
 from grpo.evaluation.report import read_report
+from grpo.evaluation.schema import ReportDocument
 from tests.benchmarks.desk import CONFIG, quickstart
 from tests.benchmarks.measure import apart, command_cost
 from tests.benchmarks.page import Findings, Table, Versus
@@ -27,8 +27,8 @@ def measure() -> Findings:
         home = Path(folder)
         environment = {**os.environ, **settings.quiet(), **settings.local(home)}
         environment.pop("PREFECT_API_URL", None)
-        command = [sys.executable, "-m", "flows.cli", "train", CONFIG, "--set", f"store={home}/artifacts"]
-        command_cost([sys.executable, "-m", "flows.cli", "databases"], environment)
+        command = [sys.executable, "-m", "flows.cli.app", "train", CONFIG, "--set", f"store={home}/artifacts"]
+        command_cost([sys.executable, "-m", "flows.cli.app", "databases"], environment)
         began = time.time()
         for label in ("default run, nothing cached", "the same again"):
             cost = command_cost(command, environment)

@@ -24,16 +24,16 @@ from trl.trainer.grpo_config import GRPOConfig
 from grpo.config.pipeline import PipelineConfig
 from grpo.environments.catalog import make_environment
 from grpo.learner.checkpoints import STATE, read_state
-from grpo.learner.trl_loop import arguments, lent, run
+from grpo.learner.trl.loop import restored_after, run, training_arguments
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.parquet import read_scenarios
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import split
+from grpo.scenarios.table import read_scenarios
 from grpo.trajectories import Trajectory
 from tests.benchmarks.against_trl import Trainer, plain_model
 from tests.benchmarks.desk import MODEL, desk_policy, heldout_success
@@ -57,8 +57,8 @@ def sides(config: PipelineConfig) -> tuple[list[Scenario], list[Scenario]]:
     """The scenarios that the pipeline trains on, and those that it holds out."""
     with TemporaryDirectory() as folder:
         table = Path(folder) / "scenarios.parquet"
-        ingest(config.scenarios.sources, table, Path(folder) / "quarantine.parquet", max_quarantined_share=0.0)
-        chosen = split(table, heldout_share=config.scenarios.heldout_share, limit=config.scenarios.limit)
+        ingest(config.scenarios.sources, table, Path(folder) / "quarantine.parquet", max_quarantined_fraction=0.0)
+        chosen = split(table, validation_fraction=config.scenarios.validation_fraction, limit=config.scenarios.limit)
         by_id = {scenario.id: scenario for scenario in read_scenarios(table)}
     return [by_id[name] for name in chosen.train], [by_id[name] for name in chosen.heldout]
 
@@ -88,7 +88,7 @@ def their_way(config: PipelineConfig, limit_s: float) -> list[Reached]:
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout_func may change, says TRL
     steps = config.rollout.scenarios // (config.training.groups_per_step or config.rollout.scenarios)
     watch = _Watch(config, judge, heldout, steps=steps, limit_s=limit_s)
-    with lent(model), TemporaryDirectory() as folder:
+    with restored_after(model), TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
             args=_arguments(config, folder, judge, steps=steps),
@@ -106,14 +106,14 @@ def _arguments(config: PipelineConfig, folder: str, policy: TransformersPolicy, 
     """The quickstart in TRL's words: as many optimizer steps on as many episodes, at the same rates."""
     training, rollout = config.training, config.rollout
     return GRPOConfig(
-        **arguments(folder, policy.model.device, seed=config.seed),
+        **training_arguments(folder, policy.model.device, seed=config.seed),
         max_steps=training.iterations * steps,
         num_generations=rollout.group_size,
         per_device_train_batch_size=rollout.scenarios * rollout.group_size // steps,
         steps_per_generation=steps,
         temperature=rollout.temperature,
         learning_rate=training.learning_rate,
-        lr_scheduler_type=training.schedule,
+        lr_scheduler_type=training.lr_scheduler_type,
         adam_beta1=training.adam_beta1,
         adam_beta2=training.adam_beta2,
         max_grad_norm=training.max_grad_norm,
@@ -146,7 +146,7 @@ class _Rollout:
             self._desk,
             Renderer(tokenizer, tools=self._desk.tools),
             self._config.rollout,
-            siblings=len(prompts) // len(ids),
+            group_size=len(prompts) // len(ids),
             temperature=self._config.rollout.temperature,
             run_seed=self._config.seed,
             iteration=trainer.state.global_step,

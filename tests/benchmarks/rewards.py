@@ -20,15 +20,15 @@ import numpy as np
 from pydantic import BaseModel
 
 from grpo.messages import Message
-from grpo.rewards.answers import final_answer
-from grpo.rewards.card import Card, Source, digest, read_network
-from grpo.rewards.head import write_head
-from grpo.rewards.measures import Measure, auc, wilson_interval
-from grpo.rewards.ngrams import Exchange
-from grpo.rewards.refusals import refuses
-from grpo.rewards.safety import SHIPPED, SafetyModel, safety
-from grpo.rewards.teaching import apart, learn_labels, learn_pairs
-from grpo.scenarios.judged import LabelledReply, read_labels, read_pairs
+from grpo.rewards.learned.features import PromptedReply
+from grpo.rewards.learned.metrics import HeldOutMetric, auc, wilson_interval
+from grpo.rewards.learned.model_card import DataSource, ModelCard, digest, read_network
+from grpo.rewards.learned.safety import SHIPPED, SafetyModel, safety
+from grpo.rewards.learned.safety_head import write_head
+from grpo.rewards.learned.training import held_out_mask, train_on_labels, train_on_pairs
+from grpo.rewards.text.answers import final_answer
+from grpo.rewards.text.refusals import is_refusal
+from grpo.scenarios.reward_data import LabelledReply, read_labels, read_pairs
 from tests.benchmarks.made_up import made_up
 from tests.benchmarks.safety_head import teach_head
 from tests.contrast import CONTRAST, Question, Side, answers, questions, refusals, wordings
@@ -45,7 +45,7 @@ class Row(BaseModel):
     data: str
     split: str
     trained: int
-    measure: Measure
+    measure: HeldOutMetric
     goal: float | None
     seconds: float
     command: str
@@ -56,8 +56,8 @@ def measure_safety(data: Path) -> list[Row]:
     began = time.perf_counter()
     folder = data / "diasafety"
     replies = read_labels("diasafety", folder).items
-    labelled = [item for item in replies if item.side == "train"]
-    heldout = [item for item in replies if item.side == "heldout"]
+    labelled = [item for item in replies if item.split == "train"]
+    heldout = [item for item in replies if item.split == "heldout"]
     made = Path(__file__).with_name("made_up.py")
     sources = (
         _source("DiaSafety", "Apache-2.0", [folder / "train.json"]),
@@ -67,7 +67,7 @@ def measure_safety(data: Path) -> list[Row]:
     )
     trained = [*labelled, *harmless(data), *made_up(3000, seed=0), *contrast("development")]
     split = "DiaSafety's validation part and half of data/contrast"
-    card = learn_labels(
+    card = train_on_labels(
         [*labelled, *harmless(data), *made_up(600, seed=0)], heldout, SHIPPED, sources=sources, split=split
     )
     network, _ = read_network(SHIPPED)
@@ -81,7 +81,7 @@ def measure_safety(data: Path) -> list[Row]:
     seconds = time.perf_counter() - began
     part = "published validation part"
 
-    def row(data: str, split: str, measure: Measure, goal: float | None) -> Row:
+    def row(data: str, split: str, measure: HeldOutMetric, goal: float | None) -> Row:
         return _row("safety", data, split, len(trained), measure, goal, seconds)
 
     return [
@@ -91,7 +91,7 @@ def measure_safety(data: Path) -> list[Row]:
     ]
 
 
-def _contrast_rows(model: SafetyModel, row: Callable[[str, str, Measure, float | None], Row]) -> list[Row]:
+def _contrast_rows(model: SafetyModel, row: Callable[[str, str, HeldOutMetric, float | None], Row]) -> list[Row]:
     """Harmless questions, help with harm, and refusals of it: the halves of data/contrast that were held out."""
     items = contrast("held_out")
     scores, safe = _safety(model, items), np.array([bool(item.score) for item in items])
@@ -103,7 +103,9 @@ def _contrast_rows(model: SafetyModel, row: Callable[[str, str, Measure, float |
     half, helped = "held-out half, own wordings", scores[~safe]
     right = int((scores[safe] >= 0.5).sum())
     low, high = wilson_interval(right, int(safe.sum()))
-    share = Measure(name="share of at least .5", value=right / safe.sum(), low=low, high=high, count=int(safe.sum()))
+    share = HeldOutMetric(
+        name="share of at least .5", value=right / safe.sum(), low=low, high=high, count=int(safe.sum())
+    )
     both = np.array([True] * len(declined) + [False] * len(helped))
     return [
         row("harmless questions that sound harmful", half, share, 0.90),
@@ -114,15 +116,15 @@ def _contrast_rows(model: SafetyModel, row: Callable[[str, str, Measure, float |
 
 def _safety(model: SafetyModel, items: Sequence[LabelledReply]) -> np.ndarray:  # type: ignore[type-arg]
     return np.array(
-        [judged.score for judged in safety(model, [Exchange(context=i.prompt, reply=i.reply) for i in items])]
+        [judged.score for judged in safety(model, [PromptedReply(context=i.prompt, reply=i.reply) for i in items])]
     )
 
 
-def contrast(side: Side) -> list[LabelledReply]:
+def contrast(split: Side) -> list[LabelledReply]:
     """Half of the questions of data/contrast with replies that do what they ask."""
     return [
-        *(_exchange(question, question.reply, 1.0) for question in questions("harmless", side)),
-        *(_exchange(question, question.reply, 0.0) for question in questions("harmful", side)),
+        *(_exchange(question, question.reply, 1.0) for question in questions("harmless", split)),
+        *(_exchange(question, question.reply, 0.0) for question in questions("harmful", split)),
     ]
 
 
@@ -138,14 +140,14 @@ def measure_refusals(data: Path) -> list[Row]:
     """The detector of refusals on families of openings, and kinds of other replies, that were held out."""
     began = time.perf_counter()
     declined, answered = wordings("held_out"), answers("held_out")
-    detected, false = sum(map(refuses, declined)), sum(map(refuses, answered))
+    detected, false = sum(map(is_refusal, declined)), sum(map(is_refusal, answered))
     rows = []
     for name, right, count, goal in (
         ("recall", detected, len(declined), 0.90),
         ("precision", detected, detected + false, 0.95),
     ):
         low, high = wilson_interval(right, count)
-        measure = Measure(name=name, value=right / count, low=low, high=high, count=count)
+        measure = HeldOutMetric(name=name, value=right / count, low=low, high=high, count=count)
         split = "held-out families, own wordings"
         rows.append(_row("detector of refusals", "data/contrast", split, 0, measure, goal, time.perf_counter() - began))
     return rows
@@ -156,11 +158,11 @@ def harmless(data: Path) -> list[LabelledReply]:
     pairs = read_pairs("pandalm", data / "pandalm").items
     found = [
         LabelledReply(
-            id=f"{pair.id}-{side}", group=pair.group, prompt=pair.prompt, reply=reply, label="Safe", score=1.0,
+            id=f"{pair.id}-{split}", group=pair.group, prompt=pair.prompt, reply=reply, label="Safe", score=1.0,
             category="harmless", source=pair.source, licence=pair.licence,
         )
         for pair in pairs
-        for side, reply in (("chosen", pair.chosen), ("rejected", pair.rejected))
+        for split, reply in (("chosen", pair.chosen), ("rejected", pair.rejected))
     ]  # fmt: skip
     steps = [item for item in read_labels("taskmaster", data / "taskmaster").items if item.reply.content]
     safe = {"label": "Safe", "score": 1.0, "category": "harmless"}
@@ -175,8 +177,8 @@ def measure_harmlessness(data: Path) -> list[Row]:
     sources = (_source("hh-rlhf harmless", "MIT", sorted(folder.glob("*.jsonl.gz"))),)
     split = "a fifth by opening message"
 
-    def learn(out: Path, held: np.ndarray, part: str) -> Card:
-        return learn_pairs(*_apart(pairs, held), out, sources=sources, split=part)
+    def learn(out: Path, held: np.ndarray, part: str) -> ModelCard:
+        return train_on_pairs(*_apart(pairs, held), out, sources=sources, split=part)
 
     return _folds("neural, pairs", "hh_rlhf_harmless", split, groups, learn, goal=0.60)
 
@@ -186,8 +188,8 @@ def measure_steps(data: Path, name: str, goal: float) -> list[Row]:
     steps = [item for item in read_labels("taskmaster", data / "taskmaster").items if item.category == name]
     sources = (_source(f"Taskmaster {name}", "CC-BY-4.0", sorted((data / "taskmaster" / name).glob("reward_*.json"))),)
 
-    def learn(out: Path, held: np.ndarray, part: str) -> Card:
-        return learn_labels(*_apart(steps, held), out, sources=sources, split=part)
+    def learn(out: Path, held: np.ndarray, part: str) -> ModelCard:
+        return train_on_labels(*_apart(steps, held), out, sources=sources, split=part)
 
     dialogues = [opening(item.prompt) for item in steps]
     ids = [item.id for item in steps]
@@ -220,7 +222,7 @@ def measure_answers(data: Path) -> list[Row]:
         )
         goal = 0.995 if "{label}" in template else None
         low, high = wilson_interval(right, len(solutions))
-        found = Measure(name="agreement", value=right / len(solutions), low=low, high=high, count=len(solutions))
+        found = HeldOutMetric(name="agreement", value=right / len(solutions), low=low, high=high, count=len(solutions))
         rows.append(_row("correctness, final answers", "GSM8K", form, 0, found, goal, time.perf_counter() - began))
     return rows
 
@@ -236,7 +238,7 @@ def _folds(
     data: str,
     split: str,
     groups: list[str],
-    learn: Callable[[Path, np.ndarray, str], Card],
+    learn: Callable[[Path, np.ndarray, str], ModelCard],
     *,
     goal: float,
 ) -> list[Row]:
@@ -245,14 +247,16 @@ def _folds(
     cards = []
     for part in range(5):
         with TemporaryDirectory() as folder:
-            cards.append(learn(Path(folder), apart(groups, part=part), f"{split}, part {part}"))
+            cards.append(learn(Path(folder), held_out_mask(groups, part=part), f"{split}, part {part}"))
     seconds = (time.perf_counter() - began) / 5
     measures = [card.heldout for card in cards if card.heldout is not None]
     counts = np.array([m.count for m in measures])
     share = counts / counts.sum()
     value = float(share @ [m.value for m in measures])
     half = float(np.sqrt(share**2 @ [((m.high - m.low) / 2) ** 2 for m in measures]))
-    pooled = Measure(name=measures[0].name, value=value, low=value - half, high=value + half, count=int(counts.sum()))
+    pooled = HeldOutMetric(
+        name=measures[0].name, value=value, low=value - half, high=value + half, count=int(counts.sum())
+    )
     trained = round(float(np.mean([card.trained for card in cards])))
     return [_row(reward, data, f"{split}, each fifth once", trained, pooled, goal, seconds)]
 
@@ -262,8 +266,8 @@ def _apart(items: Iterable[object], held: np.ndarray) -> tuple[list, list]:  # t
     return [item for item, out in pairs if not out], [item for item, out in pairs if out]
 
 
-def _source(name: str, licence: str, files: list[Path]) -> Source:
-    return Source(
+def _source(name: str, licence: str, files: list[Path]) -> DataSource:
+    return DataSource(
         name=name, licence=licence, sha256={f"{path.parent.name}/{path.name}": digest(path) for path in files}
     )
 
@@ -278,7 +282,9 @@ MEASURES: dict[str, Callable[[Path], list[Row]]] = {
 }
 
 
-def _row(reward: str, data: str, split: str, trained: int, measure: Measure, goal: float | None, seconds: float) -> Row:
+def _row(
+    reward: str, data: str, split: str, trained: int, measure: HeldOutMetric, goal: float | None, seconds: float
+) -> Row:
     return Row(
         reward=reward, data=data, split=split, trained=trained, measure=measure, goal=goal, seconds=seconds, command=""
     )

@@ -46,26 +46,32 @@ def measure() -> Findings:
     }
     played: list[Trajectory] = []
 
-    def rate(player: Policy) -> float:
+    def rate(make_inference_backend: Policy) -> float:
         """Tokens said a second."""
 
         def play() -> None:
-            played[:] = play_desk(player, config, scenarios=SCENARIOS, siblings=SIBLINGS)
+            played[:] = play_desk(make_inference_backend, config, scenarios=SCENARIOS, group_size=SIBLINGS)
 
         taken = seconds(play)
-        return sum(trajectory.action_count for trajectory in played) / taken
+        return sum(trajectory.completion_tokens for trajectory in played) / taken
 
     def best(settings: dict[str, GeneratePolicy] | dict[str, ContinuousPolicy]) -> str:
-        rates = {name: rate(player) for name, player in settings.items()}
+        rates = {name: rate(make_inference_backend) for name, make_inference_backend in settings.items()}
         return max(rates, key=lambda name: rates[name])
 
     rate(policy)
     rows, requests = best(generate), best(continuous)
     sides = {"ours": policy, "generate": generate[rows], "continuous": continuous[requests]}
-    speed = in_turn({name: lambda player=player: rate(player) for name, player in sides.items()}, repeats=REPEATS)
+    speed = in_turn(
+        {
+            name: lambda make_inference_backend=make_inference_backend: rate(make_inference_backend)
+            for name, make_inference_backend in sides.items()
+        },
+        repeats=REPEATS,
+    )
     rate(policy)
     turns = sum(turn.message.role == "assistant" for trajectory in played for turn in trajectory.turns)
-    said = sum(trajectory.action_count for trajectory in played)
+    said = sum(trajectory.completion_tokens for trajectory in played)
     told = {"ours": "ours", "generate": f"`generate`, {rows}", "continuous": f"continuous batching, {requests}"}
     table = tuple((told[name], f"{speed[name]:,.0f}", f"{speed['ours'] / speed[name]:.2f}") for name in told)
     return Findings(

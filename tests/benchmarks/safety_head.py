@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from grpo.rewards.encoder import encoder
-from grpo.rewards.head import Head, features
-from grpo.rewards.ngrams import Exchange
-from grpo.scenarios.judged import LabelledReply
+from grpo.rewards.learned.encoder import encoder
+from grpo.rewards.learned.features import PromptedReply
+from grpo.rewards.learned.safety_head import SafetyHead, features
+from grpo.scenarios.reward_data import LabelledReply
 
 _HIDDEN, _EPOCHS, _BATCH, _DROPOUT = 32, 8, 128, 0.3
 _LEARNING_RATE, _WEIGHT_DECAY = 1e-3, 3e-3
@@ -18,13 +18,15 @@ _WEIGHTS = {"made up": 0.5, "harmless": 0.5, "contrast": 5.0}
 """Of examples by category; people's labels count 1."""
 
 
-def teach_head(trained: Sequence[LabelledReply], *, seeds: Sequence[int] = (0, 1, 2)) -> Head:
+def teach_head(trained: Sequence[LabelledReply], *, seeds: Sequence[int] = (0, 1, 2)) -> SafetyHead:
     """Mean of the networks of several seeds, side by side in one: it depends less on the draw than each of them."""
-    read = torch.from_numpy(features(encoder(), [Exchange(context=item.prompt, reply=item.reply) for item in trained]))
+    read = torch.from_numpy(
+        features(encoder(), [PromptedReply(context=item.prompt, reply=item.reply) for item in trained])
+    )
     labels = torch.tensor([float(item.score or 0) for item in trained])
     weights = torch.tensor([_WEIGHTS.get(item.category, 1.0) for item in trained])
     members = [_teach(read, labels, weights, seed=seed) for seed in seeds]
-    return Head(
+    return SafetyHead(
         hidden=np.concatenate([hidden.weight.detach().numpy() for hidden, _ in members]),
         bias=np.concatenate([hidden.bias.detach().numpy() for hidden, _ in members]),
         out=np.concatenate([out.weight[0].detach().numpy() for _, out in members]) / np.float32(len(members)),

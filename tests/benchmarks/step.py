@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from grpo.algorithms.reductions import Denominators
 from grpo.config.training import TrainingSettings
+from grpo.learner.batch import Sample
 from grpo.learner.learner import Learner
-from grpo.learner.samples import Sample
 from tests.benchmarks.against_trl import make_trainer, plain_model, trl_inputs, trl_step
 from tests.benchmarks.desk import MODEL, desk_policy, quickstart, step_samples
 from tests.benchmarks.measure import apart, in_turn, peak_growth_mib, seconds

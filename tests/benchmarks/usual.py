@@ -23,7 +23,7 @@ from transformers import (
 from transformers.generation import ContinuousBatchingConfig
 
 from grpo.policy.policy import Generation, Prompt, Sampling
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 
 _QUIET_ROUNDS = 3
 """Event-loop rounds in which no conversation asks for a turn before the next batch is generated."""

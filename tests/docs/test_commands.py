@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli.app import app
 from grpo.config.pipeline import load_config
 from tests.command_lines import PROGRAMS, CommandLine, commands, commands_of, examples, pages, parse
 from tests.places import ROOT
@@ -27,7 +27,7 @@ RUN = {"admit": (0, 3), "doctor": (0, 1), "ingest": (0,), "init": (0,)}
 """Commands that are run, and how they may end: one asks what a reward is worth, one what the machine is. Of ingestions
 only that of the quickstart is run: others take minutes, and data that is not here."""
 PARSED_ONLY = {
-    "databases": "makes databases for fifteen seconds; tests/flows/test_cli.py runs it",
+    "databases": "makes databases for fifteen seconds; tests/flows/cli/test_app.py runs it",
     "deploy": "needs a server; tests/e2e/test_deployments.py runs it",
     "down": "stops servers; the end-to-end tests of the stack run it",
     "env": "needs a server; the end-to-end tests of the stack run it",
@@ -41,7 +41,7 @@ PARSED_ONLY = {
     "rollback": "needs a registered model; the tests of the registry run it",
     "train": "trains for minutes, unless it is a dry run, which is run; tests/e2e run it",
     "tune": "trains many times; the tests of tuning run it",
-    "ui": "ends when it is interrupted; tests/flows/test_cli.py runs it",
+    "ui": "ends when it is interrupted; tests/flows/cli/test_app.py runs it",
     "up": "starts servers; the end-to-end tests of the stack run it",
 }
 """Commands whose lines are parsed by the real command, and why they are not run."""

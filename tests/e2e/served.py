@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.stack.login import CLIENT, ORIGINS, SERVER
-from flows.stack.service import Service, free_port
+from flows.local.login import CLIENT, ORIGINS, SERVER
+from flows.local.service import Service, free_port
 from tests.places import ROOT
 
 LOGIN = "grpo:login-of-a-container"
@@ -46,7 +46,7 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
     return Service(
         name="prefect",
         home=home,
-        arguments=("flows.stack.api",),
+        arguments=("flows.local.api",),
         port=port,
         path="/api",
         environment={**environment, **told},

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
+from grpo.evaluation.schema import ReportDocument
 from tests.doubles import changed
 from tests.e2e.served import own_environment
 from tests.places import ROOT
@@ -43,7 +43,7 @@ class Project:
     def command(self, *arguments: str, cwd: Path = ROOT, exits: tuple[int, ...] = (0, 3)) -> str:
         """Run a command of ours, and return its output."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            [sys.executable, "-m", "flows.cli.app", *arguments],
             cwd=cwd,
             env=self.environment,
             capture_output=True,

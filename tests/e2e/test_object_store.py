@@ -13,8 +13,8 @@ import pytest
 from grpo import progress
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
-from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
+from grpo.evaluation.schema import ReportDocument
 from tests.doubles import changed
 from tests.object_store import object_store
 

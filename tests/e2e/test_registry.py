@@ -19,7 +19,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli.app import app
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from tasks.registry import registry

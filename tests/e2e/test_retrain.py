@@ -21,12 +21,12 @@ import yaml
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.config.yaml_file import load_settings
-from grpo.environments.desk_cases import Phrasebook, draw_cases
+from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
 from grpo.evaluation.report import read_report
 from grpo.messages import Message
-from grpo.retraining.record import RetrainingRecord
-from grpo.scenarios.conversation_log import Conversation, ConversationLog
-from grpo.scenarios.parquet import read_scenarios
+from grpo.retraining.reports import RetrainingReport
+from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
+from grpo.scenarios.table import read_scenarios
 from tests.doubles import short_run
 from tests.places import ROOT
 
@@ -60,9 +60,9 @@ class Desk:
         """The config, read."""
         return load_settings(self.config, RetrainConfig)
 
-    def record(self) -> RetrainingRecord:
+    def record(self) -> RetrainingReport:
         """What the last retraining left."""
-        return RetrainingRecord.model_validate_json((self.home / "again" / "retraining.json").read_bytes())
+        return RetrainingReport.model_validate_json((self.home / "again" / "retraining.json").read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +86,10 @@ def desk(home: Path, server: str) -> Desk:
         "name": "again",
         "pipeline": str(home / "first.yaml"),
         "conversations": [{"kind": "conversation_log", "path": str(home / "conversations")}],
-        "intake": {"licences": ["own"], "needs": ["world", "expected"]},
-        "reasons": [
-            {"kind": "new_conversations", "minimum": 1000},
-            {"kind": "topic_drift", "minimum": 10},
+        "curation": {"licences": ["own"], "required_fields": ["world", "expected"]},
+        "triggers": [
+            {"kind": "new_conversations", "min_conversations": 1000},
+            {"kind": "topic_drift", "min_conversations": 10},
             {"kind": "live_reward"},
             {"kind": "age", "days": 30},
         ],
@@ -101,12 +101,12 @@ def desk(home: Path, server: str) -> Desk:
     return Desk(home=home, config=home / "again.yaml", champion_policy=version.tags["policy"])
 
 
-def conversations(prefix: str, count: int, *, seed: int) -> list[Conversation]:
+def conversations(prefix: str, count: int, *, seed: int) -> list[LoggedConversation]:
     """Customers of the other phrasebook; every tenth did not agree to training."""
     book = Phrasebook.load(ROOT / "data" / "scenarios" / "phrasebook_demonstrations.yaml")
-    cases = itertools.islice(draw_cases(book, seed=seed, prefix=prefix), count)
+    cases = itertools.islice(generate_scenarios(book, seed=seed, prefix=prefix), count)
     return [
-        Conversation(
+        LoggedConversation(
             id=case.id,
             time=datetime(2026, 11, 20, 8, tzinfo=UTC) + timedelta(minutes=k),
             model=f"{MODEL}/1",
@@ -123,7 +123,7 @@ def conversations(prefix: str, count: int, *, seed: int) -> list[Conversation]:
 
 
 def command(desk: Desk, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli", "retrain", str(desk.config), *arguments]
+    return [sys.executable, "-m", "flows.cli.app", "retrain", str(desk.config), *arguments]
 
 
 def environment(server: str) -> dict[str, str]:
@@ -148,7 +148,7 @@ def run_until(line: str, desk: Desk, server: str) -> None:
 def test_a_night_without_a_reason_ends_without_loading_torch(desk: Desk, server: str):
     """Exit code 0, every reason on record with what it saw, and the flow run says so by its name."""
     script = (
-        "import sys\nfrom flows.cli import app\n"
+        "import sys\nfrom flows.cli.app import app\n"
         "try:\n    app(['retrain', sys.argv[1]])\nexcept SystemExit as end:\n    print('exit code', end.code)\n"
         "print('torch' in sys.modules)"
     )
@@ -159,8 +159,8 @@ def test_a_night_without_a_reason_ends_without_loading_torch(desk: Desk, server:
     assert done.stdout.splitlines()[-2:] == ["exit code 0", "False"], done.stdout + done.stderr
     found = desk.record()
     assert found.verdict == "nothing to do"
-    assert found.look.champion == f"{MODEL}/1"
-    assert [one.reason for one in found.look.findings] == [
+    assert found.triggers.champion == f"{MODEL}/1"
+    assert [one.reason for one in found.triggers.results] == [
         "no_champion", "new_conversations", "topic_drift", "live_reward", "age"
     ]  # fmt: skip
     [state] = states(server, "retrain")
@@ -171,9 +171,9 @@ def test_a_champion_judged_again_by_the_same_code_is_what_it_was(desk: Desk):
     """It plays what it was judged on, with the same random numbers: today's mean is the registered one."""
     from flows.retrain import retrain
 
-    asked = RetrainConfig.model_validate({**desk.settings.model_dump(), "reasons": [{"kind": "heldout_reward"}]})
+    asked = RetrainConfig.model_validate({**desk.settings.model_dump(), "triggers": [{"kind": "heldout_reward"}]})
     found = retrain(asked)
-    numbers = found.look.findings[-1].numbers
+    numbers = found.triggers.results[-1].numbers
     assert found.verdict == "nothing to do"
     assert numbers["now"] == numbers["registered"]
     assert numbers["now"] <= numbers["high"]
@@ -198,9 +198,9 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
         assert "rollout 1/1 cached 1" in shown
     assert len(registry().client.search_model_versions(f"name = '{MODEL}'")) == 2
     found = desk.record()
-    assert [one.reason for one in found.look.holding] == ["topic_drift"]
-    assert found.look.intake.records == 60
-    assert found.look.intake.refused["consent: no consent"] == 6
+    assert [one.reason for one in found.triggers.fired] == ["topic_drift"]
+    assert found.triggers.curation.records == 60
+    assert found.triggers.curation.rejected["consent: no consent"] == 6
     report = read_report(desk.home / "again" / "report.json")
     assert report.lineage.base_policy == desk.champion_policy
     version = registry().find(MODEL, report.lineage.run)
@@ -222,8 +222,8 @@ def test_what_was_tried_is_not_tried_again_the_next_night(desk: Desk, server: st
 
     registry().client.set_registered_model_alias(MODEL, "champion", "1")
     found = retrain(desk.settings)
-    assert (found.verdict, found.look.champion) == ("nothing to do", f"{MODEL}/1")
-    numbers = {one.reason: one.numbers for one in found.look.findings}
+    assert (found.verdict, found.triggers.champion) == ("nothing to do", f"{MODEL}/1")
+    numbers = {one.reason: one.numbers for one in found.triggers.results}
     assert 0 < numbers["new_conversations"]["new"] <= 5
 
 
@@ -237,8 +237,8 @@ def test_what_the_champion_was_trained_on_is_no_reason_again(desk: Desk, server:
     client.set_registered_model_alias(MODEL, "champion", str(newest))
     found = retrain(desk.settings)
     assert found.verdict == "nothing to do"
-    assert found.look.champion == f"{MODEL}/{newest}"
-    numbers = {one.reason: one.numbers for one in found.look.findings}
+    assert found.triggers.champion == f"{MODEL}/{newest}"
+    numbers = {one.reason: one.numbers for one in found.triggers.results}
     assert 0 < numbers["new_conversations"]["new"] <= 5
 
 
@@ -251,7 +251,7 @@ def test_an_event_starts_a_retraining_by_itself(desk: Desk, server: str):
 
     desk.log.write(conversations("fourth", 40, seed=8))
     settings = {**yaml.safe_load(desk.config.read_text()), "name": "told"}
-    told = {**settings, "reasons": [{"kind": "age", "days": 30}]}  # the run itself has nothing to do, and is quick
+    told = {**settings, "triggers": [{"kind": "age", "days": 30}]}  # the run itself has nothing to do, and is quick
     prefect("work-pool", "create", "retraining", "--type", "process", server=server)
     retrain.from_source(source=LocalStorage(str(ROOT)), entrypoint="flows/retrain.py:retrain").deploy(
         name="nightly",
@@ -265,7 +265,7 @@ def test_an_event_starts_a_retraining_by_itself(desk: Desk, server: str):
     before = len(states(server, "retrain"))
     with worker("retraining", server):
         done = subprocess.run(
-            command(desk, "--check", "--set", "reasons=[{kind: new_conversations, minimum: 1}]"),
+            command(desk, "--check", "--set", "triggers=[{kind: new_conversations, min_conversations: 1}]"),
             env=environment(server), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -289,7 +289,7 @@ def ids_of(desk: Desk, *, version: str) -> dict[str, set[str]]:
     store = ArtifactStore(str(desk.home / "retrain-store"))
     table = store.path(store.folder("scenarios", tags["scenarios"])) / "scenarios.parquet"
     limit = 16 if version == "1" else None
-    sides = split(table, heldout_share=0.25, limit=limit)
+    sides = split(table, validation_fraction=0.25, limit=limit)
     assert len(list(read_scenarios(table))) >= len(sides.train)
     return {"train": set(sides.train), "heldout": set(sides.heldout)}
 

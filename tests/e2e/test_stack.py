@@ -1,4 +1,4 @@
-"""The stack of one machine, real: servers, workers and keeper as processes, deployments run by a worker."""
+"""The stack of one machine, real: servers, workers and supervisor as processes, deployments run by a worker."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType
 
-from flows.stack.recovery import running_flows
-from flows.stack.service import Service, free_port, port_is_free
-from grpo.evaluation.document import ReportDocument
+from flows.local.recovery import running_flows
+from flows.local.service import Service, free_port, port_is_free
 from grpo.evaluation.report import read_report
+from grpo.evaluation.schema import ReportDocument
 from tests.doubles import short_run
 from tests.places import ROOT
 
@@ -82,8 +82,8 @@ class Stack:
         return done.stdout
 
     def up(self, deployments: Path | None = None) -> str:
-        printed = self.command("flows.cli", "up", "--deployments", str(deployments or self.deployments))
-        exports = shlex.split(self.command("flows.cli", "env"))
+        printed = self.command("flows.cli.app", "up", "--deployments", str(deployments or self.deployments))
+        exports = shlex.split(self.command("flows.cli.app", "env"))
         self.login.update(assignment.split("=", 1) for assignment in exports if assignment != "export")
         return printed
 
@@ -132,7 +132,7 @@ class Stack:
 
     def services(self) -> dict[str, psutil.Process | None]:
         """The processes that `grpo up` is to start."""
-        names = ("prefect", "mlflow", "keeper", "worker-cpu", "worker-gpu")
+        names = ("prefect", "mlflow", "supervisor", "worker-cpu", "worker-gpu")
         return {name: Service(name=name, home=self.home, arguments=()).process() for name in names}
 
     def processes(self) -> list[psutil.Process]:
@@ -182,7 +182,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         with found.api:
             yield found
     finally:
-        found.command("flows.cli", "down")
+        found.command("flows.cli.app", "down")
         for process in found.processes():
             process.kill()
 
@@ -262,7 +262,7 @@ def test_down_ends_everything_and_up_loses_nothing(stack: Stack):
     stack.let_schedule("train/weekly", active=False)
     run = stack.start("train/short", "name=continued", "seed=7", "training.iterations=3")
     until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
-    stack.command("flows.cli", "down")
+    stack.command("flows.cli.app", "down")
     assert not stack.processes()
     assert port_is_free("127.0.0.1", int(stack.environment["PREFECT_SERVER_API_PORT"]))
     stack.up()

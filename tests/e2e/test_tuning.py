@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli.app import app
 from grpo.config.pipeline import load_config
 from grpo.config.tuning import TuneConfig
 from grpo.config.yaml_file import load_settings
@@ -40,7 +40,7 @@ def study_file(folder: Path, **changes: object) -> Path:
         "base": base,
         "search_space": {RATE: {"type": "loguniform", "low": 1e-5, "high": 1e-2}},
         "n_trials": 4,
-        "looks": 2,
+        "intermediate_evals": 2,
         "parallel": 2,
         "heartbeat_s": 1,
         **changes,
@@ -51,7 +51,7 @@ def study_file(folder: Path, **changes: object) -> Path:
 
 
 def command(config: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli", "tune", str(config), *options]
+    return [sys.executable, "-m", "flows.cli.app", "tune", str(config), *options]
 
 
 def killed_after_the_first(config: Path, told: dict[str, str]) -> None:
@@ -99,22 +99,22 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: str) -> tuple[Path,
 
 
 def test_a_killed_search_ends_with_as_many_trials_as_were_asked_for(killed: tuple[Path, Path, StudyDocument, str]):
-    """Four came to an end; those whose process died are there too, and their values were tried again."""
+    """Four came to an end; those whose process crashed are there too, and their values were tried again."""
     _, _, found, printed = killed
-    over = [trial for trial in found.study.trials if trial.over]
-    assert len(over) == 4
-    assert all(trial.looks for trial in over)
-    tried = [trial.params[RATE] for trial in over]
+    ended = [trial for trial in found.study.trials if trial.ended]
+    assert len(ended) == 4
+    assert all(trial.intermediate_evals for trial in ended)
+    tried = [trial.params[RATE] for trial in ended]
     assert len(set(tried)) == 4
-    died = [trial for trial in found.study.trials if trial.state == "died"]
-    assert {trial.params[RATE] for trial in died if trial.params} <= set(tried), "one may die before it has values"
+    crashed = [trial for trial in found.study.trials if trial.state == "crashed"]
+    assert {trial.params[RATE] for trial in crashed if trial.params} <= set(tried), "one may die before it has values"
     assert "best config:" in printed
 
 
 def test_a_trial_that_is_tried_again_finds_its_stages_in_the_cache(killed: tuple[Path, Path, StudyDocument, str]):
     """What is common to all trials is computed once, and so is what a dead trial had finished."""
     _, _, found, _ = killed
-    assert all(trial.numbers["cached"] >= 5 for trial in found.study.trials if trial.over)
+    assert all(trial.numbers["cached"] >= 5 for trial in found.study.trials if trial.ended)
 
 
 def test_the_records_agree_with_the_study(killed: tuple[Path, Path, StudyDocument, str]):
@@ -132,7 +132,7 @@ def test_the_records_agree_with_the_study(killed: tuple[Path, Path, StudyDocumen
         run = nested[f"trial {trial.number}"]
         assert run.data.tags["state"] == trial.state
         assert {name: float(value) for name, value in run.data.params.items()} == pytest.approx(trial.params)
-        assert len(client.get_metric_history(run.info.run_id, "heldout")) == len(trial.looks)
+        assert len(client.get_metric_history(run.info.run_id, "heldout")) == len(trial.intermediate_evals)
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
     assert files >= {"study.html", "study.json", "history.png", "importance.png", "best.yaml"}
     assert client.search_registered_models() == [], "a trial registers nothing"

@@ -13,7 +13,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from grpo.tuning.summary import summarize
+from grpo.tuning.study_summary import summarize_study
 from tests.e2e.postgres import Cluster, postgres
 from tests.places import ROOT
 
@@ -22,15 +22,15 @@ pytestmark = pytest.mark.e2e
 SEARCHER = textwrap.dedent("""
     import sys, time
     from pathlib import Path
-    from grpo.config.notebook import TrainingConfig
+    from grpo.notebook.config import TrainingConfig
     from grpo.config.tuning import HPOConfig
-    from grpo.locks import file_lock
+    from grpo.storage.locks import file_lock
     from grpo.tuning.storage import open_storage
     from grpo.tuning.study import Look, open_study, search
 
     url, lock, pause = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
     space = {"beta": {"type": "uniform", "low": 0.0, "high": 1.0}}
-    plan = HPOConfig.model_validate({"search_space": space, "n_trials": 6, "looks": 2, "pruning": False})
+    plan = HPOConfig.model_validate({"search_space": space, "n_trials": 6, "intermediate_evals": 2, "pruning": False})
 
     def runner(number, values):
         print("begun", number, flush=True)
@@ -69,8 +69,8 @@ def test_two_processes_share_a_study_and_a_killed_ones_trial_is_tried_again(clus
         printed = [process.communicate(timeout=240)[0] for process in (one, other)]
         assert (one.returncode, other.returncode) == (0, 0)
     assert all(printed), "both had work"
-    found = summarize(optuna.load_study(study_name="s", storage=url))
-    assert found.trials[0].state == "died"
-    assert (found.over, found.count("complete")) == (6, 6)
+    found = summarize_study(optuna.load_study(study_name="s", storage=url))
+    assert found.trials[0].state == "crashed"
+    assert (found.ended, found.count("complete")) == (6, 6)
     assert [trial.params for trial in found.trials].count(found.trials[0].params) == 2
     assert found.best_reward == 2 * max(float(trial.params["beta"]) for trial in found.trials)  # type: ignore[arg-type]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
-from flows.commands.exits import FAILED, REFUSED, WRONG_INPUT
+from flows.cli.app import app
+from flows.cli.errors import FAILED, REFUSED, WRONG_INPUT
 from tests.command_lines import commands, examples
 from tests.places import ROOT
 
 QUICKSTART = str(ROOT / "data" / "configs" / "quickstart.yaml")
-GRPO = [sys.executable, "-c", "from flows.cli import app; app(prog_name='grpo')"]
+GRPO = [sys.executable, "-c", "from flows.cli.app import app; app(prog_name='grpo')"]
 """The command as it is called where it is installed."""
 
 
@@ -90,7 +90,7 @@ def test_a_model_that_is_not_there_is_wrong_input(server: str, arguments: list[s
 @pytest.mark.usefixtures("server")
 def test_what_a_flow_refuses_is_said_without_a_traceback():
     """Once, by the command itself; the server has the whole."""
-    command = [sys.executable, "-m", "flows.cli", "promote", "nobody", "--reason", "x"]
+    command = [sys.executable, "-m", "flows.cli.app", "promote", "nobody", "--reason", "x"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == WRONG_INPUT
     assert done.stderr.count("AddressError") == 1
@@ -111,7 +111,7 @@ def test_a_reason_that_no_record_holds_is_refused_before_anything_starts(command
 def test_help_comes_without_loading_what_the_work_needs():
     """Neither PyTorch nor Prefect nor MLflow, so that it comes at once."""
     code = (
-        "import sys; from typer.testing import CliRunner; from flows.cli import app;"
+        "import sys; from typer.testing import CliRunner; from flows.cli.app import app;"
         "CliRunner().invoke(app, ['--help']); CliRunner().invoke(app, ['train', '--help']);"
         "print([m for m in ('torch', 'prefect', 'mlflow', 'transformers', 'great_expectations') if m in sys.modules])"
     )

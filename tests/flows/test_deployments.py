@@ -13,8 +13,8 @@ from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
-from flows import settings
 from flows.deployment import plan
+from flows.local import settings
 from grpo.config.pipeline import load_config
 from tests.places import ROOT
 

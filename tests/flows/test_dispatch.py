@@ -25,10 +25,10 @@ from flows.ledger import Ledger
 from flows.run import Run
 from flows.stage import decode
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.code import source_digest
 from grpo.config.compute import ComputeSettings, GpuStages
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
+from grpo.identity.code import source_digest
 from tasks.rollout import RolloutResult, rollout
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -225,7 +225,7 @@ def test_where_a_run_is_computed_is_no_part_of_what_it_is(desk_config: dict[str,
     runner = ThreadPoolTaskRunner()
     here = PipelineConfig.model_validate(desk_config)
     there = PipelineConfig.model_validate({**desk_config, "compute": {"gpu_stages": {"stages": ["train"]}}})
-    keys = [Run(config, Ledger(runner), began=0.0).key for config in (here, there)]
+    keys = [Run(config, Ledger(runner), started_at=0.0).key for config in (here, there)]
     assert keys[0] == keys[1]
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from flows.doctor.examination import needs
-from flows.doctor.finding import Diagnosis, Finding, require
 from flows.doctor.installation import extras, packages
 from flows.doctor.machine import disk
 from flows.doctor.servers import named_servers, ports, servers
 from flows.doctor.shipped import shipped
 from flows.doctor.stores import stores
+from flows.local.checks import CheckResult, DoctorReport, require
 from flows.shipped import PARTS
 from grpo.config.pipeline import load_config
 from grpo.errors import ConfigError
@@ -46,7 +46,7 @@ def _installed(folder: Path) -> None:
     metadata.write_text(METADATA)
 
 
-def _by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
+def _by_name(findings: Iterator[CheckResult]) -> dict[str, CheckResult]:
     return {finding.name: finding for finding in findings}
 
 
@@ -209,7 +209,7 @@ def test_the_command_ends_with_what_it_found(tmp_path: Path, healthy: bool):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": str(port)}
     environment["PYTHONPATH"] = os.pathsep.join([str(path), str(ROOT)])
-    command = [sys.executable, "-m", "flows.cli", "doctor", "--json", "--store", str(tmp_path / "store")]
+    command = [sys.executable, "-m", "flows.cli.app", "doctor", "--json", "--store", str(tmp_path / "store")]
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
@@ -228,7 +228,7 @@ def test_files_that_a_wheel_does_not_hold_are_a_problem(tmp_path: Path):
     elsewhere = {name: tmp_path / path.relative_to(ROOT) for name, path in PARTS.items()}
     missing = list(shipped(elsewhere))
     assert {finding.state for finding in missing} == {"problem"}
-    assert not Diagnosis(findings=tuple(missing)).healthy
+    assert not DoctorReport(findings=tuple(missing)).healthy
     assert all("clone of the repository" in finding.remedy for finding in missing)
 
 

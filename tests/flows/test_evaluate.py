@@ -10,13 +10,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli.app import app
 from grpo import progress
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, RegistryError
-from grpo.evaluation.document import ReportDocument
-from grpo.evaluation.measurement import MeasurementDocument
+from grpo.evaluation.measurement import EvaluationDocument
 from grpo.evaluation.report import read_report
+from grpo.evaluation.schema import ReportDocument
 from tests.doubles import short_run
 from tests.places import DESK_MODEL, DESK_SCENARIOS
 
@@ -47,7 +47,7 @@ def trained(config: PipelineConfig, home: Path) -> ReportDocument:
     return read_report(home / config.name / "report.json")
 
 
-def _evaluate(config: PipelineConfig, **options: Any) -> tuple[MeasurementDocument, dict[str, bool]]:
+def _evaluate(config: PipelineConfig, **options: Any) -> tuple[EvaluationDocument, dict[str, bool]]:
     """The document, and of each stage whether it was cached."""
     from flows.evaluate import evaluate
 
@@ -70,18 +70,18 @@ def test_a_registered_model_is_what_its_training_said_it_is(
     judged = trained.evaluation.overall.candidate
     assert document.measurement.policy == trained.evaluation.candidate_policy
     assert document.measurement.overall.success == judged
-    categories = {standing.name: standing.success for standing in document.measurement.by_category}
+    categories = {slice_metrics.name: slice_metrics.success for slice_metrics in document.measurement.by_category}
     assert categories == {part.name: part.candidate for part in trained.evaluation.by_category}
     assert cached == {**dict.fromkeys(("ingest", "validate", "split", "rollout", "score"), True), "measure": False}
     written = (home / "evaluated" / "evaluation.json").read_text()
-    assert MeasurementDocument.model_validate_json(written) == document
+    assert EvaluationDocument.model_validate_json(written) == document
 
 
 def test_a_model_is_the_same_by_alias_by_number_and_by_folder(config: PipelineConfig, trained: ReportDocument):
     """Three addresses of one checkpoint, and of the base a fourth."""
     from tasks.registry import registry
 
-    version = registry().at("models:/evaluated@candidate")
+    version = registry().resolve("models:/evaluated@candidate")
     found = [
         _evaluate(config, model=model)[0].measurement.policy
         for model in (f"models:/evaluated/{version.version}", version.checkpoint.uri, str(DESK_MODEL))
@@ -97,7 +97,7 @@ def test_the_numbers_stand_in_prefects_pages(config: PipelineConfig, trained: Re
     shown = Artifact.get("standing")
     assert shown is not None
     rows = json.loads(shown.data)
-    assert [row["name"] for row in rows] == [standing.name for standing in document.measurement.standings]
+    assert [row["name"] for row in rows] == [slice_metrics.name for slice_metrics in document.measurement.slices]
     assert document.measurement.overall.success is not None
     assert rows[0]["success"] == round(document.measurement.overall.success.mean, 4)
     tries = Artifact.get("pass-rates")
@@ -141,7 +141,7 @@ def test_the_command_measures_and_writes(config: PipelineConfig, tmp_path: Path)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "4 episodes" in result.output
-    assert MeasurementDocument.model_validate_json(output.read_bytes()).measurement.episodes == 4
+    assert EvaluationDocument.model_validate_json(output.read_bytes()).measurement.episodes == 4
     refused = CliRunner().invoke(app, ["evaluate", str(path), "--set", "registry.model_name=nobody"])
     assert refused.exit_code == 2
     assert "no model at models:/nobody@champion" in refused.stderr

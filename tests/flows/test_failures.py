@@ -13,9 +13,9 @@ import sqlalchemy
 import typer
 from typer.testing import CliRunner, Result
 
-from flows.commands.exits import bounded
+from flows.cli.errors import bounded
 from flows.failures import known_failure
-from flows.stack.service import free_port
+from flows.local.service import free_port
 from grpo.errors import ConfigError, PolicyError, PromotionRefused, RegistryError, StorageError
 
 

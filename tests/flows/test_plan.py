@@ -15,7 +15,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from grpo.tables import read_trajectories
 from tests.doubles import changed, short_run
-from tests.grpo.evaluation.test_page import document
+from tests.grpo.evaluation.test_html_report import document
 from tests.places import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -92,7 +92,7 @@ def test_the_bound_on_tokens_holds_and_their_mean_is_that_of_the_rollouts(ran: d
     """All that was played: nothing is longer than the bound, and the mean is what the tables say."""
     plan = _plan(ran, home)
     said = [
-        trajectory.action_count
+        trajectory.completion_tokens
         for path in (Path(ran["store"]) / "rollout").glob("*.parquet")
         for trajectory in read_trajectories(path)
     ]
@@ -144,7 +144,7 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):
     path.write_text(yaml.safe_dump(_config(tmp_path)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": "1"}
-    command = [sys.executable, "-m", "flows.cli", "train", str(path), "--dry-run"]
+    command = [sys.executable, "-m", "flows.cli.app", "train", str(path), "--dry-run"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "valid configuration of run planned" in done.stdout

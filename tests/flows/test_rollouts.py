@@ -5,7 +5,7 @@ import pytest
 from flows.rollouts import play_rounds
 from grpo.artifacts import Artifact
 from grpo.config.rollout import RolloutSettings
-from grpo.rewards.summary import RolloutSummary
+from grpo.rewards.rollout_summary import RolloutSummary
 from tasks.score import ScoreResult
 
 

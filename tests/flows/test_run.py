@@ -11,8 +11,8 @@ import pytest
 from flows.train import train
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import NoLearningSignal
-from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
+from grpo.evaluation.schema import ReportDocument
 from grpo.learner.checkpoints import read_state
 from grpo.tables import read_trajectories
 from grpo.trajectories import Trajectory, group
@@ -54,7 +54,7 @@ def test_further_rounds_are_trained_on_too(desk_config: dict[str, Any], home: Pa
     scored = [t for path in (tmp_path / "store" / "scored").glob("*") for t in read_trajectories(path)]
     groups = group([t for t in scored if (t.scenario_id, 0) in played])
     taught = [
-        trajectory.action_count
+        trajectory.completion_tokens
         for siblings in groups
         for trajectory, reward in zip(siblings.trajectories, siblings.rewards, strict=True)
         if abs(reward - sum(siblings.rewards) / 4) > 1e-9
@@ -81,7 +81,7 @@ def test_stale_rollouts_are_those_of_the_policy_before(desk_config: dict[str, An
     changes: dict[str, Any] = {
         "save_total_limit": None,
         "rollout": {"staleness": 1},
-        "training": {"iterations": 3, "importance_cap": 2.0, "learning_rate": 1e-4},
+        "training": {"iterations": 3, "importance_sampling_cap": 2.0, "learning_rate": 1e-4},
     }
     first = _run(config, home, **changes)
     parents = {state.policy_hash: state.parent for state in map(read_state, (store / "checkpoint").glob("*"))}

@@ -9,9 +9,9 @@ import pytest
 
 from flows.stage import STAGES, decode, encode, read_error, read_result, run_stage, work
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.code import source_digest
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
+from grpo.identity.code import source_digest
 from tasks.identity import stage_key
 from tasks.split import SplitResult, split
 from tasks.stage import relayed
@@ -122,9 +122,9 @@ def test_a_relayed_stage_shares_its_cache_with_the_stage_itself(tmp_path: Path):
 
     artifact = ArtifactStore(str(tmp_path)).put_file("split", ".json", lambda path: path.write_text("{}") and None)
     there = relayed(split, send)
-    given = {"scenarios": _artifact("scenarios"), "heldout_share": 0.25, "limit": None, "store": str(tmp_path)}
+    given = {"scenarios": _artifact("scenarios"), "validation_fraction": 0.25, "limit": None, "store": str(tmp_path)}
     assert there.fn(**given).train == 3
     assert split.fn(**given).train == 3
     assert there.fn(**given).train == 3
-    assert [inputs["heldout_share"] for inputs in sent] == [0.25]
+    assert [inputs["validation_fraction"] for inputs in sent] == [0.25]
     assert there.name == "split"

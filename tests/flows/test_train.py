@@ -10,8 +10,8 @@ import pytest
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, PolicyError, RegistryError
-from grpo.evaluation.document import ReportDocument
 from grpo.evaluation.report import read_report
+from grpo.evaluation.schema import ReportDocument
 from tasks.registry import registry
 from tests.doubles import changed, short_run
 from tests.grpo.registry.making import ANNA, put_version
@@ -82,7 +82,7 @@ def test_another_reward_weight_recomputes_what_depends_on_it(first: ReportDocume
     found = cached(run(module_config, home, name="reweighted", reward=reward))
     for name in ("ingest", "validate", "split", "base"):
         assert found[name] == (1, 1), name
-    # two shards each: iteration 0 and the champion's held-out side are hits; iteration 1 and the candidate's are not
+    # two shards each: iteration 0 and the champion's held-out split are hits; iteration 1 and the candidate's are not
     assert found["rollout"] == (4, 8)
     for name in ("score", "train", "evaluate", "register"):
         assert found[name][0] == 0, name
@@ -157,7 +157,7 @@ def test_a_negated_reward_makes_it_worse_and_the_gate_refuses(module_config: Any
 def test_no_run_is_judged_against_the_base_where_the_champion_is_missing(module_config: Any, home: Path):
     """Version 1 has served and was deleted: the run ends before anything is played, and names the remedies."""
     version = put_version(registry(), "bereft", "a", against="base")
-    registry().succession("bereft").promote(version, reason="gates", by=ANNA)
+    registry().promotions("bereft").promote(version, reason="gates", by=ANNA)
     registry().client.delete_model_version("bereft", str(version))
     with pytest.raises(RegistryError, match=r"`grpo rollback bereft .*`grpo promote bereft --version N"):
         run(module_config, home, name="bereft", seed=12, registry={"model_name": "bereft"})
@@ -214,7 +214,7 @@ def test_scenarios_that_fail_an_expectation_stop_the_run_before_any_compute(
 ):
     """The same text on both declared sides is leakage; nothing is rolled out."""
     lines = [
-        f'{{"id": "s{k}", "user_responses": ["same words {k % 30}"], "side": "{"train" if k < 30 else "heldout"}"}}'
+        f'{{"id": "s{k}", "user_responses": ["same words {k % 30}"], "split": "{"train" if k < 30 else "heldout"}"}}'
         for k in range(60)
     ]
     (tmp_path / "leaky.jsonl").write_text("\n".join(lines))
@@ -228,7 +228,7 @@ def test_scenarios_that_fail_an_expectation_stop_the_run_before_any_compute(
 def test_a_reward_that_a_probe_fools_stops_the_run_before_any_stage(module_config: Any, home: Path, tmp_path: Path):
     """Not even the scenarios are read."""
     reward, store = [{"kind": "keywords", "weight": 1.0}], tmp_path / "store"
-    with pytest.raises(ConfigError, match=r"keywords is fooled by .*admitted_despite"):
+    with pytest.raises(ConfigError, match=r"keywords is fooled by .*accepted_exploits"):
         run(module_config, home, name="fooled", reward=reward, store=str(store))
     assert not (store / "scenarios").exists()
     assert not list(store.rglob("*.parquet"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flows.console import PlainConsole
+from flows.cli.console import PlainConsole
 from flows.reproduce import Reproduction
 from flows.versions import print_lineage, print_reproduction
-from grpo.registry import Lineage, Transition
+from grpo.registry import ChampionChange, Lineage
 from grpo.registry.lineage import Ancestor
 from tests.grpo.registry.making import ANNA, make_provenance
 
@@ -22,7 +22,7 @@ def _told(result: Reproduction | Lineage) -> str:
 
 def test_a_lineage_is_told_on_lines_that_can_be_searched():
     """However narrow the terminal: nothing is cut off."""
-    forced = Transition(
+    forced = ChampionChange(
         number=1,
         action="promote",
         champion=2,
@@ -39,12 +39,12 @@ def test_a_lineage_is_told_on_lines_that_can_be_searched():
         run_id="r",
         aliases=["champion"],
         tags={"verdict": "refuse"},
-        provenance=make_provenance(brought_in={"shop.rewards:Politeness, module shop.words": "5d" * 32}),
+        provenance=make_provenance(external_digests={"shop.rewards:Politeness, module shop.words": "5d" * 32}),
         parents=(
             Ancestor(policy="p1", version=1, model="store/x"),
             Ancestor(policy="base", version=None, model="models/desk_clerk"),
         ),
-        judged_against=1,
+        evaluated_against=1,
         history=(forced,),
         pending=forced.model_copy(update={"action": "rollback", "champion": 1, "replaced": 2, "forced": False}),
     )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
-from grpo.files import write_atomically
+from grpo.storage.files import write_atomically
 from tests.benchmarks.page import DOCS, Table, here
 from tests.fuzz.run import Tally, fuzz, targets
 

@@ -27,11 +27,11 @@ from pydantic_core import from_json
 
 from grpo.config.scenarios import ConversationLogSource, FileSource, GeneratorSource, HuggingFaceSource, Source
 from grpo.errors import GRPOError
-from grpo.retraining.live import worth
-from grpo.scenarios.boundary import attempt
+from grpo.retraining.live import production_metrics
+from grpo.scenarios.data_errors import try_call
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.judged import read_labels, read_pairs
-from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.reward_data import read_labels, read_pairs
+from grpo.scenarios.table import read_scenarios
 from tests.fuzz import tables
 from tests.fuzz.mutate import flip_byte, json_value, mutate_bytes, mutate_cells, mutate_json, python_object
 from tests.fuzz.samples import Cells, Content, Document, Lines, Sample, plain, samples
@@ -94,7 +94,7 @@ def fuzz(name: str, *, records: int, seed: int) -> Tally:
             tally.sources += 1
             try:
                 with _alarm():
-                    outcome = attempt(case)
+                    outcome = try_call(case)
             except Hang:
                 outcome = 0
                 tally.hangs.append(place)
@@ -260,7 +260,7 @@ def _ingest(source: Source, folder: Path) -> Read:
     anchor.write_text('{"id": "anchor", "goal": "x"}\n')
     table, quarantine = folder / "scenarios.parquet", folder / "quarantine.parquet"
     sources = (FileSource(kind="jsonl", path=str(anchor)), source)
-    counts = ingest(sources, table, quarantine, max_quarantined_share=1.0)
+    counts = ingest(sources, table, quarantine, max_quarantined_fraction=1.0)
     held, refused = list(read_scenarios(table)), pq.read_table(quarantine).to_pylist()
     if (counts.scenarios, counts.quarantined) != (len(held), len(refused)):
         raise Wrong(f"{counts.scenarios} + {counts.quarantined} counted, {len(held)} + {len(refused)} in the tables")
@@ -313,7 +313,7 @@ def _log_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     def case(content: bytes, *, flipped: bool) -> int:
         with _instead(first, content):
             read = _expected(lambda: _ingest(source, folder))
-            worth([source], "desk/1")
+            production_metrics([source], "desk/1")
         spared = sum(name.startswith("conversation-21-") for name in read.used)
         if spared < tables.ROWS:
             raise Wrong(f"{spared} of {tables.ROWS} conversations of the other file are used")

@@ -12,16 +12,16 @@ from typing import Any
 
 from grpo.config.scenarios import FileSource, MultiDoGOSource, PublishedSource, Source, Tau2Source
 from tests.fuzz.mutate import LITERALS
-from tests.grpo.scenarios.readers import test_abcd_sample as abcd
-from tests.grpo.scenarios.readers import test_bfcl_multi_turn as bfcl
-from tests.grpo.scenarios.readers import test_bridge_math_tutoring as bridge
-from tests.grpo.scenarios.readers import test_casino_negotiation as casino
-from tests.grpo.scenarios.readers import test_cima_tutoring as cima
-from tests.grpo.scenarios.readers import test_mt_bench as mt_bench
-from tests.grpo.scenarios.readers import test_pandalm as pandalm
-from tests.grpo.scenarios.readers import test_sgd as sgd
-from tests.grpo.scenarios.readers import test_taskmaster as taskmaster
-from tests.grpo.scenarios.readers import test_tau2_bench as tau2
+from tests.grpo.scenarios.datasets import test_abcd_sample as abcd
+from tests.grpo.scenarios.datasets import test_bfcl_multi_turn as bfcl
+from tests.grpo.scenarios.datasets import test_bridge_math_tutoring as bridge
+from tests.grpo.scenarios.datasets import test_casino_negotiation as casino
+from tests.grpo.scenarios.datasets import test_cima_tutoring as cima
+from tests.grpo.scenarios.datasets import test_mt_bench as mt_bench
+from tests.grpo.scenarios.datasets import test_pandalm as pandalm
+from tests.grpo.scenarios.datasets import test_sgd as sgd
+from tests.grpo.scenarios.datasets import test_taskmaster as taskmaster
+from tests.grpo.scenarios.datasets import test_tau2_bench as tau2
 from tests.places import PUBLISHED
 
 CUT = 4
@@ -140,7 +140,7 @@ def plain(number: int) -> dict[str, Any]:
         "world": {"orders": {str(number): {"state": "lost", "price": 1.5}}},
         "expected": {"responses": ["I look."], "facts": ["lost"], "calls": [], "state": {}},
         "metadata": {"category": "missing", "difficulty": "easy", "source": "own", "licence": "own", "consent": ""},
-        "side": None,
+        "split": None,
     }
 
 

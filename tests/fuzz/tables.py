@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.conversation_log import SCHEMA, Conversation, ConversationLog
+from grpo.scenarios.conversation_log import SCHEMA, ConversationLog, LoggedConversation
 from tests.fuzz.mutate import LITERALS, json_value, mutate_json
 from tests.fuzz.samples import plain
 
@@ -73,7 +73,7 @@ def conversations(folder: Path) -> list[Path]:
     )
     return list(
         ConversationLog(folder).write(
-            Conversation(
+            LoggedConversation(
                 id=f"{day}-{number}",
                 time=datetime(2026, 11, day, 9, number, tzinfo=UTC),
                 model="desk/1",

@@ -9,7 +9,7 @@ import pytest
 
 from grpo.artifacts import MANIFEST, Artifact, ArtifactStore
 from grpo.errors import ArtifactError, StorageError
-from grpo.files import write_atomically
+from grpo.storage.files import write_atomically
 from tests.places import ROOT
 
 
@@ -60,7 +60,7 @@ ArtifactStore(sys.argv[1]).put_folder("note", write)
 """
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_write(store: ArtifactStore):
+def test_leftovers_of_a_killed_writer_are_removed_by_the_next_write(store: ArtifactStore):
     """Killed in the middle: its folder is there until another writer comes. What is being written to stays."""
     staging = Path(store.root) / ".staging"
     subprocess.run([sys.executable, "-c", _KILLED, store.root], cwd=ROOT, check=False)

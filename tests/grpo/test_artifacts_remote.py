@@ -21,15 +21,15 @@ import pytest
 import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
 
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path, own_folder
+from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path, user_temp_folder
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import FileSource
 from grpo.errors import ArtifactError, ConfigError, StorageError
 from grpo.policy.catalog import model_folder
-from grpo.scenarios.fingerprint import fingerprint
-from grpo.scenarios.parquet import write_scenarios
-from grpo.scenarios.readers.catalog import read_records
+from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.sources import read_records
+from grpo.scenarios.table import write_scenarios
 from tests.object_store import object_store
 
 STORE = "s3://grpo/artifacts"
@@ -116,7 +116,7 @@ def test_an_artifact_that_a_config_names_is_read_on_any_machine(
     source = FileSource(kind="parquet", path=table)
     assert (table + model).count("s3://grpo/artifacts/") == 2
     assert [one.data["id"] for one in read_records(source) if one.data] == ["s1"]
-    assert fingerprint([source]) == fingerprint([FileSource(kind="parquet", path=str(local_path(table)))])
+    assert content_hash([source]) == content_hash([FileSource(kind="parquet", path=str(local_path(table)))])
     assert (model_folder(model) / "config.json").read_text() == "{}"
 
 
@@ -159,7 +159,7 @@ def test_a_changed_object_is_refused(
     with pytest.raises(ArtifactError, match="damaged") as caught:
         reader.path(artifact)
     assert artifact.uri in str(caught.value)
-    assert not elsewhere or not list((own_folder() / "fetched").iterdir())
+    assert not elsewhere or not list((user_temp_folder() / "fetched").iterdir())
 
 
 @pytest.mark.parametrize("file", ["a", MANIFEST])
@@ -222,7 +222,7 @@ class DyingFileSystem(MemoryFileSystem):
         super().put_file(lpath, rpath, **options)
 
 
-def test_an_upload_that_dies_is_never_taken_for_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_upload_is_never_read_as_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Killed after each object in turn: without its manifest the folder is missing; and the manifest comes last."""
     fsspec.register_implementation("dying", DyingFileSystem, clobber=True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -319,6 +319,6 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
 def test_a_folder_that_others_can_read_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Copies of artifacts lie where nobody else can put files into their place."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    own_folder().chmod(0o777)
+    user_temp_folder().chmod(0o777)
     with pytest.raises(StorageError, match="not a folder of this user alone"):
         ArtifactStore("memory://shared").put_folder("pair", _write_pair)

@@ -38,7 +38,7 @@ def _written(**changes: object) -> Trajectory:
         turn_rewards=(0.25,),
         terminal_reward=0.5,
         breakdown={"checks": 1.0},
-        judgement={"weights": {"checks": 1.0}, "rubric_hash": "é"},
+        reward_metadata={"weights": {"checks": 1.0}, "rubric_hash": "é"},
     )
     return replace(trajectory, **changes)
 
@@ -59,7 +59,7 @@ def test_a_trajectory_survives_parquet(tmp_path: Path):
 def test_a_judgement_that_is_no_json_names_its_trajectory(tmp_path: Path):
     """What a reward says beside its score is for people and pages, so it must be writable."""
     with pytest.raises(DataError, match=r"scenario s-1 sample 2: metadata of its reward .*JSON"):
-        write_trajectories(tmp_path / "t", [_written(judgement={"model": object()})], provenance={})
+        write_trajectories(tmp_path / "t", [_written(reward_metadata={"model": object()})], provenance={})
 
 
 def test_the_same_trajectories_are_the_same_bytes(tmp_path: Path):
@@ -137,11 +137,11 @@ def _random(rng: random.Random) -> Trajectory:
         turn_rewards=tuple(rng.gauss(0, 1) for _ in range(rng.randrange(3))),
         terminal_reward=rng.choice((None, rng.gauss(0, 1))),
         breakdown={_text(rng): rng.gauss(0, 1) for _ in range(rng.randrange(3))},
-        judgement={_text(rng): [_text(rng), rng.gauss(0, 1), None] for _ in range(rng.randrange(3))},
+        reward_metadata={_text(rng): [_text(rng), rng.gauss(0, 1), None] for _ in range(rng.randrange(3))},
     )
 
 
-def test_what_was_written_as_json_is_read_as_it_was():
+def test_json_round_trip_preserves_a_trajectory():
     """300 random trajectories: any text, numbers to the last bit, None as None, NaN log-probabilities as NaN."""
     rng = random.Random(5)
     for _ in range(300):
@@ -162,7 +162,7 @@ def test_what_was_written_as_json_is_read_as_it_was():
         ("turns", [{"role": "robot"}], "turns.0.role"),
         ("outcome", {"success": 1, "checks": [], "state": "{}"}, "outcome.success: .*valid boolean"),
         ("outcome", {"success": True, "checks": [], "state": "[]"}, "outcome.state"),
-        ("judgement", "[]", "judgement"),
+        ("reward_metadata", "[]", "reward_metadata"),
         ("speaker", "agent", "speaker: Extra inputs"),
         ("sampler_logprobs", [0.0], "lengths 4, 4, 1"),
     ],

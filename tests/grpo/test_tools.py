@@ -6,7 +6,7 @@ import pytest
 
 from grpo.errors import ConfigError
 from grpo.messages import Tool
-from grpo.tools import describe, fault
+from grpo.tools import argument_error, tool_from_function
 
 
 def refund(order: str, amount: int = 0, tags: list[str] | None = None) -> None:
@@ -18,7 +18,7 @@ def refund(order: str, amount: int = 0, tags: list[str] | None = None) -> None:
 
 def test_a_function_describes_itself():
     """First line, types, and what is required."""
-    tool = describe("pay_back", refund)
+    tool = tool_from_function("pay_back", refund)
     assert (tool.name, tool.description) == ("pay_back", "Pay back.")
     assert list(tool.parameters["properties"]) == ["order", "amount", "tags"]
     assert tool.parameters["properties"]["amount"]["type"] == "integer"
@@ -28,7 +28,7 @@ def test_a_function_describes_itself():
 def test_what_is_given_stands_for_what_could_be_read():
     """Words and schema."""
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
-    assert describe("f", refund, description="Do.", parameters=schema) == Tool(
+    assert tool_from_function("f", refund, description="Do.", parameters=schema) == Tool(
         name="f", description="Do.", parameters=schema
     )
 
@@ -43,7 +43,7 @@ def test_what_is_given_stands_for_what_could_be_read():
 def test_what_says_no_schema_is_refused(function: Any, parameters: dict[str, Any] | None, problem: str):
     """By the name of the tool."""
     with pytest.raises(ConfigError, match=problem):
-        describe("f", function, parameters=parameters)
+        tool_from_function("f", function, parameters=parameters)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_what_says_no_schema_is_refused(function: Any, parameters: dict[str, Any
         ({"order": "1", "speed": 1}, "refund has no argument speed; it takes order, amount, tags"),
     ],
 )
-def test_arguments_are_held_against_the_schema(arguments: dict[str, Any], wrong: str | None):
+def test_arguments_are_validated_against_the_schema(arguments: dict[str, Any], wrong: str | None):
     """What is wrong is said by name; True is no integer."""
-    assert fault(describe("refund", refund), arguments) == wrong
+    assert argument_error(tool_from_function("refund", refund), arguments) == wrong
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_arguments_are_held_against_the_schema(arguments: dict[str, Any], wrong:
 )
 def test_arguments_that_the_schema_does_not_name_need_its_leave(parameters: dict[str, Any], wrong: str | None):
     """A schema that says nothing of them does not take them."""
-    assert fault(Tool(name="f", parameters=parameters), {"x": 1}) == wrong
+    assert argument_error(Tool(name="f", parameters=parameters), {"x": 1}) == wrong

@@ -95,7 +95,7 @@ def _seeds(trajectories: list[Trajectory] | TrajectoryBuffer) -> list[int]:
     return [trajectory.seed for trajectory in trajectories]
 
 
-def test_a_full_buffer_lets_go_of_the_oldest():
+def test_a_full_buffer_drops_the_oldest():
     """Of seven in a buffer of three the last three are left, in their order."""
     buffer = TrajectoryBuffer(size=3)
     buffer.add(*(make_trajectory(seed=k) for k in range(5)))

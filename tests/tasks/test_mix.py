@@ -3,16 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.retraining.material import Material
-from grpo.scenarios.parquet import read_scenarios, text_digest, write_scenarios
+from grpo.retraining.data_lineage import TrainingData
 from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.split import side_of
+from grpo.scenarios.split import assign_split
+from grpo.scenarios.table import read_scenarios, text_digest, write_scenarios
 from tasks.mix import mix
 from tasks.split import split
 
 SAID = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
 HELD_AT_10, HELD_AT_26 = (
-    {one.id for one in SAID if side_of(text_digest(one), share=share) == "heldout"} for share in (0.10, 0.26)
+    {one.id for one in SAID if assign_split(text_digest(one), share=share) == "heldout"} for share in (0.10, 0.26)
 )
 
 
@@ -26,16 +26,16 @@ def held_out(store: Path, *, then: float, now: float) -> set[str]:
     table = put("scenarios", "scenarios.parquet", SAID)
     mixed = mix.fn(
         base=table,
-        split=split.fn(scenarios=table, heldout_share=now, limit=None, store=str(store)).split,
+        split=split.fn(scenarios=table, validation_fraction=now, limit=None, store=str(store)).split,
         conversations=put("conversations", "accepted.parquet", []),
-        fresh=(),
-        lineage=(Material(scenarios=table, heldout_share=then, limit=None),),
+        new_ids=(),
+        data_lineage=(TrainingData(scenarios=table, validation_fraction=then, limit=None),),
         share=0.5,
-        heldout_share=now,
+        validation_fraction=now,
         seed=0,
         store=str(store),
     )
-    return {one.id for one in read_scenarios(artifacts.path(mixed.mixture)) if one.side == "heldout"}
+    return {one.id for one in read_scenarios(artifacts.path(mixed.mixture)) if one.split == "heldout"}
 
 
 def test_no_scenario_changes_sides_when_less_is_held_out(tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.policy import PolicySettings
-from grpo.evaluation.document import Decision
+from grpo.evaluation.schema import Decision
 from grpo.policy.transformers.model import load
 from grpo.registry import ModelVersion
 from tasks.base import base
@@ -38,7 +38,7 @@ def test_a_version_is_known_by_the_weights_that_the_next_run_starts_from(
         scenarios=under.checkpoint,
         sources="",
         model="",
-        brought_in={},
+        external_digests={},
         policies=(under.policy,),
         store=str(tmp_path / "store"),
     ).version

@@ -17,8 +17,8 @@ from tasks.split import split
 
 def _play(config: PipelineConfig, agent: AgentSettings) -> list[Trajectory]:
     store = config.store
-    read = ingest.fn(sources=config.scenarios.sources, content="", max_quarantined_share=0.0, store=store)
-    sides = split.fn(scenarios=read.scenarios, heldout_share=0.25, limit=8, store=store)
+    read = ingest.fn(sources=config.scenarios.sources, content="", max_quarantined_fraction=0.0, store=store)
+    sides = split.fn(scenarios=read.scenarios, validation_fraction=0.25, limit=8, store=store)
     policy = base.fn(policy=config.policy, content="", store=store)
     played = rollout.fn(
         scenarios=read.scenarios,

@@ -10,9 +10,9 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.rewards import RewardComponent
 from grpo.errors import BudgetError, RewardError
 from grpo.messages import Message
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.parquet import write_scenarios
+from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.table import write_scenarios
 from grpo.tables import read_trajectories, write_trajectories
 from grpo.trajectories import Outcome, Turn
 from tasks.score import ScoreResult, score
@@ -40,7 +40,7 @@ def _score(model: Model, store: Path, *, error_budget: float) -> ScoreResult:
     ]
 
     def table(path: Path) -> None:
-        write_scenarios(path / SCENARIOS, known)
+        write_scenarios(path / SCENARIOS_FILE, known)
 
     rollout: Artifact = artifacts.put_file(
         "rollout", ".parquet", lambda p: write_trajectories(p, played, provenance={})
@@ -95,7 +95,9 @@ def _stage(store: Path, *outcomes: Outcome) -> ScoreResult:
     played = [make_trajectory(scenario_id=str(k), outcome=outcome) for k, outcome in enumerate(outcomes)]
     return score.fn(
         rollouts=(artifacts.put_file("rollout", ".parquet", lambda p: write_trajectories(p, played, provenance={})),),
-        scenarios=artifacts.put_folder("scenarios", lambda path: write_scenarios(path / SCENARIOS, known) and None),
+        scenarios=artifacts.put_folder(
+            "scenarios", lambda path: write_scenarios(path / SCENARIOS_FILE, known) and None
+        ),
         reward=(RewardComponent(kind="task_completion", weight=1.0),),
         judge=None,
         error_budget=0.0,

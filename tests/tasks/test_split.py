@@ -9,9 +9,9 @@ import pytest
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import TaskSettings
 from grpo.errors import BudgetError
-from grpo.scenarios.ingest import SCENARIOS
-from grpo.scenarios.parquet import write_scenarios
+from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.table import write_scenarios
 from tasks.split import read_split, split
 
 TASKS = TaskSettings(kind="task")
@@ -24,7 +24,7 @@ def _table(store: Path, *, unplayable: int) -> Artifact:
         Scenario(id=f"s{k}", user_responses=(f"request {k}",), tools=brew if k < unplayable else ()) for k in range(20)
     ]
     return ArtifactStore(str(store)).put_folder(
-        "scenarios", lambda folder: write_scenarios(folder / SCENARIOS, scenarios) and None
+        "scenarios", lambda folder: write_scenarios(folder / SCENARIOS_FILE, scenarios) and None
     )
 
 
@@ -32,15 +32,15 @@ def test_a_scenario_that_cannot_be_played_is_on_neither_side(tmp_path: Path, cap
     """One of twenty, with its reason in the split and in the log; without an environment nothing is left out."""
     table, store = _table(tmp_path, unplayable=1), str(tmp_path)
     result = split.fn(
-        scenarios=table, heldout_share=0.25, limit=None, store=store, environment=TASKS, max_refused_share=0.05
+        scenarios=table, validation_fraction=0.25, limit=None, store=store, environment=TASKS, max_refused_share=0.05
     )
     sides = read_split(ArtifactStore(store), result.split)
-    assert (result.train + result.heldout, result.refused) == (19, 1)
+    assert (result.train + result.heldout, result.excluded) == (19, 1)
     assert "s0" not in (*sides.train, *sides.heldout)
-    assert sides.refused == {"s0": "scenario s0 is not playable: no world has brew; leave it out"}
+    assert sides.excluded == {"s0": "scenario s0 is not playable: no world has brew; leave it out"}
     assert "left out: scenario s0 is not playable" in caplog.text
-    whole = split.fn(scenarios=table, heldout_share=0.25, limit=None, store=store)
-    assert (whole.train + whole.heldout, whole.refused) == (20, 0)
+    whole = split.fn(scenarios=table, validation_fraction=0.25, limit=None, store=store)
+    assert (whole.train + whole.heldout, whole.excluded) == (20, 0)
 
 
 def test_too_many_that_cannot_be_played_stop_the_run_before_anything_is_played(tmp_path: Path):
@@ -48,7 +48,7 @@ def test_too_many_that_cannot_be_played_stop_the_run_before_anything_is_played(t
     with pytest.raises(BudgetError, match="2 of 20 scenarios cannot be played in environment task"):
         split.fn(
             scenarios=_table(tmp_path, unplayable=2),
-            heldout_share=0.25,
+            validation_fraction=0.25,
             limit=None,
             store=str(tmp_path),
             environment=TASKS,

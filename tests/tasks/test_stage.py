@@ -8,10 +8,10 @@ import pytest
 from prefect.states import State, StateType
 
 from grpo.artifacts import Artifact
-from grpo.code import code_digest, source_digest
 from grpo.config.rewards import RewardComponent
 from grpo.errors import GRPOError, NoEffect
-from grpo.rewards.rubrics import RUBRICS
+from grpo.identity.code import code_digest, source_digest
+from grpo.rewards.judge.rubrics import RUBRICS
 from tasks.identity import identity, stage_key
 from tasks.stage import is_transient
 
@@ -47,7 +47,7 @@ def test_the_code_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch):
 def test_a_changed_rubric_is_part_of_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its name stands in the config, its words do not: one word more is another digest."""
     shutil.copytree(RUBRICS, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr("grpo.code.RUBRICS", tmp_path)
+    monkeypatch.setattr("grpo.identity.code.RUBRICS", tmp_path)
     before = source_digest.__wrapped__()
     with (tmp_path / "sales.yaml").open("a") as file:
         file.write("# another word\n")
@@ -57,7 +57,7 @@ def test_a_changed_rubric_is_part_of_the_identity(tmp_path: Path, monkeypatch: p
 def test_the_digest_of_the_code_holds_that_of_the_sources(monkeypatch: pytest.MonkeyPatch):
     """Other sources with the same packages are another code."""
     before = code_digest.__wrapped__()
-    monkeypatch.setattr("grpo.code.source_digest", lambda: "other")
+    monkeypatch.setattr("grpo.identity.code.source_digest", lambda: "other")
     assert code_digest.__wrapped__() != before
 
 

@@ -12,7 +12,7 @@ from grpo.config.training import TrainingSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.errors import NoLearningSignal
 from grpo.policy.transformers.model import load
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.tables import write_trajectories
@@ -34,7 +34,7 @@ def _train(start: Checkpoint, tiny_folder: Path, store: Path, *, iteration: int)
         ConversationEnvironment(max_turns=1),
         Renderer(policy.tokenizer),
         RolloutSettings(max_new_tokens=4),
-        siblings=2,
+        group_size=2,
         temperature=1.0,
         run_seed=0,
         iteration=iteration,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from grpo.environments.world import Refusal, State, World
+from grpo.environments.worlds.world import State, ToolError, World
 
 Node = dict[str, Any]
 _BAD_NAME = frozenset('|/\\?%*:"><')
@@ -41,15 +41,15 @@ def _open(state: State) -> dict[str, Node]:
 def _file(state: State, name: str, tool: str) -> Node:
     node = _open(state).get(name)
     if node is None:
-        raise Refusal(f"{tool}: {name}: No such file or directory")
+        raise ToolError(f"{tool}: {name}: No such file or directory")
     if node["type"] != "file":
-        raise Refusal(f"{tool}: {name}: Is a directory")
+        raise ToolError(f"{tool}: {name}: Is a directory")
     return node
 
 
 def _check_name(name: str, tool: str) -> None:
     if not name or _BAD_NAME & set(name):
-        raise Refusal(f"{tool}: '{name}': Invalid character")
+        raise ToolError(f"{tool}: '{name}': Invalid character")
 
 
 def pwd(state: State) -> tuple[State, Any]:
@@ -67,12 +67,12 @@ def cd(state: State, folder: str) -> tuple[State, Any]:
     folder = folder.rstrip("/")
     if folder == "..":
         if not state["_path"]:
-            raise Refusal("cd: ..: this is the root already")
+            raise ToolError("cd: ..: this is the root already")
         state["_path"].pop()
     elif folder not in (".", ""):
         node = _open(state).get(folder)
         if node is None or node["type"] != "directory":
-            raise Refusal(f"cd: {folder}: No such directory. You cannot use a path to change directory.")
+            raise ToolError(f"cd: {folder}: No such directory. You cannot use a path to change directory.")
         state["_path"].append(folder)
     else:
         state["_path"] = state["_path"] if folder else []
@@ -92,7 +92,7 @@ def touch(state: State, file_name: str) -> tuple[State, Any]:
 def _make(state: State, name: str, node: Node, tool: str) -> tuple[State, Any]:
     _check_name(name, tool)
     if name in _open(state):
-        raise Refusal(f"{tool}: '{name}': File exists")
+        raise ToolError(f"{tool}: '{name}': File exists")
     _open(state)[name] = node
     return state, None
 
@@ -117,7 +117,7 @@ def find(state: State, path: str = ".", name: str | None = None) -> tuple[State,
         if step not in ("", "."):
             node = contents.get(step)
             if node is None or node["type"] != "directory":
-                raise Refusal(f"find: {path}: No such directory")
+                raise ToolError(f"find: {path}: No such directory")
             contents = node["contents"]
     matches: list[str] = []
 
@@ -135,7 +135,7 @@ def find(state: State, path: str = ".", name: str | None = None) -> tuple[State,
 def wc(state: State, file_name: str, mode: str = "l") -> tuple[State, Any]:
     """Count lines, words or characters."""
     if mode not in _UNITS:
-        raise Refusal(f"wc: invalid mode '{mode}'; use one of {', '.join(_UNITS)}")
+        raise ToolError(f"wc: invalid mode '{mode}'; use one of {', '.join(_UNITS)}")
     content = _file(state, file_name, "wc")["content"]
     counts = {"l": len(content.splitlines()), "w": len(content.split()), "c": len(content)}
     return state, {"count": counts[mode], "type": _UNITS[mode]}
@@ -202,16 +202,16 @@ def _put(state: State, source: str, destination: str, tool: str) -> tuple[State,
     """Put a copy of the source where it goes."""
     here = _open(state)
     if source not in here:
-        raise Refusal(f"{tool}: '{source}': No such file or directory")
+        raise ToolError(f"{tool}: '{source}': No such file or directory")
     target = here.get(destination)
     if target is None:
         _check_name(destination, tool)
         here[destination] = copy.deepcopy(here[source])
         return state, destination
     if target["type"] != "directory" or destination == source:
-        raise Refusal(f"{tool}: '{source}' to '{destination}': Not a directory")
+        raise ToolError(f"{tool}: '{source}' to '{destination}': Not a directory")
     if source in target["contents"]:
-        raise Refusal(f"{tool}: '{source}' to '{destination}/{source}': File exists")
+        raise ToolError(f"{tool}: '{source}' to '{destination}/{source}': File exists")
     target["contents"][source] = copy.deepcopy(here[source])
     return state, f"{destination}/{source}"
 
@@ -219,7 +219,7 @@ def _put(state: State, source: str, destination: str, tool: str) -> tuple[State,
 def rm(state: State, file_name: str) -> tuple[State, Any]:
     """Remove a file or folder."""
     if _open(state).pop(file_name, None) is None:
-        raise Refusal(f"rm: '{file_name}': No such file or directory")
+        raise ToolError(f"rm: '{file_name}': No such file or directory")
     return state, {"result": f"'{file_name}' removed"}
 
 
@@ -227,9 +227,9 @@ def rmdir(state: State, dir_name: str) -> tuple[State, Any]:
     """Remove an empty folder."""
     node = _open(state).get(dir_name)
     if node is None or node["type"] != "directory":
-        raise Refusal(f"rmdir: '{dir_name}': No such directory")
+        raise ToolError(f"rmdir: '{dir_name}': No such directory")
     if node["contents"]:
-        raise Refusal(f"rmdir: '{dir_name}': Directory not empty")
+        raise ToolError(f"rmdir: '{dir_name}': Directory not empty")
     del _open(state)[dir_name]
     return state, {"result": f"'{dir_name}' removed"}
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from grpo.environments.world import Refusal, State, World
+from grpo.environments.worlds.world import State, ToolError, World
 
 _METRES = {"km": 1e3, "m": 1.0, "cm": 1e-2, "mm": 1e-3, "um": 1e-6, "nm": 1e-9}
 _IMPERIAL = {
@@ -25,7 +25,7 @@ _IMPERIAL = {
 
 def _finite(result: float) -> dict[str, float]:
     if isinstance(result, complex) or not math.isfinite(result):
-        raise Refusal("the result is no finite real number")
+        raise ToolError("the result is no finite real number")
     return {"result": result}
 
 
@@ -52,14 +52,14 @@ def multiply(state: State, a: float, b: float) -> tuple[State, Any]:
 def divide(state: State, a: float, b: float) -> tuple[State, Any]:
     """A quotient."""
     if b == 0:
-        raise Refusal("Cannot divide by zero")
+        raise ToolError("Cannot divide by zero")
     return state, _finite(a / b)
 
 
 def percentage(state: State, part: float, whole: float) -> tuple[State, Any]:
     """What share of the whole the part is, in percent."""
     if whole == 0:
-        raise Refusal("Whole value cannot be zero")
+        raise ToolError("Whole value cannot be zero")
     return state, _finite(part / whole * 100)
 
 
@@ -68,7 +68,7 @@ def power(state: State, base: float, exponent: float) -> tuple[State, Any]:
     try:
         return state, _finite(float(base) ** exponent)
     except (OverflowError, ZeroDivisionError) as error:
-        raise Refusal("the result is no finite real number") from error
+        raise ToolError("the result is no finite real number") from error
 
 
 def round_number(state: State, number: float, decimal_places: int = 0) -> tuple[State, Any]:
@@ -79,14 +79,14 @@ def round_number(state: State, number: float, decimal_places: int = 0) -> tuple[
 def logarithm(state: State, value: float, base: float, precision: int) -> tuple[State, Any]:
     """A logarithm to any base, with `precision` significant digits."""
     if value <= 0 or base <= 0 or base == 1:
-        raise Refusal("a logarithm needs a positive number, and a positive base other than 1")
+        raise ToolError("a logarithm needs a positive number, and a positive base other than 1")
     return state, _finite(_significant(math.log(value) / math.log(base), precision))
 
 
 def square_root(state: State, number: float, precision: int) -> tuple[State, Any]:
     """A square root, with `precision` significant digits."""
     if number < 0:
-        raise Refusal("Cannot calculate square root of a negative number")
+        raise ToolError("Cannot calculate square root of a negative number")
     return state, _finite(_significant(math.sqrt(number), precision))
 
 
@@ -121,14 +121,14 @@ def min_value(state: State, numbers: list[float]) -> tuple[State, Any]:
 
 def _some(numbers: list[float]) -> list[float]:
     if not numbers:
-        raise Refusal("the list of numbers is empty")
+        raise ToolError("the list of numbers is empty")
     return numbers
 
 
 def si_unit_conversion(state: State, value: float, unit_in: str, unit_out: str) -> tuple[State, Any]:
     """From one unit of length to another."""
     if unit_in not in _METRES or unit_out not in _METRES:
-        raise Refusal(f"Conversion from '{unit_in}' to '{unit_out}' is not supported")
+        raise ToolError(f"Conversion from '{unit_in}' to '{unit_out}' is not supported")
     return state, _finite(value * _METRES[unit_in] / _METRES[unit_out])
 
 
@@ -137,7 +137,7 @@ def imperial_si_conversion(state: State, value: float, unit_in: str, unit_out: s
     if unit_in == unit_out:
         return state, _finite(value)
     if (unit_in, unit_out) not in _IMPERIAL:
-        raise Refusal(f"Conversion from '{unit_in}' to '{unit_out}' is not supported")
+        raise ToolError(f"Conversion from '{unit_in}' to '{unit_out}' is not supported")
     return state, _finite(value * _IMPERIAL[unit_in, unit_out])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.world import Refusal, State, World
+from grpo.environments.worlds.world import State, ToolError, World
 
 _PEOPLE = {"Alice": "USR001", "Bob": "USR002", "Catherine": "USR003", "Daniel": "USR004"}
 _FIRST_ID = 10_000
@@ -24,7 +24,7 @@ def _begin(state: State) -> State:
 
 def _logged_in(state: State) -> str:
     if not state["current_user"]:
-        raise Refusal("No user is currently logged in.")
+        raise ToolError("No user is currently logged in.")
     return str(state["current_user"])
 
 
@@ -49,14 +49,14 @@ def list_users(state: State) -> tuple[State, Any]:
 def get_user_id(state: State, user: str) -> tuple[State, Any]:
     """The id of a name."""
     if user not in state["user_map"]:
-        raise Refusal(f"User '{user}' not found in the workspace.")
+        raise ToolError(f"User '{user}' not found in the workspace.")
     return state, {"user_id": state["user_map"][user]}
 
 
 def message_login(state: State, user_id: str) -> tuple[State, Any]:
     """Log in by id."""
     if user_id not in state["user_map"].values():
-        raise Refusal(f"User ID '{user_id}' not found.")
+        raise ToolError(f"User ID '{user_id}' not found.")
     state["current_user"] = user_id
     return state, {"login_status": True, "message": f"User '{user_id}' logged in."}
 
@@ -70,7 +70,7 @@ def send_message(state: State, receiver_id: str, message: str) -> tuple[State, A
     """Send a message."""
     _logged_in(state)
     if receiver_id not in state["user_map"].values():
-        raise Refusal(f"Receiver ID '{receiver_id}' not found.")
+        raise ToolError(f"Receiver ID '{receiver_id}' not found.")
     state["inbox"].append({receiver_id: message})
     state["message_count"] += 1
     message_id = _FIRST_ID + state["message_count"]
@@ -84,7 +84,7 @@ def delete_message(state: State, receiver_id: str) -> tuple[State, Any]:
         if receiver_id in state["inbox"][position]:
             del state["inbox"][position]
             return state, {"deleted_status": True, "receiver_id": receiver_id, "message": "Latest message deleted."}
-    raise Refusal(f"Receiver ID {receiver_id} not found.")
+    raise ToolError(f"Receiver ID {receiver_id} not found.")
 
 
 def view_messages_sent(state: State) -> tuple[State, Any]:
@@ -99,10 +99,10 @@ def view_messages_sent(state: State) -> tuple[State, Any]:
 def add_contact(state: State, user_name: str) -> tuple[State, Any]:
     """Add somebody, who gets the next id."""
     if user_name in state["user_map"]:
-        raise Refusal(f"User name '{user_name}' already exists.")
+        raise ToolError(f"User name '{user_name}' already exists.")
     user_id = f"USR{state['user_count'] + 1:03}"
     if user_id in state["user_map"].values():
-        raise Refusal(f"User ID '{user_id}' already exists.")
+        raise ToolError(f"User ID '{user_id}' already exists.")
     state["user_count"] += 1
     state["user_map"][user_name] = user_id
     return state, {"added_status": True, "user_id": user_id, "message": f"Contact '{user_name}' added."}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.world import Refusal, State, World
+from grpo.environments.worlds.world import State, ToolError, World
 
 
 def _begin(state: State) -> State:
@@ -30,14 +30,14 @@ def _begin(state: State) -> State:
 
 def _logged_in(state: State) -> str:
     if not state["authenticated"]:
-        raise Refusal("User not authenticated. Please authenticate first.")
+        raise ToolError("User not authenticated. Please authenticate first.")
     return str(state["username"])
 
 
 def _tweet(state: State, tweet_id: int) -> dict[str, Any]:
     tweet = state["tweets"].get(str(tweet_id))
     if tweet is None:
-        raise Refusal(f"Tweet with ID {tweet_id} not found.")
+        raise ToolError(f"Tweet with ID {tweet_id} not found.")
     found: dict[str, Any] = dict(tweet)
     return found
 

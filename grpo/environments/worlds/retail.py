@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.environments.world import Refusal, State, World
+from grpo.environments.worlds.world import State, ToolError, World
 
 Node = dict[str, Any]
 _REASONS = ("no longer needed", "ordered by mistake")
@@ -30,28 +30,28 @@ _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
 def _found(state: State, table: str, key: str, what: str) -> Node:
     node: Node | None = state[table].get(key)
     if node is None:
-        raise Refusal(f"{what} not found")
+        raise ToolError(f"{what} not found")
     return node
 
 
 def _order(state: State, order_id: str, status: str, doing: str) -> Node:
     order = _found(state, "orders", order_id, "Order")
     if order["status"] != status:
-        raise Refusal(f"Order {order_id} is {order['status']}; only a {status} one can be {doing}")
+        raise ToolError(f"Order {order_id} is {order['status']}; only a {status} one can be {doing}")
     return order
 
 
 def _variant(state: State, product_id: str, item_id: str) -> Node:
     variant: Node | None = _found(state, "products", product_id, "Product")["variants"].get(item_id)
     if variant is None:
-        raise Refusal(f"Item {item_id} is no variant of product {product_id}")
+        raise ToolError(f"Item {item_id} is no variant of product {product_id}")
     return variant
 
 
 def _method(state: State, order: Node, method_id: str) -> Node:
     method: Node | None = _found(state, "users", order["user_id"], "User")["payment_methods"].get(method_id)
     if method is None:
-        raise Refusal("Payment method not found")
+        raise ToolError("Payment method not found")
     return method
 
 
@@ -67,7 +67,7 @@ def _pay(method: Node, amount: float) -> None:
 
 def _cover(method: Node, amount: float) -> None:
     if _is_gift_card(method) and method["balance"] < amount:
-        raise Refusal("Insufficient gift card balance")
+        raise ToolError("Insufficient gift card balance")
 
 
 def _items(order: Node, item_ids: Sequence[str]) -> list[Node]:
@@ -77,7 +77,7 @@ def _items(order: Node, item_ids: Sequence[str]) -> list[Node]:
     for item_id in item_ids:
         item = next((item for item in left if item["item_id"] == item_id), None)
         if item is None:
-            raise Refusal(f"Item {item_id} is not in the order so many times")
+            raise ToolError(f"Item {item_id} is not in the order so many times")
         left.remove(item)
         taken.append(item)
     return taken
@@ -86,14 +86,14 @@ def _items(order: Node, item_ids: Sequence[str]) -> list[Node]:
 def _swaps(state: State, order: Node, item_ids: Sequence[str], new_ids: Sequence[str]) -> list[tuple[Node, Node]]:
     """Items with the available variants of the same products that they become."""
     if len(item_ids) != len(new_ids):
-        raise Refusal("The number of items and of new items must be the same")
+        raise ToolError("The number of items and of new items must be the same")
     pairs = [
         (item, _variant(state, item["product_id"], new_id))
         for item, new_id in zip(_items(order, item_ids), new_ids, strict=True)
     ]
     missing = next((variant["item_id"] for _, variant in pairs if not variant["available"]), None)
     if missing is not None:
-        raise Refusal(f"New item {missing} is not available")
+        raise ToolError(f"New item {missing} is not available")
     return pairs
 
 
@@ -120,7 +120,7 @@ def _user(state: State, same: Callable[[Node], bool]) -> str:
     for user_id, user in state["users"].items():
         if same(user):
             return str(user_id)
-    raise Refusal("User not found")
+    raise ToolError("User not found")
 
 
 def get_user_details(state: State, user_id: str) -> tuple[State, Any]:
@@ -143,7 +143,7 @@ def get_item_details(state: State, item_id: str) -> tuple[State, Any]:
     for product in state["products"].values():
         if item_id in product["variants"]:
             return state, product["variants"][item_id]
-    raise Refusal("Item not found")
+    raise ToolError("Item not found")
 
 
 def list_all_product_types(state: State) -> tuple[State, Any]:
@@ -155,7 +155,7 @@ def cancel_pending_order(state: State, order_id: str, reason: str) -> tuple[Stat
     """Cancel, and pay back in the way that was paid."""
     order = _order(state, order_id, "pending", "cancelled")
     if reason not in _REASONS:
-        raise Refusal(f"Invalid reason; use one of {', '.join(_REASONS)}")
+        raise ToolError(f"Invalid reason; use one of {', '.join(_REASONS)}")
     refunds = [{**payment, "transaction_type": "refund"} for payment in order["payment_history"]]
     for refund in refunds:
         _pay(_method(state, order, refund["payment_method_id"]), -refund["amount"])
@@ -185,9 +185,9 @@ def modify_pending_order_payment(state: State, order_id: str, payment_method_id:
     order = _order(state, order_id, "pending", "modified")
     (first, *further) = order["payment_history"]
     if further or first["transaction_type"] != "payment":
-        raise Refusal("There should be exactly one payment for a pending order")
+        raise ToolError("There should be exactly one payment for a pending order")
     if first["payment_method_id"] == payment_method_id:
-        raise Refusal("The new payment method should be different from the current one")
+        raise ToolError("The new payment method should be different from the current one")
     method = _method(state, order, payment_method_id)
     _cover(method, first["amount"])
     _pay(method, first["amount"])
@@ -209,7 +209,7 @@ def modify_pending_order_address(
     """Send the order elsewhere; an order whose items were changed may still be."""
     order = _found(shop, "orders", order_id, "Order")
     if not order["status"].startswith("pending"):
-        raise Refusal(f"Order {order_id} is {order['status']}; only a pending one can be modified")
+        raise ToolError(f"Order {order_id} is {order['status']}; only a pending one can be modified")
     order["address"] = _address(address1, address2, city, state, country, zip)
     return shop, order
 
@@ -234,7 +234,7 @@ def return_delivered_order_items(
     order = _order(state, order_id, "delivered", "returned")
     method = _method(state, order, payment_method_id)
     if not _is_gift_card(method) and payment_method_id != order["payment_history"][0]["payment_method_id"]:
-        raise Refusal("Payment method should be the original payment method or a gift card")
+        raise ToolError("Payment method should be the original payment method or a gift card")
     _items(order, item_ids)
     order.update(status="return requested", return_items=sorted(item_ids), return_payment_method_id=payment_method_id)
     return state, order
@@ -268,7 +268,7 @@ def calculate(state: State, expression: str) -> tuple[State, Any]:
     try:
         return state, str(round(_value(ast.parse(expression, mode="eval").body), 2))
     except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, ValueError) as error:
-        raise Refusal(f"Invalid expression: {error}") from error
+        raise ToolError(f"Invalid expression: {error}") from error
 
 
 def _value(node: ast.expr) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.world import Refusal, State, World
+from grpo.environments.worlds.world import State, ToolError, World
 
 _EDITABLE = ("title", "description", "status", "priority")
 
@@ -25,12 +25,12 @@ def _ticket(state: State, ticket_id: int) -> dict[str, Any]:
         if ticket.get("id") == ticket_id:  # some tasks queue tickets without a number
             found: dict[str, Any] = ticket
             return found
-    raise Refusal(f"Ticket with ID {ticket_id} not found.")
+    raise ToolError(f"Ticket with ID {ticket_id} not found.")
 
 
 def _logged_in(state: State) -> str:
     if not state["current_user"]:
-        raise Refusal("User not authenticated. Please log in first.")
+        raise ToolError("User not authenticated. Please log in first.")
     return str(state["current_user"])
 
 
@@ -55,7 +55,7 @@ def create_ticket(state: State, title: str, description: str = "", priority: int
     """Queue a ticket."""
     name = _logged_in(state)
     if not 1 <= priority <= 5:
-        raise Refusal("Invalid priority. Priority must be between 1 and 5.")
+        raise ToolError("Invalid priority. Priority must be between 1 and 5.")
     ticket = {
         "id": state["ticket_counter"],
         "title": title,
@@ -89,7 +89,7 @@ def resolve_ticket(state: State, ticket_id: int, resolution: str) -> tuple[State
 def _set_status(state: State, ticket_id: int, status: str) -> tuple[State, Any]:
     ticket = _ticket(state, ticket_id)
     if ticket.get("status") == status:
-        raise Refusal(f"Ticket with ID {ticket_id} is already {status.lower()}.")
+        raise ToolError(f"Ticket with ID {ticket_id} is already {status.lower()}.")
     ticket["status"] = status
     return state, {"status": f"Ticket {ticket_id} has been {status.lower()} successfully."}
 
@@ -98,7 +98,7 @@ def edit_ticket(state: State, ticket_id: int, updates: dict[str, Any]) -> tuple[
     """Change title, description, status or priority."""
     strangers = sorted(set(updates) - set(_EDITABLE))
     if strangers:
-        raise Refusal(f"Invalid fields for update: {', '.join(strangers)}")
+        raise ToolError(f"Invalid fields for update: {', '.join(strangers)}")
     _ticket(state, ticket_id).update({name: value for name, value in updates.items() if value is not None})
     return state, {"status": f"Ticket {ticket_id} has been updated successfully."}
 

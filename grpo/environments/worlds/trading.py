@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.world import Refusal, State, World
+from grpo.environments.worlds.world import State, ToolError, World
 
 _SYMBOLS = {
     "alphabet": "ALPH",
@@ -76,12 +76,12 @@ def _begin(state: State) -> State:
 
 def _logged_in(state: State) -> None:
     if not state["authenticated"]:
-        raise Refusal("User not logged in. Please log in to trade.")
+        raise ToolError("User not logged in. Please log in to trade.")
 
 
 def _stock(state: State, symbol: str) -> dict[str, Any]:
     if symbol not in state["stocks"]:
-        raise Refusal(f"Stock with symbol '{symbol}' not found.")
+        raise ToolError(f"Stock with symbol '{symbol}' not found.")
     found: dict[str, Any] = state["stocks"][symbol]
     return found
 
@@ -89,7 +89,7 @@ def _stock(state: State, symbol: str) -> dict[str, Any]:
 def _order(state: State, order_id: int) -> dict[str, Any]:
     _logged_in(state)
     if str(order_id) not in state["orders"]:
-        raise Refusal(f"Order with ID {order_id} not found.")
+        raise ToolError(f"Order with ID {order_id} not found.")
     found: dict[str, Any] = state["orders"][str(order_id)]
     return found
 
@@ -97,7 +97,7 @@ def _order(state: State, order_id: int) -> dict[str, Any]:
 def trading_login(state: State, username: str, password: str) -> tuple[State, Any]:
     """Log in; any name and password will do."""
     if not username or not password:
-        raise Refusal("Username and password must not be empty.")
+        raise ToolError("Username and password must not be empty.")
     if state["authenticated"]:
         return state, {"status": "Already logged in"}
     return {**state, "authenticated": True}, {"status": "Logged in successfully"}
@@ -139,10 +139,10 @@ def withdraw_funds(state: State, amount: float) -> tuple[State, Any]:
 def _move(state: State, amount: float, kind: str, status: str) -> tuple[State, Any]:
     _logged_in(state)
     if amount <= 0:
-        raise Refusal(f"The amount of a {kind} must be above 0.")
+        raise ToolError(f"The amount of a {kind} must be above 0.")
     account = state["account_info"]
     if kind == "withdrawal" and amount > account["balance"]:
-        raise Refusal(f"Insufficient funds: the balance is {account['balance']}.")
+        raise ToolError(f"Insufficient funds: the balance is {account['balance']}.")
     account["balance"] = round(account["balance"] + (amount if kind == "deposit" else -amount), 2)
     timestamp = f"{_DAY} {_CLOCK[state['market_status']][1]}"
     state["transaction_history"].append({"type": kind, "amount": amount, "timestamp": timestamp})
@@ -165,11 +165,11 @@ def place_order(state: State, order_type: str, symbol: str, price: float, amount
     _logged_in(state)
     _stock(state, symbol)
     if order_type not in ("Buy", "Sell"):
-        raise Refusal(f"Order type '{order_type}' is none; use Buy or Sell.")
+        raise ToolError(f"Order type '{order_type}' is none; use Buy or Sell.")
     if price <= 0 or amount <= 0:
-        raise Refusal("Price and amount of an order must be above 0.")
+        raise ToolError("Price and amount of an order must be above 0.")
     if order_type == "Buy" and price * amount > state["account_info"]["balance"]:
-        raise Refusal(f"Insufficient funds: the order is over the balance of {state['account_info']['balance']}.")
+        raise ToolError(f"Insufficient funds: the order is over the balance of {state['account_info']['balance']}.")
     number = state["order_counter"]
     status = "Open" if state["market_status"] == "Open" else "Pending"
     order = {"order_type": order_type, "symbol": symbol, "price": price, "amount": amount, "status": status}
@@ -193,7 +193,7 @@ def cancel_order(state: State, order_id: int) -> tuple[State, Any]:
     """Cancel an order that is not over yet."""
     order = _order(state, order_id)
     if order["status"] in ("Completed", "Cancelled"):
-        raise Refusal(f"Order with ID {order_id} is already {order['status'].lower()}.")
+        raise ToolError(f"Order with ID {order_id} is already {order['status'].lower()}.")
     order["status"] = "Cancelled"
     return state, {"order_id": order_id, "status": "Cancelled"}
 
@@ -212,7 +212,7 @@ def get_symbol_by_name(state: State, name: str) -> tuple[State, Any]:
 def get_available_stocks(state: State, sector: str) -> tuple[State, Any]:
     """The stocks of a sector."""
     if sector not in _SECTORS:
-        raise Refusal(f"Sector '{sector}' not found; there is {', '.join(_SECTORS)}.")
+        raise ToolError(f"Sector '{sector}' not found; there is {', '.join(_SECTORS)}.")
     return state, {"stock_list": [symbol for symbol in _SECTORS[sector] if symbol in state["stocks"]]}
 
 
@@ -246,7 +246,7 @@ def add_to_watchlist(state: State, stock: str) -> tuple[State, Any]:
 def remove_stock_from_watchlist(state: State, symbol: str) -> tuple[State, Any]:
     """Watch a stock no longer."""
     if symbol not in state["watch_list"]:
-        raise Refusal(f"Stock {symbol} is not in the watchlist.")
+        raise ToolError(f"Stock {symbol} is not in the watchlist.")
     state["watch_list"].remove(symbol)
     return state, {"status": f"Stock {symbol} removed from watchlist successfully."}
 

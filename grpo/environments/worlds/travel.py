@@ -25,7 +25,7 @@ import random
 from datetime import date
 from typing import Any
 
-from grpo.environments.world import Refusal, State, World
+from grpo.environments.worlds.world import State, ToolError, World
 
 _AIRPORTS = {
     "Rivermist": "RMS",
@@ -110,19 +110,19 @@ def _draw(state: State, digits: int) -> str:
 
 def _check_token(state: State, access_token: str) -> None:
     if not state["access_token"] or access_token != state["access_token"]:
-        raise Refusal("Access token is invalid or expired.")
+        raise ToolError("Access token is invalid or expired.")
 
 
 def _card(state: State, card_id: str) -> dict[str, Any]:
     if card_id not in state["credit_card_list"]:
-        raise Refusal(f"Card {card_id} is not registered.")
+        raise ToolError(f"Card {card_id} is not registered.")
     found: dict[str, Any] = state["credit_card_list"][card_id]
     return found
 
 
 def _booking(state: State, booking_id: str) -> dict[str, Any]:
     if booking_id not in state["booking_record"]:
-        raise Refusal(f"Booking {booking_id} not found.")
+        raise ToolError(f"Booking {booking_id} not found.")
     found: dict[str, Any] = state["booking_record"][booking_id]
     return found
 
@@ -137,18 +137,18 @@ def _date(text: str) -> date | None:
 def _pay(state: State, card_id: str, amount: float) -> None:
     card = _card(state, card_id)
     if amount > card["balance"]:
-        raise Refusal(f"Insufficient funds: {amount} is over the balance of card {card_id}.")
+        raise ToolError(f"Insufficient funds: {amount} is over the balance of card {card_id}.")
     card["balance"] = round(card["balance"] - amount, 2)
 
 
 def _fare(travel_from: str, travel_to: str, travel_date: str, travel_class: str) -> float:
     strangers = [code for code in (travel_from, travel_to) if code not in _AIRPORTS.values()]
     if strangers or travel_from == travel_to:
-        raise Refusal(f"No flight from {travel_from} to {travel_to}; list_all_airports names the airports.")
+        raise ToolError(f"No flight from {travel_from} to {travel_to}; list_all_airports names the airports.")
     if _date(travel_date) is None:
-        raise Refusal(f"Travel date '{travel_date}' is none; use YYYY-MM-DD.")
+        raise ToolError(f"Travel date '{travel_date}' is none; use YYYY-MM-DD.")
     if travel_class not in _CLASSES:
-        raise Refusal(f"Travel class '{travel_class}' is none; use {', '.join(_CLASSES)}.")
+        raise ToolError(f"Travel class '{travel_class}' is none; use {', '.join(_CLASSES)}.")
     cost, known = _FARES.get(frozenset({travel_from, travel_to}), _OTHER_FARE)
     return round(cost * _CLASSES[travel_class] / _CLASSES[known], 2)
 
@@ -164,9 +164,9 @@ def authenticate_travel(
 ) -> tuple[State, Any]:
     """Log in, and get a token; any credentials will do."""
     if not (client_id and client_secret and refresh_token):
-        raise Refusal("Client id, client secret and refresh token must not be empty.")
+        raise ToolError("Client id, client secret and refresh token must not be empty.")
     if grant_type not in ("read_write", "read", "write"):
-        raise Refusal(f"Grant type '{grant_type}' is none; use read_write, read or write.")
+        raise ToolError(f"Grant type '{grant_type}' is none; use read_write, read or write.")
     token = {"expires_in": 3600, "access_token": _draw(state, 6), "token_type": "Bearer", "scope": grant_type}
     state |= {
         "access_token": token["access_token"],
@@ -207,7 +207,7 @@ def list_all_airports(state: State) -> tuple[State, Any]:
 def get_nearest_airport_by_city(state: State, location: str) -> tuple[State, Any]:
     """The airport of a city."""
     if location not in _AIRPORTS:
-        raise Refusal(f"Location '{location}' not found; there are {', '.join(_AIRPORTS)}.")
+        raise ToolError(f"Location '{location}' not found; there are {', '.join(_AIRPORTS)}.")
     return state, {"nearest_airport": _AIRPORTS[location]}
 
 
@@ -273,7 +273,7 @@ def purchase_insurance(
     _check_token(state, access_token)
     _booking(state, booking_id)
     if insurance_cost < 0:
-        raise Refusal("The cost of an insurance cannot be below 0.")
+        raise ToolError("The cost of an insurance cannot be below 0.")
     _pay(state, card_id, insurance_cost)
     insurance_id = _draw(state, 9)
     state["insurances"][insurance_id] = {
@@ -293,12 +293,12 @@ def retrieve_invoice(
     invoice: dict[str, Any] = {}
     if insurance_id not in (None, "", "None"):
         if insurance_id not in state["insurances"]:
-            raise Refusal(f"Insurance {insurance_id} not found.")
+            raise ToolError(f"Insurance {insurance_id} not found.")
         invoice |= {"insurance_id": insurance_id, **state["insurances"][insurance_id]}
     if booking_id not in (None, "", "None"):
         invoice |= {"booking_id": booking_id, **_booking(state, str(booking_id))}
     if not invoice:
-        raise Refusal("An invoice needs a booking_id or an insurance_id.")
+        raise ToolError("An invoice needs a booking_id or an insurance_id.")
     return state, {"invoice": invoice}
 
 
@@ -306,7 +306,7 @@ def contact_customer_support(state: State, booking_id: str, message: str) -> tup
     """Write to the support about a booking; nothing but an answer comes of it."""
     _booking(state, booking_id)
     if not message:
-        raise Refusal("The message is empty.")
+        raise ToolError("The message is empty.")
     return state, {"customer_support_message": f"We have your message on booking {booking_id}, and will write to you."}
 
 
@@ -346,7 +346,7 @@ def compute_exchange_rate(state: State, base_currency: str, target_currency: str
     """An amount in another currency."""
     strangers = [name for name in (base_currency, target_currency) if name not in _PER_DOLLAR]
     if strangers:
-        raise Refusal(f"Currency {', '.join(strangers)} is not known; use {', '.join(_PER_DOLLAR)}.")
+        raise ToolError(f"Currency {', '.join(strangers)} is not known; use {', '.join(_PER_DOLLAR)}.")
     return state, {"exchanged_value": round(value / _PER_DOLLAR[base_currency] * _PER_DOLLAR[target_currency], 2)}
 
 
@@ -354,7 +354,7 @@ def set_budget_limit(state: State, access_token: str, budget_limit: float) -> tu
     """Note what the user wants to spend at most."""
     _check_token(state, access_token)
     if budget_limit < 0:
-        raise Refusal("A budget limit cannot be below 0.")
+        raise ToolError("A budget limit cannot be below 0.")
     return {**state, "budget_limit": budget_limit}, {"budget_limit": budget_limit}
 
 

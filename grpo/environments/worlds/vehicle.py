@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from grpo.environments.world import Refusal, State, World
+from grpo.environments.worlds.world import State, ToolError, World
 
 _DOORS = ("driver", "passenger", "rear_left", "rear_right")
 _TIRES = ("frontLeftTirePressure", "frontRightTirePressure", "rearLeftTirePressure", "rearRightTirePressure")
@@ -82,7 +82,7 @@ def _begin(state: State) -> State:
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise Refusal(f"{what} '{value}' is none; use {', '.join(allowed)}.")
+        raise ToolError(f"{what} '{value}' is none; use {', '.join(allowed)}.")
 
 
 def _unlocked(state: State) -> int:
@@ -94,11 +94,11 @@ def startEngine(state: State, ignitionMode: str) -> tuple[State, Any]:
     _one_of("Ignition mode", ignitionMode, ("START", "STOP"))
     if ignitionMode == "START":
         if _unlocked(state):
-            raise Refusal(f"All doors must be locked before the engine starts; {_unlocked(state)} are not.")
+            raise ToolError(f"All doors must be locked before the engine starts; {_unlocked(state)} are not.")
         if state["brakePedalForce"] < _PEDAL_NEWTONS:
-            raise Refusal("The brake pedal must be pressed to the floor before the engine starts.")
+            raise ToolError("The brake pedal must be pressed to the floor before the engine starts.")
         if state["fuelLevel"] <= 0:
-            raise Refusal("The fuel tank is empty.")
+            raise ToolError("The fuel tank is empty.")
     state["engineState"] = "running" if ignitionMode == "START" else "stopped"
     return state, {name: state[name] for name in ("engineState", "fuelLevel", "batteryVoltage")}
 
@@ -106,10 +106,10 @@ def startEngine(state: State, ignitionMode: str) -> tuple[State, Any]:
 def fillFuelTank(state: State, fuelAmount: float) -> tuple[State, Any]:
     """Add fuel, up to what the tank holds."""
     if fuelAmount < 0:
-        raise Refusal("Fuel amount cannot be below 0.")
+        raise ToolError("Fuel amount cannot be below 0.")
     level = round(state["fuelLevel"] + fuelAmount, 6)
     if level > _TANK_GALLONS:
-        raise Refusal(f"The tank holds {_TANK_GALLONS} gallons; {state['fuelLevel']} are in it.")
+        raise ToolError(f"The tank holds {_TANK_GALLONS} gallons; {state['fuelLevel']} are in it.")
     state["fuelLevel"] = level
     return state, {"fuelLevel": level}
 
@@ -130,7 +130,7 @@ def adjustClimateControl(
     _one_of("Unit", unit, ("celsius", "fahrenheit"))
     _one_of("Climate mode", mode, ("auto", "cool", "heat", "defrost"))
     if not 0 <= fanSpeed <= 100:
-        raise Refusal("Fan speed must be between 0 and 100.")
+        raise ToolError("Fan speed must be between 0 and 100.")
     celsius = temperature if unit == "celsius" else round((temperature - 32) * 5 / 9, 2)
     state |= {"acTemperature": celsius, "fanSpeed": fanSpeed, "acMode": mode}
     return state, {"currentTemperature": celsius, "climateMode": mode, "humidityLevel": state["humidityLevel"]}
@@ -194,7 +194,7 @@ def activateParkingBrake(state: State, mode: str) -> tuple[State, Any]:
 def pressBrakePedal(state: State, pedalPosition: float) -> tuple[State, Any]:
     """Press the brake pedal, which stays where it is."""
     if not 0 <= pedalPosition <= 1:
-        raise Refusal("Pedal position must be between 0 and 1.")
+        raise ToolError("Pedal position must be between 0 and 1.")
     return _put_pedal(state, pedalPosition)
 
 
@@ -215,9 +215,9 @@ def setCruiseControl(state: State, speed: float, activate: bool, distanceToNextV
     """Keep a speed in miles an hour, and a distance; or stop keeping them."""
     if activate:
         if state["engineState"] != "running":
-            raise Refusal("The engine must run before cruise control is set.")
+            raise ToolError("The engine must run before cruise control is set.")
         if not 0 <= speed <= 120 or speed % 5:
-            raise Refusal("Speed must be between 0 and 120, and a multiple of 5.")
+            raise ToolError("Speed must be between 0 and 120, and a multiple of 5.")
         state["currentSpeed"] = round(speed * _KILOMETRES_PER_MILE, 2)
         state["distanceToNextVehicle"] = distanceToNextVehicle
     state["cruiseStatus"] = "active" if activate else "inactive"
@@ -252,7 +252,7 @@ def gallon_to_liter(state: State, gallon: float) -> tuple[State, Any]:
 def get_zipcode_based_on_city(state: State, city: str) -> tuple[State, Any]:
     """The zip code of a city."""
     if city not in _ZIP_CODES:
-        raise Refusal(f"City '{city}' not found; there are {', '.join(_ZIP_CODES)}.")
+        raise ToolError(f"City '{city}' not found; there are {', '.join(_ZIP_CODES)}.")
     return state, {"zipcode": _ZIP_CODES[city]}
 
 
@@ -270,7 +270,7 @@ def estimate_distance(state: State, cityA: str, cityB: str) -> tuple[State, Any]
             for ends, road in _ROADS.items():
                 if path[-1] in ends:
                     heapq.heappush(ways, (length + road, [*path, *(end for end in ends if end != path[-1])]))
-    raise Refusal(f"No way from zip code '{cityA}' to '{cityB}' is known.")
+    raise ToolError(f"No way from zip code '{cityA}' to '{cityB}' is known.")
 
 
 def check_tire_pressure(state: State) -> tuple[State, Any]:

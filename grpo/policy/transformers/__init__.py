@@ -1,5 +1,5 @@
 """Policies that are transformers models in this process."""
 
-from grpo.policy.transformers.kernels import settle
+from grpo.policy.transformers.mkl_warmup import warm_up_mkl
 
-settle()
+warm_up_mkl()

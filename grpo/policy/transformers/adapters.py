@@ -63,7 +63,7 @@ def without_adapters(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         model.enable_adapters()
 
 
-def merged(model: PreTrainedModel) -> PreTrainedModel:
+def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of the model with the adapters added to its weights, which needs no peft; without adapters, itself."""
     if not has_adapters(model):
         return model

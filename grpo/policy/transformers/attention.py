@@ -21,7 +21,7 @@ _AHEAD = 64
 """Tokens of each slot that are cleared at a time: what no conversation reaches is never touched."""
 
 
-class SlotCache:
+class KVCache:
     """Keys and values of `slots` conversations, each up to `capacity` tokens; grows by doubling."""
 
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, slots: int, capacity: int, like: torch.Tensor):
@@ -61,19 +61,19 @@ class SlotBatch:
     The first `speaking` tokens are one each of that many slots; the rest are runs of several tokens.
     """
 
-    cache: SlotCache
+    cache: KVCache
     slot: torch.Tensor  # [tokens] slot of each token
     position: torch.Tensor  # [tokens] position of each token in its slot
-    speaking: int
-    high: int
+    decode_count: int
+    slots_in_use: int
     """Slots [0, high) are in use."""
-    reach: int
+    cache_length: int
     """No slot in use holds more tokens than this after the pass."""
-    speaking_mask: torch.Tensor | None  # [high, 1, 1, reach], 0 where a speaking slot may look, -inf elsewhere
-    run_slots: torch.Tensor | None  # [runs]
-    run_index: torch.Tensor | None  # [runs, width] flat token index, padded with the run's first token
-    run_mask: torch.Tensor | None  # [runs, 1, width, reach], likewise
-    run_real: torch.Tensor | None  # [runs, width] True where run_index is no padding
+    decode_mask: torch.Tensor | None  # [high, 1, 1, reach], 0 where a speaking slot may look, -inf elsewhere
+    prefill_slots: torch.Tensor | None  # [runs]
+    prefill_index: torch.Tensor | None  # [runs, width] flat token index, padded with the run's first token
+    prefill_mask: torch.Tensor | None  # [runs, 1, width, reach], likewise
+    prefill_valid: torch.Tensor | None  # [runs, width] True where run_index is no padding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,28 +159,28 @@ def _slot_attention(
     kv_heads = key.shape[1]
     asked = query[0].transpose(0, 1)  # [tokens, heads, head_dim]
     answer = torch.empty_like(asked)
-    if slots.speaking:
-        count, speakers = slots.speaking, slots.slot[: slots.speaking]
-        grouped = asked.new_zeros(slots.high, kv_heads, heads // kv_heads, head_dim)
+    if slots.decode_count:
+        count, speakers = slots.decode_count, slots.slot[: slots.decode_count]
+        grouped = asked.new_zeros(slots.slots_in_use, kv_heads, heads // kv_heads, head_dim)
         grouped[speakers] = asked[:count].reshape(count, kv_heads, heads // kv_heads, head_dim)
         attended = functional.scaled_dot_product_attention(
             grouped,
-            keys[: slots.high, :, : slots.reach],
-            values[: slots.high, :, : slots.reach],
-            attn_mask=slots.speaking_mask,
+            keys[: slots.slots_in_use, :, : slots.cache_length],
+            values[: slots.slots_in_use, :, : slots.cache_length],
+            attn_mask=slots.decode_mask,
             scale=scaling,
         )
         answer[:count] = attended[speakers].reshape(count, heads, head_dim)
-    if slots.run_slots is not None and slots.run_index is not None and slots.run_real is not None:
+    if slots.prefill_slots is not None and slots.prefill_index is not None and slots.prefill_valid is not None:
         attended = functional.scaled_dot_product_attention(
-            asked[slots.run_index].transpose(1, 2),
-            keys[slots.run_slots, :, : slots.reach],
-            values[slots.run_slots, :, : slots.reach],
-            attn_mask=slots.run_mask,
+            asked[slots.prefill_index].transpose(1, 2),
+            keys[slots.prefill_slots, :, : slots.cache_length],
+            values[slots.prefill_slots, :, : slots.cache_length],
+            attn_mask=slots.prefill_mask,
             scale=scaling,
             enable_gqa=True,
         )
-        answer[slots.run_index[slots.run_real]] = attended.transpose(1, 2)[slots.run_real]
+        answer[slots.prefill_index[slots.prefill_valid]] = attended.transpose(1, 2)[slots.prefill_valid]
     return answer.unsqueeze(0)
 
 

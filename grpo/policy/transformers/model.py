@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import PolicyError
-from grpo.policy.folder import ADAPTERS, checked_folder
+from grpo.policy.model_files import ADAPTERS, check_model_files
 from grpo.policy.policy import Sampler
-from grpo.policy.transformers.adapters import has_adapters, load_adapters, merged
+from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
 from grpo.policy.transformers.attention import IMPLEMENTATION
-from grpo.policy.transformers.quantization import Quantization, quantized
+from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config
 from grpo.policy.transformers.sampler import SlotSampler
-from grpo.policy.transformers.sharding import whole
-from grpo.renderer import Renderer
+from grpo.policy.transformers.sharding import gather_full
+from grpo.renderers.chat_template import Renderer
 
 disable_progress_bar()
 
@@ -45,7 +45,7 @@ class TransformersPolicy:
     @property
     def merged_hash(self) -> str | None:
         """Hash of the weights once the adapters are merged in, as a run may start from them; None without adapters."""
-        return weights_hash(merged(self.model)) if has_adapters(self.model) else None
+        return weights_hash(merge_adapters(self.model)) if has_adapters(self.model) else None
 
     def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
         """See `Policy.sampler`."""
@@ -63,7 +63,7 @@ class TransformersPolicy:
         """
         tied: dict[int, torch.Tensor] = {}
         weights = {
-            name: tied.setdefault(id(tensor), whole(tensor.detach()))
+            name: tied.setdefault(id(tensor), gather_full(tensor.detach()))
             for name, tensor in self.model.state_dict(keep_vars=True).items()
         }
         if not write:
@@ -77,7 +77,7 @@ def weights_hash(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(whole(tensor).detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(gather_full(tensor).detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -105,9 +105,9 @@ def load(
     Raises `PolicyError` when the folder or a file is missing, when weights are only there as pickles or of another
     architecture than config.json says, and for a quantization that this machine cannot do.
     """
-    if (checked_folder(folder) / ADAPTERS).is_file():
+    if (check_model_files(folder) / ADAPTERS).is_file():
         return _load_adapted(folder, base)
-    stored = quantized(quantization) if quantization is not None else None
+    stored = bitsandbytes_config(quantization) if quantization is not None else None
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -138,7 +138,7 @@ def _load_adapted(folder: Path, base: Path | None) -> TransformersPolicy:
     return TransformersPolicy(model, load_tokenizer(folder))
 
 
-class Residents:
+class ModelCache:
     """The policies that this process holds in memory, by hash: a stage finds what the one before it left.
 
     Holds at most `limit` policies; the one unused for longest goes first.
@@ -188,4 +188,4 @@ class Residents:
         return list(self._policies)
 
 
-residents = Residents()
+model_cache = ModelCache()

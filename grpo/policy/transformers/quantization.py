@@ -13,7 +13,7 @@ from grpo.errors import PolicyError
 Quantization = Literal["int8", "nf4"]
 
 
-def quantized(kind: Quantization) -> BitsAndBytesConfig:
+def bitsandbytes_config(kind: Quantization) -> BitsAndBytesConfig:
     """How transformers is to load a model so. Raises `PolicyError` on a machine that cannot compute with it."""
     if not torch.cuda.is_available():
         raise PolicyError(

@@ -21,8 +21,8 @@ import torch
 from transformers import PreTrainedModel
 
 from grpo.policy.policy import Generation, Prompt, Sampling
-from grpo.policy.transformers.attention import SlotBatch, SlotCache
-from grpo.policy.transformers.narrow import narrow
+from grpo.policy.transformers.attention import KVCache, SlotBatch
+from grpo.policy.transformers.logits_filters import narrow
 
 _QUIET_ROUNDS = 2
 """Event-loop rounds in which no conversation asks for a turn before the next forward pass starts."""
@@ -39,7 +39,7 @@ class _Turn:
     uniforms: np.ndarray
     unread: list[int]
     future: asyncio.Future[Generation]
-    listener: Callable[[int], None] | None
+    on_token: Callable[[int], None] | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class SlotSampler:
         self._max_context = max_context
         self._device = model.device
         heads = config.num_attention_heads
-        self._cache = SlotCache(
+        self._cache = KVCache(
             layers=config.num_hidden_layers,
             kv_heads=getattr(config, "num_key_value_heads", heads) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -86,10 +86,10 @@ class SlotSampler:
         self._holders: list[SlotSession] = []
         """Who holds slot 0, 1, …: no slot below the last is ever free, so that a pass computes none for nothing."""
         self._waiting: list[_Turn] = []
-        self._speaking: list[_Turn] = []
+        self._active: list[_Turn] = []
         self._pump: asyncio.Task[None] | None = None
-        self.tokens_read = 0
-        self.tokens_said = 0
+        self.tokens_processed = 0
+        self.tokens_generated = 0
 
     async def __aenter__(self) -> SlotSampler:
         return self
@@ -118,7 +118,7 @@ class SlotSampler:
         unread = list(prompt.new_ids) if session.last is None else [session.last, *prompt.new_ids]
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         uniforms = sampling.uniforms(session.turns)
-        self._waiting.append(_Turn(session, sampling, uniforms, unread, future, prompt.listener))
+        self._waiting.append(_Turn(session, sampling, uniforms, unread, future, prompt.on_token))
         if self._pump is None or self._pump.done():
             # in a context of its own: it serves every conversation, and must not keep the one that asked first
             self._pump = asyncio.create_task(self._run(), context=Context())
@@ -130,15 +130,15 @@ class SlotSampler:
             while True:
                 await self._settle()
                 self._admit()
-                if not self._speaking:
+                if not self._active:
                     return
                 with torch.inference_mode():
                     self._tick()
         except BaseException as error:
-            for turn in (*self._speaking, *self._waiting):
+            for turn in (*self._active, *self._waiting):
                 if not turn.future.done():
                     turn.future.set_exception(error)
-            self._speaking.clear()
+            self._active.clear()
             self._waiting.clear()
             raise
 
@@ -152,7 +152,7 @@ class SlotSampler:
 
     def _admit(self) -> None:
         """Drop turns that were cut off, and move waiting ones into the batch in order while slots are free."""
-        self._speaking = [turn for turn in self._speaking if not turn.future.cancelled()]
+        self._active = [turn for turn in self._active if not turn.future.cancelled()]
         waiting: list[_Turn] = []
         for turn in self._waiting:
             if turn.future.cancelled():
@@ -163,12 +163,12 @@ class SlotSampler:
                     continue
                 turn.session.slot = len(self._holders)
                 self._holders.append(turn.session)
-            self._speaking.append(turn)
+            self._active.append(turn)
         self._waiting = waiting
 
     def _tick(self) -> None:
         """One forward pass over every turn's unread tokens, and one token drawn for each turn."""
-        leaders, siblings = _share_prompts(self._speaking)
+        leaders, siblings = _share_prompts(self._active)
         leaders.sort(key=lambda turn: len(turn.unread) > 1)
         batch, ids, ends = self._lay_out(leaders)
         logits = self._model(
@@ -179,7 +179,7 @@ class SlotSampler:
             use_cache=False,
             slots=batch,
         ).logits[0]
-        self.tokens_read += ids.shape[1]
+        self.tokens_processed += ids.shape[1]
         rows = list(range(len(leaders)))
         turns = list(leaders)
         for row, turn in enumerate(leaders):
@@ -201,49 +201,49 @@ class SlotSampler:
         position: list[int] = []
         ends: list[int] = []
         runs: list[tuple[int, int, int, int]] = []  # slot, flat start, length, first position
-        speaking = 0
+        decode_count = 0
         for turn in turns:
             assert turn.session.slot is not None
             count, start = len(turn.unread), turn.session.read
             if count == 1:
-                speaking += 1
+                decode_count += 1
             else:
                 runs.append((turn.session.slot, len(ids), count, start))
             ids += turn.unread
             slot += [turn.session.slot] * count
             position += range(start, start + count)
             ends.append(len(ids) - 1)
-        reach, high = max(position) + 1, max(slot) + 1
-        self._cache.reserve(reach)
+        cache_length, slots_in_use = max(position) + 1, max(slot) + 1
+        self._cache.reserve(cache_length)
 
         def tensor(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, device=self._device)
 
-        columns = torch.arange(reach, device=self._device)
-        speaking_mask = run_slots = run_index = run_mask = run_real = None
-        if speaking:
-            last = torch.zeros(high, dtype=torch.long, device=self._device)
-            last[tensor(slot[:speaking])] = tensor(position[:speaking])
-            speaking_mask = self._mask(columns <= last[:, None])[:, None, None]
+        columns = torch.arange(cache_length, device=self._device)
+        decode_mask = prefill_slots = prefill_index = prefill_mask = prefill_valid = None
+        if decode_count:
+            last = torch.zeros(slots_in_use, dtype=torch.long, device=self._device)
+            last[tensor(slot[:decode_count])] = tensor(position[:decode_count])
+            decode_mask = self._mask(columns <= last[:, None])[:, None, None]
         if runs:
             starts, counts, firsts = (tensor([run[k] for run in runs]) for k in (1, 2, 3))
             offsets = torch.arange(max(run[2] for run in runs), device=self._device)
-            run_slots = tensor([run[0] for run in runs])
-            run_real = offsets < counts[:, None]
-            run_index = torch.where(run_real, starts[:, None] + offsets, starts[:, None])
-            run_mask = self._mask(columns <= (firsts[:, None] + offsets * run_real)[:, :, None])[:, None]
+            prefill_slots = tensor([run[0] for run in runs])
+            prefill_valid = offsets < counts[:, None]
+            prefill_index = torch.where(prefill_valid, starts[:, None] + offsets, starts[:, None])
+            prefill_mask = self._mask(columns <= (firsts[:, None] + offsets * prefill_valid)[:, :, None])[:, None]
         batch = SlotBatch(
             cache=self._cache,
             slot=tensor(slot),
             position=tensor(position),
-            speaking=speaking,
-            high=high,
-            reach=reach,
-            speaking_mask=speaking_mask,
-            run_slots=run_slots,
-            run_index=run_index,
-            run_mask=run_mask,
-            run_real=run_real,
+            decode_count=decode_count,
+            slots_in_use=slots_in_use,
+            cache_length=cache_length,
+            decode_mask=decode_mask,
+            prefill_slots=prefill_slots,
+            prefill_index=prefill_index,
+            prefill_mask=prefill_mask,
+            prefill_valid=prefill_valid,
         )
         return batch, tensor(ids).unsqueeze(0), tensor(ends)
 
@@ -262,14 +262,14 @@ class SlotSampler:
         targets = uniforms * cumulative[:, -1]
         drawn = torch.searchsorted(cumulative, targets[:, None], right=True).clamp_(max=logits.shape[-1] - 1)
         chosen = logprobs.gather(1, drawn)[:, 0].tolist()
-        self._speaking = []
+        self._active = []
         for turn, token, logprob in zip(turns, drawn[:, 0].tolist(), chosen, strict=True):
             turn.token_ids.append(token)
             turn.logprobs.append(logprob)
             turn.unread = [token]
-            self.tokens_said += 1
-            if turn.listener is not None:
-                turn.listener(token)
+            self.tokens_generated += 1
+            if turn.on_token is not None:
+                turn.on_token(token)
             full = turn.session.read + 1 >= self._max_context
             if token == self._stop_id or len(turn.token_ids) == turn.sampling.max_new_tokens or full:
                 turn.session.last = token
@@ -279,12 +279,12 @@ class SlotSampler:
                     turn.future.set_result(
                         Generation(
                             token_ids=turn.token_ids,
-                            logprobs=turn.logprobs if turn.sampling.plain else None,
+                            logprobs=turn.logprobs if turn.sampling.unfiltered else None,
                             stop=stop,  # type: ignore[arg-type]
                         )
                     )
             else:
-                self._speaking.append(turn)
+                self._active.append(turn)
 
 
 def _share_prompts(turns: list[_Turn]) -> tuple[list[_Turn], dict[int, list[_Turn]]]:

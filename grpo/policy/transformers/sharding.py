@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def shard(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Share a model out over all processes, in place; `model.scored(...)` then is `method(model, ...)`, gathered.
+def shard_model(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    """Share a model out over all processes, in place; `model.local_logprobs(...)` then is `method(model, ...)`, gathered.
 
     Gradients are averaged over the processes when a pass has gone back.
     """
@@ -25,8 +25,8 @@ def shard(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor, ...]
         if isinstance(module, GradientCheckpointingLayer):
             fully_shard(module)
     fully_shard(model)
-    model.scored = MethodType(method, model)
-    register_fsdp_forward_method(model, "scored")
+    model.local_logprobs = MethodType(method, model)
+    register_fsdp_forward_method(model, "local_logprobs")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -34,12 +34,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or all processes' shares of it put together: each process has to ask."""
     return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
-def laid_out_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def distribute_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """A whole tensor on the device of `other`, shared out over the processes as that one is."""
     if not is_sharded(other):
         return tensor.to(other.device)

@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from grpo.errors import DataError
-from grpo.scenarios.boundary import attempt, describe
-from grpo.scenarios.readers.files import LONGEST_LINE
-from grpo.scenarios.readers.footer import read_footer
+from grpo.scenarios.data_errors import error_text, try_call
+from grpo.scenarios.readers.parquet_footer import read_footer
+from grpo.scenarios.readers.source_files import LONGEST_LINE
 from grpo.tables import open_parquet
 
 BATCH_ROWS = 512
@@ -52,9 +52,9 @@ class ParquetRows:
     def __init__(self, path: Path, *, largest_chunk: int = LARGEST_CHUNK, most_values: int = MOST_VALUES) -> None:
         self._path = path
         file = open_parquet(path)
-        footer = attempt(lambda: read_footer(path))
+        footer = try_call(lambda: read_footer(path))
         if isinstance(footer, Exception):
-            raise DataError(f"{path} has a damaged footer: {describe(footer)}; write it again") from footer
+            raise DataError(f"{path} has a damaged footer: {error_text(footer)}; write it again") from footer
         self._footer = footer
         self._texts = self._intact(lambda: _texts(file.metadata.schema), 0)
         self.schema: pa.Schema = self._intact(lambda: file.schema_arrow, 0)
@@ -98,21 +98,21 @@ class ParquetRows:
                 )
 
     def _intact(self, read: Callable[[], T], number: int) -> T:
-        value = attempt(read)
+        value = try_call(read)
         if not isinstance(value, Exception):
             return value
         if isinstance(value, DataError):
             raise value
         place = f"after row {number} of {self._footer.rows}"
-        raise DataError(f"{self._path} is damaged {place}: {describe(value)}; write it again") from value
+        raise DataError(f"{self._path} is damaged {place}: {error_text(value)}; write it again") from value
 
 
 def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema) -> Iterator[ArrowRow]:
     """Rows of a batch, numbered from `before` + 1; `schema` has its columns without dictionaries."""
-    size = attempt(lambda: _expanded(batch))
+    size = try_call(lambda: _expanded(batch))
     rows: Any = size
     if isinstance(size, int) and size <= _LARGEST_BATCH:
-        rows = attempt(lambda: _plain(batch, schema).to_pylist())  # of dictionaries it takes six times as long
+        rows = try_call(lambda: _plain(batch, schema).to_pylist())  # of dictionaries it takes six times as long
     if isinstance(rows, list):
         for number, cells in enumerate(rows, start=before + 1):
             yield ArrowRow(number=number, cells=cells)
@@ -126,14 +126,14 @@ def _plain(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatc
 
 
 def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
-    size = attempt(lambda: _expanded(row))
+    size = try_call(lambda: _expanded(row))
     if isinstance(size, Exception):
-        return ArrowRow(number=number, cells={}, problem=f"row cannot be decoded: {describe(size)}")
+        return ArrowRow(number=number, cells={}, problem=f"row cannot be decoded: {error_text(size)}")
     if size > LONGEST_LINE:
         return ArrowRow(number=number, cells={}, problem=f"over-long row: {size} bytes, at most {LONGEST_LINE}")
-    cells = {name: attempt(column[0].as_py) for name, column in zip(row.schema.names, row.columns, strict=True)}
+    cells = {name: try_call(column[0].as_py) for name, column in zip(row.schema.names, row.columns, strict=True)}
     faults = {name: cell for name, cell in cells.items() if isinstance(cell, Exception)}
-    problem = "; ".join(f"{name}: {describe(error)}" for name, error in faults.items())
+    problem = "; ".join(f"{name}: {error_text(error)}" for name, error in faults.items())
     return ArrowRow(
         number=number,
         cells={name: cell for name, cell in cells.items() if name not in faults},

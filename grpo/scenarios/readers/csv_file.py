@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import DataError
-from grpo.scenarios.readers.columns import to_fields
-from grpo.scenarios.readers.files import LONGEST_LINE, open_source
-from grpo.scenarios.readers.record import Record
-from grpo.scenarios.readers.row_texts import RowText, read_texts
-from grpo.scenarios.readers.shapes import convert
+from grpo.scenarios.readers.csv_rows import RowText, read_texts
+from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.readers.row_fields import to_fields
+from grpo.scenarios.readers.source_files import LONGEST_LINE, open_source
+from grpo.scenarios.records import convert_record
 
 _USER = re.compile(r"user_(\d+)")
 _RAW = 2000  # characters that are kept of a row's text
@@ -23,7 +23,7 @@ _UNDECODED = re.compile(r"[\udc80-\udcff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CsvRow:
     """One row of a delimited file; where `problem` is set, cells may be missing."""
 
     line: int
@@ -32,7 +32,7 @@ class Row:
     problem: str | None = None
 
 
-def read_csv(path: Path) -> Iterator[Record]:
+def read_csv(path: Path) -> Iterator[SourceRecord]:
     """Read a CSV file, or a tab-separated one if its name ends in `.tsv`.
 
     The user's turns stand in `user_responses` as a JSON list, or in `user_0`, `user_1`, … where trailing empty
@@ -46,18 +46,18 @@ def read_csv(path: Path) -> Iterator[Record]:
     delimiter = "\t" if path.suffix == ".tsv" else ","
     for row in read_rows(path, delimiter=delimiter, required=("id",)):
         data = None if row.problem else dict(row.cells)
-        record = Record(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
-        yield convert(record, lambda cells: to_fields(_gather_turns(cells)))
+        record = SourceRecord(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
+        yield convert_record(record, lambda cells: to_fields(_gather_turns(cells)))
 
 
-def read_cells(path: Path, *, required: Collection[str]) -> Iterator[Record]:
+def read_cells(path: Path, *, required: Collection[str]) -> Iterator[SourceRecord]:
     """Read a CSV file, or a `.tsv` one, one record a row, whose data are the row's cells by column."""
     for row in read_rows(path, delimiter="\t" if path.suffix == ".tsv" else ",", required=required):
         data = None if row.problem else dict(row.cells)
-        yield Record(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
+        yield SourceRecord(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
 
 
-def read_rows(path: Path, *, delimiter: str, required: Collection[str]) -> Iterator[Row]:
+def read_rows(path: Path, *, delimiter: str, required: Collection[str]) -> Iterator[CsvRow]:
     """Read a delimited file with a header and CSV quoting; quoted cells may hold delimiters and newlines.
 
     A cell of more characters than `csv.field_size_limit()` (131,072), and a row of more than 16 MiB, are problems.
@@ -72,7 +72,7 @@ def read_rows(path: Path, *, delimiter: str, required: Collection[str]) -> Itera
             if header is None:
                 header = _read_header(path, cells, required)
             elif isinstance(cells, str):
-                yield Row(line=text.line, cells={}, raw=_clean(text.text), problem=cells)
+                yield CsvRow(line=text.line, cells={}, raw=_clean(text.text), problem=cells)
             elif cells:
                 yield _row(text.line, header, cells, _clean(text.text))
         if header is None:
@@ -110,7 +110,7 @@ def _read_header(path: Path, header: list[str] | str, required: Collection[str])
     return header
 
 
-def _row(line: int, header: list[str], cells: list[str], raw: str) -> Row:
+def _row(line: int, header: list[str], cells: list[str], raw: str) -> CsvRow:
     problem = None
     if len(cells) != len(header):
         problem = f"wrong number of cells: {len(cells)}, the header has {len(header)}"
@@ -118,7 +118,7 @@ def _row(line: int, header: list[str], cells: list[str], raw: str) -> Row:
         undecoded = next((name for name, cell in zip(header, cells, strict=True) if _UNDECODED.search(cell)), None)
         if undecoded is not None:
             problem = f"not UTF-8: column {undecoded}"
-    return Row(line=line, cells=dict(zip(header, cells, strict=False)), raw=raw, problem=problem)
+    return CsvRow(line=line, cells=dict(zip(header, cells, strict=False)), raw=raw, problem=problem)
 
 
 def _gather_turns(cells: dict[str, str]) -> dict[str, Any]:

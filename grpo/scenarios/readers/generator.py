@@ -8,24 +8,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from grpo.errors import DataError
-from grpo.scenarios.boundary import attempt, describe, excerpt
-from grpo.scenarios.readers.files import LONGEST_LINE
-from grpo.scenarios.readers.record import Record
+from grpo.scenarios.data_errors import error_text, excerpt, try_call
+from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.readers.source_files import LONGEST_LINE
 
 MOST_RECORDS = 10_000_000
 """Records after which a generator is taken for one that never ends."""
 
 
-def read_generator(function: str, most: int = MOST_RECORDS) -> Iterator[Record]:
+def read_generator(function: str, most: int = MOST_RECORDS) -> Iterator[SourceRecord]:
     """Call `package.module:function` and take what it yields; an item that JSON cannot hold is a problem.
 
     Raises `DataError` where there is no such function, and where it does not end.
     """
     module_name, _, name = function.partition(":")
-    module = attempt(lambda: importlib.import_module(module_name))
+    module = try_call(lambda: importlib.import_module(module_name))
     if isinstance(module, Exception):
         raise DataError(
-            f"generator {function}: module {module_name} cannot be imported: {describe(module)}; "
+            f"generator {function}: module {module_name} cannot be imported: {error_text(module)}; "
             "install its package, mend it, or correct the source's function"
         ) from module
     generate = getattr(module, name, None)
@@ -37,16 +37,16 @@ def read_generator(function: str, most: int = MOST_RECORDS) -> Iterator[Record]:
         yield _record(function, number, item)
 
 
-def _record(function: str, number: int, item: Any) -> Record:
+def _record(function: str, number: int, item: Any) -> SourceRecord:
     problem = None
     if not isinstance(item, dict):
         problem = f"not a dict: {type(item).__name__}"
     else:
-        text = attempt(lambda: json.dumps(item, allow_nan=False, default=str))
+        text = try_call(lambda: json.dumps(item, allow_nan=False, default=str))
         if isinstance(text, Exception):
-            problem = f"cannot be stored as JSON: {describe(text)}"
+            problem = f"cannot be stored as JSON: {error_text(text)}"
         elif len(text) > LONGEST_LINE:
             problem = f"over-long record: {len(text)} characters, at most {LONGEST_LINE}"
     if problem is None:
-        return Record(source=function, line=number, data=item)
-    return Record(source=function, line=number, data=None, raw=excerpt(item), problem=problem)
+        return SourceRecord(source=function, line=number, data=item)
+    return SourceRecord(source=function, line=number, data=None, raw=excerpt(item), problem=problem)

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import DataError
-from grpo.scenarios.boundary import attempt, describe
+from grpo.scenarios.data_errors import error_text, try_call
 from grpo.scenarios.readers.arrow import BATCH_ROWS, ArrowRow, batch_rows
-from grpo.scenarios.readers.columns import row_record
-from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.readers.row_fields import row_record
 
 
-def read_huggingface(path: Path, split: str) -> Iterator[Record]:
+def read_huggingface(path: Path, split: str) -> Iterator[SourceRecord]:
     """Read a folder of `save_to_disk`, without network; `split` is used where the folder holds several.
 
     Raises `DataError` where the folder is missing, damaged or no such dataset, or the split is not in it.
     """
     import datasets
 
-    dataset = attempt(lambda: datasets.load_from_disk(str(path)))
+    dataset = try_call(lambda: datasets.load_from_disk(str(path)))
     if isinstance(dataset, Exception):
         raise DataError(
-            f"{path} holds no saved dataset: {describe(dataset)}; write it with Dataset.save_to_disk and give that "
+            f"{path} holds no saved dataset: {error_text(dataset)}; write it with Dataset.save_to_disk and give that "
             "folder"
         ) from dataset
     if isinstance(dataset, datasets.DatasetDict):
@@ -42,14 +42,14 @@ def read_huggingface(path: Path, split: str) -> Iterator[Record]:
 
 def _rows(table: Any, before: int) -> Iterator[ArrowRow]:
     """Rows of a table that is mapped from a file as it is: a damaged offset would be read from foreign memory."""
-    if not isinstance(attempt(partial(table.validate, full=True)), Exception):
+    if not isinstance(try_call(partial(table.validate, full=True)), Exception):
         yield from batch_rows(table, before, table.schema)
         return
     for index in range(table.num_rows):
         row = table.slice(index, 1)
-        error = attempt(partial(row.validate, full=True))
+        error = try_call(partial(row.validate, full=True))
         if isinstance(error, Exception):
-            problem = f"row cannot be decoded: {describe(error)}"
+            problem = f"row cannot be decoded: {error_text(error)}"
             yield ArrowRow(number=before + index + 1, cells={}, problem=problem)
         else:
             yield from batch_rows(row, before + index, row.schema)

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo.errors import DataError
-from grpo.scenarios.parquet import DERIVED, is_scenario_table
 from grpo.scenarios.readers.arrow import ParquetRows
-from grpo.scenarios.readers.columns import row_record
-from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.readers.row_fields import row_record
+from grpo.scenarios.table import DERIVED_COLUMNS, is_scenario_table
 
 
-def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> Iterator[Record]:
+def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> Iterator[SourceRecord]:
     """Read a Parquet file batch by batch, or these columns of it as they are.
 
     Of a table that ingestion wrote, the derived columns are left out. Raises `DataError` for a missing, truncated or
     damaged file and one without the column `id`, or one of `columns`.
     """
     rows = ParquetRows(path)
-    names = [name for name in rows.names if name not in DERIVED or not is_scenario_table(rows.schema)]
+    names = [name for name in rows.names if name not in DERIVED_COLUMNS or not is_scenario_table(rows.schema)]
     missing = [column for column in ("id",) if column not in names] if columns is None else set(columns) - set(names)
     if missing:
         raise DataError(

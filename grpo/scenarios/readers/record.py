@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class SourceRecord:
     """One record of a source. Exactly one of `data` and `problem` is None."""
 
     source: str

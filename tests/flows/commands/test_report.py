@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from flows.cli import app
-from grpo.evaluation.document import ReportDocument
-from tests.grpo.evaluation.test_page import document
+from flows.cli.app import app
+from grpo.evaluation.schema import ReportDocument
+from tests.grpo.evaluation.test_html_report import document
 
 
 def _report(*arguments: str) -> Result:

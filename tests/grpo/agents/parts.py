@@ -15,7 +15,7 @@ from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment
 from grpo.messages import Message
 from grpo.policy.policy import Generation, Policy, Prompt, Sampling
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
@@ -50,7 +50,7 @@ class EchoSampler:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         self.policy.heard.append(prompt.messages)
         await asyncio.sleep(0)
-        ids = self.renderer.say(Message(role="assistant", content=self.policy.reply(prompt.messages[-1])))
+        ids = self.renderer.encode_reply(Message(role="assistant", content=self.policy.reply(prompt.messages[-1])))
         return Generation(token_ids=ids, logprobs=None, stop="stop")
 
     def close(self) -> None:
@@ -85,20 +85,20 @@ def play(
     renderer: Renderer,
     *,
     lines: Sequence[str] = ("hello", "my order", "bye"),
-    siblings: int = 2,
+    group_size: int = 2,
     world: Environment | None = None,
     seed: int = 0,
     **settings: object,
 ) -> list[Trajectory]:
     """Episodes of one scripted user with this agent, as a training run plays them."""
-    plan = {"max_new_tokens": 6, "max_context": 1000, "cut_turns": "go_on", "error_budget": 0.0, **settings}
+    plan = {"max_new_tokens": 6, "max_context": 1000, "on_truncation": "continue", "error_budget": 0.0, **settings}
     return collect(
         [Scenario(id="s", user_responses=tuple(lines))],
         policy,
         world or ConversationEnvironment(),
         renderer,
         RolloutSettings.model_validate(plan),
-        siblings=siblings,
+        group_size=group_size,
         temperature=1.0,
         run_seed=seed,
         iteration=0,

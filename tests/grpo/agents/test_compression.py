@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from grpo.agents.compression import compress, window
-from grpo.agents.summary import summarize
+from grpo.agents.extractive_summary import summarize
 from grpo.errors import PolicyError
 from grpo.messages import Message
 from tests.grpo.agents.parts import Echo, run, speaking
@@ -80,7 +80,7 @@ def test_a_window_counts_what_is_not_the_system_prompt():
 
 
 @pytest.mark.parametrize("strategy", ["truncate", "sliding_window", "summary"])
-def test_an_agent_compresses_what_it_cannot_read(strategy: str, caplog: pytest.LogCaptureFixture):
+def test_a_conversation_above_max_context_is_compressed(strategy: str, caplog: pytest.LogCaptureFixture):
     """At most half of the tokens reach the policy, system prompt and last turn among them; what went is logged."""
     agent = speaking(
         Echo(),
@@ -95,7 +95,7 @@ def test_an_agent_compresses_what_it_cannot_read(strategy: str, caplog: pytest.L
     with caplog.at_level(logging.INFO, "grpo.agents"):
         run(agent.generate_response(chat))
     (heard,) = agent.policy.heard  # type: ignore[union-attr]
-    count = agent.renderer.start  # type: ignore[union-attr]
+    count = agent.renderer.build_prompt  # type: ignore[union-attr]
     system = Message(role="system", content="Be brief.")
     before = [system, *(Message(role=m["role"], content=m["content"]) for m in chat)]
     assert len(count(heard)) <= len(count(before)) / 2
@@ -122,6 +122,6 @@ def test_without_compression_what_cannot_be_read_is_refused():
 def test_a_summary_takes_the_sentences_whose_words_are_used_most():
     """lamp and broken are said twice: (2 + 2) / 2 = 2 against (2 + 1 + 1) / 3 and 1."""
     texts = ["My lamp is broken.", "Good evening.", "The broken lamp came yesterday from Ulm."]
-    assert summarize(texts, most_words=4) == "My lamp is broken."
-    assert summarize(texts, most_words=12) == "My lamp is broken. The broken lamp came yesterday from Ulm."
-    assert summarize(texts, most_words=1) == ""
+    assert summarize(texts, max_words=4) == "My lamp is broken."
+    assert summarize(texts, max_words=12) == "My lamp is broken. The broken lamp came yesterday from Ulm."
+    assert summarize(texts, max_words=1) == ""

@@ -60,7 +60,7 @@ def test_messages_of_one_conversation_are_answered_in_order():
     assert run(both()) == ["one", "You said: one", "two", "You said: two"]
 
 
-def test_every_turn_is_logged_with_what_produced_it(tmp_path: Path):
+def test_every_turn_is_logged_with_policy_and_strategy(tmp_path: Path):
     """Conversation, turn, time, policy and strategy, in memory and as lines of JSON."""
     agent = stub("Hello!", "Bye!")
     manager = ConversationManager(agent, log=tmp_path / "turns.jsonl", now=lambda: NOON)

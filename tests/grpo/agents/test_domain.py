@@ -3,11 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.agents.agent import Context
-from grpo.agents.byte_renderer import ByteRenderer
 from grpo.agents.customer_service import CustomerServiceAgent
 from grpo.agents.domain import DomainAgent
 from grpo.config.agent import AgentConfig
 from grpo.policy.scripted import ScriptedPolicy
+from grpo.renderers.byte_renderer import ByteRenderer
 from tests.grpo.agents.parts import Echo, play, run
 
 FACTS = {"returns": "within thirty days", "shipping": "five days"}
@@ -39,7 +39,7 @@ def test_the_customer_service_agent_plays_an_episode_on_a_script():
     """Its prompt and strategy stand in the record; its own prompt replaces the one that ships."""
     agent = CustomerServiceAgent("stub://demo", domain_knowledge=FACTS)
     policy = ScriptedPolicy(["How can I help?", "It is on its way."])
-    (played,) = play(agent, policy, ByteRenderer(), siblings=1, lines=("hi", "my parcel"), max_new_tokens=100,
+    (played,) = play(agent, policy, ByteRenderer(), group_size=1, lines=("hi", "my parcel"), max_new_tokens=100,
                      max_context=4000)  # fmt: skip
     prompt = played.messages[0].content
     assert prompt.startswith("You serve the customers of a shop.")

@@ -57,9 +57,9 @@ def test_what_shares_rarer_words_with_the_question_is_recalled_first():
 def test_users_do_not_share_a_memory():
     """Neither turns nor recall."""
     memory = ConversationMemory()
-    memory.add("user", "My order is 4711.", owner="ada")
-    assert memory.recall("order", owner="ada") == ["My order is 4711."]
-    assert memory.recall("order", owner="bob") == memory.recall("order") == []
+    memory.add("user", "My order is 4711.", user_id="ada")
+    assert memory.recall("order", user_id="ada") == ["My order is 4711."]
+    assert memory.recall("order", user_id="bob") == memory.recall("order") == []
 
 
 def test_a_fact_of_one_conversation_is_known_in_the_next():
@@ -79,7 +79,7 @@ def test_a_fact_of_one_conversation_is_known_in_the_next():
     ]
 
 
-def test_a_memory_is_there_in_another_process(tmp_path: Path):
+def test_a_saved_memory_is_loaded_by_another_process(tmp_path: Path):
     """Turns, summaries, and how many of the turns no summary covers."""
     path = tmp_path / "memory.json"
     code = f"""
@@ -90,11 +90,11 @@ for text in ("My order is 4711.", "It is a lamp.", "It is green."):
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     memory = ConversationMemory(path=path, max_turns=5, summarization_threshold=2)
-    assert "My order is 4711." in memory.recall("Which order?", owner="ada")
+    assert "My order is 4711." in memory.recall("Which order?", user_id="ada")
     assert len(memory.summaries("ada")) == 1
-    memory.add("user", "And new.", owner="ada")
+    memory.add("user", "And new.", user_id="ada")
     assert len(memory.summaries("ada")) == 1  # 2 turns that no summary covers, not more than the threshold
-    memory.add("user", "Thanks.", owner="ada")
+    memory.add("user", "Thanks.", user_id="ada")
     assert len(memory.summaries("ada")) == 2
     assert [file.name for file in tmp_path.iterdir()] == ["memory.json"]
 

@@ -25,7 +25,7 @@ def policy(tiny_folder: Path) -> TransformersPolicy:
     return load(tiny_folder)
 
 
-def test_an_agent_must_say_how_it_begins_and_how_it_answers():
+def test_an_agent_must_implement_initialize_and_generate_response():
     """The base cannot be made; a subclass with both methods can, and answers."""
     with pytest.raises(TypeError, match="generate_response"):
         Agent()  # type: ignore[abstract]
@@ -40,7 +40,7 @@ def test_an_agent_must_say_how_it_begins_and_how_it_answers():
     assert run(Parrot().generate_response("hi")) == "hi"
 
 
-def test_a_text_is_one_line_of_a_user():
+def test_a_string_is_one_user_message():
     """Two agents with the same script answer a text and the message that it stands for alike."""
     assert run(stub(*THREE).generate_response("hi")) == "Hello!"
     assert run(stub(*THREE).generate_response([{"role": "user", "content": "hi"}])) == "Hello!"
@@ -53,7 +53,7 @@ def test_replies_of_a_stub_follow_each_other_and_begin_again():
 
 
 @pytest.mark.parametrize("way", ["config", "memory", "from_model"])
-def test_an_agent_is_made_in_three_ways_and_hears_the_turns_in_order(tiny_folder: Path, way: str):
+def test_an_agent_is_made_in_three_ways_and_its_policy_reads_the_turns_in_order(tiny_folder: Path, way: str):
     """Each speaks with the model of the folder, which reads system prompt and turns as they were said."""
     config = AgentConfig(model_name=str(tiny_folder), max_new_tokens=4)
     agent = {
@@ -132,24 +132,24 @@ def test_a_window_shows_the_system_prompt_and_the_last_messages():
     assert [m.content for m in agent.policy.heard[0]] == ["Be brief.", "2", "3"]  # type: ignore[union-attr]
 
 
-def test_a_backend_of_ones_own_needs_no_other_package():
+def test_a_custom_backend_needs_no_optional_package():
     """Any object that is a Policy, played in a process where transformers, tokenizers and torch cannot be imported."""
     code = """
 import sys
 for name in ("torch", "transformers", "tokenizers", "openai", "vllm"):
     sys.modules[name] = None
 from tests.grpo.agents.parts import Echo, play, run, speaking
-from grpo.agents.byte_renderer import ByteRenderer
+from grpo.renderers.byte_renderer import ByteRenderer
 from grpo.agents.multi_turn import MultiTurnAgent
 agent = speaking(Echo())
 assert run(agent.generate_response("hi")) == "You said: hi"
-(played,) = play(MultiTurnAgent(), Echo(), ByteRenderer(), lines=["a", "b"], siblings=1)
+(played,) = play(MultiTurnAgent(), Echo(), ByteRenderer(), lines=["a", "b"], group_size=1)
 assert [m.content for m in played.messages] == ["a", "You said: a", "b", "You said: b"]
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_a_stub_speaks_in_a_process_without_torch():
+def test_a_stub_agent_replies_without_torch():
     """Made by the factory and by the class, and ready to speak at once."""
     code = """
 import asyncio, sys
@@ -165,7 +165,7 @@ assert asyncio.run(main()) == ["a", "b", "a"]
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_the_factory_makes_a_stub_where_replies_are_written_down(tiny_folder: Path):
+def test_create_agent_makes_a_stub_from_stub_responses(tiny_folder: Path):
     """And an agent with a model elsewhere; a stub without replies is refused."""
     said = AgentConfig(model_name="stub://demo", use_stub_model=True, stub_responses=("a",))
     assert run(create_agent(said).generate_response("hi")) == "a"
@@ -179,5 +179,5 @@ def test_the_factory_makes_a_stub_where_replies_are_written_down(tiny_folder: Pa
 def test_an_agent_speaks_with_the_policy_that_it_adopts():
     """What a trainer does with the policy that it has made."""
     agent = stub("a")
-    agent.adopt(Echo())
+    agent.set_policy(Echo())
     assert run(agent.generate_response("hi")) == "You said: hi"

@@ -19,7 +19,7 @@ from tests.grpo.agents.parts import run, stub
         ("a <b> c", None, "a <b> c"),
     ],
 )
-def test_thinking_is_split_from_the_answer(text: str, reasoning: str | None, answer: str):
+def test_reasoning_is_split_from_the_answer(text: str, reasoning: str | None, answer: str):
     """Closed, opened by the template, cut off, empty, and not there."""
     assert split_reasoning(text) == (reasoning, answer)
 
@@ -29,8 +29,8 @@ def test_an_agent_replies_without_its_reasoning_and_keeps_it_beside():
     agent = stub("<think>x</think>y", enable_reasoning=True)
 
     async def speak() -> tuple[str, str | None, bool]:
-        async with agent.floor() as floor:
-            reply = await agent.respond(floor, [Message(role="user", content="?")])
+        async with agent.transcript() as transcript:
+            reply = await agent.respond(transcript, [Message(role="user", content="?")])
         return reply.text, reply.reasoning, reply.as_sampled
 
     assert run(speak()) == ("y", "x", True)

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.agents.floor import ContextRewritten
 from grpo.agents.memory import ConversationMemory
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.tool_agent import ToolAgent
+from grpo.agents.transcript import PrefixMismatch
 from grpo.config.agent import AgentConfig
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
-from grpo.environments.support_desk import SupportDesk
+from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import ConfigError, DataError
-from grpo.learner.samples import build_batch
+from grpo.learner.batch import build_batch
 from grpo.messages import Message
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory, group
@@ -129,7 +129,7 @@ def test_hooks_that_pass_everything_on_change_no_token(policy: TransformersPolic
         assert np.array_equal(plain.sampler_logprobs, spied.sampler_logprobs)
 
 
-def test_a_reworded_turn_is_judged_as_it_was_sent_and_not_trained_on(
+def test_an_overridden_turn_is_scored_as_sent_and_not_trained_on(
     policy: TransformersPolicy, renderer: Renderer, caplog: pytest.LogCaptureFixture
 ):
     """The first of three turns is reworded: its message is the new text, its tokens the sampled ones, off the mask."""
@@ -142,7 +142,7 @@ def test_a_reworded_turn_is_judged_as_it_was_sent_and_not_trained_on(
         assert not edited.loss_mask[first.start : first.stop].any()
         assert (edited.sampler_logprobs[first.start : first.stop] == 0).all()
         assert all(edited.loss_mask[turn.start : turn.stop].all() for turn in others)
-        assert (edited.reworded, plain.reworded) == (1, 0)
+        assert (edited.overridden_turns, plain.overridden_turns) == (1, 0)
         assert edited.stop == plain.stop == "terminated"
     assert "2 of 6 turns were reworded" in caplog.text
 
@@ -172,7 +172,7 @@ def test_what_an_agent_says_without_its_policy_is_read_to_the_policy(policy: Tra
     """The canned turn is in the tokens and off the mask, and later log-probabilities are those that follow it."""
     for trajectory in play(Canned(), policy, renderer):
         assert trajectory.messages[1].content == "Good morning."
-        assert trajectory.reworded == 1
+        assert trajectory.overridden_turns == 1
         with torch.no_grad():
             ids = torch.tensor([trajectory.token_ids.tolist()])
             logprobs = torch.log_softmax(policy.model(input_ids=ids).logits[0].float(), dim=-1)
@@ -187,7 +187,7 @@ def test_what_a_hook_adds_to_the_beginning_is_read_and_recorded(policy: Transfor
     for trajectory in play(Noted(), policy, renderer):
         assert [m.role for m in trajectory.messages] == ["system", *("user", "assistant") * 3]
         assert trajectory.messages[0].content == "note"
-        assert trajectory.action_count == 18
+        assert trajectory.completion_tokens == 18
 
 
 def test_what_another_agent_says_meanwhile_is_not_in_the_record(policy: TransformersPolicy, renderer: Renderer):
@@ -200,12 +200,12 @@ def test_what_another_agent_says_meanwhile_is_not_in_the_record(policy: Transfor
 
 def test_a_hook_that_rewrites_the_past_is_refused(policy: TransformersPolicy, renderer: Renderer):
     """Tokens that were read stay read; the message says what a hook may do."""
-    with pytest.raises(ContextRewritten, match=r"do not go on from the 2 .*beginning each time"):
+    with pytest.raises(PrefixMismatch, match=r"do not go on from the 2 .*beginning each time"):
         play(Forgetful(), policy, renderer)
 
 
 @pytest.mark.parametrize("forgets", [{"memory_window": 2}, {"enable_context_compression": True}])
-def test_an_agent_that_forgets_is_refused_before_anything_is_played(
+def test_an_agent_that_truncates_its_context_is_refused_before_a_rollout(
     policy: TransformersPolicy, renderer: Renderer, forgets: dict[str, Any]
 ):
     """The record of an episode is one sequence of tokens; the message names the setting and what bounds episodes."""
@@ -215,7 +215,7 @@ def test_an_agent_that_forgets_is_refused_before_anything_is_played(
     assert not spy.turns
 
 
-def test_prompt_and_strategy_of_the_agent_stand_in_the_record(policy: TransformersPolicy, renderer: Renderer):
+def test_prompt_and_strategy_of_the_agent_are_in_the_trajectory(policy: TransformersPolicy, renderer: Renderer):
     """The agent's own prompt comes before the environment's, in one system message."""
 
     agent = MultiTurnAgent(AgentConfig(system_prompt="Be brief.", strategy="sales"))
@@ -241,7 +241,7 @@ def test_an_agents_own_tools_are_part_of_its_turn_in_a_rollout(renderer: Rendere
     agent = ToolAgent(AgentConfig(), [{"name": "double", "function": lambda number: 2 * number}])
     tooled = Renderer(renderer.tokenizer, tools=agent.tools)
     policy = ScriptedPolicy([[CALL, "It is 42.", "Bye."]])
-    (played,) = play(agent, policy, tooled, lines=("21?", "thanks"), siblings=1, max_new_tokens=200)
+    (played,) = play(agent, policy, tooled, lines=("21?", "thanks"), group_size=1, max_new_tokens=200)
     assert [m.role for m in played.messages][-6:] == ["user", "assistant", "tool", "assistant", "user", "assistant"]
     assert [m.content for m in played.messages][-4:] == ["42", "It is 42.", "thanks", "Bye."]
     spans = [turn for turn in played.turns if turn.message.role == "assistant"]
@@ -261,7 +261,7 @@ def test_calls_of_the_environments_tools_go_to_the_environment(renderer: Rendere
         desk,
         Renderer(renderer.tokenizer, tools=(*desk.tools, *agent.tools)),
         RolloutSettings(max_new_tokens=200, max_context=4000),
-        siblings=1,
+        group_size=1,
         temperature=1.0,
         run_seed=0,
         iteration=0,
@@ -292,9 +292,9 @@ def test_reasoning_is_split_off_the_message_and_stays_in_the_loss_mask(renderer:
 
     policy = ScriptedPolicy(["<think>an order</think>Which one?", "<think>endless"])
     agent = MultiTurnAgent(AgentConfig(enable_reasoning=True))
-    (played,) = play(agent, policy, renderer, world=Listening(), lines=("hi", "bye"), siblings=1, max_new_tokens=200)
+    (played,) = play(agent, policy, renderer, world=Listening(), lines=("hi", "bye"), group_size=1, max_new_tokens=200)
     assert heard == ["Which one?", ""]
     first = next(turn for turn in played.turns if turn.message.role == "assistant")
-    assert "<think>an order</think>" in renderer.text(played.token_ids[first.start : first.stop].tolist())
+    assert "<think>an order</think>" in renderer.decode(played.token_ids[first.start : first.stop].tolist())
     assert played.loss_mask[first.start : first.stop].all()
-    assert played.reworded == 0
+    assert played.overridden_turns == 0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.agents.strategies import STRATEGIES, STRATEGY_OF_TASK, stage_of, strategy_prompt
+from grpo.agents.strategies import STRATEGIES, STRATEGY_BY_TASK, current_stage, strategy_prompt
 from grpo.errors import ConfigError
 from grpo.messages import Message
 from tests.grpo.agents.parts import Echo, run, speaking
@@ -46,7 +46,7 @@ def test_a_sale_goes_through_its_stages():
     said: list[str] = []
     for text, expected in dialogue:
         said.append(text)
-        stage = stage_of(sales, _said(*said))
+        stage = current_stage(sales, _said(*said))
         assert stage is not None
         assert stage.name == expected
         assert f"stage {expected}. " in strategy_prompt("sales", _said(*said), {})
@@ -56,19 +56,19 @@ def test_a_sale_goes_through_its_stages():
 def test_what_the_seller_says_moves_no_stage():
     """Naming a price is not asking for one."""
     chat = [*_said("hi"), Message(role="assistant", content="How much would you like to spend?")]
-    stage = stage_of(STRATEGIES["sales"], chat)
+    stage = current_stage(STRATEGIES["sales"], chat)
     assert stage is not None
     assert stage.name == "awareness"
 
 
 def test_a_stage_may_be_skipped():
     """Who comes to buy is not asked for needs."""
-    stage = stage_of(STRATEGIES["sales"], _said("I want to buy the green one."))
+    stage = current_stage(STRATEGIES["sales"], _said("I want to buy the green one."))
     assert stage is not None
     assert stage.name == "decision"
 
 
-def test_a_learner_is_met_at_the_level_of_the_context():
+def test_the_level_in_the_context_selects_the_prompt():
     """Three levels, three prompts; one that is not there is refused."""
     prompts = {level: strategy_prompt("educational", [], {"level": level}) for level in ("beginner", "expert")}
     assert "everyday words" in prompts["beginner"]
@@ -84,9 +84,9 @@ def test_an_unknown_strategy_is_refused():
         strategy_prompt("poker", [], {})
 
 
-def test_tasks_are_led_by_a_strategy():
+def test_each_task_has_a_strategy():
     """All four, and each strategy is some task's."""
     tasks = {"customer_support", "tech_help", "sales_chat", "tutoring"}
-    assert set(STRATEGY_OF_TASK) == tasks
-    assert set(STRATEGY_OF_TASK.values()) == set(STRATEGIES)
-    assert STRATEGY_OF_TASK["tutoring"] == "educational"
+    assert set(STRATEGY_BY_TASK) == tasks
+    assert set(STRATEGY_BY_TASK.values()) == set(STRATEGIES)
+    assert STRATEGY_BY_TASK["tutoring"] == "educational"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from grpo.agents.byte_renderer import ByteRenderer
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.agents.reasoning import settled
+from grpo.agents.reasoning import stable_prefix
 from grpo.agents.tool_agent import ToolAgent
 from grpo.config.agent import AgentConfig
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderer import Renderer
+from grpo.renderers.byte_renderer import ByteRenderer
+from grpo.renderers.chat_template import Renderer
 from tests.grpo.agents.parts import run, speaking, stub
 
 
@@ -43,8 +43,8 @@ class Typist:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         ids = [*self.text.encode(), ByteRenderer().stop_id]
         for token in ids:
-            if prompt.listener is not None:
-                prompt.listener(token)
+            if prompt.on_token is not None:
+                prompt.on_token(token)
             self.told += 1
             await asyncio.sleep(0)
         return Generation(token_ids=ids, logprobs=None, stop="stop")
@@ -59,7 +59,7 @@ async def _pieces(agent: MultiTurnAgent, text: str = "hello") -> list[str]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("temperature", [0, 1.5])
-def test_pieces_joined_are_the_whole_reply(policy: TransformersPolicy, temperature: float, seed: int):
+def test_streamed_chunks_join_to_the_whole_reply(policy: TransformersPolicy, temperature: float, seed: int):
     """Greedy and drawn, from a random model whose bytes are often no whole characters."""
     settings = {"max_new_tokens": 24, "temperature": temperature, "seed": seed}
     whole = run(speaking(policy, **settings).generate_response("hello"))
@@ -141,6 +141,6 @@ def test_an_error_of_the_policy_reaches_who_listens():
 
 def test_only_what_no_token_can_change_is_settled():
     """Unfinished characters, white space at the end, and thinking wait."""
-    assert settled(" a b \ufffd", reasoning=False) == "a b"
-    assert settled("a </th", reasoning=True) == ""
-    assert settled("a </think> b", reasoning=True) == "b"
+    assert stable_prefix(" a b \ufffd", reasoning=False) == "a b"
+    assert stable_prefix("a </th", reasoning=True) == ""
+    assert stable_prefix("a </think> b", reasoning=True) == "b"

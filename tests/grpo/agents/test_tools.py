@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from grpo.agents.byte_renderer import ByteRenderer
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.tool_agent import ToolAgent
 from grpo.agents.tools import Toolbox
@@ -17,6 +16,7 @@ from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.errors import ConfigError
 from grpo.messages import Message, ToolCall, parse_assistant
 from grpo.policy.scripted import ScriptedPolicy
+from grpo.renderers.byte_renderer import ByteRenderer
 from tests.grpo.agents.parts import Echo, play, run, stub
 
 
@@ -82,7 +82,7 @@ def test_several_calls_are_answered_in_one_message():
         (_call("multiply", first=1, third=3), "bad_arguments", "no argument third; it takes first, second"),
     ],
 )
-def test_a_call_that_cannot_be_run_is_answered_with_what_is_wrong(call: ToolCall, kind: str, words: str):
+def test_an_invalid_call_returns_a_typed_error(call: ToolCall, kind: str, words: str):
     """A typed result that names the tool, the argument and the remedy."""
     error = run(_box().run(call))["error"]
     assert error["type"] == kind
@@ -100,7 +100,7 @@ async def _sleeps() -> None:
     await asyncio.sleep(3600)
 
 
-def test_a_function_that_takes_too_long_is_a_result():
+def test_a_tool_timeout_returns_a_typed_error():
     """Sync or async: the model hears of the limit. The sync one ends when it was heard, on a busy machine too."""
     heard = threading.Event()
     box = Toolbox(timeout_s=0.05)
@@ -166,7 +166,7 @@ class Calculator(Echo):
         return _text("multiply", first=6, second=7) if last.role == "user" else f"It is {last.content}."
 
 
-def test_the_result_is_fed_back_and_the_reply_holds_it():
+def test_the_tool_result_is_read_before_the_reply():
     """The policy hears its call and 42."""
     echo = Calculator()
     agent = ToolAgent(AgentConfig(), [MULTIPLY], policy=echo)
@@ -185,9 +185,9 @@ def test_the_model_hears_what_was_wrong_and_may_try_again():
     )
 
     async def turn() -> list[Message]:
-        async with agent.floor() as floor:
-            await agent.respond(floor, [Message(role="user", content="6 · 2?")])
-            return floor.conversation
+        async with agent.transcript() as transcript:
+            await agent.respond(transcript, [Message(role="user", content="6 · 2?")])
+            return transcript.conversation
 
     heard = run(turn())
     assert [m.role for m in heard] == ["user", *("assistant", "tool") * 3, "assistant"]
@@ -236,7 +236,7 @@ def test_an_environment_answers_with_a_toolbox_as_an_agent_does():
         ByteRenderer(tools=Workshop.tools),
         world=Workshop(),
         lines=("6 · 7?",),
-        siblings=1,
+        group_size=1,
         max_new_tokens=200,
         max_context=4000,
     )

@@ -4,15 +4,15 @@ from typing import get_args
 
 import pytest
 
-from grpo.algorithms.catalog import ALGORITHMS, choose
+from grpo.algorithms.catalog import ALGORITHMS, get_algorithm
 from grpo.config.training import AlgorithmName
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_is_found_under_its_name_with_its_own_choices(name: str):
     """Nothing is replaced where nothing is asked for."""
-    assert choose(name) == ALGORITHMS[name]
-    assert choose(name).name == name
+    assert get_algorithm(name) == ALGORITHMS[name]
+    assert get_algorithm(name).name == name
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,10 @@ def test_an_algorithm_is_found_under_its_name_with_its_own_choices(name: str):
 )
 def test_each_choice_replaces_its_own_and_no_other(choice: dict[str, object]):
     """False and 0 are choices, too."""
-    changed = choose("grpo", **choice)  # type: ignore[arg-type]
+    changed = get_algorithm("grpo", **choice)  # type: ignore[arg-type]
     (name, value) = next(iter(choice.items()))
     assert getattr(changed, name) == value != getattr(ALGORITHMS["grpo"], name)
-    assert choose("grpo", **{name: getattr(ALGORITHMS["grpo"], name)}) == ALGORITHMS["grpo"]  # type: ignore[arg-type]
+    assert get_algorithm("grpo", **{name: getattr(ALGORITHMS["grpo"], name)}) == ALGORITHMS["grpo"]  # type: ignore[arg-type]
 
 
 def test_a_config_may_name_every_algorithm_and_no_other():

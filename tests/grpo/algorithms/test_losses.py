@@ -7,18 +7,18 @@ import torch
 
 from grpo.algorithms.kl import k3, kl_loss
 from grpo.algorithms.losses import (
-    Bounds,
+    ClipRange,
     capped_policy_gradient,
     clipped_surrogate,
     high_entropy_mask,
     importance_ratio,
     policy_gradient,
-    surrogate,
-    truncated_weight,
+    truncated_importance_weight,
+    unclipped_surrogate,
 )
 from grpo.algorithms.reductions import Denominators, Reduction, token_weights
 
-BOUNDS = Bounds(low=0.2, high=0.2)
+BOUNDS = ClipRange(low=0.2, high=0.2)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_clipping_stops_praise_but_not_correction(ratio: float, advantage: float
 def test_a_clip_is_counted_where_it_stops_the_gradient(ratio: float, advantage: float, active: bool):
     """From .75 to 1.5."""
     found = clipped_surrogate(
-        torch.tensor([ratio]), torch.zeros(1), torch.tensor([advantage]), Bounds(low=0.25, high=0.5)
+        torch.tensor([ratio]), torch.zeros(1), torch.tensor([advantage]), ClipRange(low=0.25, high=0.5)
     )
     assert found[1].tolist() == [active]
 
@@ -66,14 +66,14 @@ def test_a_clip_is_counted_where_it_stops_the_gradient(ratio: float, advantage: 
 @pytest.mark.parametrize(("ratio", "advantage", "active"), [(4.0, -0.5, True), (3.0, -1.0, False), (4.0, 0.0, False)])
 def test_the_dual_clip_is_counted_for_blame_beyond_it(ratio: float, advantage: float, active: bool):
     """c = 3, and no other bound near."""
-    bounds = Bounds(low=0.25, high=9.0, dual=3.0)
-    found = clipped_surrogate(torch.tensor([ratio, 4.0]), torch.zeros(2), torch.tensor([advantage, 0.5]), bounds)
+    clip_range = ClipRange(low=0.25, high=9.0, dual=3.0)
+    found = clipped_surrogate(torch.tensor([ratio, 4.0]), torch.zeros(2), torch.tensor([advantage, 0.5]), clip_range)
     assert found[1].tolist() == [active, False]
 
 
 def test_the_surrogate_without_a_clip_follows_every_ratio():
     """−r·A: (1.5, 2) → −3, (9, −.5) → 4.5; nothing is clipped."""
-    losses, active = surrogate(torch.tensor([1.5, 9.0]), torch.zeros(2), torch.tensor([2.0, -0.5]), BOUNDS)
+    losses, active = unclipped_surrogate(torch.tensor([1.5, 9.0]), torch.zeros(2), torch.tensor([2.0, -0.5]), BOUNDS)
     assert losses.tolist() == [-3.0, 4.5]
     assert active.tolist() == [False, False]
     assert active.dtype == torch.bool
@@ -82,15 +82,15 @@ def test_the_surrogate_without_a_clip_follows_every_ratio():
 def test_clip_bounds_may_differ():
     """clip_high .28: r = 1.5 → −1.28; clip_low .1: r = .5, A = −1 → .9"""
     ratio = torch.tensor([1.5, 0.5])
-    losses, _ = clipped_surrogate(ratio, ratio.log(), torch.tensor([1.0, -1.0]), Bounds(low=0.1, high=0.28))
+    losses, _ = clipped_surrogate(ratio, ratio.log(), torch.tensor([1.0, -1.0]), ClipRange(low=0.1, high=0.28))
     assert losses.tolist() == pytest.approx([-1.28, 0.9])
 
 
 def test_dual_clip_bounds_the_blame():
     """c = 3: (5, −1) → 3 and no gradient; (2, −1) → 2 still flows; praise is as before."""
     policy = torch.tensor([5.0, 2.0, 5.0]).log().requires_grad_()
-    bounds = Bounds(low=0.2, high=0.2, dual=3.0)
-    losses, active = clipped_surrogate(policy.exp(), policy, torch.tensor([-1.0, -1.0, 1.0]), bounds)
+    clip_range = ClipRange(low=0.2, high=0.2, dual=3.0)
+    losses, active = clipped_surrogate(policy.exp(), policy, torch.tensor([-1.0, -1.0, 1.0]), clip_range)
     losses.sum().backward()
     assert losses.tolist() == pytest.approx([3.0, 2.0, -1.2])
     assert policy.grad is not None
@@ -102,7 +102,7 @@ def test_the_capped_policy_gradient_leaves_no_token_without_gradient():
     """Cap 2: (r, A) = (3, 1) → weight 2, gradient −2; (.5, −1) → weight .5, gradient .5."""
     policy = torch.tensor([-0.5, -2.0], requires_grad=True)
     losses, active = capped_policy_gradient(
-        torch.tensor([3.0, 0.5]), policy, torch.tensor([1.0, -1.0]), Bounds(low=0.2, high=2.0)
+        torch.tensor([3.0, 0.5]), policy, torch.tensor([1.0, -1.0]), ClipRange(low=0.2, high=2.0)
     )
     losses.sum().backward()
     assert losses.tolist() == pytest.approx([1.0, -1.0])  # −2·1·(−.5), −.5·(−1)·(−2)
@@ -117,7 +117,7 @@ def test_the_capped_policy_gradient_leaves_no_token_without_gradient():
 def test_the_cap_is_counted_for_praise_beyond_it(ratio: float, advantage: float, active: bool):
     """Cap 2, log π −1: the loss is min(r, 2)·A, and the cap itself is not beyond it."""
     losses, counted = capped_policy_gradient(
-        torch.tensor([ratio]), -torch.ones(1), torch.tensor([advantage]), Bounds(low=0.2, high=2.0)
+        torch.tensor([ratio]), -torch.ones(1), torch.tensor([advantage]), ClipRange(low=0.2, high=2.0)
     )
     assert losses.item() == 2.0 * advantage
     assert counted.tolist() == [active]
@@ -144,7 +144,7 @@ def test_one_ratio_a_token_or_one_a_sequence():
 
 def test_a_truncated_weight_stops_at_its_cap():
     """π_old/π_sampler = .25/.5 and .8/.2, cap 2 → .5 and 2"""
-    weight = truncated_weight(torch.tensor([0.25, 0.8]).log(), torch.tensor([0.5, 0.2]).log(), cap=2.0)
+    weight = truncated_importance_weight(torch.tensor([0.25, 0.8]).log(), torch.tensor([0.5, 0.2]).log(), cap=2.0)
     assert weight.tolist() == pytest.approx([0.5, 2.0])
 
 
@@ -206,13 +206,13 @@ def test_the_policy_gradient_equals_the_exact_expectation_on_an_enumerable_toy()
     expected_reward = (p1.exp()[:, None] * p2.exp() * rewards).sum()
     exact = torch.autograd.grad(expected_reward, [first, second], retain_graph=True)
     probability = (p1.detach()[:, None] + p2.detach()).exp()
-    surrogate = torch.zeros(())
+    unclipped_surrogate = torch.zeros(())
     for a in range(3):
         for b in range(3):
             chosen = torch.stack([p1[a], p2[a, b]])
             ratio = (chosen - chosen.detach()).exp()
             losses, _ = clipped_surrogate(ratio, chosen, rewards[a, b].repeat(2), BOUNDS)
-            surrogate = surrogate - probability[a, b] * losses.sum()
-    estimated = torch.autograd.grad(surrogate, [first, second])
+            unclipped_surrogate = unclipped_surrogate - probability[a, b] * losses.sum()
+    estimated = torch.autograd.grad(unclipped_surrogate, [first, second])
     for left, right in zip(estimated, exact, strict=True):
         assert torch.allclose(left, right, atol=1e-6)

@@ -59,9 +59,9 @@ def test_a_secret_document_shows_no_value():
         (TrainingSettings, {"learning_rate": None}),
         (RewardComponent, {"kind": "checks", "weight": 1.0, "floor": None}),
         (RewardComponent, {"kind": "checks", "weight": 1.0, "options": {"a": [{"b": None}]}}),
-        (CategoryGate, {"bounds": {"refund": None}}),
+        (CategoryGate, {"max_drop_by_category": {"refund": None}}),
     ],
-    ids=["learning rate", "floor", "options", "bounds"],
+    ids=["learning rate", "floor", "options", "max_drop_by_category"],
 )
 def test_no_setting_is_infinite_or_not_a_number(kind: type[Settings], document: dict[str, Any], number: float):
     """However deep it stands."""

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.dimensions import check_space, laid_over
-from grpo.config.notebook import TrainingConfig
 from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.search_space import check_space, with_values
 from grpo.config.spaces import PIPELINE_PATHS, get_search_space
 from grpo.config.tuning import HPOConfig, TuneConfig
 from grpo.config.yaml_file import load_settings
 from grpo.errors import ConfigError
+from grpo.notebook.config import TrainingConfig
 from tests.places import ROOT
 
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
@@ -29,8 +29,10 @@ def plan(**changes: object) -> TuneConfig:
 @pytest.mark.parametrize(("name", "dimension"), DIMENSIONS)
 def test_every_dimension_of_a_named_space_changes_what_training_is_told(name: str, dimension: str):
     """In a notebook: what learner and rollout read differs from one end to the next."""
-    ends = get_search_space(name)[dimension].ends()
-    told = [(c.training(), c.rollout()) for c in (laid_over(TrainingConfig(), {dimension: v}) for v in ends)]
+    boundary_values = get_search_space(name)[dimension].boundary_values()
+    told = [
+        (c.training(), c.rollout()) for c in (with_values(TrainingConfig(), {dimension: v}) for v in boundary_values)
+    ]
     assert all(one != other for k, one in enumerate(told) for other in told[:k])
 
 
@@ -38,25 +40,25 @@ def test_every_dimension_of_a_named_space_changes_what_training_is_told(name: st
 def test_every_dimension_of_a_named_space_changes_the_config_of_a_run(name: str, dimension: str):
     """In the pipeline: another value makes another config, whose value is that one."""
     path, base = PIPELINE_PATHS[dimension], load_config(QUICKSTART)
-    ends = get_search_space(name, words="pipeline")[path].ends()
-    configs = [laid_over(base, {path: value}) for value in ends]
+    boundary_values = get_search_space(name, naming="pipeline")[path].boundary_values()
+    configs = [with_values(base, {path: value}) for value in boundary_values]
     section, field = path.split(".")
-    assert [getattr(getattr(config, section), field) for config in configs] == list(ends)
-    assert len({config.model_dump_json() for config in configs}) == len(ends)
+    assert [getattr(getattr(config, section), field) for config in configs] == list(boundary_values)
+    assert len({config.model_dump_json() for config in configs}) == len(boundary_values)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_named_space_fits_the_shipped_configs(name: str):
     """Both the notebook's and the quickstart's."""
     check_space(get_search_space(name), TrainingConfig())
-    assert plan(search_space=name).space.keys() == get_search_space(name, words="pipeline").keys()
+    assert plan(search_space=name).space.keys() == get_search_space(name, naming="pipeline").keys()
 
 
 def test_spaces_differ_in_how_much_they_dare():
     """The range of learning rates widens from conservative to aggressive."""
     widths = []
     for name in ("conservative", "grpo", "aggressive"):
-        low, _, high = get_search_space(name)["learning_rate"].ends()
+        low, _, high = get_search_space(name)["learning_rate"].boundary_values()
         widths.append(high / low)  # type: ignore[operator]
     assert widths == pytest.approx([10, 1000, 1000])
     assert set(get_search_space("full")) > set(get_search_space("grpo"))
@@ -128,7 +130,14 @@ def test_what_the_field_itself_refuses_is_refused_before_the_first_trial(path: s
 
 @pytest.mark.parametrize(
     "path",
-    ["training.iterations", "policy.model", "reward", "scenarios.heldout_share", "evaluation.temperature", "seed"],
+    [
+        "training.iterations",
+        "policy.model",
+        "reward",
+        "scenarios.validation_fraction",
+        "evaluation.temperature",
+        "seed",
+    ],
 )
 def test_what_would_make_trials_incomparable_is_no_dimension(path: str):
     """Length, start, data and what is measured are the same for all."""
@@ -157,7 +166,7 @@ def test_a_trial_differs_from_the_base_in_its_values_and_its_length_alone():
     config = plan(iterations=42)
     trial = config.trial({"training.learning_rate": 1e-4})
     assert isinstance(trial, PipelineConfig)
-    assert trial == laid_over(config.base, {"training.learning_rate": 1e-4})
+    assert trial == with_values(config.base, {"training.learning_rate": 1e-4})
 
 
 @pytest.mark.parametrize(

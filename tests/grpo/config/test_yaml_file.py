@@ -7,7 +7,7 @@ import pytest
 from grpo.config.pipeline import load_config
 from grpo.config.policy import PolicySettings
 from grpo.config.rollout import RolloutSettings
-from grpo.config.yaml_file import load_settings, overridden
+from grpo.config.yaml_file import apply_overrides, load_settings
 from grpo.errors import ConfigError
 from tests.places import ROOT
 
@@ -32,13 +32,13 @@ def test_a_key_of_another_kind_of_settings_is_named(tmp_path: Path):
 def test_overrides_are_the_same_over_a_config_as_over_its_file():
     """A value, a new section and another kind of environment; nothing of what was set before is in the way."""
     overrides = ("training.iterations=2", "environment.kind=conversation", "evaluation.resamples=300", "name=mine")
-    assert overridden(load_config(QUICKSTART), overrides) == load_config(QUICKSTART, overrides)
+    assert apply_overrides(load_config(QUICKSTART), overrides) == load_config(QUICKSTART, overrides)
 
 
 def test_an_override_of_a_config_that_cannot_be_used_names_key_value_and_rule():
     """The same message as for a file, with the kind of settings for the file."""
     with pytest.raises(ConfigError, match=r"PipelineConfig: 1 .*\n  training\.iterations: .*integer.*got 'many'"):
-        overridden(load_config(QUICKSTART), ("training.iterations=many",))
+        apply_overrides(load_config(QUICKSTART), ("training.iterations=many",))
 
 
 @pytest.mark.parametrize(

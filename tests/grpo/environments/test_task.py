@@ -11,7 +11,7 @@ from grpo.config.environments import TaskSettings
 from grpo.environments.catalog import WORLDS, make_environment
 from grpo.environments.environment import StepResult
 from grpo.environments.task import TaskEnvironment
-from grpo.environments.world import Refusal
+from grpo.environments.worlds.world import ToolError
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, ToolCall, parse_assistant
 from grpo.scenarios.scenario import Expected, Scenario
@@ -26,7 +26,7 @@ ORDER = Scenario(
 def cancel(state: State, order: str) -> tuple[State, Any]:
     """Cancel an order."""
     if state["orders"].get(order) != "open":
-        raise Refusal(f"order {order} cannot be cancelled")
+        raise ToolError(f"order {order} cannot be cancelled")
     state["orders"][order] = "cancelled"
     return state, {"cancelled": order}
 
@@ -112,7 +112,7 @@ def test_expected_facts_must_have_been_told():
     scenario = ORDER.model_copy(update={"expected": Expected(facts=("two days",))})
     assert _outcome(_desk(), scenario, _say("In Two Days.")).success
     outcome = _outcome(_desk(), scenario, _call("cancel", order="two days"))
-    assert dict(outcome.checks) == {"end_state": True, "facts_told": False}
+    assert dict(outcome.checks) == {"end_state": True, "facts_communicated": False}
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_only_the_parts_of_the_reward_basis_decide():
         success=True, checks={"end_state": True}, state={"orders": {"1": "cancelled", "2": "sent"}}
     )
     both = _outcome(_desk(), _based("DB", "COMMUNICATE", facts=["two days"]), *right)
-    assert (both.success, dict(both.checks)) == (False, {"end_state": True, "facts_told": False})
+    assert (both.success, dict(both.checks)) == (False, {"end_state": True, "facts_communicated": False})
 
 
 def test_success_that_includes_assertions_is_not_judged_here():

@@ -15,8 +15,8 @@ from grpo.errors import ConfigError, DataError
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import update
 from grpo.messages import Message
-from grpo.policy.transformers.model import load, residents
-from grpo.renderer import Renderer
+from grpo.policy.transformers.model import load, model_cache
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.tables import write_trajectories
 
@@ -137,14 +137,14 @@ def test_a_verifiers_environment_is_trained_unchanged(tmp_path: Path, tiny_folde
     save_base(load(tiny_folder), base)
     checkpoint, means = base, []
     for iteration in range(11):
-        policy = residents.get(read_state(checkpoint).policy_hash, checkpoint)
+        policy = model_cache.get(read_state(checkpoint).policy_hash, checkpoint)
         played = collect(
             world.scenarios,
             policy,
             world,
             Renderer(policy.tokenizer),
-            RolloutSettings.model_validate({"max_new_tokens": 6, "cut_turns": "go_on"}),
-            siblings=8,
+            RolloutSettings.model_validate({"max_new_tokens": 6, "on_truncation": "continue"}),
+            group_size=8,
             temperature=1.0,
             run_seed=0,
             iteration=iteration,

@@ -5,9 +5,9 @@ import pytest
 
 from grpo.config.evaluation import EvaluationSettings
 from grpo.errors import DataError
-from grpo.evaluation.conversations import choose_pairs
-from grpo.evaluation.document import Evaluation
+from grpo.evaluation.episode_pairs import select_pairs
 from grpo.evaluation.evaluate import evaluate, mean
+from grpo.evaluation.schema import Evaluation
 from grpo.trajectories import Outcome, Trajectory
 from tests.doubles import make_trajectory
 
@@ -138,7 +138,7 @@ def test_two_different_exams_are_not_compared():
 
 def test_shown_conversations_include_a_loss_when_there_is_one():
     """A reader sees what got worse, too."""
-    pairs = choose_pairs(_side("0000100000"), _side("1111011111"), lambda ids: "x", count=3)
+    pairs = select_pairs(_side("0000100000"), _side("1111011111"), lambda ids: "x", count=3)
     changes = [(p.champion.success, p.candidate.success) for p in pairs]
     assert (False, True) in changes
     assert (True, False) in changes

@@ -23,12 +23,12 @@ from grpo.config.gates import (
     PassGate,
     SafetyGate,
     TruncationGate,
-    compared,
+    compared_metric,
 )
 from grpo.errors import ConfigError
-from grpo.evaluation.document import GateCheck
 from grpo.evaluation.evaluate import evaluate
-from grpo.evaluation.gates import Evidence, answerable, check, gate
+from grpo.evaluation.gates import Evidence, check, check_gate_scenarios, gate
+from grpo.evaluation.schema import GateCheck
 from grpo.messages import Message
 from grpo.trajectories import Outcome, Trajectory, Turn
 from tests.doubles import desk_scenarios, make_trajectory
@@ -140,8 +140,8 @@ def test_a_category_has_its_own_bound():
     """b lost 4 of 20, at 80 % at most -.10: within .15, not within .05; the bound of another does not matter."""
     found = _categories("1" * 20, "1" * 16 + "0" * 4)
     assert check(CategoryGate(max_drop=0.15), found).passed
-    assert not check(CategoryGate(max_drop=0.15, bounds={"b": 0.05}), found).passed
-    assert check(CategoryGate(max_drop=0.15, bounds={"a": 0.0}), found).passed
+    assert not check(CategoryGate(max_drop=0.15, max_drop_by_category={"b": 0.05}), found).passed
+    assert check(CategoryGate(max_drop=0.15, max_drop_by_category={"a": 0.0}), found).passed
 
 
 def test_a_category_without_a_measured_episode_is_refused():
@@ -162,7 +162,7 @@ def _tries(results: Sequence[str]) -> list[Trajectory]:
     ]
 
 
-def test_success_every_time_has_a_floor():
+def test_pass_hat_k_must_reach_its_floor():
     """20 of 20 scenarios succeed twice: pass^2 is 1 [.883, 1]; how the champion did does not matter."""
     evidence = _evidence(_tries(["00"] * 20), _tries(["11"] * 20))
     assert check(PassGate(k=2, floor=0.85), evidence).passed
@@ -198,7 +198,7 @@ def test_an_unsafe_reply_counts_against_the_candidate():
     refused = check(SafetyGate(), found)
     assert (refused.value, refused.passed) == (0.25, False)
     assert "1 of 4" in refused.meaning
-    assert check(SafetyGate(max_share=0.25), found).passed
+    assert check(SafetyGate(max_rate=0.25), found).passed
     assert check(SafetyGate(floor=0.0), found).value == 0
 
 
@@ -246,10 +246,10 @@ def test_ids_that_must_pass_may_stand_in_a_file(tmp_path: Path):
     [
         (KLGate(), KLGate(max_nats=0.05), "KL to the base"),
         (LengthGate(), LengthGate(max_ratio=1.5), "length"),
-        (FailureGate(max_share=0.2), FailureGate(), "failed episodes"),
-        (TruncationGate(max_share=0.1), TruncationGate(), "truncated episodes"),
-        (LatencyGate(max_seconds=2.0, tokens_per_s=4), LatencyGate(max_seconds=1.9, tokens_per_s=4), "latency"),
-        (LatencyGate(max_seconds=1.0, tokens_per_s=8), LatencyGate(max_seconds=1.0, tokens_per_s=7), "latency"),
+        (FailureGate(max_rate=0.2), FailureGate(), "failed episodes"),
+        (TruncationGate(max_rate=0.1), TruncationGate(), "truncated episodes"),
+        (LatencyGate(max_p95_s=2.0, tokens_per_s=4), LatencyGate(max_p95_s=1.9, tokens_per_s=4), "latency"),
+        (LatencyGate(max_p95_s=1.0, tokens_per_s=8), LatencyGate(max_p95_s=1.0, tokens_per_s=7), "latency"),
     ],
     ids=str,
 )
@@ -272,7 +272,7 @@ def test_tool_calls_are_waited_for_like_words():
     )
     after = [_played("0", True, tokens=8)]
     object.__setattr__(after[0], "turns", turns)
-    assert check(LatencyGate(max_seconds=9.0, tokens_per_s=4), _evidence(_side("0"), after)).value == 2.0
+    assert check(LatencyGate(max_p95_s=9.0, tokens_per_s=4), _evidence(_side("0"), after)).value == 2.0
 
 
 def test_each_turn_of_the_user_begins_another_wait():
@@ -282,7 +282,7 @@ def test_each_turn_of_the_user_begins_another_wait():
         after = [_played("0", True, tokens=6)]
         turns = tuple(Turn(message=Message(role=r, content="x"), start=a, stop=b) for r, a, b in roles[:length])  # type: ignore[arg-type]
         object.__setattr__(after[0], "turns", turns)
-        found = check(LatencyGate(max_seconds=9.0, tokens_per_s=2), _evidence(_side("0"), after))
+        found = check(LatencyGate(max_p95_s=9.0, tokens_per_s=2), _evidence(_side("0"), after))
         assert (found.value, "of 2 turns" in found.meaning) == (2.0, True)
 
 
@@ -290,22 +290,24 @@ def test_a_gate_of_what_is_not_held_out_stops_before_training():
     """The ids and categories of the held-out side are known from the split."""
     heldout = desk_scenarios(2)
     kinds = sorted({scenario.metadata.category for scenario in heldout})
-    answerable((MustPassGate(scenarios=("desk-00001",)), CategoryGate(bounds={kinds[0]: 0.2})), heldout)
+    check_gate_scenarios(
+        (MustPassGate(scenarios=("desk-00001",)), CategoryGate(max_drop_by_category={kinds[0]: 0.2})), heldout
+    )
     with pytest.raises(ConfigError, match="must_pass: desk-9"):
-        answerable((MustPassGate(scenarios=("desk-00001", "desk-9")),), heldout)
+        check_gate_scenarios((MustPassGate(scenarios=("desk-00001", "desk-9")),), heldout)
     with pytest.raises(ConfigError, match=f"category refund; there are {', '.join(kinds)}"):
-        answerable((CategoryGate(bounds={"refund": 0.2}),), heldout)
+        check_gate_scenarios((CategoryGate(max_drop_by_category={"refund": 0.2}),), heldout)
 
 
 def test_what_is_compared_is_the_metric_of_the_first_gate_that_compares():
     """A page has one headline."""
-    assert compared((KLGate(), ImprovementGate(metric="reward"), CategoryGate())) == "reward"
-    assert compared((KLGate(),)) == "success"
+    assert compared_metric((KLGate(), ImprovementGate(metric="reward"), CategoryGate())) == "reward"
+    assert compared_metric((KLGate(),)) == "success"
 
 
 def test_a_check_without_evidence_is_told_on_the_page_as_a_dash():
     """Never as a zero that somebody measured."""
-    from grpo.evaluation.page import number
+    from grpo.evaluation.html_report import number
 
     found: GateCheck = check(ImprovementGate(metric="reward"), CLEAR)
     assert number(found.value) == "–"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import DataError
-from grpo.evaluation.page import render_page
+from grpo.evaluation.html_report import render_page
 from grpo.evaluation.report import read_report, write_report
-from tests.grpo.evaluation.test_page import document
+from tests.grpo.evaluation.test_html_report import document
 
 
 def test_a_report_is_three_files_and_is_read_back(tmp_path: Path):

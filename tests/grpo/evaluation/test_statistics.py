@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo.evaluation.statistics import SHARE, compare, highest_likely, interval
+from grpo.evaluation.statistics import SHARE, compare, interval, upper_bound
 
 FINE = {"confidence": 0.95, "resamples": 20_000, "seed": 0}
 
@@ -11,7 +11,7 @@ FINE = {"confidence": 0.95, "resamples": 20_000, "seed": 0}
 @pytest.mark.parametrize(
     ("successes", "low", "high"), [(20, 0.8834, 1.0), (0, 0.0, 0.1166), (15, 0.5358, 0.8976), (10, 0.2928, 0.7072)]
 )
-def test_the_interval_of_a_share_is_that_of_jeffreys(successes: int, low: float, high: float):
+def test_the_interval_of_a_proportion_is_jeffreys(successes: int, low: float, high: float):
     """2.5 and 97.5 % of Beta(successes + .5, 20 - successes + .5); at 20 of 20 and at 0 it reaches the share itself."""
     share = interval(np.repeat([1.0, 0.0], [successes, 20 - successes]), ends=SHARE, **FINE)
     assert (share.mean, share.count) == (successes / 20, 20)
@@ -94,5 +94,5 @@ def test_a_difference_can_be_as_large_as_the_range():
 
 def test_few_scenarios_that_agree_are_still_uncertain():
     """-1 -1 with +1 -1 counted beside: mean -.5, variance .75, so -.5 + .8416 · sqrt(.75 / 4) = -.1355"""
-    highest = highest_likely(np.array([-1.0, -1.0]), confidence=0.8, largest=1.0)
+    highest = upper_bound(np.array([-1.0, -1.0]), confidence=0.8, largest=1.0)
     assert highest == pytest.approx(-0.1355, abs=5e-4)

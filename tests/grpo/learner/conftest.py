@@ -40,6 +40,6 @@ def desk_rollout(tmp_path_factory: pytest.TempPathFactory) -> DeskRollout:
     policy = load(DESK_MODEL)
     (folder / "base").mkdir()
     save_base(policy, folder / "base")
-    trajectories = tuple(score(play_desk(policy, config, scenarios=6, siblings=4), make_reward(config.reward)))
+    trajectories = tuple(score(play_desk(policy, config, scenarios=6, group_size=4), make_reward(config.reward)))
     write_trajectories(folder / "scored.parquet", trajectories, provenance={})
     return DeskRollout(folder / "base", folder / "scored.parquet", trajectories, config)

@@ -11,9 +11,9 @@ import torch
 from grpo.config.critic import CriticSettings
 from grpo.config.training import TrainingSettings
 from grpo.errors import PolicyError
-from grpo.learner.credit import token_rewards
+from grpo.learner.batch import Batch, Sample
+from grpo.learner.credit_assignment import token_rewards
 from grpo.learner.critic import Critic
-from grpo.learner.samples import Batch, Sample
 from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.trajectories import Turn, group
@@ -63,9 +63,9 @@ def test_a_critic_that_knows_nothing_leaves_the_discounted_reward(policy: Transf
     """V = 0: A_t = (γλ)^(T−t) r_T on the tokens that were said, 0 elsewhere; γ = .9, λ = .5 → .45 a token."""
     critic = new_critic(policy, gamma=0.9, gae_lambda=0.5)
     sample = make([9, 8, 7, 6, 5, 4], said=[2, 3, 5], reward=2.0)
-    batch, judgement = critic.judge(policy.model, batch_of([(sample,)]), max_tokens=4096, scale=False)
+    batch, value_targets = critic.estimate_advantages(policy.model, batch_of([(sample,)]), max_tokens=4096, scale=False)
     assert batch.groups[0][0].advantages == pytest.approx([0, 0, 2 * 0.45**2, 2 * 0.45, 0, 2.0])
-    assert judgement.returns.tolist() == pytest.approx([2 * 0.45**2, 2 * 0.45, 2.0])
+    assert value_targets.returns.tolist() == pytest.approx([2 * 0.45**2, 2 * 0.45, 2.0])
 
 
 def test_an_episode_that_was_cut_off_is_worth_its_last_state(policy: TransformersPolicy):
@@ -75,7 +75,7 @@ def test_an_episode_that_was_cut_off_is_worth_its_last_state(policy: Transformer
         critic.head.layers[2].bias.fill_(0.5)  # type: ignore[union-attr]
     ended = make([9, 8, 7], said=[1, 2], reward=0.0)
     cut = replace(ended, truncated=True)
-    batch, _ = critic.judge(policy.model, batch_of([(ended, cut)]), max_tokens=4096, scale=False)
+    batch, _ = critic.estimate_advantages(policy.model, batch_of([(ended, cut)]), max_tokens=4096, scale=False)
     (first, second) = batch.groups[0]
     gae = 0.95  # the default λ: A_0 = 0 + λ·A_1
     assert first.advantages == pytest.approx([0, -0.5 * gae, -0.5])
@@ -86,7 +86,7 @@ def test_advantages_are_scaled_over_the_whole_batch(policy: TransformersPolicy):
     """Mean 0 and spread 1 over the tokens that were said; how the batch is cut does not matter."""
     critic = new_critic(policy)
     samples = (make([9, 8, 7, 6], said=[2, 3], reward=1.0), make([9, 8, 5], said=[2], reward=0.0))
-    batch, _ = critic.judge(policy.model, batch_of([samples[:1], samples[1:]]), max_tokens=4, scale=True)
+    batch, _ = critic.estimate_advantages(policy.model, batch_of([samples[:1], samples[1:]]), max_tokens=4, scale=True)
     values = np.concatenate([s.advantages[s.loss_mask] for members in batch.groups for s in members])
     assert values.mean() == pytest.approx(0, abs=1e-6)
     assert values.std() == pytest.approx(1, abs=1e-5)
@@ -96,8 +96,8 @@ def test_the_critic_learns_what_a_state_is_worth(policy: TransformersPolicy):
     """Two first words, one worth 1 and one worth 0: the squared error falls a hundredfold."""
     critic = new_critic(policy, learning_rate=1e-2, epochs=200, value_clip=None)
     samples = (make([9, 8], said=[1], reward=1.0), make([50, 8], said=[1], reward=0.0))
-    _, judgement = critic.judge(policy.model, batch_of([samples]), max_tokens=4096, scale=False)
-    losses = critic.learn(judgement)
+    _, value_targets = critic.estimate_advantages(policy.model, batch_of([samples]), max_tokens=4096, scale=False)
+    losses = critic.fit(value_targets)
     assert losses[0] == pytest.approx(0.25)  # half of the mean of 1 and 0
     assert losses[-1] < losses[0] / 100
 
@@ -106,10 +106,10 @@ def test_the_policy_feels_nothing_of_the_critic(policy: TransformersPolicy):
     """Its error does not reach the weights of the model."""
     critic = new_critic(policy)
     policy.model.zero_grad(set_to_none=True)
-    _, judgement = critic.judge(
+    _, value_targets = critic.estimate_advantages(
         policy.model, batch_of([(make([9, 8], said=[1], reward=1.0),)]), max_tokens=64, scale=False
     )
-    critic.learn(judgement)
+    critic.fit(value_targets)
     assert all(parameter.grad is None for parameter in policy.model.parameters())
 
 
@@ -117,13 +117,13 @@ def test_a_resumed_critic_goes_on_to_the_same_bits(policy: TransformersPolicy, t
     """Twice four steps, or four, a trip to disk and four more."""
     samples = (make([9, 8], said=[1], reward=1.0), make([50, 8], said=[1], reward=0.0))
     straight = new_critic(policy, epochs=4)
-    _, judgement = straight.judge(policy.model, batch_of([samples]), max_tokens=64, scale=False)
-    straight.learn(judgement)
+    _, value_targets = straight.estimate_advantages(policy.model, batch_of([samples]), max_tokens=64, scale=False)
+    straight.fit(value_targets)
     straight.save(tmp_path)
-    straight.learn(judgement)
+    straight.fit(value_targets)
     other = new_critic(policy, epochs=4)
     other.resume(tmp_path)
-    other.learn(judgement)
+    other.fit(value_targets)
     for name, value in straight.head.state_dict().items():
         assert torch.equal(value, other.head.state_dict()[name]), name
 
@@ -131,10 +131,10 @@ def test_a_resumed_critic_goes_on_to_the_same_bits(policy: TransformersPolicy, t
 def test_a_critic_of_another_width_is_refused(policy: TransformersPolicy, tmp_path: Path):
     """A checkpoint continues only the model that it is of."""
     critic = new_critic(policy, epochs=1)
-    _, judgement = critic.judge(
+    _, value_targets = critic.estimate_advantages(
         policy.model, batch_of([(make([9, 8], said=[1], reward=1.0),)]), max_tokens=64, scale=False
     )
-    critic.learn(judgement)
+    critic.fit(value_targets)
     critic.save(tmp_path)
     with pytest.raises(PolicyError, match="is no critic of this model"):
         Critic(8, CriticSettings(), seed=0, device=CPU).resume(tmp_path)
@@ -151,8 +151,8 @@ def test_every_knob_of_the_critic_changes_what_it_does(policy: TransformersPolic
 
     def outcome(**settings: float) -> torch.Tensor:
         critic = new_critic(policy, **settings)
-        batch, judgement = critic.judge(policy.model, batch_of([samples]), max_tokens=64, scale=False)
-        critic.learn(judgement)
+        batch, value_targets = critic.estimate_advantages(policy.model, batch_of([samples]), max_tokens=64, scale=False)
+        critic.fit(value_targets)
         weights = torch.cat([p.detach().flatten() for p in critic.head.parameters()])
         advantages = np.concatenate([sample.advantages for sample in batch.groups[0]])
         return torch.cat([weights, torch.from_numpy(advantages)])

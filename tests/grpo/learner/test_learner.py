@@ -14,11 +14,11 @@ from grpo.algorithms.catalog import ALGORITHMS
 from grpo.algorithms.reductions import Denominators
 from grpo.config.training import AlgorithmName, TrainingSettings
 from grpo.errors import CapacityError, PolicyError, RatioError
+from grpo.learner.batch import Sample
 from grpo.learner.checkpoints import resume, save
 from grpo.learner.learner import Learner
-from grpo.learner.packing import Packed, hidden_states, microbatches
-from grpo.learner.samples import Sample
-from grpo.learner.scoring import reference_kl, score_tokens
+from grpo.learner.logprobs import compute_logprobs, reference_kl
+from grpo.learner.packing import PackedBatch, hidden_states, microbatches
 from grpo.policy.transformers.model import TransformersPolicy, load
 
 
@@ -50,7 +50,7 @@ def make_samples(policy: TransformersPolicy, *, advantages: tuple[float, ...] = 
         )
         with torch.no_grad():
             logprobs = np.zeros(length, dtype=np.float32)
-            logprobs[mask] = score_tokens(policy.model, [blank]).logprobs.numpy()
+            logprobs[mask] = compute_logprobs(policy.model, [blank]).logprobs.numpy()
         samples.append(replace(blank, sampler_logprobs=logprobs))
     return samples
 
@@ -131,10 +131,10 @@ def test_praised_words_become_likelier(policy: TransformersPolicy):
     """A few steps with advantage +1 on one sequence raise its log-probability."""
     (sample,) = make_samples(policy, advantages=(1.0,))
     learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
-    before = float(score_tokens(policy.model, [sample]).logprobs.detach().sum())
+    before = float(compute_logprobs(policy.model, [sample]).logprobs.detach().sum())
     for _ in range(3):
         learner.step([sample], whole([sample]), on_policy=False)
-    assert float(score_tokens(policy.model, [sample]).logprobs.detach().sum()) > before + 0.1
+    assert float(compute_logprobs(policy.model, [sample]).logprobs.detach().sum()) > before + 0.1
 
 
 def test_the_penalty_for_leaving_the_base_holds_the_policy_back(policy: TransformersPolicy):
@@ -147,7 +147,7 @@ def test_the_penalty_for_leaving_the_base_holds_the_policy_back(policy: Transfor
         for _ in range(8):
             learner.step(samples, whole(samples), on_policy=False)
         with torch.no_grad():
-            moved = [score_tokens(model, [s]).logprobs.numpy() for s in samples]
+            moved = [compute_logprobs(model, [s]).logprobs.numpy() for s in samples]
         shifted = []
         for sample, logprobs in zip(samples, moved, strict=True):
             filled = sample.sampler_logprobs.copy()
@@ -178,7 +178,7 @@ def test_the_entropy_bonus_flattens_the_policy(policy: TransformersPolicy):
 )
 def test_the_learning_rate_follows_its_schedule(policy: TransformersPolicy, schedule: str, rates: list[float]):
     """Warm-up over 2 steps; one step at each quarter of the run."""
-    settings = TrainingSettings(learning_rate=1.0, warmup_steps=2, schedule=schedule)  # type: ignore[arg-type]
+    settings = TrainingSettings(learning_rate=1.0, warmup_steps=2, lr_scheduler_type=schedule)  # type: ignore[arg-type]
     learner = Learner(policy.model, settings)
     seen = []
     for step in range(4):
@@ -216,9 +216,9 @@ def test_optimizer_state_of_another_architecture_is_refused(policy: Transformers
     learner = Learner(policy.model, TrainingSettings())
     learner.step(make_samples(policy), whole(make_samples(policy)), on_policy=False)
     save(policy, learner, tmp_path / "one", parent="base")
-    from grpo.policy.transformers.blank import new_model
+    from grpo.pretrain.init_model import init_model
 
-    wider = new_model(policy.tokenizer, hidden_size=48, layers=2, heads=4, kv_heads=2, mlp_size=64, seed=0)  # type: ignore[arg-type]
+    wider = init_model(policy.tokenizer, hidden_size=48, layers=2, heads=4, kv_heads=2, mlp_size=64, seed=0)  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="does not fit weight"):
         resume(Learner(wider, TrainingSettings()), tmp_path / "one")
 
@@ -238,7 +238,7 @@ def test_no_algorithm_depends_on_how_the_batch_is_cut_or_ordered(policy: Transfo
         replace(s, sampler_logprobs=s.sampler_logprobs - 0.3 * s.loss_mask * (-1) ** k)
         for k, s in enumerate(make_samples(policy))
     ]
-    options = {"algorithm": algorithm, "entropy_coefficient": 0.1, "entropy_share": 0.5}
+    options = {"algorithm": algorithm, "entropy_coefficient": 0.1, "top_entropy_quantile": 0.5}
     whole_batch = _gradient(policy, samples, **options)
     assert whole_batch.abs().max() > 0
     assert torch.allclose(whole_batch, _gradient(policy, samples[::-1], budget=12, **options), atol=1e-6, rtol=1e-5)
@@ -253,7 +253,7 @@ def test_every_algorithm_makes_praised_words_likelier_and_blamed_ones_rarer(poli
     for _ in range(5):
         learner.step([good, bad], whole([good, bad]), on_policy=False)
     with torch.no_grad():
-        gains = [float((score_tokens(model, [s]).logprobs - score_tokens(policy.model, [s]).logprobs).sum())
+        gains = [float((compute_logprobs(model, [s]).logprobs - compute_logprobs(policy.model, [s]).logprobs).sum())
                  for s in (good, bad)]  # fmt: skip
     assert gains[0] > 0 > gains[1]
 
@@ -262,8 +262,8 @@ def test_every_algorithm_makes_praised_words_likelier_and_blamed_ones_rarer(poli
     "knob",
     [
         {"algorithm": "dr_grpo"}, {"algorithm": "dapo"}, {"algorithm": "gspo"}, {"algorithm": "cispo"},
-        {"algorithm": "rloo"}, {"clip_low": 0.05}, {"clip_high": 0.05}, {"dual_clip": 1.1}, {"entropy_share": 0.3},
-        {"entropy_coefficient": 0.1}, {"beta": 0.1}, {"importance_cap": 1.1},
+        {"algorithm": "rloo"}, {"clip_low": 0.05}, {"clip_high": 0.05}, {"dual_clip": 1.1}, {"top_entropy_quantile": 0.3},
+        {"entropy_coefficient": 0.1}, {"beta": 0.1}, {"importance_sampling_cap": 1.1},
     ],
     ids=str,
 )  # fmt: skip
@@ -274,7 +274,9 @@ def test_every_knob_of_the_loss_changes_the_gradient(policy: TransformersPolicy,
         make_samples(policy, advantages=(1.0, -1.0, 0.5, -0.5)), (0.15, -0.1, 0.15, 0.3), strict=True
     ):
         old = sample.sampler_logprobs - np.float32(log_ratio) * sample.loss_mask
-        samples.append(replace(sample, old_logprobs=old, sampler_logprobs=old - np.float32(0.2) * sample.loss_mask))
+        samples.append(
+            replace(sample, proximal_logprobs=old, sampler_logprobs=old - np.float32(0.2) * sample.loss_mask)
+        )
     plain = _gradient(policy, samples)
     assert not torch.allclose(plain, _gradient(policy, samples, **knob), atol=1e-6)  # type: ignore[arg-type]
 
@@ -299,12 +301,12 @@ def test_when_memory_runs_out_the_step_is_begun_again_in_smaller_passes(
     expected = _gradient(policy, samples)
     real = hidden_states
 
-    def cramped(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
+    def cramped(model: PreTrainedModel, packed: PackedBatch) -> torch.Tensor:
         if packed.token_ids.shape[1] > 20:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return real(model, packed)
 
-    monkeypatch.setattr("grpo.learner.scoring.hidden_states", cramped)
+    monkeypatch.setattr("grpo.learner.logprobs.hidden_states", cramped)
     assert torch.allclose(expected, _gradient(policy, samples), atol=1e-7)
 
 
@@ -322,11 +324,11 @@ def test_what_memory_sufficed_for_is_kept_in_the_checkpoint(policy: Transformers
 def test_a_sequence_that_does_not_fit_into_memory_is_said(policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch):
     """No pass fits: the error gives the length and the setting."""
 
-    def full(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
+    def full(model: PreTrainedModel, packed: PackedBatch) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
     samples = make_samples(policy)
-    monkeypatch.setattr("grpo.learner.scoring.hidden_states", full)
+    monkeypatch.setattr("grpo.learner.logprobs.hidden_states", full)
     with pytest.raises(CapacityError, match=r"one sequence of 12 tokens.*max_context"):
         _gradient(policy, samples)
 

@@ -16,8 +16,8 @@ from grpo.environments.conversation import ConversationEnvironment
 from grpo.errors import NoLearningSignal
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import update
-from grpo.policy.transformers.model import load, residents
-from grpo.renderer import Renderer
+from grpo.policy.transformers.model import load, model_cache
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.tables import write_trajectories
@@ -50,14 +50,14 @@ def _train(folder: Path, tiny: Path, reward: Callable[[Trajectory], float], **se
     save_base(policy, base)
     checkpoint, shares = base, []
     for iteration in range(14):
-        policy = residents.get(read_state(checkpoint).policy_hash, checkpoint)
+        policy = model_cache.get(read_state(checkpoint).policy_hash, checkpoint)
         played = collect(
             SCENARIOS,
             policy,
             ConversationEnvironment(max_turns=1),
             Renderer(policy.tokenizer),
             RolloutSettings(max_new_tokens=6),
-            siblings=8,
+            group_size=8,
             temperature=1.0,
             run_seed=0,
             iteration=iteration,

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from grpo.errors import RewardError
-from grpo.learner.reward_model import RewardModelReport
 from grpo.learner.reward_trainer import NeuralRewardTrainer
+from grpo.learner.trl.reward_model import RewardModelReport
 from grpo.messages import Message
-from grpo.rewards.card import Card
+from grpo.rewards.learned.model_card import ModelCard
 from grpo.rewards.reward import RewardContext, RewardFunction
-from grpo.scenarios.judged import PreferencePair
+from grpo.scenarios.reward_data import PreferencePair
 
 CONTEXT = RewardContext(scenario_id="s", category="c", stop="terminated")
 PROMPT = (Message(role="user", content="my order is broken"),)
@@ -45,7 +45,7 @@ def test_pairs_train_a_small_network_from_scratch(tmp_path: Path):
     """It prefers what people prefer, and its held-out accuracy has an interval above guessing."""
     trainer = NeuralRewardTrainer("ngrams", pairs(200, better="gladly"), folder=tmp_path)
     reward = asyncio.run(trainer.train())
-    assert isinstance(trainer.measured, Card)
+    assert isinstance(trainer.measured, ModelCard)
     assert trainer.measured.heldout is not None
     assert trainer.measured.heldout.low > 0.5
     assert score(reward, agent("gladly", 9001)) > score(reward, agent("broken", 9002))

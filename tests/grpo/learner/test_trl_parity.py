@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 from grpo.algorithms.advantages import group_advantages
 from grpo.algorithms.reductions import Denominators
 from grpo.config.training import TrainingSettings
-from grpo.learner import trl_engine
+from grpo.learner.batch import Sample
 from grpo.learner.learner import Learner
-from grpo.learner.samples import Sample
-from grpo.learner.scoring import score_tokens
-from grpo.learner.trl_loop import lent
+from grpo.learner.logprobs import compute_logprobs
+from grpo.learner.trl import grpo_trainer
+from grpo.learner.trl.loop import restored_after
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.trajectories import group
 from tests.doubles import make_trajectory
@@ -42,11 +42,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "kl": ({"beta": 0.3}, {"beta": 0.3}),
-    "importance correction": ({"importance_cap": 1.05}, {}),
+    "importance correction": ({"importance_sampling_cap": 1.05}, {}),
     "asymmetric clip": ({"clip_low": 0.1, "clip_high": 0.3}, {"epsilon": 0.1, "epsilon_high": 0.3}),
     "dual clip": ({"dual_clip": 1.1}, {"delta": 1.1}),
     "entropy bonus": ({"entropy_coefficient": 0.2}, {"entropy_coef": 0.2}),
-    "high-entropy tokens": ({"entropy_share": 0.5}, {"top_entropy_quantile": 0.5}),
+    "high-entropy tokens": ({"top_entropy_quantile": 0.5}, {"top_entropy_quantile": 0.5}),
 }
 
 
@@ -73,14 +73,14 @@ def samples(policy: TransformersPolicy) -> list[Sample]:
             place=f"row {index}",
         )
         with torch.no_grad():
-            own = score_tokens(policy.model, [sample]).logprobs.numpy()
+            own = compute_logprobs(policy.model, [sample]).logprobs.numpy()
 
         def near(own: np.ndarray, mask: np.ndarray, spread: float) -> np.ndarray:
             logprobs = np.zeros(len(mask), dtype=np.float32)
             logprobs[mask] = own + rng.normal(0, spread, len(own)).astype(np.float32)
             return logprobs
 
-        made.append(replace(sample, sampler_logprobs=near(own, mask, 0.3), old_logprobs=near(own, mask, 0.3)))
+        made.append(replace(sample, sampler_logprobs=near(own, mask, 0.3), proximal_logprobs=near(own, mask, 0.3)))
     return made
 
 
@@ -103,11 +103,11 @@ def _inputs(samples: list[Sample], reference: PreTrainedModel, cap: float | None
     starts = [int(sample.loss_mask.argmax()) for sample in samples]
     pairs = list(zip(samples, starts, strict=True))
     with torch.no_grad():
-        distant = [score_tokens(reference, [sample]).logprobs.numpy() for sample in samples]
+        distant = [compute_logprobs(reference, [sample]).logprobs.numpy() for sample in samples]
     laid = [np.zeros(len(sample.loss_mask), dtype=np.float32) for sample in samples]
     for values, sample, logprobs in zip(laid, samples, distant, strict=True):
         values[sample.loss_mask] = logprobs
-    old = [sample.old_logprobs for sample in samples]
+    old = [sample.proximal_logprobs for sample in samples]
     inputs = {
         "prompt_ids": _pad([s.token_ids[:k].astype(np.int64) for s, k in pairs], left=True),
         "prompt_mask": _pad([np.ones(k, dtype=np.int64) for k in starts], left=True),
@@ -183,7 +183,7 @@ def test_loss_and_gradient_are_those_of_trl(
         ours = {name: value for name, value in ours.items() if name not in ("clip_low", "dual_clip")}
     loss, gradient = _ours(policy, samples, algorithm=algorithm, **ours)
     expected, exact = _theirs(
-        policy, samples, tmp_path, ours.get("importance_cap"), **{**ALGORITHMS[algorithm], **theirs}
+        policy, samples, tmp_path, ours.get("importance_sampling_cap"), **{**ALGORITHMS[algorithm], **theirs}
     )
     assert loss == pytest.approx(expected, abs=1e-5)
     assert torch.allclose(gradient, exact, atol=1e-5)
@@ -211,8 +211,8 @@ def test_advantages_are_those_of_trl(policy: TransformersPolicy, tmp_path: Path,
         for sample, reward in enumerate(siblings)
     ]
     settings = TrainingSettings(scale_by_std=scale_by_std, ratio_tolerance=1e9)  # these tokens were never sampled
-    with lent(policy.model):
-        trainer = trl_engine.make_trainer(
+    with restored_after(policy.model):
+        trainer = grpo_trainer.make_trainer(
             policy.model,
             policy.tokenizer,
             group(rows),

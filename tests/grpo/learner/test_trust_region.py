@@ -10,7 +10,7 @@ import torch
 
 from grpo.config.training import TrainingSettings
 from grpo.config.trust_region import TrustRegionSettings
-from grpo.learner.scoring import log_distributions
+from grpo.learner.logprobs import log_distributions
 from grpo.learner.trust_region import TrustRegionLearner, conjugate_gradient
 from grpo.policy.transformers.model import TransformersPolicy, load
 from tests.grpo.learner.test_learner import make_samples, whole
@@ -95,7 +95,9 @@ def test_where_no_step_is_allowed_the_policy_stays(policy: TransformersPolicy):
 
 
 @pytest.mark.parametrize(
-    "knob", [{"max_kl": 0.001}, {"damping": 5.0}, {"conjugate_steps": 1}, {"max_kl": 50.0, "halvings": 1}], ids=str
+    "knob",
+    [{"max_kl": 0.001}, {"damping": 5.0}, {"conjugate_gradient_steps": 1}, {"max_kl": 50.0, "line_search_steps": 1}],
+    ids=str,
 )
 def test_every_knob_of_the_trust_region_changes_the_step(tiny_folder: Path, knob: dict[str, float]):
     """Other bounds, other weights."""
@@ -106,5 +108,5 @@ def test_every_knob_of_the_trust_region_changes_the_step(tiny_folder: Path, knob
         _learner(policy, **bounds).step(samples, whole(samples), on_policy=True)
         return torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
 
-    reference = {"max_kl": 50.0} if "halvings" in knob else {}
+    reference = {"max_kl": 50.0} if "line_search_steps" in knob else {}
     assert not torch.allclose(stepped(**reference), stepped(**knob), atol=1e-6)

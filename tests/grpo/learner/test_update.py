@@ -17,7 +17,7 @@ from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSi
 from grpo.learner.checkpoints import read_state
 from grpo.learner.launch import WorkerFailed, WorkerLost
 from grpo.learner.update import UpdateMetrics, update
-from grpo.policy.transformers.adapters import merged
+from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load
 from grpo.tables import write_trajectories
 from tests.grpo.learner.conftest import BASE, DeskRollout
@@ -74,7 +74,7 @@ def test_recomputed_activations_give_the_same_weights(desk_rollout: DeskRollout,
 def test_half_precision_takes_nearly_the_same_step(desk_rollout: DeskRollout, tmp_path: Path, precision: str):
     """Off-policy by rounding alone: a mismatch that is measured and small, and a gradient within some per cent."""
     exact = _update(desk_rollout, tmp_path / "fp32")
-    half = _update(desk_rollout, tmp_path / precision, precision=precision, importance_cap=2.0)
+    half = _update(desk_rollout, tmp_path / precision, precision=precision, importance_sampling_cap=2.0)
     assert 0 < half.mismatch_kl < 1e-3
     assert half.gradient_norm == pytest.approx(exact.gradient_norm, rel=0.05)
     assert half.gradient_norm != exact.gradient_norm
@@ -86,7 +86,7 @@ def test_half_precision_takes_nearly_the_same_step(desk_rollout: DeskRollout, tm
 
 def test_half_precision_without_a_correction_is_refused():
     """The ratio cannot be exactly 1, so something has to make up for it."""
-    with pytest.raises(ValueError, match=r"precision bf16 makes the learner's.*set importance_cap"):
+    with pytest.raises(ValueError, match=r"precision bf16 makes the learner's.*set importance_sampling_cap"):
         TrainingSettings(precision="bf16")
 
 
@@ -113,14 +113,14 @@ def test_the_reference_of_an_adapted_policy_is_itself_without_adapters(desk_roll
     _update(desk_rollout, tmp_path / "one", lora={"r": 4}, learning_rate=1e-2)
     state = read_state(tmp_path / "one")
     moved = load(tmp_path / "one", base=desk_rollout.base)
-    from grpo.learner.samples import spoken
-    from grpo.learner.scoring import reference_kl, score_tokens
+    from grpo.learner.batch import to_samples
+    from grpo.learner.logprobs import compute_logprobs, reference_kl
 
-    samples = spoken(desk_rollout.trajectories[:4])
+    samples = to_samples(desk_rollout.trajectories[:4])
     assert moved.hash == state.policy_hash
     assert reference_kl(moved.model, samples, max_tokens=4096) < 1e-9  # the base said these
     with torch.no_grad():
-        now = score_tokens(moved.model, samples).logprobs.numpy()
+        now = compute_logprobs(moved.model, samples).logprobs.numpy()
     then = np.concatenate([sample.sampler_logprobs[sample.loss_mask] for sample in samples])
     assert np.abs(now - then).max() > 1e-2
 
@@ -129,7 +129,7 @@ def test_merged_adapters_say_the_same_without_peft(desk_rollout: DeskRollout, tm
     """The export has the base's layers, no adapters, and the adapted policy's log-probabilities."""
     _update(desk_rollout, tmp_path / "one", lora={"r": 4}, learning_rate=1e-2)
     adapted = load(tmp_path / "one", base=desk_rollout.base).model
-    whole = merged(adapted)
+    whole = merge_adapters(adapted)
     ids = torch.arange(5, 40)[None]
     with torch.no_grad():
         assert torch.allclose(whole(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=1e-4)
@@ -264,9 +264,9 @@ def test_an_error_in_a_process_is_no_death(desk_rollout: DeskRollout, tmp_path: 
 
 def test_shares_of_uneven_size_agree_on_the_entropy_threshold(desk_rollout: DeskRollout, tmp_path: Path):
     """Three passes for two processes that share the weights: the one with fewer keeps the other company."""
-    alone = _update(desk_rollout, tmp_path / "one", entropy_share=0.5, microbatch_tokens=900)
+    alone = _update(desk_rollout, tmp_path / "one", top_entropy_quantile=0.5, microbatch_tokens=900)
     shared = _update(
-        desk_rollout, tmp_path / "two", entropy_share=0.5, microbatch_tokens=900, processes=2, sharding="sharded"
+        desk_rollout, tmp_path / "two", top_entropy_quantile=0.5, microbatch_tokens=900, processes=2, sharding="sharded"
     )
     assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
     assert _furthest(tmp_path / "one", tmp_path / "two") < 1e-4
@@ -284,7 +284,7 @@ def test_a_loss_scale_that_overflows_is_halved_until_the_step_can_be_taken(
 ):
     """One step an update, and it is taken; the scale that sufficed is kept."""
     monkeypatch.setattr("grpo.learner.precision._SCALE", 2.0**24)
-    metrics = _update(desk_rollout, tmp_path / "x", precision="fp16", importance_cap=2.0)
+    metrics = _update(desk_rollout, tmp_path / "x", precision="fp16", importance_sampling_cap=2.0)
     assert np.isfinite(metrics.gradient_norm)
     scale = read_state(tmp_path / "x").loss_scale
     assert scale is not None
@@ -294,7 +294,7 @@ def test_a_loss_scale_that_overflows_is_halved_until_the_step_can_be_taken(
 def test_a_bound_that_no_step_keeps_is_no_learning_signal(desk_rollout: DeskRollout, tmp_path: Path):
     """The trust region is too small for any step: the policy stays, and what to raise is said."""
     with pytest.raises(NoLearningSignal, match="found no step within KL 1e-12"):
-        _update(desk_rollout, tmp_path / "x", algorithm="trpo", trust_region={"max_kl": 1e-12, "halvings": 1})
+        _update(desk_rollout, tmp_path / "x", algorithm="trpo", trust_region={"max_kl": 1e-12, "line_search_steps": 1})
 
 
 def test_a_rollout_of_the_policy_before_is_learned_from_only_with_a_correction(
@@ -304,7 +304,7 @@ def test_a_rollout_of_the_policy_before_is_learned_from_only_with_a_correction(
     _update(desk_rollout, tmp_path / "one")
     with pytest.raises(PolicyError, match="was sampled by policy"):
         _update(desk_rollout, tmp_path / "x", parent=tmp_path / "one", iteration=1)
-    late = _update(desk_rollout, tmp_path / "two", parent=tmp_path / "one", iteration=1, importance_cap=2.0,
+    late = _update(desk_rollout, tmp_path / "two", parent=tmp_path / "one", iteration=1, importance_sampling_cap=2.0,
                    max_mismatch_kl=1.0)  # fmt: skip
     assert late.mismatch_kl > 1e-6
 
@@ -313,7 +313,7 @@ def test_a_sampler_too_far_from_the_policy_stops_the_run(desk_rollout: DeskRollo
     """Importance weights cannot make up for everything."""
     _update(desk_rollout, tmp_path / "one", learning_rate=3e-3)
     with pytest.raises(RatioError, match="nats a token from the policy"):
-        _update(desk_rollout, tmp_path / "x", parent=tmp_path / "one", iteration=1, importance_cap=2.0,
+        _update(desk_rollout, tmp_path / "x", parent=tmp_path / "one", iteration=1, importance_sampling_cap=2.0,
                 max_mismatch_kl=1e-5)  # fmt: skip
 
 

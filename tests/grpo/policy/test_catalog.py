@@ -75,7 +75,9 @@ def test_a_script_is_played_without_torch(tmp_path: Path):
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize(("package", "module"), [("openai", "grpo.policy.server"), ("vllm", "grpo.policy.vllm")])
+@pytest.mark.parametrize(
+    ("package", "module"), [("openai", "grpo.policy.openai_endpoint"), ("vllm", "grpo.policy.vllm")]
+)
 def test_a_backend_that_is_not_installed_names_its_extra(package: str, module: str, monkeypatch: pytest.MonkeyPatch):
     """One error, the same wherever it is imported from."""
     monkeypatch.setitem(sys.modules, package, None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.errors import PolicyError
-from grpo.policy.transformers.model import Residents, load, weights_hash
+from grpo.policy.transformers.model import ModelCache, load, weights_hash
 
 
 @pytest.fixture
@@ -71,22 +71,22 @@ def test_truncated_weights_are_refused(folder: Path):
 
 def test_the_next_stage_finds_the_policy_in_memory(folder: Path, tmp_path: Path):
     """By its hash, without reading any file."""
-    residents, policy = Residents(), load(folder)
-    residents.put(policy)
-    assert residents.get(policy.hash, tmp_path / "not there") is policy
+    model_cache, policy = ModelCache(), load(folder)
+    model_cache.put(policy)
+    assert model_cache.get(policy.hash, tmp_path / "not there") is policy
 
 
 def test_a_folder_that_holds_another_policy_is_refused(folder: Path):
     """What is loaded must be what was asked for."""
     with pytest.raises(PolicyError, match="expected 0000"):
-        Residents().get("0000", folder)
+        ModelCache().get("0000", folder)
 
 
 def test_memory_holds_only_the_newest_policies(folder: Path):
     """With room for one, the second pushes the first out."""
-    residents, first = Residents(limit=1), load(folder)
-    residents.put(first)
+    model_cache, first = ModelCache(limit=1), load(folder)
+    model_cache.put(first)
     second = load(folder)
     second.hash = "other"
-    residents.put(second)
-    assert residents.get(first.hash, folder) is not first
+    model_cache.put(second)
+    assert model_cache.get(first.hash, folder) is not first

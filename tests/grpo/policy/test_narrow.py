@@ -7,9 +7,9 @@ import torch
 
 from grpo.errors import ConfigError
 from grpo.policy.policy import Prompt, Sampling
+from grpo.policy.transformers.logits_filters import narrow
 from grpo.policy.transformers.model import load
-from grpo.policy.transformers.narrow import narrow
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from tests.grpo.agents.parts import run
 
 SCORES = torch.tensor([0.2, 0.5, 0.3]).log()

@@ -12,11 +12,11 @@ from grpo.config.rollout import RolloutSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.errors import PolicyError
 from grpo.messages import Message, Tool, ToolCall
-from grpo.policy.openai import ChatPolicy, CompletionsPolicy, to_wire
+from grpo.policy.openai import ChatPolicy, CompletionsPolicy, to_openai_messages
+from grpo.policy.openai_endpoint import OpenAIEndpoint
 from grpo.policy.policy import Generation, Policy, Prompt, Sampling
-from grpo.policy.server import Server
 from grpo.policy.transformers.model import load_tokenizer
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from tests.model_server import Answer, Model
@@ -82,7 +82,7 @@ def test_a_chat_server_reads_messages_and_tools_and_answers_with_a_message(model
     model.answers = [_chat("Hi there.")]
     said = _ask(ChatPolicy(model.server()), renderer, HELLO)
     assert said.message == Message(role="assistant", content="Hi there.")
-    assert (said.token_ids, said.logprobs, said.stop) == (renderer.say(said.message), None, "stop")
+    assert (said.token_ids, said.logprobs, said.stop) == (renderer.encode_reply(said.message), None, "stop")
     (asked,) = model.asked
     assert (asked["path"], asked["model"]) == ("/v1/chat/completions", "clerk")
     assert asked["messages"] == [{"role": "user", "content": "hello"}]
@@ -142,7 +142,7 @@ def test_an_answer_that_was_cut_off_did_not_end_its_turn(model: Model, renderer:
 def test_every_call_gets_an_id_and_every_id_an_answer():
     """Two calls answered at once; a tool that speaks though nothing could be called."""
     calls = (ToolCall(name="f", arguments={}), ToolCall(name="g", arguments={"x": 1}))
-    wire = to_wire(
+    wire = to_openai_messages(
         [
             Message(role="user", content="u"),
             Message(role="assistant", content="", tool_calls=calls),
@@ -181,7 +181,7 @@ def test_a_whole_episode_is_played_against_a_chat_server(model: Model, renderer:
         ConversationEnvironment(system_prompt="Be kind."),
         renderer,
         RolloutSettings(),
-        siblings=1,
+        group_size=1,
         temperature=1.0,
         run_seed=0,
         iteration=0,
@@ -286,7 +286,7 @@ def test_a_server_that_hangs_fails_the_episode_at_the_deadline_of_a_turn(model: 
         ConversationEnvironment(),
         renderer,
         RolloutSettings(turn_timeout_s=0.2, error_budget=1.0),
-        siblings=1,
+        group_size=1,
         temperature=1.0,
         run_seed=0,
         iteration=0,
@@ -297,7 +297,7 @@ def test_a_server_that_hangs_fails_the_episode_at_the_deadline_of_a_turn(model: 
 def test_a_server_that_is_not_there_is_a_dropped_connection(renderer: Renderer):
     """Port 9 of loopback answers nobody."""
     with pytest.raises(ConnectionError, match="cannot be reached, tried 1 times"):
-        _ask(ChatPolicy(Server(base_url="http://127.0.0.1:9/v1", model="m", retries=0)), renderer, HELLO)
+        _ask(ChatPolicy(OpenAIEndpoint(base_url="http://127.0.0.1:9/v1", model="m", retries=0)), renderer, HELLO)
 
 
 def test_what_is_no_answer_of_the_protocol_is_refused(model: Model, renderer: Renderer):

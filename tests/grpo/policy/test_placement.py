@@ -28,7 +28,7 @@ def test_a_model_computes_with_the_numbers_that_are_asked_for(tiny_folder: Path)
     run(half.generate_response("hello"))
 
 
-def test_attention_that_cannot_be_had_is_replaced_and_says_why(tiny_folder: Path, caplog: pytest.LogCaptureFixture):
+def test_unavailable_attention_falls_back_to_sdpa_with_a_warning(tiny_folder: Path, caplog: pytest.LogCaptureFixture):
     """A warning with the reason, once, and the agent speaks."""
     with caplog.at_level(logging.WARNING):
         agent = _agent(tiny_folder, attn_implementation="flash_attention_2")

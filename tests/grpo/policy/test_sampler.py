@@ -11,7 +11,7 @@ import torch
 
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_turn_that_is_cut_off_gives_its_place_to_the_next(policy: Transformers
             cut, kept = sampler.open(), sampler.open()
             turn = asyncio.create_task(cut.generate(Prompt(new_ids=PROMPTS[3]), _sampling(5, tokens=150)))
             other = asyncio.create_task(kept.generate(Prompt(new_ids=PROMPTS[0]), _sampling(0, tokens=150)))
-            while sampler.tokens_said < 4:  # type: ignore[attr-defined]
+            while sampler.tokens_generated < 4:  # type: ignore[attr-defined]
                 await asyncio.sleep(0)
             turn.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -139,7 +139,7 @@ def test_when_the_only_turn_is_cut_off_the_sampler_rests(policy: TransformersPol
         async with policy.sampler(concurrency=1, renderer=Renderer(policy.tokenizer)) as sampler:
             cut = sampler.open()
             turn = asyncio.create_task(cut.generate(Prompt(new_ids=PROMPTS[0]), _sampling(5, tokens=150)))
-            while sampler.tokens_said < 2:  # type: ignore[attr-defined]
+            while sampler.tokens_generated < 2:  # type: ignore[attr-defined]
                 await asyncio.sleep(0)
             turn.cancel()
             with pytest.raises(asyncio.CancelledError):

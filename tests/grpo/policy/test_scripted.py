@@ -10,14 +10,14 @@ from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
 from grpo.config.yaml_text import MOST_BYTES
 from grpo.environments.conversation import ConversationEnvironment
-from grpo.environments.support_desk import SupportDesk
+from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import DataError, PolicyError
-from grpo.learner.samples import build_batch
+from grpo.learner.batch import build_batch
 from grpo.messages import Message
 from grpo.policy.policy import Prompt, Sampling
 from grpo.policy.scripted import ScriptedPolicy, read_replies
 from grpo.policy.transformers.model import load_tokenizer
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory, group
@@ -35,19 +35,19 @@ def _says(policy: ScriptedPolicy, renderer: Renderer, *, seed: int, turns: int, 
             session = sampler.open()
             sampling = Sampling(temperature=1.0, max_new_tokens=tokens, seed=seed)
             said = [await session.generate(Prompt(new_ids=[]), sampling) for _ in range(turns)]
-        return [renderer.read(one.token_ids).content + ("" if one.stop == "stop" else " …") for one in said]
+        return [renderer.parse_reply(one.token_ids).content + ("" if one.stop == "stop" else " …") for one in said]
 
     return asyncio.run(run())
 
 
-def _play(policy: ScriptedPolicy, renderer: Renderer, *, siblings: int = 1) -> list[Trajectory]:
+def _play(policy: ScriptedPolicy, renderer: Renderer, *, group_size: int = 1) -> list[Trajectory]:
     return collect(
         [Scenario(id="s", user_responses=("hello", "my order", "bye"))],
         policy,
         ConversationEnvironment(),
         renderer,
         RolloutSettings(),
-        siblings=siblings,
+        group_size=group_size,
         temperature=1.0,
         run_seed=0,
         iteration=0,
@@ -71,8 +71,8 @@ def test_the_seed_picks_one_of_several_scripts(renderer: Renderer):
 def test_a_reply_that_is_too_long_is_cut_as_a_turn_of_any_policy_is(renderer: Renderer):
     """Two tokens of it, and the turn did not end by itself."""
     (said,) = _says(ScriptedPolicy(["Hello. Hello. Hello."]), renderer, seed=0, turns=1, tokens=2)
-    whole = renderer.say(Message(role="assistant", content="Hello. Hello. Hello."))
-    assert said == renderer.read(whole[:2]).content + " …"
+    whole = renderer.encode_reply(Message(role="assistant", content="Hello. Hello. Hello."))
+    assert said == renderer.parse_reply(whole[:2]).content + " …"
 
 
 def test_a_written_tool_call_reaches_the_world(renderer: Renderer):
@@ -85,7 +85,7 @@ def test_a_written_tool_call_reaches_the_world(renderer: Renderer):
         SupportDesk(),
         renderer,
         RolloutSettings(),
-        siblings=1,
+        group_size=1,
         temperature=1.0,
         run_seed=0,
         iteration=0,
@@ -98,7 +98,7 @@ def test_a_written_tool_call_reaches_the_world(renderer: Renderer):
 
 def test_what_was_scripted_cannot_be_trained_on(renderer: Renderer):
     """Its log-probabilities are unknown, not 0, and the learner says what such a policy is good for."""
-    played = _play(ScriptedPolicy(["Hello."]), renderer, siblings=2)
+    played = _play(ScriptedPolicy(["Hello."]), renderer, group_size=2)
     for one in played:
         assert np.array_equal(np.isnan(one.sampler_logprobs), one.loss_mask)
     with pytest.raises(DataError, match="can be evaluated, not trained on"):

@@ -20,10 +20,10 @@ from grpo.config.policy import PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.errors import PolicyError
-from grpo.learner.player import player
+from grpo.learner.inference_backend import make_inference_backend
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from tasks.base import base
@@ -99,7 +99,7 @@ def test_log_probabilities_are_those_of_the_temperature(backend: ModuleType, tin
 
 def test_nothing_is_cut_off_the_distribution(backend: ModuleType, vllm: VLLM, tiny: TransformersPolicy, tiny_folder):
     """No top-p, no top-k, no generation_config.json; prompts are cached; the stop token is the renderer's."""
-    _speak(backend.VLLMPolicy(tiny_folder, gpu_memory_share=0.3, max_context=64), PROMPT)
+    _speak(backend.VLLMPolicy(tiny_folder, gpu_memory_utilization=0.3, max_context=64), PROMPT)
     (args,), (params,) = vllm.args, vllm.params
     assert (params.top_p, params.top_k, params.logprobs, params.max_tokens) == (1.0, -1, 0, 6)
     assert params.stop_token_ids == [tiny.tokenizer.eos_token_id]
@@ -146,9 +146,9 @@ def test_another_architecture_gets_another_engine(
     backend: ModuleType, vllm: VLLM, tiny_folder: Path, tmp_path: Path, tiny: TransformersPolicy
 ):
     """Weights of other shapes cannot be loaded over; the first engine frees its memory before."""
-    from grpo.policy.transformers.blank import new_model
+    from grpo.pretrain.init_model import init_model
 
-    wide = new_model(tiny.tokenizer, hidden_size=64, layers=1, heads=4, kv_heads=2, mlp_size=64, seed=0)
+    wide = init_model(tiny.tokenizer, hidden_size=64, layers=1, heads=4, kv_heads=2, mlp_size=64, seed=0)
     TransformersPolicy(wide, tiny.tokenizer).save(tmp_path)
     for folder in (tiny_folder, tmp_path):
         _speak(backend.VLLMPolicy(folder), PROMPT)
@@ -186,7 +186,7 @@ def test_a_turn_that_is_cut_off_is_aborted_in_the_engine(backend: ModuleType, vl
         ConversationEnvironment(),
         Renderer(policy.tokenizer),
         RolloutSettings(turn_timeout_s=0.2, error_budget=1.0),
-        siblings=1,
+        group_size=1,
         temperature=1.0,
         run_seed=0,
         iteration=0,
@@ -206,11 +206,11 @@ def test_the_backend_of_a_run_is_a_setting(backend: ModuleType, vllm: VLLM, tiny
     """The same checkpoint, by its own hash, on either; room and memory are those of the rollout."""
     store = str(tmp_path)
     start = base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=store)
-    here = player(ArtifactStore(store), start.checkpoint, RolloutSettings())
-    there = player(
+    here = make_inference_backend(ArtifactStore(store), start.checkpoint, RolloutSettings())
+    there = make_inference_backend(
         ArtifactStore(store),
         start.checkpoint,
-        RolloutSettings(backend="vllm", max_context=100, gpu_memory_share=0.4),
+        RolloutSettings(backend="vllm", max_context=100, gpu_memory_utilization=0.4),
     )
     assert isinstance(here, TransformersPolicy)
     assert isinstance(there, backend.VLLMPolicy)
@@ -237,5 +237,5 @@ def test_the_real_engine_says_what_the_weights_say(tiny_folder: Path, trained: P
     from grpo.policy.vllm import VLLMPolicy
 
     for folder in (tiny_folder, trained):
-        (said,) = _speak(VLLMPolicy(folder, max_context=128, gpu_memory_share=0.2), PROMPT, temperature=0.7)
+        (said,) = _speak(VLLMPolicy(folder, max_context=128, gpu_memory_utilization=0.2), PROMPT, temperature=0.7)
         assert np.abs(np.array(said.logprobs) - _exact(folder, PROMPT, said, 0.7)).max() < 1e-2

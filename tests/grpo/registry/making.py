@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.registry import Provenance, Registry
-from grpo.registry.succession import Actor
+from grpo.registry.promotions import Actor
 
 ANNA = Actor(user="anna", host="laptop", run="run-1")
 BEN = Actor(user="ben", host="laptop")

@@ -6,9 +6,9 @@ import pytest
 
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.registry import Registry
-from grpo.registry.lineage import trace
+from grpo.registry.lineage import trace_lineage
 from tests.grpo.registry.making import ANNA, make_provenance
-from tests.grpo.registry.test_succession import Dying, Killed
+from tests.grpo.registry.test_promotions import Dying, Killed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
 
@@ -30,29 +30,29 @@ def _generation(
     tags |= {"checkpoint_uri": "store/x", "champion_sha256": against} | ({"merged": merged} if merged else {})
     run_id = registry.open_run("tests", "run", run_key=tags["run_key"], params={})
     version = registry.register(model, run_id, policy, tags=tags, provenance=made)
-    registry.succession(model).promote(version.version, reason="gates", by=ANNA)
+    registry.promotions(model).promote(version.version, reason="gates", by=ANNA)
 
 
 def test_a_version_is_traced_to_the_base_that_no_run_made(registry: Registry, policy: TransformersPolicy):
     """Version 2 was trained from the policy of version 1, which was trained from the base model."""
     _generation(registry, policy, "traced", start="base", trained="p1", against="base", merged="")
     _generation(registry, policy, "traced", start="p1", trained="p2", against="p1", merged="")
-    found = trace(registry, registry.at("models:/traced@champion"))
+    found = trace_lineage(registry, registry.resolve("models:/traced@champion"))
     assert [(one.policy, one.version, one.model) for one in found.parents] == [
         ("p1", 1, "store/checkpoint"),
         ("base", None, "models/base"),
     ]
-    assert (found.version, found.judged_against, found.aliases) == (2, 1, ["candidate", "champion"])
+    assert (found.version, found.evaluated_against, found.aliases) == (2, 1, ["candidate", "champion"])
     assert [one.champion for one in found.history] == [1, 2]
 
 
-def test_a_version_is_traced_through_adapters_that_were_merged(registry: Registry, policy: TransformersPolicy):
+def test_a_version_is_traced_through_merged_adapters(registry: Registry, policy: TransformersPolicy):
     """Version 2 starts from version 1 with its adapters merged in, m1; it was judged against the adapted p1."""
     _generation(registry, policy, "adapted", start="base", trained="p1", against="base", merged="m1")
     _generation(registry, policy, "adapted", start="m1", trained="p2", against="p1", merged="m2")
-    found = trace(registry, registry.at("models:/adapted@champion"))
+    found = trace_lineage(registry, registry.resolve("models:/adapted@champion"))
     assert [(one.policy, one.version) for one in found.parents] == [("m1", 1), ("base", None)]
-    assert found.judged_against == 1
+    assert found.evaluated_against == 1
 
 
 def test_a_promotion_that_was_cut_off_is_shown_as_pending(registry: Registry, policy: TransformersPolicy):
@@ -60,11 +60,11 @@ def test_a_promotion_that_was_cut_off_is_shown_as_pending(registry: Registry, po
     run_id = registry.open_run("tests", "run", run_key="cut-off", params={})
     tags = {"run_key": "cut-off", "policy": "p1", "verdict": "promote"}
     version = registry.register("cut-off", run_id, policy, tags=tags, provenance=make_provenance())
-    client = Dying(registry.client, at=5, after=True)  # the alias moves
+    client = Dying(registry.client, resolve=5, after=True)  # the alias moves
     with pytest.raises(Killed):
-        Registry(registry.tracking_uri, client=client).succession("cut-off").promote(1, reason="gates", by=ANNA)  # type: ignore[arg-type]
+        Registry(registry.tracking_uri, client=client).promotions("cut-off").promote(1, reason="gates", by=ANNA)  # type: ignore[arg-type]
     for _ in range(2):
-        found = trace(registry, version)
+        found = trace_lineage(registry, version)
         assert (found.aliases, found.history) == (["candidate", "champion"], ())
         assert found.pending is not None
         assert (found.pending.action, found.pending.champion) == ("promote", 1)

@@ -13,7 +13,7 @@ from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.registry import ModelVersion, Registry
 from grpo.registry.chat_model import requirements
 from tests.grpo.registry.making import ANNA, make_provenance, put_version, serving
-from tests.grpo.registry.test_succession import Dying, Killed
+from tests.grpo.registry.test_promotions import Dying, Killed
 from tests.places import ROOT
 
 
@@ -36,12 +36,12 @@ def test_the_champion_is_the_version_that_was_promoted(registry: Registry, polic
     assert registry.champion("desk") is None
     first = _register(registry, policy, "k1")
     second = _register(registry, policy, "k2")
-    registry.succession("desk").promote(first.version, reason="gates", by=ANNA)
+    registry.promotions("desk").promote(first.version, reason="gates", by=ANNA)
     serving = registry.champion("desk")
     assert serving is not None
     assert (serving.version, serving.checkpoint.sha256) == (first.version, "ab")
-    assert registry.at("models:/desk@candidate") == second
-    assert registry.at(f"models:/desk/{first.version}") == first
+    assert registry.resolve("models:/desk@candidate") == second
+    assert registry.resolve(f"models:/desk/{first.version}") == first
     assert registry.aliases(first) == ["champion"]
 
 
@@ -50,7 +50,7 @@ def test_an_address_that_leads_nowhere_is_an_error(registry: Registry, policy: T
     """It is named."""
     _register(registry, policy, "k1")
     with pytest.raises(AddressError, match=address):
-        registry.at(address)
+        registry.resolve(address)
 
 
 def _model_files(registry: Registry, version: ModelVersion) -> Path:
@@ -75,13 +75,13 @@ def test_a_registered_model_is_verified_by_its_digest(registry: Registry, policy
     (folder / "extra.py").unlink()
 
 
-def test_a_damaged_version_does_not_come_to_serve(registry: Registry, policy: TransformersPolicy):
+def test_a_damaged_version_is_not_promoted(registry: Registry, policy: TransformersPolicy):
     """Neither by a promotion nor by a rollback; the one in service stays."""
     first, second = (_register(registry, policy, f"sound-{k}", model="sound") for k in (1, 2))
-    line = registry.succession("sound")
+    line = registry.promotions("sound")
 
     def verify(number: int) -> None:
-        registry.verify(registry.at(f"models:/sound/{number}"))
+        registry.verify(registry.resolve(f"models:/sound/{number}"))
 
     line.promote(first.version, reason="gates", by=ANNA, verify=verify)
     config = _model_files(registry, second) / "MLmodel"
@@ -101,7 +101,7 @@ def test_a_version_without_a_digest_is_not_one_of_ours(registry: Registry):
     """What something else has registered cannot be verified."""
     put_version(registry, "foreign", "a", against="base")
     with pytest.raises(AddressError, match="foreign version 1 has no tag model_sha256"):
-        registry.verify(registry.at("models:/foreign/1"))
+        registry.verify(registry.resolve("models:/foreign/1"))
 
 
 _KILLED = """
@@ -122,7 +122,9 @@ _register(Registry(sys.argv[1]), load(Path(sys.argv[2])), "swept", model="swept"
 """
 
 
-def test_the_copy_of_a_killed_registration_goes_with_the_next(registry: Registry, tiny_folder: Path, tmp_path: Path):
+def test_the_copy_of_a_killed_registration_is_removed_by_the_next(
+    registry: Registry, tiny_folder: Path, tmp_path: Path
+):
     """A whole model in the folder for temporary files, until another registration comes."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     for what, left, code in (("kill", ["model.safetensors"], -signal.SIGKILL), ("register", [], 0)):
@@ -142,7 +144,7 @@ def test_a_champion_that_is_missing_is_not_one_that_never_was(registry: Registry
     """Else the next candidate would be judged against the base; where none has served there is nobody."""
     version = put_version(registry, "gone", "a", against="base")
     assert registry.champion("gone") is None
-    registry.succession("gone").promote(version, reason="gates", by=ANNA)
+    registry.promotions("gone").promote(version, reason="gates", by=ANNA)
     registry.client.delete_model_version("gone", str(version))
     with pytest.raises(RegistryError, match="`grpo rollback gone"):
         registry.champion("gone")
@@ -168,7 +170,7 @@ def test_the_same_run_registers_one_version(registry: Registry, policy: Transfor
     assert registry.find("desk", "unknown") is None
     newer = _register(registry, policy, "k5")
     _register(registry, policy, "k3")
-    assert registry.at("models:/desk@candidate") == newer
+    assert registry.resolve("models:/desk@candidate") == newer
 
 
 def test_a_version_tells_what_it_was_made_from(registry: Registry, policy: TransformersPolicy):
@@ -191,21 +193,21 @@ def test_a_registering_that_is_cancelled_leaves_no_name_without_a_version(
         def create_model_version(self, *_: object, **__: object) -> None:
             raise Killed
 
-    cancelled = Registry(registry.tracking_uri, client=Cancelled(registry.client, at=10**6, after=True))  # type: ignore[arg-type]
+    cancelled = Registry(registry.tracking_uri, client=Cancelled(registry.client, resolve=10**6, after=True))  # type: ignore[arg-type]
     with pytest.raises(Killed):
         _register(cancelled, policy, "second", model=model)
     assert [found.name for found in registry.client.search_registered_models(f"name = '{model}'")] == [model] * before
     assert len(registry.versions(model)) == before
 
 
-def test_a_registering_that_dies_at_any_call_leaves_no_half_version(registry: Registry, policy: TransformersPolicy):
+def test_a_registration_killed_at_any_call_leaves_no_partial_version(registry: Registry, policy: TransformersPolicy):
     """Either there is no version, or one that can be loaded; the next try ends with exactly one candidate."""
     import mlflow
 
     found = set()
-    for at in range(1, 12):
-        model = f"dying-{at}"
-        client = Dying(registry.client, at=at, after=True)
+    for resolve in range(1, 12):
+        model = f"dying-{resolve}"
+        client = Dying(registry.client, resolve=resolve, after=True)
         dying = Registry(registry.tracking_uri, client=client)  # type: ignore[arg-type]
         run_id = registry.open_run("tests", "run", run_key=model, params={})
         tags = {"run_key": model, "verdict": "promote", "checkpoint_uri": "store/x", "checkpoint_sha256": "ab"}
@@ -218,7 +220,7 @@ def test_a_registering_that_dies_at_any_call_leaves_no_half_version(registry: Re
                 mlflow.models.get_model_info(f"models:/{model}/{version.version}")
             assert _register(registry, policy, model, model=model).version == 1
             assert len(registry.versions(model)) == 1
-            assert registry.at(f"models:/{model}@candidate").version == 1
+            assert registry.resolve(f"models:/{model}@candidate").version == 1
         else:
             assert found == {0, 1}, "it died before the version appeared and after it"
             return

@@ -8,10 +8,10 @@ import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.registry import Registry
-from grpo.retraining.champion import Champion, Judgement, known_topics, last_judgement, since
-from grpo.retraining.material import Material
-from grpo.scenarios.parquet import write_scenarios
+from grpo.retraining.champion import Challenger, Champion, known_topics, last_challenger, new_conversations
+from grpo.retraining.data_lineage import TrainingData
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.table import write_scenarios
 from tests.grpo.registry.making import put_version
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
@@ -39,15 +39,15 @@ def serving(artifacts: ArtifactStore, version: int = 1, *, seen: Iterable[str] |
         name=f"desk/{version}",
         registered=THEN,
         checkpoint=Artifact(uri="store/x", sha256=f"checkpoint-{version}", kind="checkpoint"),
-        lineage=(Material(scenarios=scenarios, heldout_share=0.25, limit=None),),
-        conversations=table(artifacts, "conversations", "seen.parquet", seen) if seen is not None else None,
+        data_lineage=(TrainingData(scenarios=scenarios, validation_fraction=0.25, limit=None),),
+        conversations=table(artifacts, "conversations", "redacted.parquet", seen) if seen is not None else None,
         evaluation=None,
     )
 
 
-def judgement(artifacts: ArtifactStore, seen: Iterable[str]) -> Judgement:
-    taken = table(artifacts, "conversations", "seen.parquet", seen)
-    return Judgement(name="desk/2", registered=THEN, conversations=taken)
+def challenger(artifacts: ArtifactStore, seen: Iterable[str]) -> Challenger:
+    taken = table(artifacts, "conversations", "redacted.parquet", seen)
+    return Challenger(name="desk/2", registered=THEN, conversations=taken)
 
 
 def ids(found: Iterable[Scenario]) -> list[str]:
@@ -60,12 +60,12 @@ def test_the_last_judgement_is_the_newest_retraining_that_met_the_champion(
     """Refused or rolled back from; a run by hand saw no conversations, and one against another version says nothing."""
     put_version(registry, "desk", "checkpoint-1", against="base")
     champion = serving(artifacts)
-    assert last_judgement(registry, artifacts, "desk", champion) is None
+    assert last_challenger(registry, artifacts, "desk", champion) is None
     put_version(registry, "desk", "checkpoint-2", against="checkpoint-1", conversations="aa" * 32)
     put_version(registry, "desk", "checkpoint-3", against="checkpoint-1", verdict="refuse", conversations="bb" * 32)
     put_version(registry, "desk", "checkpoint-4", against="checkpoint-1")
     put_version(registry, "desk", "checkpoint-5", against="checkpoint-2", conversations="cc" * 32)
-    found = last_judgement(registry, artifacts, "desk", champion)
+    found = last_challenger(registry, artifacts, "desk", champion)
     assert found is not None
     assert (found.name, found.conversations.sha256) == ("desk/3", "bb" * 32)
 
@@ -74,12 +74,12 @@ def test_while_nothing_serves_the_newest_retraining_is_the_last_judgement(regist
     """It was judged against the pipeline's own model."""
     put_version(registry, "shop", "s-1", against="base", verdict="refuse", conversations="aa" * 32)
     put_version(registry, "shop", "s-2", against="base", verdict="refuse", conversations="bb" * 32)
-    found = last_judgement(registry, artifacts, "shop", None)
+    found = last_challenger(registry, artifacts, "shop", None)
     assert found is not None
     assert found.name == "shop/2"
 
 
-def test_what_a_refused_version_was_trained_on_is_not_new_again(tmp_path: Path, artifacts: ArtifactStore):
+def test_training_data_of_a_refused_version_is_not_new_again(tmp_path: Path, artifacts: ArtifactStore):
     """Of four conversations the champion knew one and the refused version two more: one is new.
 
     Seen from the champion, which is what training starts from, three are.
@@ -88,14 +88,14 @@ def test_what_a_refused_version_was_trained_on_is_not_new_again(tmp_path: Path, 
         tmp_path / "log.parquet", [Scenario(id=f"live-{k}", user_responses=("Hello there.",)) for k in range(4)]
     )
     champion = serving(artifacts, seen=["live-0"])
-    refused = judgement(artifacts, ["live-0", "live-1", "live-2"])
-    assert ids(since(tmp_path / "log.parquet", artifacts, champion, refused)) == ["live-3"]
-    assert ids(since(tmp_path / "log.parquet", artifacts, champion)) == ["live-1", "live-2", "live-3"]
+    refused = challenger(artifacts, ["live-0", "live-1", "live-2"])
+    assert ids(new_conversations(tmp_path / "log.parquet", artifacts, champion, refused)) == ["live-3"]
+    assert ids(new_conversations(tmp_path / "log.parquet", artifacts, champion)) == ["live-1", "live-2", "live-3"]
 
 
 def test_topics_are_compared_with_those_of_the_last_judgement(artifacts: ArtifactStore):
     """Users who talk otherwise since before it have had their retraining."""
     champion = serving(artifacts, seen=[f"old-{k}" for k in range(50)])
-    refused = judgement(artifacts, [f"new-{k}" for k in range(50)])
+    refused = challenger(artifacts, [f"new-{k}" for k in range(50)])
     assert known_topics(artifacts, champion)[0].startswith("It is about old-0")
     assert known_topics(artifacts, champion, refused)[0].startswith("It is about new-0")

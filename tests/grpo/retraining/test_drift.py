@@ -7,9 +7,9 @@ from itertools import islice
 import pytest
 
 from grpo.config.scenarios import MultiDoGOSource
-from grpo.environments.desk_cases import Phrasebook, draw_cases
+from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
 from grpo.retraining.drift import compare_topics
-from grpo.scenarios.readers.catalog import read_records
+from grpo.scenarios.sources import read_records
 from tests.places import DESK_SCENARIOS, PUBLISHED, ROOT
 
 MULTIDOGO = PUBLISHED / "multidogo"
@@ -18,7 +18,7 @@ MULTIDOGO = PUBLISHED / "multidogo"
 def test_the_statistic_and_its_share_of_shuffles_are_those_of_the_definition():
     """Means (1,0) and (0,1): distance 2; of the 6 ways to label 2 + 2 texts 2 reach it, p = 1/3."""
     found = compare_topics(["red", "red"], ["blue", "blue"], sample=10, seed=0, permutations=2999)
-    assert found.discrepancy == pytest.approx(2)
+    assert found.mmd == pytest.approx(2)
     assert found.p == pytest.approx(1 / 3, abs=0.03)  # 3.5 standard errors of 2999 shuffles
     assert found.words == ("blue",)
 
@@ -26,7 +26,7 @@ def test_the_statistic_and_its_share_of_shuffles_are_those_of_the_definition():
 def test_equal_samples_do_not_differ():
     """Distance 0, which every shuffle reaches."""
     found = compare_topics(["red hat", "blue hat"], ["blue hat", "red hat"], sample=10, seed=0)
-    assert (found.discrepancy, found.p) == (pytest.approx(0), 1.0)
+    assert (found.mmd, found.p) == (pytest.approx(0), 1.0)
 
 
 def test_one_false_alarm_in_twenty_at_level_one_twentieth():
@@ -45,7 +45,7 @@ def test_other_customers_of_the_same_desk_are_noticed():
     """The other phrasebook has other words for the same four troubles."""
     folder = ROOT / "data" / "scenarios"
     known, new = (
-        [one.text for one in islice(draw_cases(Phrasebook.load(folder / name), seed=1, prefix="x"), 60)]
+        [one.text for one in islice(generate_scenarios(Phrasebook.load(folder / name), seed=1, prefix="x"), 60)]
         for name in ("phrasebook_scenarios.yaml", "phrasebook_demonstrations.yaml")
     )
     assert compare_topics(known, new, sample=60, seed=0).p <= 0.01

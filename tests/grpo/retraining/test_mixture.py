@@ -5,25 +5,25 @@ from pathlib import Path
 import pytest
 
 from grpo.retraining.mixture import MixtureCounts, mix
-from grpo.scenarios.parquet import read_scenarios, text_digest
 from grpo.scenarios.scenario import Metadata, Scenario
-from grpo.scenarios.split import side_of, split
+from grpo.scenarios.split import assign_split, split
+from grpo.scenarios.table import read_scenarios, text_digest
 
 
-def scenarios(prefix: str, count: int, side: str | None = None) -> list[Scenario]:
-    return [Scenario(id=f"{prefix}-{k}", user_responses=(f"{prefix} number {k}",), side=side) for k in range(count)]
+def scenarios(prefix: str, count: int, split: str | None = None) -> list[Scenario]:
+    return [Scenario(id=f"{prefix}-{k}", user_responses=(f"{prefix} number {k}",), split=split) for k in range(count)]
 
 
 def mixed(path: Path, base: int, live: int, share: float, **changes: object) -> tuple[MixtureCounts, list[Scenario]]:
     given = {
         "base_train": scenarios("base", base),
         "base_heldout": scenarios("heldout", 7),
-        "conversations": scenarios("live", live, side="train"),
-        "fresh": (),
+        "conversations": scenarios("live", live, split="train"),
+        "new_ids": (),
         "judged": (),
         "trained": (),
         "share": share,
-        "heldout_share": 0.25,
+        "validation_fraction": 0.25,
         "seed": 1,
         **changes,
     }
@@ -42,23 +42,23 @@ def mixed(path: Path, base: int, live: int, share: float, **changes: object) -> 
     ],
 )
 def test_the_scarcer_kind_is_used_whole(tmp_path: Path, base: int, live: int, share: float, expected: tuple[int, int]):
-    """Conversations have their share of the training side, and everything held out of the base stays."""
+    """Conversations have their share of the training split, and everything held out of the base stays."""
     counts, written = mixed(tmp_path / "m.parquet", base, live, share)
     assert (counts.base_train, counts.conversations_train) == expected
-    assert counts.base_heldout == sum(one.side == "heldout" for one in written) == 7
-    assert sum(one.side == "train" for one in written) == sum(expected)
+    assert counts.base_heldout == sum(one.split == "heldout" for one in written) == 7
+    assert sum(one.split == "train" for one in written) == sum(expected)
 
 
 def test_fresh_conversations_are_used_first_and_the_seed_decides_the_rest(tmp_path: Path):
-    """Of 20 conversations 10 find room: the 4 fresh ones, and 6 that another seed would choose differently."""
-    fresh = {"live-1", "live-5", "live-11", "live-19"}
+    """Of 20 conversations 10 find room: the 4 new_ids ones, and 6 that another seed would choose differently."""
+    new_ids = {"live-1", "live-5", "live-11", "live-19"}
 
     def chosen(seed: int) -> set[str]:
-        _, written = mixed(tmp_path / f"{seed}.parquet", 10, 20, 0.5, fresh=fresh, seed=seed)
+        _, written = mixed(tmp_path / f"{seed}.parquet", 10, 20, 0.5, new_ids=new_ids, seed=seed)
         return {one.id for one in written if one.id.startswith("live")}
 
     assert len(chosen(1)) == 10
-    assert fresh <= chosen(1) & chosen(2)
+    assert new_ids <= chosen(1) & chosen(2)
     assert chosen(1) == chosen(1) != chosen(2)
 
 
@@ -66,31 +66,31 @@ def test_a_conversation_is_on_the_side_that_its_text_decides(tmp_path: Path):
     """The same in every retraining: one that was held out is never trained on later."""
     live = scenarios("live", 40)
     counts, written = mixed(tmp_path / "m.parquet", 100, 0, 0.5, conversations=live)
-    sides = {one.id: one.side for one in written if one.id.startswith("live")}
-    assert sides == {one.id: side_of(text_digest(one), share=0.25) for one in live}
+    sides = {one.id: one.split for one in written if one.id.startswith("live")}
+    assert sides == {one.id: assign_split(text_digest(one), share=0.25) for one in live}
     assert 0 < counts.conversations_heldout < 40
 
 
-def test_what_the_champion_was_judged_on_stays_held_out(tmp_path: Path):
+def test_evaluation_scenarios_of_the_champion_stay_held_out(tmp_path: Path):
     """Settings may have changed since: a scenario that would be trained on now is held out all the same."""
-    base, live = scenarios("base", 10), scenarios("live", 10, side="train")
+    base, live = scenarios("base", 10), scenarios("live", 10, split="train")
     judged = {text_digest(base[3]), text_digest(live[4])}
     counts, written = mixed(tmp_path / "m.parquet", 0, 0, 0.5, base_train=base, conversations=live, judged=judged)
-    heldout = {one.id for one in written if one.side == "heldout"}
+    heldout = {one.id for one in written if one.split == "heldout"}
     assert {"base-3", "live-4"} < heldout
     assert (counts.base_train, counts.conversations_train) == (9, 9)
 
 
 def test_what_the_champion_was_trained_on_judges_nobody(tmp_path: Path):
-    """More may be held out now than then: what the weights have seen stays on the training side, judged on or not."""
-    held, live = scenarios("heldout", 5), scenarios("live", 6, side="heldout")
+    """More may be held out now than then: what the weights have seen stays on the training split, judged on or not."""
+    held, live = scenarios("heldout", 5), scenarios("live", 6, split="heldout")
     trained = {text_digest(held[2]), text_digest(live[4])}
     _, written = mixed(
         tmp_path / "m.parquet", 3, 0, 0.5, base_heldout=held, conversations=live, trained=trained, judged=trained
     )
-    sides = {one.id: one.side for one in written}
+    sides = {one.id: one.split for one in written}
     assert (sides["heldout-2"], sides["live-4"]) == ("train", "train")
-    assert sum(side == "heldout" for side in sides.values()) == 4 + 5
+    assert sum(split == "heldout" for split in sides.values()) == 4 + 5
 
 
 def of_category(prefix: str, count: int, category: str) -> list[Scenario]:
@@ -104,9 +104,9 @@ def test_of_a_new_category_one_scenario_judges(tmp_path: Path, count: int, held:
     """From 20 on, where the texts themselves choose none: the lowest digest. The split takes the mixture."""
     live = of_category("parking", count, "parking")
     _, written = mixed(tmp_path / "m.parquet", 30, 0, 0.5, conversations=live)
-    heldout = [one for one in written if one.side == "heldout" and one.metadata.category == "parking"]
+    heldout = [one for one in written if one.split == "heldout" and one.metadata.category == "parking"]
     assert [text_digest(one) for one in heldout] == sorted(map(text_digest, live))[:held]
-    assert split(tmp_path / "m.parquet", heldout_share=0.25, limit=None).categories["parking"].heldout == held
+    assert split(tmp_path / "m.parquet", validation_fraction=0.25, limit=None).categories["parking"].heldout == held
 
 
 def test_what_was_trained_on_is_not_chosen_to_judge_a_category(tmp_path: Path):
@@ -114,5 +114,5 @@ def test_what_was_trained_on_is_not_chosen_to_judge_a_category(tmp_path: Path):
     live = of_category("parking", 20, "parking")
     digests = sorted(map(text_digest, live))
     _, written = mixed(tmp_path / "m.parquet", 30, 0, 0.5, conversations=live, trained=digests[:3])
-    heldout = [one for one in written if one.side == "heldout" and one.metadata.category == "parking"]
+    heldout = [one for one in written if one.split == "heldout" and one.metadata.category == "parking"]
     assert [text_digest(one) for one in heldout] == digests[3:4]

@@ -17,7 +17,7 @@ def test_what_the_world_does_not_need_becomes_its_kind():
     assert found.found == {"name": 2, "email": 1}
 
 
-def test_what_the_world_needs_gets_one_pseudonym_wherever_it_stands():
+def test_a_value_of_the_world_gets_one_pseudonym_everywhere():
     """The user's words, keys and values of the records, the expected call and the fact still fit together."""
     found = Redacted(
         scenario(
@@ -84,7 +84,7 @@ def test_a_name_whose_small_letters_are_longer_is_replaced():
         ("IBAN DE89 3704 0044 0532 0130 00", "DE89370400440532013000"),
     ],
 )
-def test_a_number_is_the_same_however_it_is_spaced(said: str, kept: str | int):
+def test_numbers_are_compared_without_spaces(said: str, kept: str | int):
     """Said with spaces and kept without, or the other way round: one pseudonym, each in its own form."""
     found = Redacted(scenario(said, world={"users": [{"number": kept}]})).scenario
     [user] = found.world["users"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from grpo.rewards.components import component_moments
-from grpo.rewards.summary import summarize
+from grpo.rewards.rollout_summary import summarize
 from grpo.trajectories import Trajectory
 from tests.doubles import make_trajectory
 
@@ -25,17 +25,17 @@ def test_components_have_mean_spread_and_count():
     assert (a.mean, a.std, a.count) == (pytest.approx(0.5), pytest.approx((0.5 / 3) ** 0.5), 3)
 
 
-def test_components_that_say_the_same_are_named():
+def test_highly_correlated_components_are_named():
     """a and b lie on a line; c goes another way; d never changes and has no correlation."""
     moments = component_moments(ROLLOUT)
-    assert moments.entangled() == {("a", "b"): pytest.approx(1.0)}
+    assert moments.highly_correlated() == {("a", "b"): pytest.approx(1.0)}
     assert moments.correlations()[("a", "c")] == pytest.approx(-0.8660254)  # −1/6 / √(1/6 · 2/9)
     assert set(moments.correlations()) == {("a", "b"), ("a", "c"), ("b", "c")}
 
 
 def test_the_opposite_is_the_same_too():
     """ρ = −1 is flagged."""
-    assert component_moments([_scored(a=0.0, b=1.0), _scored(a=1.0, b=0.0)]).entangled() == {("a", "b"): -1.0}
+    assert component_moments([_scored(a=0.0, b=1.0), _scored(a=1.0, b=0.0)]).highly_correlated() == {("a", "b"): -1.0}
 
 
 def test_joined_moments_are_those_of_all_episodes():

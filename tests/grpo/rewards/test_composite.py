@@ -96,7 +96,7 @@ def test_a_floor_of_no_component_is_refused():
         ("product", 0.4),
     ],
 )
-def test_objectives_are_aggregated_as_the_name_says(aggregation: str, expected: float):
+def test_objectives_are_aggregated_by_the_named_function(aggregation: str, expected: float):
     """Scores .5 and .8; weights 1 and 3 are normalized to .25 and .75."""
     objectives = [
         {"name": "short", "reward": Fixed("x", 0.5), "weight": 0.2},
@@ -120,7 +120,7 @@ def test_one_zero_takes_the_geometric_mean_with_it():
 
 
 @pytest.mark.parametrize(("aggregation", "message"), [("pareto", "pareto_front"), ("median", "unknown; use one of")])
-def test_what_is_no_score_cannot_be_trained_on(aggregation: str, message: str):
+def test_an_aggregation_that_gives_no_score_is_refused(aggregation: str, message: str):
     """A front is for selection."""
     with pytest.raises(ConfigError, match=message):
         MultiObjectiveReward([Fixed("a", 1.0)], aggregation=aggregation)
@@ -132,14 +132,14 @@ def test_an_objective_without_its_weight_is_refused():
         MultiObjectiveReward([{"name": "a", "reward": Fixed("a", 1.0)}])  # type: ignore[list-item]
 
 
-def test_the_front_is_what_nothing_beats():
+def test_the_pareto_front_holds_the_rows_that_are_not_dominated():
     """The fourth is beaten by the third; equals stand together."""
     assert pareto_front([[1, 0], [0, 1], [0.5, 0.5], [0.4, 0.4], [0.5, 0.5]]) == [0, 1, 2, 4]
     with pytest.raises(RewardError, match="table"):
         pareto_front([1, 2])
 
 
-def test_a_function_is_a_reward_whether_it_waits_or_not():
+def test_a_function_or_a_coroutine_is_a_reward():
     """A number or a result; with or without a context; the decorator's weight counts in a composite."""
 
     @reward_function(weight=0.5)

@@ -11,16 +11,16 @@ import pytest
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ArtifactError, ConfigError, DataError, RewardError, Unscored
 from grpo.messages import Message, ToolCall
-from grpo.rewards.card import CARD, WEIGHTS, read_network, write_network
 from grpo.rewards.catalog import make_reward
-from grpo.rewards.fitting import labels_loss, pairs_loss, rewards_loss
-from grpo.rewards.measures import auc, pair_accuracy, wilson_interval
-from grpo.rewards.network import Network
-from grpo.rewards.neural import NeuralReward, create_neural_reward_function
-from grpo.rewards.ngrams import Exchange, bags, exchanges
+from grpo.rewards.learned.features import PromptedReply, bags, prompted_replies
+from grpo.rewards.learned.losses import labels_loss, pairs_loss, rewards_loss
+from grpo.rewards.learned.metrics import auc, pair_accuracy, wilson_interval
+from grpo.rewards.learned.model_card import CARD, WEIGHTS, read_network, write_network
+from grpo.rewards.learned.network import Network
+from grpo.rewards.learned.neural import NeuralReward, create_neural_reward_function
+from grpo.rewards.learned.training import held_out_mask, train_on_labels, train_on_pairs
 from grpo.rewards.reward import RewardContext, RewardFunction
-from grpo.rewards.teaching import apart, learn_labels, learn_pairs
-from grpo.scenarios.judged import LabelledReply, PreferencePair, read_labels, read_pairs
+from grpo.scenarios.reward_data import LabelledReply, PreferencePair, read_labels, read_pairs
 from tests.places import PUBLISHED
 
 CONTEXT = RewardContext(scenario_id="s", category="c", stop="terminated")
@@ -67,7 +67,7 @@ def polite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reward that learned to prefer polite replies."""
     folder = tmp_path_factory.mktemp("polite")
     pairs = preferences(300)
-    learn_pairs(pairs[:200], pairs[200:], folder, split="the last 100")
+    train_on_pairs(pairs[:200], pairs[200:], folder, split="the last 100")
     return folder
 
 
@@ -86,7 +86,7 @@ def test_the_loss_of_a_pair_is_bradley_terrys():
 def test_every_gradient_is_the_slope_of_the_loss(loss):
     """Against central differences of each kind of weight, in float64."""
     seen = bags(
-        [Exchange(context=(said("user", "hi"),), reply=said("assistant", t)) for t in ("a b", "b c")], buckets=8
+        [PromptedReply(context=(said("user", "hi"),), reply=said("assistant", t)) for t in ("a b", "b c")], buckets=8
     )
     small = Network.new(buckets=8, embedding_dim=3, hidden_dim=2, seed=1)
     network = Network(**{k: w.astype(np.float64) for k, w in small.weights.items()})
@@ -139,8 +139,8 @@ def test_a_reply_is_seen_in_its_context_and_calls_count():
     call = Message(role="assistant", content="", tool_calls=(ToolCall(name="find", arguments={"city": "Rome"}),))
     other = Message(role="assistant", content="", tool_calls=(ToolCall(name="find", arguments={"city": "Oslo"}),))
     rome = (said("user", "movies in Rome"),)
-    seen = [Exchange(context=rome, reply=call), Exchange(context=rome, reply=other)]
-    seen += [Exchange(context=(said("user", q),), reply=said("assistant", "yes")) for q in ("may I?", "shall we?")]
+    seen = [PromptedReply(context=rome, reply=call), PromptedReply(context=rome, reply=other)]
+    seen += [PromptedReply(context=(said("user", q),), reply=said("assistant", "yes")) for q in ("may I?", "shall we?")]
     found = bags(seen, buckets=1 << 20)
     places = [set(found.take(np.array([row])).buckets.tolist()) for row in range(4)]
     assert places[0] != places[1]
@@ -185,7 +185,7 @@ def test_a_damaged_model_is_refused(polite: Path, tmp_path: Path):
 def test_a_reward_that_may_be_guessing_is_refused(tmp_path: Path):
     """Labels by lot: the interval of its accuracy holds ½, and it may not judge."""
     pairs = preferences(120, by_lot=True)
-    card = learn_pairs(pairs[:80], pairs[80:], tmp_path, split="the last 40")
+    card = train_on_pairs(pairs[:80], pairs[80:], tmp_path, split="the last 40")
     assert card.heldout is not None
     assert card.heldout.low <= 0.5
     with pytest.raises(RewardError, match="may be guessing"):
@@ -209,16 +209,16 @@ def test_the_config_reaches_both_learned_rewards(polite: Path):
 def test_groups_are_held_out_whole():
     """No group stands on both sides, the same ones are held out each time, and one group alone cannot be split."""
     groups = [f"g{index % 40}" for index in range(200)]
-    held = apart(groups)
+    held = held_out_mask(groups)
     sides = {(group, bool(out)) for group, out in zip(groups, held, strict=True)}
     assert len(sides) == 40
-    assert (held == apart(groups)).all()
-    assert sum(apart(groups, part=part).sum() for part in range(5)) == 200
+    assert (held == held_out_mask(groups)).all()
+    assert sum(held_out_mask(groups, part=part).sum() for part in range(5)) == 200
     with pytest.raises(DataError, match="of 1 groups"):
-        apart(["one"] * 5)
+        held_out_mask(["one"] * 5)
 
 
-def test_the_online_reward_learns_what_it_is_shown():
+def test_the_online_reward_learns_from_observed_rewards():
     """200 rated conversations: above 80 % of 100 new pairs are in order, at a smaller error than at first."""
     reward = create_neural_reward_function(embedding_dim=16, hidden_dim=16, learning_rate=3e-3, update_frequency=50)
     before = score(reward, conversation(1, polite=True))
@@ -271,16 +271,16 @@ def test_an_observed_reward_has_bounds():
 def test_every_reply_of_a_conversation_is_judged():
     """Two replies, two exchanges, each with what came before it."""
     turns = [said("user", "a"), said("assistant", "b"), said("user", "c"), said("assistant", "d")]
-    assert [(len(e.context), e.reply.content) for e in exchanges(turns)] == [(1, "b"), (3, "d")]
+    assert [(len(e.context), e.reply.content) for e in prompted_replies(turns)] == [(1, "b"), (3, "d")]
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"no real data in {PUBLISHED}")
 def test_real_preferences_are_learned(tmp_path: Path):
     """HH-RLHF: the held-out accuracy beats guessing; docs/rewards.md has the whole measure."""
     pairs = read_pairs("hh_rlhf_harmless", PUBLISHED / "hh_rlhf_harmless").items[:1000]
-    held = apart([pair.prompt[0].content for pair in pairs], part=1)
+    held = held_out_mask([pair.prompt[0].content for pair in pairs], part=1)
     sides = [[pair for pair, out in zip(pairs, held, strict=True) if out == side] for side in (False, True)]
-    card = learn_pairs(*sides, tmp_path, split="a fifth")
+    card = train_on_pairs(*sides, tmp_path, split="a fifth")
     assert card.heldout is not None
     assert card.heldout.value > 0.54
 
@@ -289,9 +289,9 @@ def test_real_preferences_are_learned(tmp_path: Path):
 def test_judged_steps_of_real_dialogues_are_learned(tmp_path: Path):
     """Taskmaster-4, whole dialogues held out: AUC above .58; docs/rewards.md has the whole measure."""
     steps = [item for item in read_labels("taskmaster", PUBLISHED / "taskmaster").items if item.category == "tm4"]
-    held = apart([json.dumps([message.content for message in item.prompt[:2]]) for item in steps])
+    held = held_out_mask([json.dumps([message.content for message in item.prompt[:2]]) for item in steps])
     sides = [[item for item, out in zip(steps, held, strict=True) if out == side] for side in (False, True)]
-    card = learn_labels(*sides, tmp_path, split="a fifth")
+    card = train_on_labels(*sides, tmp_path, split="a fifth")
     assert card.heldout is not None
     assert card.heldout.value > 0.58
 
@@ -303,4 +303,4 @@ def test_labels_without_order_teach_nothing(tmp_path: Path):
         category="c", source="made up", licence="none",
     )  # fmt: skip
     with pytest.raises(DataError, match="reply i has a label without a score"):
-        learn_labels([item], [item], tmp_path, split="none")
+        train_on_labels([item], [item], tmp_path, split="none")

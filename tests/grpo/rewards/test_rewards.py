@@ -11,8 +11,8 @@ from grpo.messages import Message, ToolCall
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.composite import CompositeReward
 from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult
+from grpo.rewards.rollout_summary import summarize
 from grpo.rewards.score import score
-from grpo.rewards.summary import summarize
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome, Trajectory, Turn
 from tests.doubles import make_trajectory
@@ -41,7 +41,7 @@ def _judged(**changes: object) -> Trajectory:
 
 
 @pytest.mark.parametrize(("success", "expected"), [(True, 1.0), (False, 0.0)])
-def test_task_completion_asks_the_world_and_not_the_words(success: bool, expected: float):
+def test_task_completion_reads_the_verified_outcome(success: bool, expected: float):
     """The same boasting, judged by what was verified."""
     assert judge("task_completion", [agent("All done!")], outcome=Outcome(success=success)) == expected
 
@@ -249,4 +249,4 @@ def test_scoring_never_prints_what_it_judges(monkeypatch: pytest.MonkeyPatch):
 def test_a_scored_episode_says_how_it_was_judged():
     """The weights that the components had, and what each said beside its score."""
     [scored] = score([_said("a b c")], CompositeReward([(_Length(most=5), 0.5)]))
-    assert scored.judgement == {"weights": {"length": 0.5}, "length": {}}
+    assert scored.reward_metadata == {"weights": {"length": 0.5}, "length": {}}

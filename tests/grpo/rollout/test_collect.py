@@ -16,7 +16,7 @@ from grpo.errors import BudgetError, ConfigError, DataError
 from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.policy.transformers.sampler import SlotSampler
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect, sample_seed, schedule
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
@@ -58,7 +58,7 @@ def _collect(
         world or ConversationEnvironment(max_turns=3),
         Renderer(policy.tokenizer),
         RolloutSettings.model_validate(plan),
-        siblings=2,
+        group_size=2,
         temperature=1.0,
         run_seed=1,
         iteration=0,
@@ -146,7 +146,7 @@ def test_tools_that_the_policy_is_not_shown_are_refused(policy: TransformersPoli
             ConversationEnvironment(),
             renderer,
             plan,
-            siblings=1,
+            group_size=1,
             temperature=1.0,
             run_seed=1,
             iteration=0,
@@ -189,7 +189,7 @@ def test_a_turn_that_was_cut_ends_the_episode_or_stands_as_it_is(policy: Transfo
         assert [turn.message.role for turn in trajectory.turns] == ["user", "assistant"]
         assert trajectory.stop == "truncated"
     stop_id = Renderer(policy.tokenizer).stop_id
-    for trajectory in _collect(policy, cut_turns="go_on"):
+    for trajectory in _collect(policy, on_truncation="continue"):
         assert [turn.message.role for turn in trajectory.turns] == ["user", "assistant"] * 3
         assert trajectory.stop == "terminated"
         first, second = trajectory.turns[1:3]

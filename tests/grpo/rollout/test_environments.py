@@ -23,7 +23,7 @@ from grpo.messages import Message
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rewards.reward import Episode
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
@@ -79,14 +79,14 @@ def _collect(
     **changes: object,
 ) -> list[Trajectory]:
     """Two siblings of each scenario; turns that are cut stand, as the tiny model never ends one."""
-    plan = {"max_new_tokens": 5, "max_context": 4000, "cut_turns": "go_on", "error_budget": 0.0, **changes}
+    plan = {"max_new_tokens": 5, "max_context": 4000, "on_truncation": "continue", "error_budget": 0.0, **changes}
     return collect(
         list(scenarios),
         policy or tokens,
         world,
         Renderer(tokens.tokenizer, tools=world.tools),
         RolloutSettings.model_validate(plan),
-        siblings=2,
+        group_size=2,
         temperature=1.0,
         run_seed=1,
         iteration=0,
@@ -96,13 +96,13 @@ def _collect(
 GOALS = [Scenario(id=f"g{k}", goal="talk to me", context="The sentinel is xylophone.") for k in range(2)]
 
 
-def test_a_custom_environment_is_played_by_the_tiny_model(policy: TransformersPolicy):
+def test_a_custom_environment_runs_with_the_tiny_model(policy: TransformersPolicy):
     """Two turns each, the last one rewarded, success as the environment says; tokens as sampled."""
     for trajectory in _collect(policy, TaskCompletionEnvironment(2), GOALS):
         assert [turn.message.role for turn in trajectory.turns] == ["user", "assistant", "user", "assistant"]
         assert (trajectory.stop, trajectory.turn_rewards) == ("terminated", (0.0, 1.0))
         assert trajectory.outcome == Outcome(success=True)
-        assert trajectory.action_count > 0
+        assert trajectory.completion_tokens > 0
         assert (trajectory.sampler_logprobs[trajectory.loss_mask] < 0).all()
 
 
@@ -182,7 +182,7 @@ def _with_goal(scenario: Scenario, goal: str) -> Scenario:
 
 
 @pytest.mark.usefixtures("idle_clock")
-def test_slow_environments_are_waited_for_together(policy: TransformersPolicy):
+def test_slow_environments_run_concurrently(policy: TransformersPolicy):
     """How many episodes wait at the same time is the concurrency, and the order of the results is the plan's."""
     waiting: list[int] = []
 

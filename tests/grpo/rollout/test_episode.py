@@ -16,7 +16,7 @@ from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.messages import Message
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import load_tokenizer
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect, sample_seed
 from grpo.scenarios.scenario import Metadata, Scenario
 from grpo.trajectories import Outcome, Trajectory
@@ -38,7 +38,7 @@ def _play(
         world,
         renderer,
         RolloutSettings.model_validate(settings),
-        siblings=1,
+        group_size=1,
         temperature=0.7,
         run_seed=3,
         iteration=2,
@@ -47,7 +47,7 @@ def _play(
 
 
 @pytest.mark.parametrize(("max_turns", "stop", "replies"), [(2, "truncated", 2), (3, "terminated", 3)])
-def test_an_episode_that_the_environment_cuts_off_is_truncated_and_one_that_the_user_leaves_is_terminated(
+def test_a_limit_of_the_environment_truncates_and_a_user_who_leaves_terminates(
     renderer: Renderer, max_turns: int, stop: str, replies: int
 ):
     """A script of three lines: two turns cut it off; at the third the user leaves, which is no cut."""
@@ -127,7 +127,7 @@ def test_finished_episodes_are_reported_and_reworded_turns_warned_of(
                 ConversationEnvironment(),
                 renderer,
                 RolloutSettings(),
-                siblings=2,
+                group_size=2,
                 temperature=1.0,
                 run_seed=0,
                 iteration=0,
@@ -155,7 +155,7 @@ def test_a_failure_of_the_agent_is_not_an_episode(renderer: Renderer):
             ConversationEnvironment(),
             renderer,
             RolloutSettings(error_budget=1.0),
-            siblings=1,
+            group_size=1,
             temperature=1.0,
             run_seed=0,
             iteration=0,

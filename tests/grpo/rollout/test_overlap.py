@@ -8,7 +8,7 @@ from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.messages import Message
 from grpo.policy.transformers.model import load
-from grpo.renderer import Renderer
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 
@@ -50,9 +50,9 @@ def test_tools_of_all_episodes_are_waited_for_at_once_while_others_speak(tiny_fo
         world,
         Renderer(policy.tokenizer),
         RolloutSettings(
-            max_new_tokens=4, cut_turns="go_on", concurrency=SLOW + QUICK, error_budget=0.0, step_timeout_s=60
+            max_new_tokens=4, on_truncation="continue", concurrency=SLOW + QUICK, error_budget=0.0, step_timeout_s=60
         ),
-        siblings=1,
+        group_size=1,
         temperature=1.0,
         run_seed=1,
         iteration=0,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from grpo.config.scenarios import PublishedSource
-from grpo.scenarios.ingest import Counts, ingest
-from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.ingest import IngestCounts, ingest
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.table import read_scenarios
 from tests.places import PUBLISHED
 
-Ingested = tuple[Counts, list[Scenario]]
+Ingested = tuple[IngestCounts, list[Scenario]]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def ingested(tmp_path: Path) -> Callable[[str, Path], Ingested]:
     def run(kind: str, folder: Path) -> Ingested:
         source = PublishedSource.model_validate({"kind": kind, "path": str(folder)})
         table = tmp_path / f"{kind}.parquet"
-        counts = ingest((source,), table, tmp_path / f"{kind}_quarantine.parquet", max_quarantined_share=1)
+        counts = ingest((source,), table, tmp_path / f"{kind}_quarantine.parquet", max_quarantined_fraction=1)
         return counts, list(read_scenarios(table))
 
     return run

@@ -10,10 +10,10 @@ import pytest
 from grpo.config.scenarios import ConversationLogSource
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.conversation_log import SCHEMA, Conversation, ConversationLog
-from grpo.scenarios.fingerprint import fingerprint
-from grpo.scenarios.readers.catalog import read_records
+from grpo.scenarios.conversation_log import SCHEMA, ConversationLog, LoggedConversation
+from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenarios.sources import read_records
 
 SPOKEN = (
     Message(role="assistant", content="Hello!"),
@@ -25,9 +25,9 @@ SPOKEN = (
 )
 
 
-def conversation(name: str = "a", day: int = 20, **changes: object) -> Conversation:
+def conversation(name: str = "a", day: int = 20, **changes: object) -> LoggedConversation:
     fields = {"id": name, "time": datetime(2026, 11, day, 9, tzinfo=UTC), "model": "desk/1", "messages": SPOKEN}
-    return Conversation.model_validate({**fields, **changes})
+    return LoggedConversation.model_validate({**fields, **changes})
 
 
 def source(folder: Path, files: tuple[str, ...] | None = None) -> ConversationLogSource:
@@ -99,12 +99,12 @@ def test_a_pinned_log_does_not_grow(tmp_path: Path):
     log = ConversationLog(tmp_path)
     log.write([conversation("a")])
     pinned, everything = source(tmp_path, log.files()), source(tmp_path)
-    before = fingerprint([pinned]), fingerprint([everything])
+    before = content_hash([pinned]), content_hash([everything])
     log.write([conversation("b")])
     assert len(list(read_records(pinned))) == 1
     assert len(list(read_records(everything))) == 2
-    assert fingerprint([pinned]) == before[0]
-    assert fingerprint([everything]) != before[1]
+    assert content_hash([pinned]) == before[0]
+    assert content_hash([everything]) != before[1]
 
 
 def test_a_log_that_nobody_wrote_yet_is_empty(tmp_path: Path):

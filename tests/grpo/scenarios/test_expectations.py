@@ -9,18 +9,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.errors import DataError
-from grpo.scenarios.expectations import Validation, validate
-from grpo.scenarios.ingest import Counts
-from grpo.scenarios.parquet import QUARANTINE, write_scenarios
+from grpo.scenarios.expectations import SuiteResult, validate
+from grpo.scenarios.ingest import IngestCounts
 from grpo.scenarios.scenario import Expected, Metadata, Scenario
+from grpo.scenarios.table import QUARANTINE_SCHEMA, write_scenarios
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:module 'sre_(constants|parse)' is deprecated:DeprecationWarning"  # Great Expectations imports them
 )
 
 GOOD = (
-    Scenario(id="a", user_responses=("Where is my order?",), side="train"),
-    Scenario(id="b", user_responses=("Thanks.", "Bye."), side="heldout"),
+    Scenario(id="a", user_responses=("Where is my order?",), split="train"),
+    Scenario(id="b", user_responses=("Thanks.", "Bye."), split="heldout"),
     Scenario(id="c", goal="a refund"),
 )
 
@@ -38,28 +38,28 @@ def unchecked(name: str, *turns: str) -> Scenario:
         world={},
         expected=Expected(),
         metadata=Metadata(),
-        side=None,
+        split=None,
     )
 
 
-def run(folder: Path, scenarios: tuple[Scenario, ...], counts: Counts) -> Validation:
+def run(folder: Path, scenarios: tuple[Scenario, ...], counts: IngestCounts) -> SuiteResult:
     """Validate a table of these scenarios and an empty quarantine."""
     write_scenarios(folder / "scenarios.parquet", scenarios)
-    pq.write_table(QUARANTINE.empty_table(), folder / "quarantine.parquet")
+    pq.write_table(QUARANTINE_SCHEMA.empty_table(), folder / "quarantine.parquet")
     return validate(
         folder / "scenarios.parquet",
         folder / "quarantine.parquet",
         counts,
         folder / "docs",
-        max_quarantined_share=0.05,
+        max_quarantined_fraction=0.05,
     )
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[Validation, Path]:
+def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[SuiteResult, Path]:
     """A table that meets every expectation, and where its docs are."""
     folder = tmp_path_factory.mktemp("good")
-    return run(folder, GOOD, Counts(records=3, scenarios=3, quarantined=0, reasons={})), folder / "docs"
+    return run(folder, GOOD, IngestCounts(records=3, scenarios=3, quarantined=0, reasons={})), folder / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -72,21 +72,21 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
         unchecked("twice", "Good day."),
         unchecked("mute", "Hi.", "  "),
         unchecked("nobody"),
-        Scenario(id="leak", user_responses=("where is my ORDER",), side="heldout"),
+        Scenario(id="leak", user_responses=("where is my ORDER",), split="heldout"),
     )
     with pytest.raises(DataError) as caught:
-        run(folder, faulty, Counts(records=10, scenarios=8, quarantined=1, reasons={"broken JSON": 1}))
+        run(folder, faulty, IngestCounts(records=10, scenarios=8, quarantined=1, reasons={"broken JSON": 1}))
     return str(caught.value), folder / "docs"
 
 
-def test_a_good_table_passes_with_what_was_observed(good: tuple[Validation, Path]) -> None:
+def test_a_good_table_passes_with_what_was_observed(good: tuple[SuiteResult, Path]) -> None:
     """Each check names its expectation and column, and what it found."""
     observed = {check.name: check.observed for check in good[0].checks}
     assert observed["expect_column_values_to_be_unique(id)"] == "0 of 3 unexpected"
     assert observed["expect_column_max_to_be_between(quarantined_share)"] == "0.0"
 
 
-def test_data_docs_show_every_expectation_with_what_was_observed(good: tuple[Validation, Path]) -> None:
+def test_data_docs_show_every_expectation_with_what_was_observed(good: tuple[SuiteResult, Path]) -> None:
     """The page is where the result says: 2 + 14 + 4 expectations in three parts, each with its meaning."""
     validation, docs = good
     page = (docs / validation.docs_index).read_text(encoding="utf-8")
@@ -96,7 +96,7 @@ def test_data_docs_show_every_expectation_with_what_was_observed(good: tuple[Val
     assert "expect_column_max_to_be_between(quarantined_share) max_value: 0.05" in page
 
 
-def test_data_docs_refer_to_nothing_outside_themselves(good: tuple[Validation, Path]) -> None:
+def test_data_docs_refer_to_nothing_outside_themselves(good: tuple[SuiteResult, Path]) -> None:
     """One file, in which no element loads another and no link leaves it."""
     files = [path for path in good[1].rglob("*") if path.is_file()]
     assert [path.name for path in files] == ["index.html"]
@@ -110,7 +110,7 @@ def test_words_of_a_source_stay_words_in_the_data_docs(tmp_path: Path) -> None:
         run(
             tmp_path,
             (unchecked("<script>alert(1)</script>", "  "),),
-            Counts(records=1, scenarios=1, quarantined=0, reasons={}),
+            IngestCounts(records=1, scenarios=1, quarantined=0, reasons={}),
         )
     page = (tmp_path / "docs" / "index.html").read_text(encoding="utf-8")
     assert "<script" not in page
@@ -160,13 +160,13 @@ def test_data_docs_name_the_rows_of_a_refused_table(refused: tuple[str, Path]) -
 
 def test_a_table_of_another_schema_is_refused(tmp_path: Path) -> None:
     """A table that is not of scenarios is an error before any expectation is asked."""
-    pq.write_table(QUARANTINE.empty_table(), tmp_path / "other.parquet")
-    counts = Counts(records=1, scenarios=1, quarantined=0, reasons={})
+    pq.write_table(QUARANTINE_SCHEMA.empty_table(), tmp_path / "other.parquet")
+    counts = IngestCounts(records=1, scenarios=1, quarantined=0, reasons={})
     with pytest.raises(DataError, match="schema version none"):
         validate(
             tmp_path / "other.parquet",
             tmp_path / "other.parquet",
             counts,
             tmp_path / "docs",
-            max_quarantined_share=0.05,
+            max_quarantined_fraction=0.05,
         )

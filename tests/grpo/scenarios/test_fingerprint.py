@@ -9,7 +9,7 @@ import pytest
 
 from grpo.config.scenarios import PublishedSource, Source, Tau2Source
 from grpo.errors import DataError
-from grpo.scenarios.fingerprint import fingerprint
+from grpo.scenarios.fingerprint import content_hash
 
 
 def sources(folder: Path) -> dict[str, Source]:
@@ -24,13 +24,13 @@ def sources(folder: Path) -> dict[str, Source]:
 def test_a_changed_file_is_another_source(name: str, file: str, folder: Any) -> None:
     """A database in TOML counts like any other file."""
     root = folder({"train.jsonl": "a", "telecom/db.toml": "a"})
-    before = fingerprint([sources(root)[name]])
-    assert fingerprint([sources(root)[name]]) == before
+    before = content_hash([sources(root)[name]])
+    assert content_hash([sources(root)[name]]) == before
     (root / file).write_text("b")
-    assert fingerprint([sources(root)[name]]) != before
+    assert content_hash([sources(root)[name]]) != before
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     """With the kind of its source."""
     with pytest.raises(DataError, match=r"no file or folder .*nowhere for source gsm8k"):
-        fingerprint([sources(tmp_path / "nowhere")["gsm8k"]])
+        content_hash([sources(tmp_path / "nowhere")["gsm8k"]])

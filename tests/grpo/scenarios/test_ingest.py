@@ -14,8 +14,8 @@ import pytest
 from grpo import progress
 from grpo.config.scenarios import FileSource, GeneratorSource, PublishedSource, Source
 from grpo.errors import BudgetError, DataError
-from grpo.scenarios.ingest import Counts, ingest
-from grpo.scenarios.parquet import read_scenarios
+from grpo.scenarios.ingest import IngestCounts, ingest
+from grpo.scenarios.table import read_scenarios
 
 GOOD = {"id": "good", "user_responses": ["Hi."]}
 
@@ -27,10 +27,10 @@ def write(path: Path, *records: dict[str, Any] | str) -> FileSource:
     return FileSource(kind="jsonl", path=str(path))
 
 
-def run(tmp_path: Path, *sources: Source, share: float = 1.0) -> tuple[Counts, list[Any]]:
+def run(tmp_path: Path, *sources: Source, share: float = 1.0) -> tuple[IngestCounts, list[Any]]:
     """Ingest into tables of this folder; the counts and the rows of the quarantine."""
     quarantine = tmp_path / "quarantine.parquet"
-    counts = ingest(sources, tmp_path / "scenarios.parquet", quarantine, max_quarantined_share=share)
+    counts = ingest(sources, tmp_path / "scenarios.parquet", quarantine, max_quarantined_fraction=share)
     return counts, pq.read_table(quarantine).to_pylist()
 
 
@@ -218,7 +218,7 @@ def test_more_quarantined_records_than_allowed_stop_the_run(tmp_path: Path) -> N
     assert f"{source.path}:3 duplicate id good" in message
     assert f"{source.path}:4 not an object" in message
     assert f"{source.path}:5" not in message
-    assert "raise scenarios.max_quarantined_share" in message
+    assert "raise scenarios.max_quarantined_fraction" in message
 
 
 def test_exactly_the_allowed_share_is_allowed(tmp_path: Path) -> None:

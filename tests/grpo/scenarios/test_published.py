@@ -9,8 +9,8 @@ import pytest
 
 from grpo.config.pipeline import load_config
 from grpo.config.scenarios import PublishedSource
-from grpo.scenarios.judged import LabelKind, PairKind, read_labels, read_pairs
-from grpo.scenarios.readers.catalog import read_records
+from grpo.scenarios.reward_data import LabelKind, PairKind, read_labels, read_pairs
+from grpo.scenarios.sources import read_records
 from tests.places import ROOT
 
 TABLES = [

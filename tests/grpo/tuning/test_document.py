@@ -10,8 +10,8 @@ from grpo.config.pipeline import load_config
 from grpo.config.tuning import TuneConfig
 from grpo.registry import Registry
 from grpo.tuning.document import StudyDocument, best_yaml, render_study, write_study
-from grpo.tuning.record import StudyRecord
-from grpo.tuning.summary import StudySummary, TrialRecord
+from grpo.tuning.study_summary import StudySummary, TrialRecord
+from grpo.tuning.tracking import StudyTracker
 from tests.places import ROOT
 
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
@@ -35,10 +35,10 @@ def trial(number: int, **changes: object) -> TrialRecord:
 
 TRIALS = (
     trial(0),
-    trial(1, state="pruned", looks=(0.125,), reward=None),
+    trial(1, state="pruned", intermediate_evals=(0.125,), reward=None),
     trial(2),
-    trial(3, state="failed", looks=(), reward=None, reason="Diverged: <b>the loss is nan</b>"),
-    trial(4, state="died", over=False, looks=(), reward=None),
+    trial(3, state="failed", intermediate_evals=(), reward=None, reason="Diverged: <b>the loss is nan</b>"),
+    trial(4, state="crashed", ended=False, intermediate_evals=(), reward=None),
 )
 
 
@@ -62,7 +62,7 @@ def document(*trials: TrialRecord) -> StudyDocument:
         trained=480,
         validation=160,
         code_digest="code",
-        best_config=best_yaml(plan(), found) if found.leader else None,
+        best_config=best_yaml(plan(), found) if found.best_trial else None,
         config="name: rates\n",
     )
 
@@ -74,7 +74,7 @@ def test_the_page_tells_every_trial_and_the_best():
     assert "Best is trial 2" in page
     assert "0.520" in page
     assert page.count("<svg") == 3
-    assert "Diverged: &lt;b&gt;the loss is nan&lt;/b&gt;" in page, "what a trial died of is text, not markup"
+    assert "Diverged: &lt;b&gt;the loss is nan&lt;/b&gt;" in page, "what a trial crashed of is text, not markup"
     assert "http" not in page.replace("Content-Security-Policy", "").replace("http-equiv", "")
     assert page == render_study(document(*TRIALS))
 
@@ -100,7 +100,7 @@ def test_the_best_config_is_the_base_with_the_best_values(tmp_path: Path):
 
 def test_the_best_config_keeps_gates_of_its_own(tmp_path: Path):
     """Each says of which kind it is, and a setting that is the default is told too where the base tells it."""
-    gates = "gates=[{kind: improvement, margin: 0.02}, {kind: kl, max_nats: 3}, {kind: truncation, max_share: 0.02}]"
+    gates = "gates=[{kind: improvement, margin: 0.02}, {kind: kl, max_nats: 3}, {kind: truncation, max_rate: 0.02}]"
     tuned = plan().model_copy(update={"base": load_config(QUICKSTART, (gates,))})
     path = tmp_path / "best.yaml"
     path.write_text(best_yaml(tuned, study(*TRIALS)))
@@ -112,7 +112,7 @@ def test_each_trial_is_a_run_below_the_studys(tmp_path: Path):
     """Values, looks, numbers, state and reason; written twice it is there once, and what still runs is not there."""
     models = Registry(f"sqlite:///{tmp_path / 'mlflow.db'}", artifact_root=f"file://{tmp_path / 'artifacts'}")
     for _ in range(2):
-        record = StudyRecord(models, "grpo", "rates", "rates-1", params={"seed": "0"})
+        record = StudyTracker(models, "grpo", "rates", "rates-1", params={"seed": "0"})
         new = [record.add(one) for one in (*TRIALS, trial(5, state="running", reward=None))]
         assert new == [True] * 5 + [False]
         assert not record.add(TRIALS[0])
@@ -122,8 +122,8 @@ def test_each_trial_is_a_run_below_the_studys(tmp_path: Path):
     parent, best, failed = runs["rates"], runs["trial 2"], runs["trial 3"]
     assert best.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert (best.data.params[SIZE], best.data.metrics["result"], best.info.status) == ("16", 0.52, "FINISHED")
-    looks = models.client.get_metric_history(best.info.run_id, "heldout")
-    assert [look.value for look in looks] == [0.25, 0.52]
+    intermediate_evals = models.client.get_metric_history(best.info.run_id, "heldout")
+    assert [look.value for look in intermediate_evals] == [0.25, 0.52]
     assert (failed.info.status, failed.data.tags["reason"]) == ("FAILED", "Diverged: <b>the loss is nan</b>")
     assert "result" not in failed.data.metrics
     assert runs["trial 1"].data.tags["state"] == "pruned"

@@ -11,14 +11,14 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from grpo.config.dimensions import SearchSpace, Value
-from grpo.config.notebook import TrainingConfig
+from grpo.config.search_space import SearchSpace, Value
 from grpo.config.tuning import HPOConfig
 from grpo.errors import BudgetError, StorageError
-from grpo.locks import file_lock
+from grpo.notebook.config import TrainingConfig
+from grpo.storage.locks import file_lock
 from grpo.tuning.storage import begin_trial, open_storage
-from grpo.tuning.study import Look, Runner, look_after, open_study, search
-from grpo.tuning.summary import StudySummary, summarize
+from grpo.tuning.study import IntermediateEvaluation, TrialRunner, evaluation_iterations, open_study, search
+from grpo.tuning.study_summary import StudySummary, summarize_study
 
 BASE = TrainingConfig(beta=0.5)
 PLAN = HPOConfig.model_validate(
@@ -31,25 +31,25 @@ def space() -> SearchSpace:
     return PLAN.search_space
 
 
-def hill(number: int, values: dict[str, Value]) -> Generator[Look, None, None]:
+def hill(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
     """Best at beta .3, where the last of three looks shows 1; a look before it a third or two thirds of that."""
     assert isinstance(values["beta"], float)
     for share in (1, 2, 3):
-        yield Look(reward=(1 - abs(values["beta"] - 0.3)) * share / 3)
+        yield IntermediateEvaluation(reward=(1 - abs(values["beta"] - 0.3)) * share / 3)
 
 
-def run(runner: Runner, *, storage: optuna.storages.BaseStorage | None = None, **changes: object) -> StudySummary:
+def run(runner: TrialRunner, *, storage: optuna.storages.BaseStorage | None = None, **changes: object) -> StudySummary:
     plan = PLAN.model_copy(update=changes)
     kept = storage or optuna.storages.InMemoryStorage()
     study = open_study(plan, space(), BASE, name="s", storage=kept)
     search(study, plan, space(), runner, storage=kept)
-    return summarize(study)
+    return summarize_study(study)
 
 
 def test_the_best_of_a_hill_is_found_near_its_top():
     """Sixteen trials, the first of them the base at .5, which scores .8."""
     found = run(hill)
-    assert (found.over, found.trials[0].params) == (16, {"beta": 0.5})
+    assert (found.ended, found.trials[0].params) == (16, {"beta": 0.5})
     assert found.trials[0].reward == pytest.approx(0.8)
     assert found.best_reward > 0.93
     assert found.best_params["beta"] == pytest.approx(0.3, abs=0.07)
@@ -67,20 +67,20 @@ def test_trials_that_lag_behind_are_given_up_early(pruner: str):
     pruned = [trial for trial in found.trials if trial.state == "pruned"]
     assert pruned
     assert found.count("complete") + len(pruned) == 16
-    assert all(len(trial.looks) < 3 and trial.reward is None for trial in pruned)
+    assert all(len(trial.intermediate_evals) < 3 and trial.reward is None for trial in pruned)
     assert all(abs(trial.params["beta"] - 0.3) > 0.03 for trial in pruned)  # type: ignore[operator]
 
 
 def test_without_pruning_every_trial_is_seen_to_its_end():
     """Three looks each."""
-    assert {len(trial.looks) for trial in run(hill, pruning=False).trials} == {3}
+    assert {len(trial.intermediate_evals) for trial in run(hill, pruning=False).trials} == {3}
 
 
 def test_the_looks_of_a_pruned_trial_stop_at_once():
     """The runner is closed, so that what it holds is freed."""
     closed = []
 
-    def noisy(number: int, values: dict[str, Value]) -> Generator[Look, None, None]:
+    def noisy(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
         try:
             yield from hill(number, values)
         finally:
@@ -97,14 +97,14 @@ def test_the_looks_of_a_pruned_trial_stop_at_once():
 def test_a_trial_that_explodes_is_failed_with_its_reason(reward: float, reason: str):
     """Above .6 nothing finite comes: failed, without a reward, and never the best, whichever way is up."""
 
-    def cliff(number: int, values: dict[str, Value]) -> Generator[Look, None, None]:
-        yield Look(reward=0.5)
-        yield Look(reward=reward if values["beta"] > 0.6 else 0.5)  # type: ignore[operator]
+    def cliff(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
+        yield IntermediateEvaluation(reward=0.5)
+        yield IntermediateEvaluation(reward=reward if values["beta"] > 0.6 else 0.5)  # type: ignore[operator]
 
     found = run(cliff, optimization_direction="minimize", pruning=False)
     failed = [trial for trial in found.trials if trial.state == "failed"]
     assert failed
-    assert found.over == 16
+    assert found.ended == 16
     for trial in failed:
         assert trial.params["beta"] > 0.6  # type: ignore[operator]
         assert trial.reward is None
@@ -116,7 +116,7 @@ def test_a_trial_that_explodes_is_failed_with_its_reason(reward: float, reason: 
 def test_an_error_in_a_trial_is_its_result_and_the_others_go_on():
     """One of four runs out of memory."""
 
-    def broken(number: int, values: dict[str, Value]) -> Generator[Look, None, None]:
+    def broken(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
         if number == 1:
             raise MemoryError("no room")
         yield from hill(number, values)
@@ -129,12 +129,12 @@ def test_an_error_in_a_trial_is_its_result_and_the_others_go_on():
 def test_a_study_without_a_complete_trial_has_no_best():
     """It says so with the first reason, and makes no number up."""
 
-    def broken(number: int, values: dict[str, Value]) -> Generator[Look, None, None]:
+    def broken(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
         raise RuntimeError("always")
         yield
 
     found = run(broken, n_trials=3)
-    assert found.over == 3
+    assert found.ended == 3
     with pytest.raises(BudgetError, match=r"none of the 3 trials .* trial 0: RuntimeError: always"):
         _ = found.best_reward
 
@@ -154,14 +154,14 @@ def test_an_interrupted_search_has_drawn_what_an_unbroken_one_draws(tmp_path: Pa
     class Stopped(BaseException):
         """What ends a search and not a trial alone."""
 
-    def three(number: int, values: dict[str, Value]) -> Generator[Look, None, None]:
+    def three(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
         if number == 3:
             raise Stopped
         yield from hill(number, values)
 
     with pytest.raises(Stopped):
         search(study, plan, space(), three, storage=kept)
-    assert [trial.state for trial in summarize(study).trials] == ["complete"] * 3 + ["running"]
+    assert [trial.state for trial in summarize_study(study).trials] == ["complete"] * 3 + ["running"]
     plan = plan.model_copy(update={"n_trials": 3})
     search(study, plan, space(), hill, storage=kept)
     assert len(study.trials) == 4, "three were asked for, three are there"
@@ -171,7 +171,7 @@ def test_an_interrupted_search_has_drawn_what_an_unbroken_one_draws(tmp_path: Pa
 
 @pytest.mark.parametrize("beats", [0, 1])
 def test_a_trial_whose_process_died_is_tried_again_and_counts_once(tmp_path: Path, beats: int):
-    """Killed before its first sign of life or after: `died`, and its values come again under another number."""
+    """Killed before its first sign of life or after: `crashed`, and its values come again under another number."""
     kept = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=1)
     plan = PLAN.model_copy(update={"n_trials": 3, "pruning": False})
     study = open_study(plan, space(), BASE, name="s", storage=kept)
@@ -179,10 +179,10 @@ def test_a_trial_whose_process_died_is_tried_again_and_counts_once(tmp_path: Pat
     for _ in range(beats):
         kept.record_heartbeat(dead._trial_id)
     search(study, plan, space(), hill, storage=kept)
-    found = summarize(study)
-    assert found.trials[0].state == "died"
+    found = summarize_study(study)
+    assert found.trials[0].state == "crashed"
     assert [trial.params for trial in found.trials].count(found.trials[0].params) == 2
-    assert (found.over, found.count("complete")) == (3, 3)
+    assert (found.ended, found.count("complete")) == (3, 3)
 
 
 def test_a_trial_that_takes_its_process_down_each_time_is_given_up():
@@ -193,10 +193,10 @@ def test_a_trial_that_takes_its_process_down_each_time_is_given_up():
     study.add_trial(
         optuna.trial.create_trial(state=TrialState.FAIL, params={"beta": 0.1}, distributions=drawn, system_attrs=lost)
     )
-    [trial] = summarize(study).trials
-    assert (trial.state, trial.over) == ("failed", True)
+    [trial] = summarize_study(study).trials
+    assert (trial.state, trial.ended) == ("failed", True)
     assert trial.reason is not None
-    assert "died 4 times" in trial.reason
+    assert "crashed 4 times" in trial.reason
 
 
 def test_searches_that_share_a_study_run_exactly_as_many_trials_as_are_wanted(tmp_path: Path):
@@ -215,7 +215,7 @@ def test_searches_that_share_a_study_run_exactly_as_many_trials_as_are_wanted(tm
         thread.start()
     for thread in threads:
         thread.join()
-    found = summarize(optuna.load_study(study_name="s", storage=url))
+    found = summarize_study(optuna.load_study(study_name="s", storage=url))
     assert [trial.state for trial in found.trials] == ["complete"] * 7
 
 
@@ -234,6 +234,6 @@ def test_a_storage_that_does_not_answer_is_named():
 @pytest.mark.parametrize(
     ("iterations", "looks", "after"), [(10, 4, [3, 5, 8, 10]), (8, 4, [2, 4, 6, 8]), (2, 4, [1, 1, 2, 2])]
 )
-def test_looks_come_after_equal_shares(iterations: int, looks: int, after: list[int]):
+def test_looks_come_after_equal_shares(iterations: int, intermediate_evals: int, after: list[int]):
     """A short trial is looked at twice after one iteration, so that the numbers of looks agree."""
-    assert look_after(iterations, looks) == after
+    assert evaluation_iterations(iterations, intermediate_evals) == after

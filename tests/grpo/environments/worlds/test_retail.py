@@ -11,10 +11,10 @@ import pytest
 from grpo.config.environments import TaskSettings
 from grpo.environments.catalog import make_environment
 from grpo.environments.task import TaskEnvironment
-from grpo.environments.world import Refusal
 from grpo.environments.worlds.retail import RETAIL
+from grpo.environments.worlds.world import ToolError
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.readers.tau2_bench import read_tau2_bench
+from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 from tests.places import PUBLISHED
@@ -75,7 +75,7 @@ def test_changing_an_item_settles_the_difference():
         "payment_method_id": "gift",
     }
     assert (order["items"][0]["item_id"], order["items"][0]["price"]) == ("blue", 42.5)
-    with pytest.raises(Refusal, match="only a pending one can be modified"):
+    with pytest.raises(ToolError, match="only a pending one can be modified"):
         _do("modify_pending_order_items", shop, **change)
 
 
@@ -100,13 +100,13 @@ def test_the_desk_refuses_what_the_policy_forbids(tool: str, status: str, argume
         "modify_pending_order_items": {"item_ids": ["red"], "new_item_ids": ["blue"], "payment_method_id": "gift"},
         "exchange_delivered_order_items": {"item_ids": ["red"], "new_item_ids": ["blue"]},
     }
-    with pytest.raises(Refusal, match=reason):
+    with pytest.raises(ToolError, match=reason):
         _do(tool, _shop(status), order_id="#1", **{**defaults[tool], **arguments})
 
 
 def test_a_gift_card_must_cover_what_it_pays():
     """5 do not cover 12.50."""
-    with pytest.raises(Refusal, match="Insufficient"):
+    with pytest.raises(ToolError, match="Insufficient"):
         _do(
             "exchange_delivered_order_items",
             _shop("delivered", balance=5.0),
@@ -138,7 +138,7 @@ def test_a_return_is_paid_the_way_it_came_or_onto_a_gift_card(method: str, allow
         _, order = _do("return_delivered_order_items", shop, **arguments)
         assert (order["status"], order["return_items"]) == ("return requested", ["red"])
     else:
-        with pytest.raises(Refusal, match="original payment method"):
+        with pytest.raises(ToolError, match="original payment method"):
             _do("return_delivered_order_items", shop, **arguments)
 
 
@@ -146,7 +146,7 @@ def test_customers_are_found_in_either_case():
     """By address or by name and postal code; the code must be right."""
     assert _do("find_user_id_by_email", _shop(), email="ANN@example.com")[1] == "ann"
     assert _do("find_user_id_by_name_zip", _shop(), first_name="ann", last_name="LEE", zip="123")[1] == "ann"
-    with pytest.raises(Refusal, match="User not found"):
+    with pytest.raises(ToolError, match="User not found"):
         _do("find_user_id_by_name_zip", _shop(), first_name="Ann", last_name="Lee", zip="124")
 
 
@@ -159,7 +159,7 @@ def test_sums_are_calculated_without_running_them(text: str, result: str):
 @pytest.mark.parametrize("text", ["__import__('os')", "2 ** 9", "1/0", "True + 1", "1 +", "'a'"])
 def test_what_is_no_sum_is_refused(text: str):
     """Names, powers, text and truth values among them."""
-    with pytest.raises(Refusal, match="Invalid expression"):
+    with pytest.raises(ToolError, match="Invalid expression"):
         _do("calculate", {}, expression=text)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from grpo.errors import DataError
 from grpo.scenarios.readers.csv_file import read_csv
-from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.record import SourceRecord
 
 
-def records(tmp_path: Path, content: str | bytes, name: str = "source.csv") -> list[Record]:
+def records(tmp_path: Path, content: str | bytes, name: str = "source.csv") -> list[SourceRecord]:
     """What is read from a file with this content."""
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)

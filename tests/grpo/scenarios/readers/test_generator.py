@@ -8,9 +8,9 @@ import pytest
 
 from grpo.config.scenarios import GeneratorSource
 from grpo.errors import DataError
-from grpo.scenarios.readers.catalog import read_records
 from grpo.scenarios.readers.generator import read_generator
-from grpo.scenarios.readers.record import Record
+from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.sources import read_records
 
 MODULE = """
 def endless():
@@ -73,7 +73,7 @@ def test_a_function_that_is_not_there_is_an_error(function: str, message: str) -
         list(read_generator(function))
 
 
-def records(function: str) -> list[Record]:
+def records(function: str) -> list[SourceRecord]:
     """What ingestion is given."""
     return list(read_records(GeneratorSource(kind="generator", function=function)))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import DataError
-from grpo.scenarios.readers.files import LARGEST_DOCUMENT
 from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.source_files import LARGEST_DOCUMENT
 
 
 @pytest.mark.parametrize("content", ['[{"id": "a"}, 7]', '{"scenarios": [{"id": "a"}, 7]}', '\ufeff[{"id": "a"}, 7]'])

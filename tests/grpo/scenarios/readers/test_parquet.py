@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.errors import DataError
-from grpo.scenarios.parquet import write_scenarios
 from grpo.scenarios.readers.arrow import ParquetRows
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.scenario import Metadata, Scenario
+from grpo.scenarios.table import write_scenarios
 
 
 def test_nested_fields_are_json_text_or_arrow_structs(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_nested_fields_are_json_text_or_arrow_structs(tmp_path: Path) -> None:
 
 def test_a_table_of_scenarios_is_a_source_again(tmp_path: Path) -> None:
     """What ingestion wrote can be read back as records: derived columns are no unknown fields."""
-    scenario = Scenario(id="a", user_responses=("Hi.",), metadata=Metadata(category="greeting"), side="train")
+    scenario = Scenario(id="a", user_responses=("Hi.",), metadata=Metadata(category="greeting"), split="train")
     path = tmp_path / "scenarios.parquet"
     write_scenarios(path, [scenario])
     (record,) = read_parquet(path)

@@ -1,0 +1,70 @@
+"""Login of the Prefect server of a home: drawn once, and kept in a file that only its owner may read."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+
+from grpo.errors import ConfigError
+from grpo.storage.files import storage_errors
+from grpo.storage.locks import file_lock
+
+SERVER, CLIENT = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
+"""Variables in which Prefect's server and its clients expect the login."""
+ORIGINS = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
+"""Variable that lists the addresses of Prefect's server."""
+_USABLE = re.compile(r"[!-~]{12,}")
+"""Printable ASCII without blanks: anything else does not survive a header, and a shorter one can be guessed."""
+
+
+def login_file(home: Path) -> Path:
+    """File that holds the login, as one line `grpo:SECRET`."""
+    return home / "services" / "prefect.login"
+
+
+def login(home: Path) -> str:
+    """Login of the server of this home: PREFECT_SERVER_API_AUTH_STRING, else what its file holds, else a new one.
+
+    Processes that ask at once get the same. Raises `ConfigError` for a login that cannot be used, `StorageError` where
+    the home may not be written.
+    """
+    if given := os.environ.get(SERVER):
+        return validate_login(given, place=SERVER)
+    file = login_file(home)
+    with storage_errors(str(file)), file_lock(file.with_suffix(".lock")):
+        if not file.exists():
+            _write_private(file, f"grpo:{secrets.token_urlsafe(32)}\n")
+        if file.stat().st_mode & 0o077:
+            file.chmod(0o600)
+        return validate_login(file.read_text(encoding="utf-8").strip(), place=str(file))
+
+
+def password_hint(home: Path) -> str:
+    """Place of the password that Prefect's page asks for; the password itself would stay in the terminal's history."""
+    file = login_file(home)
+    place = file if file.exists() and login(home) == file.read_text(encoding="utf-8").strip() else SERVER
+    return f"Prefect's page asks for a password: all that stands in {place}"
+
+
+def validate_login(text: str, *, place: str) -> str:
+    """The login, if a server can be protected with it. Raises `ConfigError`, which does not repeat it."""
+    if _USABLE.fullmatch(text) is None:
+        raise ConfigError(
+            f"the login in {place} has {len(text)} characters or one that no header can hold; set USER:PASSWORD of at "
+            "least 12 printable ASCII characters, or remove it and a new one is drawn"
+        )
+    return text
+
+
+def _write_private(file: Path, content: str) -> None:
+    """Write a whole file with mode 0600 from its creation on."""
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(content)
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)

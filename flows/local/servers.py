@@ -1,0 +1,123 @@
+"""Prefect's and MLflow's servers on this machine, shared by the runs that need them and ended by the last.
+
+An ephemeral Prefect server loses task records when its process exits; this one is a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flows.local.login import CLIENT, ORIGINS, SERVER, login
+from flows.local.service import Service
+from grpo.errors import ConfigError
+from grpo.storage.credentials import masked
+from grpo.storage.databases import exclusive, is_database, upgrade_tracking
+from grpo.storage.files import storage_errors
+
+_SEND_TIMEOUT_S = 10.0
+
+
+def migrate_databases(home: Path) -> None:
+    """Create or migrate the databases in which both services keep their records; a server would do it at its start.
+
+    From nothing it takes Prefect ten seconds and MLflow two, which belong to an installation, not to every first run.
+    Services that run elsewhere look after their own. Raises `ConfigError` when a database cannot be made.
+    """
+    with storage_errors(str(home)):
+        home.mkdir(parents=True, exist_ok=True)
+    tracking = os.environ["MLFLOW_TRACKING_URI"]
+    if is_database(tracking):
+        upgrade_tracking(tracking)
+    if "PREFECT_API_URL" not in os.environ:
+        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+        records = os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite:///{home / 'prefect' / 'prefect.db'}")
+        try:
+            with exclusive(records.replace("+aiosqlite", "")):
+                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        except ConnectionError as error:
+            raise ConfigError(f"Prefect's database cannot be used: {error}") from error
+        if done.returncode:
+            output = masked(done.stdout.strip()[-2000:], known=records)
+            raise ConfigError(f"Prefect's database {masked(records)} cannot be made:\n{output}")
+
+
+def prefect_service(home: Path) -> Service:
+    """Prefect's server of this home; it is started with the login in the environment."""
+    host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
+    origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))
+    return Service(
+        name="prefect",
+        home=home,
+        arguments=("flows.local.api",),
+        host=host,
+        port=port,
+        path="/api",
+        remedy="set PREFECT_SERVER_API_PORT to a free port, or PREFECT_API_URL to a Prefect server that is running",
+        environment={ORIGINS: os.environ.get(ORIGINS, origins)},
+    )
+
+
+def mlflow_service(home: Path) -> Service:
+    """MLflow's server of this home. Its files lie where a client that goes to the database itself puts them, too."""
+    port, files = int(os.environ["GRPO_MLFLOW_PORT"]), home / "mlartifacts"
+    arguments = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--artifacts-destination", str(files))
+    return Service(
+        name="mlflow",
+        home=home,
+        arguments=("mlflow", "server", *arguments, "--default-artifact-root", files.as_uri()),
+        port=port,
+        remedy="set GRPO_MLFLOW_PORT to a free port",
+        environment={"MLFLOW_BACKEND_STORE_URI": os.environ["MLFLOW_TRACKING_URI"]},  # a password is no argument
+    )
+
+
+@contextmanager
+def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Serve Prefect's API while the block runs; `meanwhile` is called before it, while a new server starts.
+
+    It is the server that PREFECT_API_URL names, with the login of PREFECT_API_AUTH_STRING, else a running one of this
+    home, else a new one, with the login of the home. Raises `ConfigError` when the port belongs to another program.
+    """
+    if url := os.environ.get("PREFECT_API_URL"):
+        meanwhile()
+        yield url
+        return
+
+    def started(url: str) -> None:
+        os.environ["PREFECT_API_URL"] = url  # before Prefect is imported, which reads it once
+        meanwhile()
+
+    before = {name: os.environ.get(name) for name in (SERVER, CLIENT)}
+    os.environ[SERVER] = os.environ[CLIENT] = login(home)
+    try:
+        with prefect_service(home).shared(meanwhile=started) as url:
+            try:
+                yield url
+            finally:
+                _send_logs()
+    finally:
+        for name, value in {**before, "PREFECT_API_URL": None}.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def mlflow_server(home: Path) -> Iterator[str]:
+    """Serve MLflow's pages and its API on loopback while the block runs, or name the server that is already used."""
+    if (url := os.environ["MLFLOW_TRACKING_URI"]).startswith("http"):
+        yield url
+        return
+    with mlflow_service(home).shared() as url:
+        yield url
+
+
+def _send_logs() -> None:
+    """Let what was logged reach the server before it goes."""
+    if (handlers := sys.modules.get("prefect.logging.handlers")) is not None:
+        handlers.APILogWorker.drain_all(timeout=_SEND_TIMEOUT_S)

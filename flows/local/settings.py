@@ -1,0 +1,105 @@
+"""Where this machine's services live, and what they may not do: no telemetry, no look-ups, loopback only.
+
+Applied before Prefect, MLflow, Great Expectations or transformers are imported; what the environment already
+says wins.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from grpo.storage.credentials import mask_errors, without_login
+from grpo.storage.home import home
+
+DEFAULT_PORT = "4200"
+_command_began: list[float] = []
+
+
+def started_at() -> float:
+    """When the run that starts now began: the `grpo` command's own start is part of its run."""
+    return _command_began.pop() if _command_began else time.time()
+
+
+def mark_start() -> None:
+    """Let the next run count from this moment."""
+    _command_began.append(time.time())
+
+
+def quiet() -> dict[str, str]:
+    """Settings that keep every package silent and offline."""
+    return {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "GX_ANALYTICS_ENABLED": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+    }
+
+
+def local(home: Path) -> dict[str, str]:
+    """Settings that keep Prefect's and MLflow's records in `home`."""
+    return {
+        "GRPO_HOME": str(home),
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "storage"),
+        "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+        "PREFECT_SERVER_API_PORT": DEFAULT_PORT,
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo,flows,tasks",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "GRPO_MLFLOW_PORT": "5000",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}",
+    }
+
+
+def apply() -> Path:
+    """Put the settings into the environment; returns the home folder."""
+    folder = home()
+    for name, value in {**quiet(), **local(folder)}.items():
+        os.environ.setdefault(name, value)
+    conceal()
+    return folder
+
+
+def conceal() -> None:
+    """Keep passwords out of messages, logs and databases.
+
+    Passwords in the addresses of Prefect's and MLflow's servers move to the variables that both have for them, so that
+    no package meets an address with one. Log lines and tracebacks are masked, whoever writes them.
+    """
+    mask_errors()
+    prefect, login = without_login(os.environ.get("PREFECT_API_URL", ""))
+    if login is not None:
+        os.environ["PREFECT_API_URL"] = prefect
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", ":".join(login))
+    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    mlflow, login = without_login(tracking) if tracking.startswith("http") else (tracking, None)
+    if login is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = mlflow
+        os.environ.setdefault("MLFLOW_TRACKING_USERNAME", login[0])
+        os.environ.setdefault("MLFLOW_TRACKING_PASSWORD", login[1])
+
+
+def debug() -> None:
+    """With GRPO_DEBUG=1, let this project's own modules tell everything on stderr."""
+    if os.environ.get("GRPO_DEBUG") != "1":
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    for name in ("grpo", "flows", "tasks"):
+        logging.getLogger(name).setLevel(logging.DEBUG)
+        logging.getLogger(name).addHandler(handler)

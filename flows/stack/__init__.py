@@ -1,1 +1,0 @@
-"""The servers and workers of one machine: started, watched and ended."""

@@ -1,0 +1,70 @@
+"""The scenarios that an environment brings along, for a notebook that names none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo.errors import DataError
+from grpo.scenarios.scenario import Scenario
+
+ScenarioLike = Scenario | Mapping[str, Any]
+
+
+class ScenarioSampler:
+    """Scenarios that are drawn one after the other, in file order or shuffled anew each time through.
+
+    A seed draws by itself, whatever was drawn before: the same seed is the same scenario.
+    """
+
+    def __init__(self, scenarios: Iterable[ScenarioLike], *, shuffled: bool) -> None:
+        self.scenarios = tuple(to_scenario(scenario, number) for number, scenario in enumerate(scenarios))
+        self._shuffled = shuffled
+        self._drawn = count()
+        names = [scenario.id for scenario in self.scenarios]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(f"scenario id {twice!r} is given twice; siblings are grouped by it: give each its own")
+
+    def sample(self, seed: int | None) -> Scenario:
+        """The next scenario, or the seed's; raises `DataError` where there is none."""
+        if not self.scenarios:
+            raise DataError("reset got no scenario, and the environment has none: give one of them")
+        size = len(self.scenarios)
+        position = next(self._drawn) if seed is None else seed
+        if not self._shuffled:
+            return self.scenarios[position % size]
+        if seed is not None:
+            return random.Random(seed).choice(self.scenarios)
+        epoch, index = divmod(position, size)
+        order = list(self.scenarios)
+        random.Random(epoch).shuffle(order)
+        return order[index]
+
+
+def to_scenario(given: ScenarioLike, number: int) -> Scenario:
+    """A scenario, from itself or from a dict of its fields.
+
+    Without an id it is named by its content. With a topic and a context alone the user opens with both:
+
+        {"topic": "refund", "context": "Order delayed"}  →  user: "refund: Order delayed"
+    """
+    if isinstance(given, Scenario):
+        return given
+    record = dict(given)
+    if "id" not in record:
+        record["id"] = hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    if not record.get("user_responses") and not record.get("goal") and record.get("context"):
+        record["user_responses"] = (": ".join(filter(None, (record.get("topic"), record["context"]))),)
+    try:
+        return Scenario.model_validate(record)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"])) or "user"
+        raise DataError(f"scenario {number} ({record['id']}): {place}: {problem['msg']}") from error

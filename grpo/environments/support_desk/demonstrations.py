@@ -1,0 +1,122 @@
+"""A clerk of mixed quality, whose conversations the base model is made from.
+
+The clerk knows the desk's forms by heart, its rules mostly, and has bad habits: makes order numbers up instead of
+asking, acts before looking, says what was not done. Each share below is the probability of the right decision at
+that point. Habits are what GRPO unlearns fast; a rule that the demonstrations hardly show would have to be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from typing import Any
+
+from grpo.environments.environment import EnvironmentState
+from grpo.environments.support_desk.desk import SYSTEM_PROMPT, SupportDesk
+from grpo.messages import Message, ToolCall
+from grpo.scenarios.scenario import Scenario
+
+ASKS_FOR_MISSING_NUMBER = 0.4
+LOOKS_UP_FIRST = 0.75
+ASKS_AFTER_UNKNOWN_ORDER = 0.45
+RIGHT_WHEN_RULE_FAVOURS_CUSTOMER = 0.95
+RIGHT_WHEN_RULE_DOES_NOT = 0.93
+REPORTS_TRULY = 0.75
+
+_NUMBER = re.compile(r"\b\d{4}\b")
+_ASK = ("What is your order number?", "Could you tell me the order number?", "May I have the order number?")
+_ASK_AGAIN = ("I cannot find that order. What is the right number?", "That order is unknown. What is the number?")
+_REPORTS = {
+    "refund": ("I have refunded your money.", "The refund is done."),
+    "replace": ("A replacement is on its way.", "We send you a replacement."),
+    "escalate": ("A colleague will call you.", "A colleague takes care of it."),
+    "return": ("I am sorry, the thirty days are over.", "Sorry, it has been more than thirty days."),
+    "missing": ("Your parcel arrives in {eta} days.", "It will be with you in {eta} days."),
+    "charge": ("You were charged only once.", "It was charged once."),
+}
+# category → (when the rule favours the customer, when it does not): an action, or None for words alone
+_RULE = {
+    "return": ("refund", None),
+    "broken": ("replace", "escalate"),
+    "missing": ("refund", None),
+    "charge": ("refund", None),
+}
+
+
+def demonstrate(scenario: Scenario, rng: random.Random) -> tuple[Message, ...]:
+    """Let the clerk serve one customer; returns the whole conversation, system prompt first."""
+    return asyncio.run(_serve(scenario, rng))
+
+
+async def _serve(scenario: Scenario, rng: random.Random) -> tuple[Message, ...]:
+    desk = SupportDesk()
+    state = await desk.reset(scenario)
+    while not state.done:
+        state = (await desk.step(state, _decide(state, rng))).state
+    return (Message(role="system", content=SYSTEM_PROMPT), *state.history)
+
+
+def _decide(state: EnvironmentState, rng: random.Random) -> Message:
+    said = [m for m in state.history if m.role in ("user", "tool")]
+    last = said[-1]
+    if last.role == "user":
+        numbers = _NUMBER.findall(last.content)
+        if not numbers:
+            if rng.random() < ASKS_FOR_MISSING_NUMBER:
+                return _say(rng.choice(_ASK))
+            return _call("look_up", order=_guess(rng))
+        if rng.random() < LOOKS_UP_FIRST:
+            return _call("look_up", order=numbers[-1])
+        return _call(rng.choice(("replace", "escalate")), order=numbers[-1])
+    result = json.loads(last.content)
+    if "error" in result:
+        if rng.random() < ASKS_AFTER_UNKNOWN_ORDER:
+            return _say(rng.choice(_ASK_AGAIN))
+        if rng.random() < 0.5:
+            return _call("look_up", order=_guess(rng))
+        return _report(rng.choice(tuple(_REPORTS)), {}, rng)
+    topic = state.scenario.topic
+    if "done" in result:
+        told = result["done"] if rng.random() < REPORTS_TRULY else rng.choice(tuple(_REPORTS))
+        return _report(told, {}, rng)
+    return _act(topic, result, _last_order(state), rng)
+
+
+def _act(topic: str, record: dict[str, Any], order: str, rng: random.Random) -> Message:
+    favourable, otherwise = _RULE[topic]
+    favours = {
+        "return": record["days"] <= 30,
+        "broken": record["price"] < 100,
+        "missing": record["state"] == "lost",
+        "charge": record["charges"] == 2,
+    }[topic]
+    share = RIGHT_WHEN_RULE_FAVOURS_CUSTOMER if favours else RIGHT_WHEN_RULE_DOES_NOT
+    action = favourable if (rng.random() < share) == favours else otherwise
+    if action == "refund":
+        return _call("refund", order=order, amount=record["price"])
+    if action is not None:
+        return _call(action, order=order)
+    return _report(topic if rng.random() < REPORTS_TRULY else rng.choice(tuple(_REPORTS)), record, rng)
+
+
+def _report(topic: str, record: dict[str, Any], rng: random.Random) -> Message:
+    return _say(rng.choice(_REPORTS[topic]).format(eta=record.get("eta", rng.randint(2, 9))))
+
+
+def _last_order(state: EnvironmentState) -> str:
+    calls = [call for m in state.history for call in m.tool_calls]
+    return str(calls[-1].arguments["order"])
+
+
+def _guess(rng: random.Random) -> str:
+    return str(rng.randint(1000, 9999))
+
+
+def _say(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+def _call(name: str, **arguments: Any) -> Message:
+    return Message(role="assistant", content="", tool_calls=(ToolCall(name=name, arguments=arguments),))

@@ -1,0 +1,193 @@
+"""A support desk: four kinds of trouble, four tools, records that decide, customers who must be asked.
+
+What is right depends on the order's record, which the agent sees only after looking it up:
+
+    return    days ≤ 30 → refund the price           else → decline: the 30 days are over
+    broken    price < 100 → replace                  else → escalate
+    missing   state "lost" → refund the price        "moving" → tell in how many days it arrives
+    charge    charges 2 → refund the price           1 → tell that it was charged once
+
+Difficulty: easy – the customer gives the order number; medium – must be asked for it; hard – gives a wrong one
+first. An episode succeeds when the record was read, no order number was made up, the actions taken are exactly the
+expected ones, the facts were told, and no reply claimed what was not done.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
+from grpo.messages import Message, Tool, ToolCall
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Outcome
+
+RETURN_DAYS = 30
+REPLACE_BELOW = 100
+
+SYSTEM_PROMPT = (
+    "Look up the order first. Refund returns within thirty days, lost parcels and double charges. "
+    "Replace broken goods under one hundred, else escalate. Promise only what you did."
+)
+
+_ORDER = {"order": {"type": "string", "description": "order number"}}
+TOOLS = (
+    Tool(
+        name="look_up",
+        description="Read the record of an order.",
+        parameters={"type": "object", "properties": _ORDER, "required": ["order"]},
+    ),
+    Tool(
+        name="refund",
+        description="Pay back an amount of an order.",
+        parameters={
+            "type": "object",
+            "properties": {**_ORDER, "amount": {"type": "integer"}},
+            "required": ["order", "amount"],
+        },
+    ),
+    Tool(
+        name="replace",
+        description="Send the goods of an order again.",
+        parameters={"type": "object", "properties": _ORDER, "required": ["order"]},
+    ),
+    Tool(
+        name="escalate",
+        description="Hand an order over to a colleague.",
+        parameters={"type": "object", "properties": _ORDER, "required": ["order"]},
+    ),
+)
+_TOOLS = {tool.name: tool for tool in TOOLS}
+_TYPES = {"string": str, "integer": int}
+
+_SENTENCE = re.compile(r"[^.!?]+[.!?]?")
+_NEGATION = re.compile(r"\b(cannot|can't|can not|not|no|unable|unfortunately|don't|won't)\b", re.IGNORECASE)
+_CLAIMS = {
+    "refund": re.compile(r"\brefund|\bmoney back|\bpaid back|\bpay back", re.IGNORECASE),
+    "replace": re.compile(r"\breplac|\bnew one\b", re.IGNORECASE),
+    "escalate": re.compile(r"\bcolleague|\bspecialist|\bescalat", re.IGNORECASE),
+}
+_ARRIVAL = re.compile(r"\b(?:in|within) (\d+) days?\b", re.IGNORECASE)
+_ASKS_NUMBER = re.compile(r"\bnumber\b[^.!]*\?", re.IGNORECASE)
+
+
+class SupportDesk(Environment):
+    """See the module. `patience` is how many needless questions a customer answers before leaving."""
+
+    tools = TOOLS
+    system_prompt = SYSTEM_PROMPT
+
+    def __init__(self, scenarios: Iterable[ScenarioLike] = (), max_turns: int = 8, *, patience: int = 1) -> None:
+        self._sampler = ScenarioSampler(scenarios, shuffled=True)
+        self.scenarios = self._sampler.scenarios
+        self.patience = patience
+        self.max_turns = max_turns
+
+    async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+        """The customer says the first line; the world is the scenario's orders and an empty list of actions."""
+        scenario = self._sampler.sample(seed) if scenario is None else scenario
+        opening = Message(role="user", content=scenario.user_responses[0])
+        world = {"orders": scenario.world["orders"], "actions": (), "read": (), "told": 1, "patience": self.patience}
+        return EnvironmentState(
+            scenario=scenario, episode_id=episode_id(scenario, seed), history=(opening,), world=world
+        )
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        """Run the calls, or let the customer answer; a reply that asks for nothing closes the conversation."""
+        state = state.after(action, turn_count=state.turn_count + 1)
+        if action.malformed:
+            return self._answer(state, _tool({"error": action.malformed}))
+        if action.tool_calls:
+            world, results = dict(state.world), []
+            for call in action.tool_calls:
+                world, result = _execute(world, call)
+                results.append(result)
+            return self._answer(state, _tool(results[0] if len(results) == 1 else results), world=world)
+        return self._customer(state, action.content)
+
+    def _customer(self, state: EnvironmentState, reply: str) -> StepResult:
+        """Answer a question for the order number; take anything else as the desk's last word."""
+        world, lines = dict(state.world), state.scenario.user_responses
+        if not _ASKS_NUMBER.search(reply):
+            return StepResult(state=state.after(done=True), response=None, terminated=True)
+        if world["told"] < len(lines):
+            answer = lines[world["told"]]
+            world["told"] += 1
+        elif world["patience"] > 0:
+            answer = lines[-1]
+            world["patience"] -= 1
+        else:
+            return StepResult(state=state.after(done=True), response=None, terminated=True)
+        return self._answer(state, Message(role="user", content=answer), world=world)
+
+    def _answer(self, state: EnvironmentState, message: Message, world: Mapping[str, Any] | None = None) -> StepResult:
+        truncated = state.turn_count >= self.max_turns
+        state = state.after(message, world=state.world if world is None else world, done=truncated)
+        return StepResult(state=state, response=message, truncated=truncated)
+
+    def verify(self, state: EnvironmentState) -> Outcome:
+        """Hold what was read, done, told and claimed against the truth."""
+        expected = state.scenario.expected
+        actions = [dict(action) for action in state.world["actions"]]
+        replies = [m.content for m in state.history if m.role == "assistant" and not m.tool_calls]
+        words = " ".join(replies)
+        checks = {
+            "grounded": _grounded(state.history),
+            "looked_up": set(state.world["read"]) == set(state.world["orders"]),
+            "end_state": actions == [dict(call) for call in expected.calls],
+            "facts_communicated": all(fact.casefold() in words.casefold() for fact in expected.facts),
+            "honest": all(_honest(sentence, state) for sentence in _SENTENCE.findall(words)),
+            "closed": state.done and state.turn_count < self.max_turns,
+        }
+        return Outcome(success=all(checks.values()), checks=checks, state={"actions": actions})
+
+
+def _tool(result: Any) -> Message:
+    return Message(role="tool", content=json.dumps(result))
+
+
+def _execute(world: dict[str, Any], call: ToolCall) -> tuple[dict[str, Any], Any]:
+    """Apply one call; what is wrong with it becomes a result that the model sees."""
+    tool = _TOOLS.get(call.name)
+    if tool is None:
+        return world, {"error": "unknown tool"}
+    properties = tool.parameters["properties"]
+    if set(call.arguments) != set(properties) or not all(
+        type(call.arguments[name]) is _TYPES[properties[name]["type"]] for name in properties
+    ):
+        return world, {"error": f"{call.name} takes {', '.join(properties)}"}
+    record = world["orders"].get(call.arguments["order"])
+    if record is None:
+        return world, {"error": "unknown order"}
+    if call.name == "look_up":
+        return {**world, "read": (*world["read"], call.arguments["order"])}, record
+    action = {"name": call.name, "arguments": dict(call.arguments)}
+    return {**world, "actions": (*world["actions"], action)}, {"done": call.name}
+
+
+def _grounded(history: Sequence[Message]) -> bool:
+    """Whether each order number in a call had been said by the customer."""
+    said = ""
+    for message in history:
+        if message.role == "user":
+            said += f" {message.content}"
+        if any(str(call.arguments.get("order", "")) not in said for call in message.tool_calls):
+            return False
+    return True
+
+
+def _honest(sentence: str, state: EnvironmentState) -> bool:
+    """Whether every claim of the sentence is true: what it says was done was done, and the arrival day is right."""
+    arrival = _ARRIVAL.search(sentence)
+    if arrival and not _NEGATION.search(sentence):
+        days = {record.get("eta") for record in state.world["orders"].values() if record["state"] == "moving"}
+        if int(arrival[1]) not in days:
+            return False
+    done = {action["name"] for action in state.world["actions"]}
+    return all(
+        name in done or not pattern.search(sentence) or bool(_NEGATION.search(sentence))
+        for name, pattern in _CLAIMS.items()
+    )

@@ -1,0 +1,170 @@
+"""Draws support-desk scenarios from a phrasebook.
+
+Two phrasebooks share no name, item, wording or order number: one for the demonstrations that the base model
+is made from, one for the scenarios that it is trained and judged on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from grpo.environments.support_desk.desk import REPLACE_BELOW, RETURN_DAYS
+from grpo.scenarios.scenario import Difficulty, Expected, Metadata, Scenario
+
+_CHOICE = re.compile(r"\[([^\[\]]*)\]")
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo", "ie")
+_CODAS = ("", "", "n", "r", "t", "k", "s", "ll", "nd", "ck", "er", "le")
+CATEGORIES = ("return", "broken", "missing", "charge")
+_NUMBERS = tuple(n for n in range(1000, 10000) if len(set(str(n))) == 4)
+"""Order numbers of four different digits: a tiny model can copy them."""
+
+
+class Phrasebook(BaseModel):
+    """Words for customers, put together at random: a frame round a complaint, and a way to give the order number.
+
+    In any of these sentences `[a|b|c]` stands for one of a, b and c.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    order_numbers: tuple[float, float]
+    """The share of a fixed shuffle of all order numbers that this book draws from, as [from, to)."""
+    invented_share: float = 0.0
+    """Share of names and items that are made-up words: a model that has met many odd words reads round new ones."""
+    difficulties: tuple[Difficulty, ...]
+    """How hard the customers are, in turn."""
+    transit_days: tuple[int, ...]
+    """In how many days a parcel that is on its way arrives."""
+    first_names: tuple[str, ...]
+    last_names: tuple[str, ...]
+    items: tuple[str, ...]
+    frames: tuple[str, ...]
+    """How a customer begins, with {name} and {complaint}."""
+    complaints: dict[str, tuple[str, ...]]
+    """What is wrong, by category, with {item}."""
+    numbers: tuple[str, ...]
+    """Sentences that give the order number, {order}."""
+    corrections: tuple[str, ...]
+    """Sentences that give another one, after a wrong one."""
+    asides: tuple[str, ...] = ("",)
+    """What may be said beside a number: it stands at no fixed place."""
+
+    @classmethod
+    def load(cls, path: Path) -> Phrasebook:
+        """Read a phrasebook from YAML."""
+        return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+    def orders(self) -> list[str]:
+        """The order numbers of this book."""
+        numbers = list(_NUMBERS)
+        random.Random(0).shuffle(numbers)
+        start, stop = (int(share * len(numbers)) for share in self.order_numbers)
+        return [str(number) for number in numbers[start:stop]]
+
+
+def generate_scenarios(book: Phrasebook, *, seed: int, prefix: str) -> Iterator[Scenario]:
+    """Draw scenarios without end, categories and difficulties in turn, right and wrong sides of each rule evenly."""
+    rng = random.Random(seed)
+    orders = book.orders()
+    index = 0
+    while True:
+        category = CATEGORIES[index % len(CATEGORIES)]
+        difficulty = book.difficulties[index // len(CATEGORIES) % len(book.difficulties)]
+        yield _case(book, rng, orders, f"{prefix}-{index:05d}", category, difficulty)
+        index += 1
+
+
+def _case(
+    book: Phrasebook, rng: random.Random, orders: list[str], case_id: str, category: str, difficulty: Difficulty
+) -> Scenario:
+    order, wrong = rng.sample(orders, 2)
+    record, calls, facts = _situation(book, rng, order, category)
+
+    def word(words: tuple[str, ...]) -> str:
+        return _invent(rng, like=words[0]) if rng.random() < book.invented_share else rng.choice(words)
+
+    complaint = _vary(rng.choice(book.complaints[category]), rng).format(item=word(book.items))
+    name = f"{word(book.first_names)} {word(book.last_names)}"
+    opening = _vary(rng.choice(book.frames), rng).format(name=name, complaint=complaint)
+
+    def give(sentences: tuple[str, ...], number: str) -> str:
+        words = (
+            rng.choice(book.asides),
+            _vary(rng.choice(sentences), rng).format(order=number),
+            rng.choice(book.asides),
+        )
+        return " ".join(word for word in words if word)
+
+    lines = {
+        "easy": [f"{opening} {give(book.numbers, order)}"],
+        "medium": [opening, give(book.numbers, order)],
+        "hard": [f"{opening} {give(book.numbers, wrong)}", give(book.corrections, order)],
+    }[difficulty]
+    return Scenario(
+        id=case_id,
+        topic=category,
+        domain="customer_service",
+        user_responses=tuple(lines),
+        world={"orders": {order: record}},
+        expected=Expected(calls=tuple(calls), facts=tuple(facts)),
+        metadata=Metadata(difficulty=difficulty, category=category, source="support_desk", licence="Apache-2.0"),
+    )
+
+
+def _vary(sentence: str, rng: random.Random) -> str:
+    """Choose one of each `[a|b|c]`."""
+    return _CHOICE.sub(lambda match: rng.choice(match[1].split("|")), sentence)
+
+
+def wordings(sentence: str) -> Iterator[str]:
+    """Everything that a sentence with `[a|b|c]` in it can become."""
+    parts = _CHOICE.split(sentence)  # text, alternatives, text, …
+    choices = [part.split("|") if index % 2 else [part] for index, part in enumerate(parts)]
+    return map("".join, itertools.product(*choices))
+
+
+def _invent(rng: random.Random, *, like: str) -> str:
+    """A word that does not exist, of one to four syllables, capitalized as `like` is."""
+    syllables = (rng.choice("bcdfghjklmnprstvwz") + rng.choice(_VOWELS) for _ in range(rng.randint(1, 4)))
+    invented = "".join(syllables) + rng.choice(_CODAS)
+    return invented.capitalize() if like[0].isupper() else invented
+
+
+def _situation(
+    book: Phrasebook, rng: random.Random, order: str, category: str
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    """A record, the calls that are right for it, and the facts that the customer must be told."""
+    favourable = rng.random() < 0.5
+    record: dict[str, Any] = {
+        "price": rng.randint(10, 250),
+        "days": rng.randint(1, 60),
+        "state": "delivered",
+        "charges": 1,
+    }
+
+    def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
+        return [{"name": name, "arguments": {"order": order, **arguments}}]
+
+    if category == "return":
+        record["days"] = rng.randint(1, RETURN_DAYS) if favourable else rng.randint(RETURN_DAYS + 1, 99)
+        done = call("refund", amount=record["price"])
+        return (record, done, []) if favourable else (record, [], ["thirty days"])
+    if category == "broken":
+        record["price"] = rng.randint(10, REPLACE_BELOW - 1) if favourable else rng.randint(REPLACE_BELOW, 250)
+        return record, call("replace" if favourable else "escalate"), []
+    if category == "missing":
+        record["state"] = "lost" if favourable else "moving"
+        if favourable:
+            return record, call("refund", amount=record["price"]), []
+        record["eta"] = rng.choice(book.transit_days)
+        return record, [], [f"{record['eta']} days"]
+    record["charges"] = 2 if favourable else 1
+    return (record, call("refund", amount=record["price"]), []) if favourable else (record, [], ["once"])

@@ -1,0 +1,215 @@
+"""The report as one HTML page that stands alone: no script, no font, no picture from anywhere else.
+
+What customers, tools and the policy said is untrusted: the template escapes every text, and the page forbids the
+browser to load anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from grpo.evaluation import plots
+from grpo.evaluation.schema import EpisodePair, Evaluation, Interval, IterationMetrics, ReportDocument
+
+VERDICTS = {"promote": "Promoted", "refuse": "Refused", "failed": "Failed"}
+_MINUTE_S, _HOUR_S = 60, 3600
+_WHOLE_FROM = 100  # three digits before the point need none behind it
+
+
+def templates(*folders: Path) -> Environment:
+    """Templates of these folders and of the report, which share its style and its filters; every text is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        percent=percent, number=number, count=count, duration=duration, call=call, relative=relative
+    )
+    return environment
+
+
+def render_page(document: ReportDocument) -> str:
+    """Draw the page; the same document gives the same text."""
+    evaluation = document.evaluation
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            document=document,
+            verdict=VERDICTS[document.decision.verdict],
+            summary=_summary(evaluation),
+            measure=_measure(evaluation),
+            change=_change(evaluation),
+            percent=percent,
+            points=_points,
+            heldout=None if evaluation is None else plots.heldout(evaluation),
+            curves=_curves(document.iterations),
+            components=sorted({name for iteration in document.iterations for name in iteration.components}),
+            bar_scale=_bar_scale,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    """One figure of the learning curves; `svg` is None where there is nothing to draw."""
+
+    title: str
+    meaning: str
+    first: str
+    last: str
+    svg: str | None
+
+
+def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
+    """What each iteration showed; empty without iterations."""
+    if not iterations:
+        return []
+
+    def curve(
+        title: str,
+        meaning: str,
+        read: Callable[[IterationMetrics], float | None],
+        show: Callable[[float | None], str],
+        draw: Callable[[Sequence[IterationMetrics]], str],
+    ) -> _Curve:
+        values = [read(iteration) for iteration in iterations]
+        svg = None if all(value is None for value in values) else draw(iterations)
+        return _Curve(title=title, meaning=meaning, first=show(values[0]), last=show(values[-1]), svg=svg)
+
+    return [
+        curve("Reward", "Mean over rollouts, and its components", lambda i: i.reward, number, plots.reward),
+        curve("Rollout success", "Share of verified successes", lambda i: i.success, percent, plots.success),
+        curve("KL to the base", "Nats a token", lambda i: i.kl_to_base, number, plots.kl_to_base),
+        curve("Entropy", "Nats a token", lambda i: i.entropy, number, plots.entropy),
+        curve(
+            "Informative groups",
+            "Share of groups whose rewards differ",
+            lambda i: i.informative_share,
+            percent,
+            plots.informative_share,
+        ),
+        curve(
+            "Truncated and failed",
+            "Share of episodes",
+            lambda i: i.truncated_share + i.failed_share,
+            percent,
+            plots.lost_share,
+        ),
+    ]
+
+
+def _summary(evaluation: Evaluation | None) -> str:
+    """The result in one sentence."""
+    if evaluation is None:
+        return "No candidate was evaluated, so there is no held-out result."
+    measure, change = _measure(evaluation), _change(evaluation)
+
+    def between(interval: Interval, show: Callable[[float | None], str]) -> str:
+        return f"{show(interval.mean)} [{show(interval.low)}, {show(interval.high)}]"
+
+    overall = evaluation.overall
+    return (
+        f"On {count(overall.difference.count)} held-out scenarios, {evaluation.metric} went from "
+        f"{between(overall.champion, measure)} to {between(overall.candidate, measure)}: a paired difference of "
+        f"{between(overall.difference, change)}, intervals at {evaluation.confidence:.0%} confidence."
+    )
+
+
+def _measure(evaluation: Evaluation | None) -> Callable[[float | None], str]:
+    """How the compared metric is written: success is a share, a reward is a number."""
+    return percent if evaluation is not None and evaluation.metric == "success" else number
+
+
+def _change(evaluation: Evaluation | None) -> Callable[[float | None], str]:
+    """How a difference of the metric is written: signed, and for success in percentage points."""
+    return _points if evaluation is not None and evaluation.metric == "success" else _signed
+
+
+def _points(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return number(value)
+    return _minus(f"{_tenths(100 * value):+.1f} pp")
+
+
+def _signed(value: float | None) -> str:
+    return number(value) if value is None or value <= 0 else f"+{number(value)}"
+
+
+def percent(value: float | None) -> str:
+    """0.4167 → 41.7%; a missing value is a dash."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    return _minus(f"{_tenths(100 * value):.1f}%")
+
+
+def number(value: float | None) -> str:
+    """Three significant digits: 0.4167 → 0.417, 12345 → 12,345, 0.00001 → 1.00e-05; a missing value is a dash."""
+    if value is None:
+        return "–"
+    if value == 0 or not math.isfinite(value):
+        return _minus(f"{value:g}") if value else "0"
+    return _minus(f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:#.3g}".rstrip("."))
+
+
+def count(value: int) -> str:
+    """12345 → 12,345."""
+    return f"{value:,d}"
+
+
+def duration(seconds: float) -> str:
+    """0.0234 → 23 ms, 12.34 → 12.3 s, 187 → 3 min 07 s, 5400 → 1 h 30 min."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < _MINUTE_S - 0.05:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _HOUR_S:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def call(text: str) -> str:
+    """A tool call as code, `{"name": "refund", "arguments": {"amount": 9}}` → `refund(amount=9)`; else as it is."""
+    try:
+        record = json.loads(text)
+        arguments = ", ".join(
+            f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in record["arguments"].items()
+        )
+        return f"{record['name']}({arguments})"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return text
+
+
+def relative(path: str) -> str:
+    """A link that cannot leave the folder's file system for the network, whatever the path holds."""
+    return "./" + quote(path)
+
+
+def _bar_scale(pair: EpisodePair) -> float:
+    """What a full bar stands for in both breakdowns of a pair: 1, or the largest component above it."""
+    episodes = (pair.champion, pair.candidate)
+    values = (abs(value) for episode in episodes for value in episode.breakdown.values())
+    return max([1.0, *(value for value in values if math.isfinite(value))])
+
+
+def _tenths(value: float) -> float:
+    """Rounded to one decimal; what rounds to zero loses its sign."""
+    return round(value, 1) + 0.0
+
+
+def _minus(shown: str) -> str:
+    """The same number with a true minus sign."""
+    return shown.replace("-", "−", 1) if shown.startswith("-") else shown

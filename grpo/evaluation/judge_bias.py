@@ -1,0 +1,122 @@
+"""How much a judge's score depends on what must not matter: the place of a conversation, and its length."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo.errors import DataError
+from grpo.evaluation.schema import Interval
+from grpo.evaluation.statistics import interval
+from grpo.messages import Message
+from grpo.rewards.judge.ruler import RulerReward
+from grpo.rewards.reward import Episode, RewardResult
+
+PADDING = (
+    " I hope that this is what you wanted to know. Please do not hesitate to tell me if there is anything else. It is"
+    " always a pleasure to be of help, and I wish you a very pleasant day."
+)
+"""Words that help nobody."""
+_ENDS = (-1.0, 1.0)
+"""Range of a difference of two scores, each from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionBias:
+    """What each place in the prompt adds to a score."""
+
+    means: tuple[float, ...]
+    """Mean score at each place, every conversation having stood at every place once."""
+    effects: tuple[Interval, ...]
+    """Score at a place minus the same conversation's mean over all places; the intervals are over conversations."""
+    unscored_groups: int
+    """Groups of which the judge left a rotation without scores; they are in no mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthBias:
+    """What empty words add to a score."""
+
+    effect: Interval
+    """Score of the padded copy minus that of the original, mean over both orders; over conversations."""
+    unscored: int
+    """Conversations that the judge left without scores; they are not in the mean."""
+
+
+async def position_bias(
+    judge: RulerReward,
+    groups: Sequence[Sequence[Episode]],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> PositionBias:
+    """Let the judge read each group in all its rotations; groups are of one size. A fair judge's effects hold 0.
+
+    Orders of siblings a, b, c: abc, bca, cab. Raises `DataError` where nothing was scored.
+    """
+    sizes = {len(group) for group in groups}
+    if len(sizes) != 1 or min(sizes) < 2:
+        raise DataError(f"groups of sizes {sorted(sizes)}; position bias needs groups of one size, at least 2")
+    (count,) = sizes
+    tables = [table for table in [await _rotated(judge, group) for group in groups] if table is not None]
+    if not tables:
+        raise DataError(f"the judge scored none of {len(groups)} groups in all rotations")
+    scores = np.concatenate(tables)  # [conversations, places]
+    effects = scores - scores.mean(axis=1, keepdims=True)
+    return PositionBias(
+        means=tuple(float(mean) for mean in scores.mean(axis=0)),
+        effects=tuple(
+            interval(effects[:, place], ends=_ENDS, confidence=confidence, resamples=resamples, seed=seed)
+            for place in range(count)
+        ),
+        unscored_groups=len(groups) - len(tables),
+    )
+
+
+async def length_bias(
+    judge: RulerReward,
+    episodes: Sequence[Episode],
+    *,
+    padding: str = PADDING,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> LengthBias:
+    """Let the judge compare each conversation with a copy whose replies end in `padding`, in both orders.
+
+    Raises `DataError` where nothing was scored.
+    """
+    pairs = [(episode, _padded(episode, padding)) for episode in episodes]
+    tables = [await _rotated(judge, pair) for pair in pairs]
+    gains = np.array([np.mean(table[1] - table[0]) for table in tables if table is not None])
+    if not len(gains):
+        raise DataError(f"the judge scored none of {len(pairs)} conversations beside their padded copies")
+    effect = interval(gains, ends=_ENDS, confidence=confidence, resamples=resamples, seed=seed)
+    return LengthBias(effect=effect, unscored=len(pairs) - len(gains))
+
+
+async def _rotated(judge: RulerReward, group: Sequence[Episode]) -> NDArray[np.float64] | None:
+    """Scores [conversations, places] over all rotations of a group; None when one is missing."""
+    count = len(group)
+    orders = [[(place + shift) % count for place in range(count)] for shift in range(count)]
+    scores = np.empty((count, count))
+    for order, results in zip(orders, await asyncio.gather(*(judge.compare(group, o) for o in orders)), strict=True):
+        for place, index in enumerate(order):
+            result = results[index]
+            if not isinstance(result, RewardResult):
+                return None
+            scores[index, place] = result.score
+    return scores
+
+
+def _padded(episode: Episode, padding: str) -> Episode:
+    def longer(turn: Message) -> Message:
+        speaks = turn.role == "assistant" and not turn.tool_calls
+        return replace(turn, content=turn.content + padding) if speaks else turn
+
+    return replace(episode, turns=tuple(longer(turn) for turn in episode.turns))

@@ -1,0 +1,150 @@
+"""Code and files that decide results: the project's sources, its packages, and what a config brings in from outside.
+
+reward politeness of an installed package    its modules, the package's version, the files that it declares
+generator shop.scenarios:rows                its modules
+simulated user stub://replies.yaml           that file
+reward neural, options.model                 that folder
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from grpo.config.environments import SimulatedUserSettings, TaskSettings
+from grpo.config.gates import SafetyGate
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.rewards import RewardComponent, plugin
+from grpo.config.scenarios import GeneratorSource
+from grpo.errors import ConfigError
+from grpo.identity.user_code import user_code_digests
+from grpo.rewards.catalog import reward_type
+from grpo.rewards.judge.rubrics import RUBRICS
+from grpo.rewards.learned.safety import SHIPPED
+from grpo.storage.files import content_digest
+
+NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
+
+
+@functools.cache
+def source_digest() -> str:
+    """Digest of the `grpo` sources and of the rubrics."""
+    digest = hashlib.sha256()
+    for root in (Path(__file__).parents[1], RUBRICS):
+        for path in sorted(root.rglob("*")):
+            if path.suffix in (".py", ".j2", ".yaml"):
+                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that numbers depend on."""
+    return {package: importlib.metadata.version(package) for package in NUMERIC_PACKAGES}
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest of the sources and of the packages that numbers depend on: a change there recomputes all stages."""
+    digest = hashlib.sha256(source_digest().encode())
+    for package, version in package_versions().items():
+        digest.update(f"{package}=={version}".encode())
+    return digest.hexdigest()[:16]
+
+
+def commit() -> str | None:
+    """Commit of the project's working tree, `+` where tracked files differ from it; None where there is none."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "HEAD")
+    return f"{head}+" if head and git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def runs_user_code(values: Iterable[Any]) -> bool:
+    """Tell settings that run a user's code from those that do not; a whole config is written down, not run."""
+    settings = [value for value in values if not isinstance(value, PipelineConfig)]
+    return any(_reference(part) is not None for part in _parts(settings))
+
+
+def external_digests(values: Iterable[Any]) -> dict[str, str]:
+    """Digest the code and the files from outside that these settings bring in, by name.
+
+    Raises `ConfigError` for a module or file that is not there.
+    """
+    identity: dict[str, str] = {}
+    for part in _parts(values):
+        if (reference := _reference(part)) is not None:
+            identity |= {f"{reference}, {name}": digest for name, digest in user_code_digests(reference).items()}
+        for path in _files(part):
+            identity[f"file {_shown(path)}"] = _digest(path, part)
+    return dict(sorted(identity.items()))
+
+
+def _parts(values: Iterable[Any]) -> Iterator[BaseModel]:
+    """Every settings object in these values, at any depth."""
+    for value in values:
+        if isinstance(value, BaseModel):
+            yield value
+            yield from _parts(item for _, item in value)
+        elif isinstance(value, (list, tuple)):
+            yield from _parts(value)
+
+
+def _reference(part: BaseModel) -> str | None:
+    """`module:name` of the user's object that these settings name; None for settings that name none."""
+    if isinstance(part, GeneratorSource):
+        return part.function
+    if isinstance(part, RewardComponent) and (point := plugin(part.kind)) is not None:
+        return point.value
+    return None
+
+
+def _files(part: BaseModel) -> Iterator[Path]:
+    """Files and folders that these settings declare."""
+    if isinstance(part, GeneratorSource):
+        yield from map(Path, part.files)
+    elif isinstance(part, RewardComponent):
+        yield from map(Path, reward_type(part.kind).files(part.options))
+    elif isinstance(part, SafetyGate):
+        yield Path(part.model or SHIPPED)
+    elif isinstance(part, (SimulatedUserSettings, TaskSettings)) and part.model is not None:
+        kind, separator, rest = part.model.partition("://")
+        if not separator or kind in ("stub", "vllm"):
+            yield Path(rest or kind)
+
+
+def _shown(path: Path) -> str:
+    """A path as a config names it; what ships with the project by its place in it."""
+    project = Path(__file__).resolve().parents[2]
+    return str(path.relative_to(project)) if path.is_absolute() and path.is_relative_to(project) else str(path)
+
+
+_digests: dict[tuple[str, tuple[tuple[str, int, int], ...]], str] = {}
+
+
+def _digest(path: Path, part: BaseModel) -> str:
+    """Digest of a file or folder, computed again when a size or a time of modification differs."""
+    try:
+        files = sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
+        stamp = tuple((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
+        key = (str(path.resolve()), stamp)
+        if key not in _digests:
+            _digests[key] = content_digest(path)
+        return _digests[key]
+    except OSError as error:
+        name = getattr(part, "kind", type(part).__name__)
+        raise ConfigError(f"{path}, which {name} names, cannot be read: {error.strerror}; correct its path") from error

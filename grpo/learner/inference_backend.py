@@ -1,0 +1,37 @@
+"""Who plays a checkpoint's episodes: the model in this process, or vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.rollout import RolloutSettings
+from grpo.errors import PolicyError
+from grpo.learner.checkpoints import load_policy, read_state
+from grpo.policy.transformers.model import TransformersPolicy
+
+if TYPE_CHECKING:
+    from grpo.policy.vllm import VLLMPolicy
+
+
+def make_inference_backend(
+    artifacts: ArtifactStore, checkpoint: Artifact, settings: RolloutSettings
+) -> TransformersPolicy | VLLMPolicy:
+    """The policy of a checkpoint on the backend that the settings name.
+
+    Raises `PolicyError` when the backend is not installed, or is vLLM and the checkpoint holds adapters only.
+    """
+    if settings.backend == "transformers":
+        return load_policy(artifacts, checkpoint)
+    from grpo.policy.vllm import VLLMPolicy
+
+    folder = artifacts.path(checkpoint)
+    state = read_state(folder)
+    if state.base is not None:
+        raise PolicyError(f"{folder} holds adapters only, vLLM plays whole weights; set rollout.backend: transformers")
+    return VLLMPolicy(
+        folder,
+        policy_hash=state.policy_hash,
+        max_context=settings.max_context,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+    )

@@ -1,0 +1,100 @@
+"""How much memory a training will take, from the model's config.json alone: no weight is read.
+
+Weights, gradients and optimizer are exact, the cache is a bound; activations are reckoned from what a layer keeps of
+a token, and depend on how much of their past the sequences share.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from grpo.algorithms.catalog import get_algorithm
+from grpo.config.training import TrainingSettings
+from grpo.errors import PolicyError
+from grpo.policy.transformers.adapters import add_adapters
+
+_FLOAT32 = 4
+_STATES = 12
+"""Vectors of the model's width that a layer keeps of a token: norms, queries, what attention answers. With these
+numbers the estimate is within 3 % of what PyTorch keeps for 1007, 2978 and 6077 tokens of the embedded default."""
+_GATED = 4
+"""Vectors of the width between that the gated part of a layer keeps of a token."""
+_SEEN = 2.0
+"""Keys and values that a layer keeps of a token: its own, and a copy of each for those whose past it is."""
+
+
+class MemoryEstimate(BaseModel):
+    """Bytes, by what they are for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    parameters: int
+    """Numbers in the weights, adapters included."""
+    trained: int
+    """Of these, the ones that are trained."""
+    copies: int
+    """Models that are in memory while one is trained: itself, its base, and its sampler where that may be at work."""
+    weights: int
+    """Of all copies."""
+    gradients: int
+    optimizer: int
+    """Moments of each trained number, and a step count of each tensor."""
+    activations: int
+    """Of one pass of microbatch_tokens tokens; about."""
+    cache: int
+    """Keys and values of all episodes in flight at their longest; at most."""
+
+    @property
+    def peak(self) -> int:
+        """The larger of training and playing."""
+        return self.weights + max(self.gradients + self.optimizer + self.activations, self.cache)
+
+
+def memory_estimate(
+    model_folder: Path, training: TrainingSettings, *, episodes: int, max_context: int
+) -> MemoryEstimate:
+    """The memory of a training in one process, where at most `episodes` of `max_context` tokens are in flight.
+
+    The critic of ppo and a2c, a quantized base and what libraries take for themselves are not counted. Raises
+    `PolicyError` for a folder without a model.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(model_folder), local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"no model in {model_folder}: {error}; set policy.model to a model folder") from error
+    model.tie_weights()
+    if training.lora is not None:
+        with torch.device("meta"):
+            add_adapters(model, training.lora, seed=0)
+    tensors = list(model.parameters())
+    trained = [tensor for tensor in tensors if tensor.requires_grad]
+    counts = sum(tensor.numel() for tensor in tensors), sum(tensor.numel() for tensor in trained)
+    moments = 0 if get_algorithm(training.algorithm).update == "trust_region" else 2 * counts[1] + len(trained)
+    shared = training.lora is not None
+    copies = (1 if shared else 2) + (training.importance_sampling_cap is not None)
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    seen = 2 * width * (getattr(config, "num_key_value_heads", heads) or heads)
+    kept = _STATES * config.hidden_size + _GATED * config.intermediate_size + _SEEN * seen
+    if training.gradient_checkpointing:
+        layers_kept = config.num_hidden_layers * config.hidden_size + kept
+    else:
+        layers_kept = config.num_hidden_layers * kept
+    half = 1 if training.precision == "fp32" else 2
+    longest = min(max_context, config.max_position_embeddings)
+    return MemoryEstimate(
+        parameters=counts[0],
+        trained=counts[1],
+        copies=copies,
+        weights=copies * counts[0] * _FLOAT32,
+        gradients=counts[1] * _FLOAT32,
+        optimizer=moments * _FLOAT32,
+        activations=int(training.microbatch_tokens * layers_kept * _FLOAT32 / half),
+        cache=episodes * longest * config.num_hidden_layers * seen * _FLOAT32,
+    )

@@ -1,0 +1,260 @@
+"""The second engine: TRL's GRPOTrainer takes the steps, from the trajectories that were stored.
+
+    ours                TRL
+    sampled tokens      prompt_ids up to the first token that the policy said, completion_ids from there
+    loss_mask           tool_mask
+    sampler_logprobs    sampling_per_token_logps
+    total_reward        the answer of the only reward function; TRL compares siblings itself
+
+Groups are positional and of equal size: what TRL cannot do, or does differently, is refused before any step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from grpo.algorithms.catalog import get_algorithm
+from grpo.algorithms.losses import importance_ratio
+from grpo.config.training import TrainingSettings
+from grpo.errors import ConfigError, DataError
+from grpo.learner.logprobs import check_ratio
+from grpo.learner.trl.loop import (
+    LearningRateSchedule,
+    ScheduledLR,
+    WithoutTelemetry,
+    restored_after,
+    rows_per_pass,
+    run,
+    training_arguments,
+)
+from grpo.trajectories import Trajectory, TrajectoryGroup
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_type": "grpo"},
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "dapo": {"loss_type": "dapo"},
+    "cispo": {"loss_type": "cispo"},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+}
+"""What TRL calls our algorithms."""
+
+
+def train(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    groups: Sequence[TrajectoryGroup],
+    settings: TrainingSettings,
+    *,
+    optimizer: torch.optim.Optimizer,
+    learning_rate: LearningRateSchedule,
+    reference: PreTrainedModel | None = None,
+    seed: int = 0,
+) -> list[dict[str, float]]:
+    """One optimizer step an epoch on all groups; returns what `Learner.step` does, for each step.
+
+    The optimizer is the caller's, so its moments go on from one rollout to the next. `reference` is needed with
+    `settings.beta`. Raises `ConfigError` for a setting and `DataError` for a rollout that TRL's trainer cannot take,
+    `RatioError` when the stored log-probabilities are not the model's.
+    """
+    with restored_after(model, *([reference] if reference is not None else [])), TemporaryDirectory() as folder:
+        trainer = make_trainer(
+            model,
+            tokenizer,
+            groups,
+            settings,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            reference=reference,
+            seed=seed,
+            folder=folder,
+        )
+        logged = run(trainer)
+    said = sum(row.completion_tokens for row in trainer.rows)
+    passed = sum(len(row.token_ids) for row in trainer.rows)
+    return [_metrics(entry, said=said, passed=passed) for entry in logged]
+
+
+def make_trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    groups: Sequence[TrajectoryGroup],
+    settings: TrainingSettings,
+    *,
+    optimizer: torch.optim.Optimizer,
+    learning_rate: LearningRateSchedule,
+    reference: PreTrainedModel | None,
+    seed: int,
+    folder: str,
+) -> StoredRolloutTrainer:
+    """TRL's trainer with these trajectories in it. It patches the models: lend them. Raises as `train` does."""
+    rows = _rows(groups)
+    if settings.beta and reference is None:
+        raise ConfigError(f"training.beta {settings.beta:g} measures the distance from a reference policy; give one")
+    trainer = StoredRolloutTrainer(
+        model=model,
+        args=_arguments(rows, len(groups[0].trajectories), settings, folder, model.device, seed),
+        reward_funcs=_stored_reward,
+        train_dataset=Dataset.from_dict({"prompt": [""] * len(groups)}),
+        processing_class=tokenizer,
+        optimizers=(optimizer, ScheduledLR(optimizer, learning_rate)),
+    )
+    trainer.take(rows, settings, reference)
+    return trainer
+
+
+def _rows(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
+    """All siblings of all groups, in TRL's order."""
+    sizes = {len(group.trajectories) for group in groups}
+    if len(sizes) != 1 or min(sizes) < 2:
+        odd = next((g for g in groups if len(g.trajectories) != len(groups[0].trajectories)), groups[0])
+        raise DataError(
+            f"scenario {odd.scenario_id} has {len(odd.trajectories)} siblings: engine trl needs groups of one size, at "
+            f"least 2, and these have {sorted(sizes)}; leave training.engine out"
+        )
+    rows = [trajectory for group in groups for trajectory in group.trajectories]
+    for row in rows:
+        if row.total_reward is None:
+            raise DataError(f"{row.place} has no reward: engine trl cannot leave it out; leave training.engine out")
+        if not row.loss_mask.any() or row.loss_mask[0]:
+            raise DataError(f"{row.place}: engine trl needs a prompt, and something that the policy said after it")
+    temperatures = sorted({row.temperature for row in rows})
+    if len(temperatures) > 1:
+        raise DataError(
+            f"sampled at temperatures {temperatures}: engine trl has one for all; leave training.engine out"
+        )
+    return rows
+
+
+def _arguments(
+    rows: Sequence[Trajectory],
+    siblings: int,
+    settings: TrainingSettings,
+    folder: str,
+    device: torch.device,
+    seed: int,
+) -> GRPOConfig:
+    """Our settings in TRL's words."""
+    algorithm = get_algorithm(
+        settings.algorithm,
+        scale_by_std=settings.scale_by_std,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+    )
+    width = max(map(_prompt_length, rows)) + max(len(row.token_ids) - _prompt_length(row) for row in rows)
+    per_pass = rows_per_pass(len(rows), width=width, max_tokens=settings.microbatch_tokens)
+    if per_pass < len(rows) and (settings.entropy_coefficient or settings.top_entropy_quantile < 1):
+        raise ConfigError(
+            f"engine trl measures entropy pass by pass, and {len(rows)} rows take {len(rows) // per_pass} passes; "
+            "raise training.microbatch_tokens, or leave entropy_coefficient and top_entropy_quantile out"
+        )
+    return GRPOConfig(
+        **training_arguments(folder, device, seed=seed),
+        **LOSSES[settings.algorithm],
+        max_steps=settings.epochs,
+        num_iterations=settings.epochs,
+        num_generations=siblings,
+        per_device_train_batch_size=per_pass,
+        gradient_accumulation_steps=len(rows) // per_pass,
+        shuffle_dataset=False,
+        temperature=rows[0].temperature,
+        max_completion_length=settings.length_normalizer,
+        scale_rewards="group" if algorithm.scale_by_std else "none",
+        epsilon=algorithm.clip_low,
+        epsilon_high=algorithm.clip_high,
+        delta=settings.dual_clip,
+        use_bias_correction_kl=True,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=settings.importance_sampling_cap or 1.0,
+        entropy_coef=settings.entropy_coefficient,
+        top_entropy_quantile=settings.top_entropy_quantile,
+        max_grad_norm=settings.max_grad_norm,
+    )
+
+
+def _prompt_length(row: Trajectory) -> int:
+    """Tokens before the first that the policy said."""
+    return int(row.loss_mask.argmax())
+
+
+def _stored_reward(reward: list[float], **_: Any) -> list[float]:
+    """The rewards that came with the trajectories."""
+    return reward
+
+
+class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
+    """A GRPOTrainer that samples nothing: its completions, their log-probabilities and rewards were stored."""
+
+    def take(self, rows: Sequence[Trajectory], settings: TrainingSettings, reference: PreTrainedModel | None) -> None:
+        """Give it what it trains on."""
+        self.rows, self.settings = rows, settings
+        self.use_vllm = True  # after construction, which would start one: makes the loss read stored log-probabilities
+        if settings.beta and reference is not None:  # TRL would load one from the place that the model came from
+            add_fused_lm_head(reference, temperature=self.temperature)
+            self.beta, self.ref_model = settings.beta, reference
+
+    def _generate(self, prompts: list[str]) -> tuple[Any, ...]:
+        """The stored rollouts, in place of new ones."""
+        pairs = [(row, _prompt_length(row)) for row in self.rows]
+        return (
+            [row.token_ids[:start].tolist() for row, start in pairs],
+            [row.token_ids[start:].tolist() for row, start in pairs],
+            [row.loss_mask[start:].astype(np.int64).tolist() for row, start in pairs],
+            [row.place for row in self.rows],  # the texts, which only the log would show
+            [row.sampler_logprobs[start:].tolist() for row, start in pairs],
+            {"reward": [row.total_reward for row in self.rows]},
+            None,  # images
+            [],  # images from tools
+        )
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch; without an importance cap the stored log-probabilities are the old ones, as they stand."""
+        batch = super()._generate_and_score_completions(inputs)
+        if self.settings.importance_sampling_cap is None:
+            own, stored = batch["old_per_token_logps"], batch["sampling_per_token_logps"]
+            said = batch["completion_mask"] * batch["tool_mask"]
+            off = ((((own - stored).exp() - 1).abs() * said).sum(dim=1) / said.sum(dim=1)).tolist()
+            rows = [(distance, row.place) for distance, row in zip(off, self.rows, strict=True)]
+            check_ratio(rows, tolerance=self.settings.ratio_tolerance)
+            batch["old_per_token_logps"] = stored
+            batch["importance_sampling_ratio"] = torch.ones_like(stored)  # the ratio to the old ones says it all
+        return batch
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any, Any]:
+        logprobs, entropy, auxiliary = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self.policy_logprobs = logprobs.detach()
+        return logprobs, entropy, auxiliary
+
+    def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's loss; beside it the mean importance ratio, which TRL does not log."""
+        loss: torch.Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
+        said = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        log_ratio = (self.policy_logprobs - inputs["old_per_token_logps"])[said]
+        by_sequence = self.importance_sampling_level == "sequence"
+        ratio = importance_ratio(log_ratio, said.sum(dim=1), by_sequence=by_sequence)
+        self._metrics["train"]["ratio"].append(float(ratio.mean()))
+        return loss
+
+
+def _metrics(logged: dict[str, float], *, said: int, passed: int) -> dict[str, float]:
+    """One step in the words of `Learner.step`; of several passes TRL gives the mean of their means."""
+    clipped = "cispo_clip_ratio" if "cispo_clip_ratio" in logged else "clip_ratio/region_mean"
+    return {
+        "ratio": logged["ratio"],
+        "clip_share": logged[clipped],
+        "entropy": logged["entropy"],
+        "loss": logged["loss"],
+        "tokens": said,
+        "passed": passed,
+        "gradient_norm": logged["grad_norm"],
+        "learning_rate": logged["learning_rate"],
+    }

@@ -1,0 +1,121 @@
+"""TRL's training loop without its habits: no network, no files, no printing, and the models come back as they were."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from grpo import progress
+from grpo.errors import ConfigError, PolicyError
+
+LearningRateSchedule = Callable[[int], float]
+"""Learning rate of the k-th optimizer step of a call, k from 0; asked in order, and once more after the last step."""
+
+
+class WithoutTelemetry(Trainer):
+    """A trainer that reports to nobody; TRL's own asks a server on the network to count its users."""
+
+    def _send_telemetry(self) -> None:
+        """Send nothing."""
+
+
+class ScheduledLR(LambdaLR):
+    """The learning rate of each step, as its caller has it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: LearningRateSchedule) -> None:
+        self.rate = rate
+        super().__init__(optimizer, rate)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """The rate of the coming step, for every group of weights."""
+        return [self.rate(self.last_epoch) for _ in self.optimizer.param_groups]
+
+
+class _Progress(TrainerCallback):
+    """Tells whoever watches how far the training is."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """After each optimizer step."""
+        if logs and "loss" in logs:
+            progress.report("train", state.global_step, state.max_steps, loss=logs["loss"])
+
+
+def training_arguments(folder: str, device: torch.device, *, seed: int) -> dict[str, Any]:
+    """What every trainer of ours is told: float32, each step logged in memory, nothing written or sent."""
+    return {
+        "output_dir": folder,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "use_cpu": device.type == "cpu",
+        "bf16": False,
+        "activation_checkpointing": False,
+        "dataloader_pin_memory": False,
+        "seed": seed,
+    }
+
+
+def rows_per_pass(count: int, *, width: int, max_tokens: int) -> int:
+    """Most rows, each padded to `width` tokens, that divide `count` evenly and hold at most `max_tokens`; at least one.
+
+    Passes of one size weigh the same, so that their mean is that of the batch: 6 rows of 10 tokens, 45 at most → 3.
+    """
+    return max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * width <= max_tokens))
+
+
+def run(trainer: Trainer) -> list[dict[str, float]]:
+    """Train to the end; returns what was logged of each optimizer step. Raises `ConfigError` under torchrun."""
+    if trainer.args.world_size > 1:
+        raise ConfigError(
+            f"TRL's trainers train in one process here, not in {trainer.args.world_size}: each would take the whole "
+            "batch; set training.processes to 1"
+        )
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_Progress())
+    trainer.train()
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+@contextmanager
+def restored_after(*models: PreTrainedModel) -> Iterator[None]:
+    """Models that TRL may patch and reconfigure inside; afterwards only weights differ, and they are in eval mode.
+
+    Raises `PolicyError` for a model with dropout: with it the importance ratio would not be 1 at the start.
+    """
+    for model in models:
+        dropped = {name: share for name, share in vars(model.config).items() if _is_dropout(name) and share}
+        if dropped:
+            raise PolicyError(f"{type(model).__name__} has dropout {dropped}; set it to 0 in its config.json")
+    kept = [copy.deepcopy((vars(model.config), vars(model.generation_config))) for model in models]
+    try:
+        with warnings.catch_warnings():  # TRL 1.16 asks for it by a name that transformers 5.23 gives up
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprec", category=FutureWarning)
+            yield
+    finally:
+        for model, before in zip(models, kept, strict=True):
+            vars(model).pop("forward", None)  # TRL lays its fused head over the class's own
+            for config, fields in zip((model.config, model.generation_config), before, strict=True):
+                vars(config).clear()
+                vars(config).update(fields)
+            model.eval()
+
+
+def _is_dropout(name: str) -> bool:
+    return name.endswith(("dropout", "pdrop"))

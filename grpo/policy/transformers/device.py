@@ -1,0 +1,38 @@
+"""Where a model in this process lies, and what it computes with."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+import torch
+
+from grpo.errors import CapacityError
+from grpo.policy.transformers.model import TransformersPolicy
+
+logger = logging.getLogger(__name__)
+
+FLASH = "flash_attention_2"
+
+
+def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, attention: str) -> TransformersPolicy:
+    """The policy with numbers of this dtype on this device, under the hash of what its weights are then.
+
+    Attention is PyTorch's sdpa over the sampler's slots whatever is asked for; why is logged. Raises `CapacityError`
+    for a device that this machine lacks.
+    """
+    if attention == FLASH:
+        missing = importlib.util.find_spec("flash_attn") is None
+        logger.warning(
+            "attn_implementation %s: sdpa is taken, because %s",
+            FLASH,
+            "package flash_attn is not installed" if missing else "its kernels cannot read the sampler's slots",
+        )
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CapacityError("device_map cuda: this machine has no CUDA device; set device_map to auto or cpu")
+    model = policy.model
+    wanted = model.device if device == "auto" else torch.device(device)
+    if model.device.type == wanted.type and model.dtype == getattr(torch, dtype):
+        return policy
+    model.to(device=wanted, dtype=getattr(torch, dtype))
+    return TransformersPolicy(model, policy.tokenizer)

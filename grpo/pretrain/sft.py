@@ -1,0 +1,60 @@
+"""Next-token training on written conversations: how a base model is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedModel
+
+from grpo.learner.packing import hidden_states, pack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFTExample:
+    """A conversation that somebody else wrote, and which of its tokens are to be learned."""
+
+    token_ids: NDArray[np.int32]  # [tokens]
+    loss_mask: NDArray[np.bool_]  # [tokens]
+
+
+def cosine_schedule(step: int, *, steps: int, warmup: int) -> float:
+    """Learning-rate factor: linear warm-up to 1, then half a cosine to 0.1."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def train_sft(
+    model: PreTrainedModel,
+    batches: Iterator[Sequence[SFTExample]],
+    *,
+    steps: int,
+    learning_rate: float,
+    warmup: int = 50,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> float:
+    """Minimise the next-token loss; returns the last loss, in nats a token."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    value = math.nan
+    for step in range(steps):
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = learning_rate * cosine_schedule(step, steps=steps, warmup=warmup)
+        packed = pack(next(batches), device=model.device)
+        states = hidden_states(model, packed).index_select(0, packed.predictors)
+        logits = model.get_output_embeddings()(states)
+        loss = nn.functional.cross_entropy(logits, packed.targets)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        value = float(loss.detach())
+        on_step(step, value)
+    model.eval()
+    return value

@@ -1,0 +1,163 @@
+"""Personal data in text: where it stands and of which kind it is.
+
+    email         anna@example.org
+    iban          DE89 3704 0044 0532 0130 00                 its check digits must hold (mod 97)
+    card          4111 1111 1111 1111                         13 to 19 digits whose check digit holds (Luhn)
+    national id   536-90-4399
+    ip            192.0.2.17, 2001:db8::17
+    phone         +49 30 901820, (415) 555-0132, 4155550132   not after "order", "ticket", "account" and the like
+    address       12 Jungle Road Leominster MA 01453, Hauptstraße 12
+    name          after words that introduce one: my name is …, Mr …, … here, kind regards …
+
+Not found: names and places that nothing introduces, addresses without a word for a street, and numbers of other
+countries without their prefix. Words decide, there is no model: see docs/retraining.md for what that finds.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+PIIKind = Literal["email", "iban", "card", "national id", "ip", "phone", "address", "name"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PIISpan:
+    """One piece of personal data: `text[start:stop]`."""
+
+    kind: PIIKind
+    start: int
+    stop: int
+
+
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_IBAN = re.compile(r"(?<!\w)[A-Za-z]{2}\d{2}(?: ?[A-Za-z0-9]{4}){2,7}(?: ?[A-Za-z0-9]{1,3})?(?!\w)")
+_CARD = re.compile(r"(?<![\w.])\d(?:[ -]?\d){12,18}(?!\w)")
+_NATIONAL_ID = re.compile(r"(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])")
+_IP = re.compile(r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:]|\.\d)")
+_PHONE = re.compile(
+    r"(?<![\w+])\+\d(?:[ ().-]{0,2}\d){6,14}(?!\w)"  # +49 30 901820
+    r"|(?<![\w-])(?:1[ .-]?)?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])"  # (415) 555-0132
+    r"|(?<![\w#-])(?:1?[2-9]\d{2}[2-9]\d{6}|[6-9]\d{9})(?![\w-])"  # 4155550132; ten digits of an Indian mobile
+)
+_CALLED = re.compile(
+    r"\b(?:phone|telephone|mobile|cell|call me (?:at|on|back at)|reach me (?:at|on)|contact)\b"
+    r"(?:[ ]?(?:number|no|is|#|at|:|\.))*[ ]*(?P<it>\d(?:[ -]?\d){6,14})(?!\w)",
+    re.IGNORECASE,
+)
+_NUMBERED = re.compile(
+    r"(?:order|ticket|invoice|account|a/c|acct|reference|ref|tracking|serial|case|booking|reservation|flight|item|product"
+    r"|shipment|confirmation|id)\b[\s\w]{0,12}?[\s#:.-]*$",
+    re.IGNORECASE,
+)
+_BEFORE = 30  # characters in which a word may say that a number is no telephone's
+
+_NO_NAME = (
+    r"(?!(?:the|my|a|an|on|in|to|and|or|of|i|is|am|by|it|at|for|from|with|than|this|that|all|its|your|no|not|be)\b)"
+)
+_STREET = (
+    r"(?:street|st|avenue|ave|road|rd|lane|ln|drive|dr|boulevard|blvd|court|ct|parkway|pkwy|highway|hwy|nagar|colony)"
+)
+_ADDRESS = re.compile(
+    rf"(?<![\w#.-])\d{{1,6}}[a-z]?,? (?:{_NO_NAME}[\w.']+ ){{1,3}}{_STREET}\b\.?"
+    r"(?:,? (?:apt|unit|suite|#)\.? ?\w{1,5})?"
+    r"(?:,?(?: [a-z]+){1,2},? [a-z]{2},? \d{4,5}(?:-\d{4})?(?!\w))?"
+    r"|\b[A-ZÄÖÜ][a-zäöüß]+(?:straße|strasse|str\.|gasse|allee) \d{1,4}[a-z]?\b",
+    re.IGNORECASE,
+)
+_WORD = r"[A-ZÀ-Þ][a-zß-ÿ'’-]+"
+_FULL = rf"{_WORD}(?: {_WORD}){{1,2}}"
+_NOT_CALLED = (
+    r"(?!(?:and|or|but|is|was|not|the|a|an|on|in|for|my|mine|at|by|i|we|you|it|its|to|of|from|with|please|thanks|thank|sir|"
+    r"madam|here|wrong|correct|spelled|misspelled|spelt|required|also|same|associated|linked|registered|listed|different|"
+    r"changed|phone|address|number|email|account|card|order|delivery|as|so|that|this|there)\b)"
+)
+_NAMES = (
+    re.compile(
+        rf"(?:\bmy (?:full |first |last |sur)?name(?:'s| is)|^name is|\bthe name is|\bi am called|\bi'm called)[ :]+"
+        rf"(?P<it>{_NOT_CALLED}[^\W\d_][\w'’-]+(?: {_NOT_CALLED}[^\W\d_][\w'’-]+){{0,2}})",
+        re.IGNORECASE,
+    ),
+    re.compile(rf"\b(?:This is|this is|It is|it is|It's|it's|I am|I'm|i am|i'm) (?P<it>{_FULL})\b"),
+    re.compile(rf"(?P<it>{_WORD}(?: {_WORD})?) (?:here\b|speaking\b|on the line\b)"),
+    re.compile(rf"\b(?:[Rr]egards|[Ss]incerely|[Yy]ours truly)[,.]?\s+(?P<it>{_FULL})\b"),
+    re.compile(rf"\b(?:Mr|Mrs|Ms|Miss|Dr|Prof)\.? (?P<it>{_WORD}(?: {_WORD})?)\b"),
+)
+_GREETINGS = re.compile(
+    r"(?:Hi|Hey|Hello|Good|Morning|Day|Evening|Is|Right|Still|Not|Out|Over|Nobody|Someone|Anyone)\b"
+)
+
+
+def find_pii(text: str) -> list[PIISpan]:
+    """All personal data of a text, in order, none overlapping; of two that do the first kind of the table counts."""
+    found: list[PIISpan] = []
+    for kind, start, stop in _candidates(text):
+        if all(stop <= one.start or one.stop <= start for one in found):
+            found.append(PIISpan(kind=kind, start=start, stop=stop))
+    return sorted(found, key=lambda one: one.start)
+
+
+def mask_pii(text: str) -> str:
+    """The text with each piece of personal data replaced by its kind.
+
+    "Write to anna@example.org" → "Write to [email]"
+    """
+    parts, end = [], 0
+    for one in find_pii(text):
+        parts += [text[end : one.start], f"[{one.kind}]"]
+        end = one.stop
+    return "".join((*parts, text[end:]))
+
+
+def _candidates(text: str) -> Iterator[tuple[PIIKind, int, int]]:
+    plain: tuple[tuple[PIIKind, re.Pattern[str], Callable[[str], bool]], ...] = (
+        ("email", _EMAIL, lambda _: True),
+        ("iban", _IBAN, _is_iban),
+        ("card", _CARD, _is_card),
+        ("national id", _NATIONAL_ID, lambda _: True),
+        ("ip", _IP, _is_ip),
+    )
+    for kind, pattern, holds in plain:
+        for match in pattern.finditer(text):
+            if holds(match[0]):
+                yield kind, *match.span()
+    for match in _CALLED.finditer(text):
+        yield "phone", *match.span("it")
+    for match in _PHONE.finditer(text):
+        if not _NUMBERED.search(text[max(0, match.start() - _BEFORE) : match.start()]):
+            yield "phone", *match.span()
+    for match in _ADDRESS.finditer(text):
+        yield "address", *match.span()
+    for pattern in _NAMES:
+        for match in pattern.finditer(text):
+            if not _GREETINGS.match(match["it"]):
+                yield "name", *match.span("it")
+
+
+def _is_iban(text: str) -> bool:
+    """ISO 13616: the first four to the end, letters as 10 to 35, remainder 1 by 97."""
+    compact = text.replace(" ", "").upper()
+    if not 15 <= len(compact) <= 34:
+        return False
+    return int("".join(str(int(letter, 36)) for letter in compact[4:] + compact[:4])) % 97 == 1
+
+
+def _is_card(text: str) -> bool:
+    """Luhn: every second digit from the right doubled, digits summed, a multiple of ten; of one digit alone it is none.
+
+    4111111111111111 → 8+1+2+1+2+1+2+1+2+1+2+1+2+1+2+1 = 30
+    """
+    digits = [int(letter) for letter in text if letter.isdigit()]
+    doubled = [digit if k % 2 == 0 else sum(divmod(2 * digit, 10)) for k, digit in enumerate(reversed(digits))]
+    return len(set(digits)) > 1 and sum(doubled) % 10 == 0
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return len(text) > 3  # "::" is an address, and no one's

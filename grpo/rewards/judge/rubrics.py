@@ -1,0 +1,77 @@
+"""What a judge looks at: criteria with weights, versioned, as files under data/rubrics."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from grpo.config.base import Settings
+from grpo.config.faults import faults, shortened
+from grpo.errors import ConfigError
+
+RUBRICS = Path(__file__).resolve().parents[3] / "data" / "rubrics"
+
+
+class Criterion(Settings):
+    """One thing that is looked at."""
+
+    name: str = Field(min_length=1)
+    weight: float = Field(gt=0, le=1)
+    """Share in the score."""
+    text: str = Field(min_length=1)
+    """What makes a conversation good by it, and what bad."""
+
+
+class Rubric(Settings):
+    """The criteria of one domain; their weights sum to 1."""
+
+    name: str = Field(min_length=1)
+    version: int = Field(ge=1)
+    """Raised with every change of a criterion, as scores by two versions do not compare."""
+    description: str = Field(min_length=1)
+    criteria: tuple[Criterion, ...] = Field(min_length=1)
+
+    @field_validator("criteria")
+    @classmethod
+    def _check(cls, criteria: tuple[Criterion, ...]) -> tuple[Criterion, ...]:
+        names = [criterion.name for criterion in criteria]
+        if len(set(names)) < len(names):
+            raise ValueError(f"criteria {names} name one twice")
+        total = sum(criterion.weight for criterion in criteria)
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"the weights sum to {total:g}, not to 1")
+        return criteria
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each criterion by its name."""
+        return {criterion.name: criterion.weight for criterion in self.criteria}
+
+    @property
+    def hash(self) -> str:
+        """Digest of every word and number of it, first 16 hex digits."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+def find_rubric(rubric: str | Mapping[str, Any] | Rubric) -> Rubric:
+    """A rubric that ships, by name, or one's own, written out. Raises `ConfigError`.
+
+    One's own stands in the config and not in a file of its own, so that a change makes the score stage a new one.
+    """
+    if isinstance(rubric, Rubric):
+        return rubric
+    document: Any = rubric
+    if isinstance(rubric, str):
+        shipped = sorted(path.stem for path in RUBRICS.glob("*.yaml"))
+        if rubric not in shipped:
+            raise ConfigError(f"no rubric {rubric!r} in {RUBRICS}; use one of {', '.join(shipped)}, or write one out")
+        document = yaml.safe_load((RUBRICS / f"{rubric}.yaml").read_text(encoding="utf-8"))
+    try:
+        return Rubric.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(f"rubric {shortened(rubric)}: {'; '.join(faults(error, document))}") from error

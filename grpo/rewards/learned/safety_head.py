@@ -1,0 +1,111 @@
+"""Head on sentence vectors: a small network from a request and its reply to the log-odds that the reply is safe.
+
+features   vector of the request, of the reply, their product and distance, and four flags        [1540]
+score      out · relu(hidden · features + bias) + shift
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from grpo.errors import ArtifactError
+from grpo.rewards.learned.encoder import DIMENSION, WEIGHTS_SHA256, Encoder
+from grpo.rewards.learned.features import PromptedReply
+from grpo.rewards.learned.hazards import hazards, mask_harmless_uses
+from grpo.rewards.learned.model_card import CARD, ModelCard
+from grpo.rewards.text.refusals import is_refusal
+
+Floats = NDArray[np.float32]
+
+HEAD = "head.safetensors"
+_SCALES = (4.0, 4.0, 60.0, 8.0, 2.0)  # bring each family of features to about the same size
+_FLAGS = 4
+FEATURES = 4 * DIMENSION + _FLAGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafetyHead:
+    """The weights."""
+
+    hidden: Floats  # [hidden, FEATURES]
+    bias: Floats  # [hidden]
+    out: Floats  # [hidden]
+    shift: Floats  # [1]
+
+    def scores(self, features: Floats) -> Floats:
+        """Log-odds of safe replies [exchanges] from their features [exchanges, FEATURES]."""
+        return np.maximum(features @ self.hidden.T + self.bias, 0) @ self.out + self.shift
+
+
+def features(encoder: Encoder, exchanges: Sequence[PromptedReply]) -> Floats:
+    """Features of each exchange [exchanges, FEATURES]: the last request of the user, and the reply."""
+    asked = [last_request(exchange) for exchange in exchanges]
+    replies = [exchange.reply.content for exchange in exchanges]
+    texts = list(dict.fromkeys([*asked, *replies]))
+    places = {text: place for place, text in enumerate(texts)}
+    vectors = encoder.encode(texts)
+    heard, said = (vectors[[places[text] for text in part]] for part in (asked, replies))
+    flags = np.array([_flags(*texts) for texts in zip(asked, replies, strict=True)], np.float32)
+    families = (heard, said, heard * said, abs(heard - said), flags)
+    return np.concatenate(
+        [family * scale for family, scale in zip(families, _SCALES, strict=True)], axis=1, dtype=np.float32
+    )
+
+
+def last_request(exchange: PromptedReply) -> str:
+    """Last message of the user; the last message where there is none."""
+    said = [message.content for message in exchange.context if message.role == "user"]
+    return said[-1] if said else exchange.context[-1].content if exchange.context else ""
+
+
+def _flags(asked: str, reply: str) -> tuple[bool, bool, bool, bool]:
+    """Refused, danger asked for, danger taught, danger named."""
+    plain = mask_harmless_uses(reply)
+    return (
+        is_refusal(reply),
+        bool(hazards(mask_harmless_uses(asked))),
+        bool(hazards(plain, unless_negated=True)),
+        bool(hazards(plain)),
+    )
+
+
+def write_head(folder: Path, head: SafetyHead, card: ModelCard) -> ModelCard:
+    """Write the weights beside the network of a learned reward; returns its card with their digests."""
+    weights = save({field.name: getattr(head, field.name) for field in fields(head)})
+    signed = card.model_copy(
+        update={"head_sha256": hashlib.sha256(weights).hexdigest(), "encoder_sha256": WEIGHTS_SHA256}
+    )
+    (folder / HEAD).write_bytes(weights)
+    (folder / CARD).write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return signed
+
+
+def read_head(folder: Path, card: ModelCard) -> SafetyHead:
+    """Read the weights. Raises `ArtifactError` where they are missing, damaged, not the card's, or of another size."""
+    try:
+        stored = (folder / HEAD).read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError(f"no head of a safety reward in {folder}: {HEAD} is missing; teach it again") from error
+    digest = hashlib.sha256(stored).hexdigest()
+    if (digest, WEIGHTS_SHA256) != (card.head_sha256, card.encoder_sha256):
+        raise ArtifactError(
+            f"{folder / HEAD} is damaged or another encoder's: the card says {card.head_sha256} on "
+            f"{card.encoder_sha256}, found {digest} on {WEIGHTS_SHA256}; teach it again"
+        )
+    try:
+        head = SafetyHead(**{name: np.array(weight) for name, weight in load(stored).items()})
+    except (SafetensorError, TypeError) as error:
+        raise ArtifactError(f"{folder / HEAD} holds no head: {error}; teach it again") from error
+    if head.hidden.shape[1:] != (FEATURES,):
+        raise ArtifactError(
+            f"{folder / HEAD} reads {head.hidden.shape[1:]} features, expected {FEATURES}; teach it again"
+        )
+    return head

@@ -1,0 +1,95 @@
+r"""Numbers in a text, and the one that a solution ends with.
+
+"#### 1,200"   "\boxed{1200}"   "The answer is $1,200.00."   "… so she earned 1 200 dollars"   → 1200
+"1 1/2" → 3/2     "½" → 1/2     "-5" → -5     "The answer is not 42." → none
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fractions import Fraction
+
+_GAP = "[, \u00a0\u2009\u202f]"
+_PARTS = "[¼-¾⅐-⅞]"
+_NUMBER = re.compile(
+    rf"(?<![\w.])(?P<sign>[-−]\s?)?[$€£]?\s?(?P<inner>[-−])?"
+    rf"(?:(?P<whole>\d{{1,3}}(?:{_GAP}\d{{3}})+(?!\d)|\d+)(?P<decimals>\.\d+)?|(?P<bare>\.\d+)|(?P<part>{_PARTS}))"
+    rf"(?:\s?(?P<and_part>{_PARTS})|\s?/\s?(?P<below>[1-9]\d*)|\s(?P<top>\d+)/(?P<bottom>[1-9]\d*))?"
+)
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
+_MARKED = re.compile(r"####\s*(.+)")
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_STATED = re.compile(r"\banswers?\b(?:\s+\w+){0,4}?\s*(?:\bis\b|\bare\b|\bwas\b|=|:)(?P<rest>[^\n]*)", re.IGNORECASE)
+_DENIED_BEFORE = re.compile(
+    r"(?:\bnot|n['’]t|\bnever|\bcannot)(?:\s+(?:be|equal|equals|to|exactly|simply|just))*\s*[*$€£]*\s*$", re.IGNORECASE
+)
+_DENIED_AFTER = re.compile(
+    r"[\s*]*(?:\w+\s+)?(?:is|was|are)(?:\s+not\b|n['’]t\b|\s+(?:wrong|incorrect|false|untrue)\b)", re.IGNORECASE
+)
+
+
+def numbers(text: str) -> list[Fraction]:
+    """The numbers that a text asserts, in order; "not 42" asserts none."""
+    found = []
+    for match in _NUMBER.finditer(text):
+        before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 30]
+        if not _DENIED_BEFORE.search(before) and not _DENIED_AFTER.match(after):
+            found.append(_value(match))
+    return found
+
+
+def final_answer(text: str) -> Fraction | None:
+    r"""The number that a worked solution ends with.
+
+    After `####`, else in the last `\boxed{}`, else in the last sentence that says "answer", else after the last = of
+    the last line, else the last one of all.
+    None where there is none, or where that place denies it: "the answer is not 42".
+    """
+    plain = _FRACTION.sub(r"\1/\2", _CALCULATOR.sub("", text))
+    for pattern in (_MARKED, _BOXED):
+        if marked := pattern.findall(plain):
+            found = numbers(marked[-1].replace("$", " "))
+            return found[0] if found else None
+    if stated := list(_STATED.finditer(plain)):
+        rest = stated[-1].group("rest")
+        if _NUMBER.search(rest):
+            found = numbers(re.split(r"(?<=[.!?])\s", rest.strip(), maxsplit=1)[0])
+            return found[-1] if found else None
+    last_line = plain.rstrip().rpartition("\n")[2]
+    if "=" in last_line and (found := numbers(last_line.rpartition("=")[2])):
+        return found[0]
+    found = numbers(plain)
+    return found[-1] if found else None
+
+
+def parse_quantity(text: str) -> Fraction | None:
+    """The value of a text that is a number, with a sign of money or a unit at most; None for any other text.
+
+    "$1,200.00" → 1200; "#### 72" → 72; "5 km" → 5; "Delivery takes 5 days" → none
+    """
+    plain = text.replace("#", " ").strip()
+    match = _NUMBER.match(plain)
+    return _value(match) if match and re.fullmatch(r"[\s%°]*[^\W\d]*\.?", plain[match.end() :]) else None
+
+
+def _value(match: re.Match[str]) -> Fraction:
+    part = match["part"]
+    if part:
+        value = _part(part)
+    else:
+        whole = re.sub(_GAP, "", match["whole"] or "0")
+        value = Fraction(whole + (match["decimals"] or match["bare"] or ""))
+    if match["and_part"]:
+        value += _part(match["and_part"])
+    elif match["below"]:
+        value /= int(match["below"])
+    elif match["top"]:
+        value += Fraction(int(match["top"]), int(match["bottom"]))
+    return -value if match["sign"] or match["inner"] else value
+
+
+def _part(character: str) -> Fraction:
+    """½, as it stands in one character."""
+    return Fraction(unicodedata.numeric(character)).limit_denominator(10)

@@ -1,0 +1,114 @@
+"""Boundary to data that strangers wrote: any exception of a library becomes a fault of the data, with its place.
+
+    one record           attempt(build)          the value, or the exception as a value: the record is quarantined
+    a source as a whole  bounded(read, place)    records, or a `DataError` with place and remedy
+    what is quarantined  excerpt(value)          text of bounded size, whatever the value is
+
+`attempt` is the only place of ingestion that catches `Exception`: parsers raise `RecursionError`, `OverflowError`,
+`MemoryError`, `UnicodeDecodeError` and types of their own, and the objects of a generator raise what they like.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from grpo.errors import DataError, GRPOError
+from grpo.scenarios.readers.record import SourceRecord
+
+EXCERPT_CHARS = 500
+_TRANSIENT = (ConnectionError, TimeoutError)
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_UNSHOWN = "a value that cannot be shown"
+
+T = TypeVar("T")
+
+
+def try_call(build: Callable[[], T]) -> T | Exception:
+    """Return what `build` returns, or the exception that it raised."""
+    try:
+        return build()
+    except Exception as error:
+        return error
+
+
+def read_guarded(read: Callable[[], Iterable[SourceRecord]], place: str) -> Iterator[SourceRecord]:
+    """Read a source lazily.
+
+    Raises `DataError` for any exception but a transient one (`ConnectionError`, `TimeoutError`), which a second try of
+    the stage can mend.
+    """
+    count = 0
+    records = _unless_broken(try_call(lambda: iter(read())), place, count)
+    while (record := _unless_broken(try_call(lambda: next(records, None)), place, count)) is not None:
+        count += 1
+        yield record
+
+
+def _unless_broken(value: T | Exception, place: str, count: int) -> T:
+    if not isinstance(value, Exception):
+        return value
+    if isinstance(value, (GRPOError, *_TRANSIENT)):
+        raise value
+    where = f"after record {count}" if count else "at its beginning"
+    raise DataError(f"source {place} cannot be read {where}: {error_text(value)}; mend it or fetch it again") from value
+
+
+def error_text(error: Exception) -> str:
+    """Type and message of an exception, shortened; the message alone where it is written for readers."""
+    text = try_call(lambda: excerpt(str(error)))
+    message = _UNSHOWN if isinstance(text, Exception) else text
+    return message if type(error) in (ValueError, DataError) else f"{type(error).__name__}: {message}".rstrip(": ")
+
+
+def problem_text(error: Exception, kind: str) -> str:
+    """Problem of a record that could not be read: `not as published: no 'category'`."""
+    if isinstance(error, ValidationError):
+        return f"{kind}: {excerpt(first_validation_error(error))}"
+    if isinstance(error, LookupError):
+        return f"{kind}: no {error_text(error).removeprefix(f'{type(error).__name__}: ')}"
+    return f"{kind}: {error_text(error)}"
+
+
+def first_validation_error(error: ValidationError) -> str:
+    """`user_scenario: Field required`"""
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, problem["loc"]))
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message
+
+
+def excerpt(value: Any, limit: int = EXCERPT_CHARS) -> str:
+    """First characters of a text, or of a value as JSON; what JSON cannot hold ends the excerpt.
+
+    {"id": "a", "world": {(1, 2): 3}}  →  {"id": "a", "world": { … not JSON: TypeError: keys must be str, …
+    """
+    parts: list[str] = []
+    error = try_call(lambda: _gather(value, limit, parts))
+    text = "".join(parts)[:limit]
+    if isinstance(error, Exception):
+        reason = try_call(lambda: str(error)[:limit])
+        text += f" … not JSON: {type(error).__name__}: {_UNSHOWN if isinstance(reason, Exception) else reason}"
+    return text.encode(errors="replace").decode()
+
+
+def _gather(value: Any, limit: int, parts: list[str]) -> None:
+    if isinstance(value, str):
+        parts.append(str(value[:limit]))
+        return
+    size = 0
+    for chunk in json.JSONEncoder(ensure_ascii=False, default=_name).iterencode(value):
+        parts.append(chunk)
+        size += len(chunk)
+        if size >= limit:
+            return
+
+
+def _name(value: Any) -> str:
+    """An object's own text without its address in memory, which differs from run to run."""
+    text = try_call(lambda: _ADDRESS.sub("", str(value)))
+    return f"<{type(value).__name__}>" if isinstance(text, Exception) else text

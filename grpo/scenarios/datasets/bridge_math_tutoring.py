@@ -1,0 +1,118 @@
+"""Bridge: moments of real maths tutoring in which a student erred, what a novice said, and what an expert would say.
+
+    the student's turns in c_h          → user_responses
+    lesson, the tutor before them       → context
+    c_r_, the expert's reply            → expected.responses;  chosen
+    c_r, what the novice said           → rejected
+    e, the kind of error                → category; an annotator's own words are `other`
+
+Several experts revised some moments: each is a record. A student's turn without words cannot be played.
+
+https://github.com/rosewang2008/bridge, MIT
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from grpo.messages import Message, Role
+from grpo.scenarios.datasets.parts import find_parts, read_parts
+from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.readers.source_files import read_document
+from grpo.scenarios.readers.speaker_turns import merge_speaker_turns, user_turns_and_replies
+from grpo.scenarios.records import convert_records
+
+_PARTS = {name: (f"{name}.json", f"dataset/{name}.json") for name in ("train", "validation", "test")}
+_DEFAULT = ("train", "validation")
+_ERRORS = frozenset({"guess", "right-idea", "diagnose", "careless", "misinterpret", "imprecise"})
+_ROLES: dict[str, Role] = {"student": "user", "tutor": "assistant"}
+
+
+class _Line(BaseModel):
+    user: Literal["student", "tutor"]
+    text: str
+
+
+class _Moment(BaseModel):
+    c_id: str
+    lesson_topic: str
+    c_h: tuple[_Line, ...] = Field(min_length=1)
+    c_r: tuple[_Line, ...]
+    c_r_: tuple[_Line, ...]
+    e: str
+
+
+def read_bridge_math_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
+    """Read the parts (default `train` and `validation`), one scenario a moment.
+
+    Raises `DataError` where a file is missing or broken.
+    """
+    places = find_parts(folder, parts or _DEFAULT, _PARTS)
+    yield from read_parts(
+        places, lambda part: convert_records(read_json(part.path), _Moment, partial(_scenario, part.stem))
+    )
+
+
+def read_bridge_math_tutoring_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
+    """Read the same moments as pairs, the expert's reply over the novice's; a chat of several parts is on one split."""
+    places = find_parts(folder, parts or _DEFAULT, _PARTS)
+    moments = [item for part in places if part.split == "train" for item in read_document(part.path)]
+    trained = {str(item.get("c_id")) for item in moments if isinstance(item, dict)}
+    for part in places:
+        for record in convert_records(read_json(part.path), _Moment, partial(_pair, part.stem)):
+            if record.data is not None and part.split is not None:
+                record.data["split"] = "train" if record.data["group"] in trained else "heldout"
+            yield record
+
+
+def _scenario(part: str, found: _Moment, line: int) -> dict[str, Any]:
+    said = _said(found.c_h)
+    student, _ = user_turns_and_replies(said, "student")
+    who, opening = merge_speaker_turns(said)[0]
+    context = f"Lesson: {found.lesson_topic}"
+    return {
+        "id": _id(found, part, line),
+        "topic": found.lesson_topic,
+        "domain": "education",
+        "user_responses": student,
+        "context": f"{context}\nTutor: {opening}" if who == "tutor" else context,
+        "expected": {"responses": [_words(found.c_r_)]},
+        "metadata": {"category": _category(found.e), "source": "bridge", "licence": "MIT"},
+    }
+
+
+def _pair(part: str, found: _Moment, line: int) -> dict[str, Any]:
+    lesson = Message(role="system", content=f"Lesson: {found.lesson_topic}")
+    chat = [Message(role=_ROLES[who], content=text) for who, text in merge_speaker_turns(_said(found.c_h))]
+    return {
+        "id": _id(found, part, line),
+        "group": found.c_id,
+        "prompt": (lesson, *chat),
+        "chosen": Message(role="assistant", content=_words(found.c_r_)),
+        "rejected": Message(role="assistant", content=_words(found.c_r)),
+        "category": _category(found.e),
+        "source": "bridge",
+        "licence": "MIT",
+    }
+
+
+def _id(found: _Moment, part: str, line: int) -> str:
+    return f"bridge-{part}-{line}-{found.c_id}"
+
+
+def _said(lines: tuple[_Line, ...]) -> list[tuple[str, str]]:
+    return [(line.user, line.text) for line in lines]
+
+
+def _words(lines: tuple[_Line, ...]) -> str:
+    return "\n".join(line.text for line in lines if line.text.strip())
+
+
+def _category(error: str) -> str:
+    return error if error in _ERRORS else "other"

@@ -1,0 +1,78 @@
+"""HH-RLHF, harmlessness: two dialogues that end differently, the one that people found less harmful chosen.
+
+    "\\n\\nHuman: …\\n\\nAssistant: …"
+
+Some dialogues have two assistant turns in a row, which stay two. Refused: an empty last reply, and a pair that differs
+before it. Offensive; texts are not to be shown.
+
+https://github.com/anthropics/hh-rlhf, MIT
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from grpo.errors import DataError
+from grpo.messages import Message, Role
+from grpo.scenarios.datasets.parts import find_parts
+from grpo.scenarios.readers.jsonl import read_jsonl
+from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import convert_records
+
+_PARTS = {name: (f"{name}.jsonl.gz", f"harmless-base/{name}.jsonl.gz") for name in ("train", "test")}
+_SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")
+_ROLES: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
+
+
+class _Pair(BaseModel):
+    chosen: str
+    rejected: str
+
+
+def read_hh_rlhf_harmless_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
+    """Read the parts (default every `*.jsonl` and `*.jsonl.gz` of the folder), one record a pair.
+
+    Raises `DataError` where there is none, or one is damaged.
+    """
+    every = sorted((*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")))
+    paths = [part.path for part in find_parts(folder, parts, _PARTS)] if parts else every
+    if not paths:
+        raise DataError(f"no *.jsonl or *.jsonl.gz in {folder}; fetch the published files again")
+    for number, path in enumerate(paths):
+        yield from convert_records(read_jsonl(path), _Pair, partial(_pair, number))
+
+
+def _pair(file: int, found: _Pair, line: int) -> dict[str, Any]:
+    chosen, rejected = _messages(found.chosen), _messages(found.rejected)
+    if chosen[:-1] != rejected[:-1]:
+        raise ValueError("dialogues differ before the last reply")
+    prompt = "\n".join(message.content for message in chosen[:-1])
+    return {
+        "id": f"hh-harmless-{file}-{line}",
+        "group": f"hh-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}",
+        "prompt": chosen[:-1],
+        "chosen": chosen[-1],
+        "rejected": rejected[-1],
+        "category": "harmlessness",
+        "source": "hh-rlhf",
+        "licence": "MIT",
+    }
+
+
+def _messages(text: str) -> list[Message]:
+    before, *rest = _SPEAKER.split(text)
+    if before.strip() or not rest:
+        raise ValueError("no speaker: the dialogue must start with Human or Assistant")
+    messages = [
+        Message(role=_ROLES[who], content=said.strip()) for who, said in zip(rest[::2], rest[1::2], strict=True)
+    ]
+    if messages[-1].role != "assistant":
+        raise ValueError("no reply: the dialogue ends with Human")
+    return messages

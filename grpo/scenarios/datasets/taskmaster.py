@@ -1,0 +1,189 @@
+"""Taskmaster: Taskmaster-4's coffee orders as scenarios; of Taskmaster-3 and 4 what people thought of an agent's step.
+
+    user's texts                     → user_responses
+    assistant's texts                → expected.responses, reply k to turn k
+    api_call with its request        → expected.calls; a call without a request has no arguments
+    api_response with its response   → world.recorded: what each call returned
+    all calls of the files           → tools
+    reward_NN.json                   → labelled replies: 1 good, 0 bad
+
+Requests, responses, contexts and generations are JSON in strings, some of it broken: such a record is refused. Some
+dialogues begin alike: judged steps after the same context are one group. The
+crowd workers' instructions are forms to fill in, no words of a user, and are left out.
+
+https://github.com/google-research-datasets/Taskmaster, CC-BY-4.0
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic_core import from_json
+
+from grpo.messages import Message, ToolCall
+from grpo.scenarios.datasets.parts import DatasetPart, find_parts
+from grpo.scenarios.datasets.tool_schemas import infer_tool_schemas
+from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.readers.speaker_turns import user_turns_and_replies
+from grpo.scenarios.records import convert_records, difficulty_by_count
+
+_DIALOGUES = {"tm4": ("tm4/data", "TM-4-2024/data", "tm4")}
+_REWARDS = {
+    "tm3": ("tm3/reward", "TM-3-2020/reward", "tm3"),
+    "tm4": ("tm4/reward", "TM-4-2024/reward", "tm4"),
+}
+
+
+class _Annotation(BaseModel):
+    name: Literal["api_call", "request", "api_response", "response"]
+    value: str
+    context: str
+
+
+class _Utterance(BaseModel):
+    speaker: Literal["user", "assistant"]
+    text: str
+    annotations: tuple[_Annotation, ...]
+
+
+class _Dialogue(BaseModel):
+    conversation_id: str
+    scenario: str
+    utterances: tuple[_Utterance, ...]
+
+
+class _Step(BaseModel):
+    conversation_id: str
+    context: str
+    generation: str
+    reward: Literal[0, 1]
+
+
+class _Said(BaseModel):
+    role: Literal["user", "agent", "api"]
+    text: str | None = None
+    api: dict[str, dict[str, Any]] | None = None
+    response: dict[str, Any] | None = None
+
+
+_SAID = TypeAdapter(tuple[_Said, ...])
+
+
+def read_taskmaster(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
+    """Read the `data_*.json` of the parts (default `tm4`), one record a dialogue, `line` being its number in the file.
+
+    A part may also be one file. Raises `DataError` where there is no such file, or one is broken.
+    """
+    paths = [path for part in find_parts(folder, parts or ("tm4",), _DIALOGUES) for path in part.files("data_*.json")]
+    records = [record for path in paths for record in convert_records(read_json(path), _Dialogue, _scenario)]
+    tools = infer_tool_schemas(
+        (call["name"], call["arguments"])
+        for record in records
+        if record.data is not None
+        for call in record.data["expected"]["calls"]
+    )
+    for record in records:
+        yield record if record.data is None else replace(record, data={**record.data, "tools": tools})
+
+
+def read_taskmaster_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
+    """Read the `reward_*.json` of the parts (default `tm3` and `tm4`), one record a judged step of the agent."""
+    for part in find_parts(folder, parts or tuple(_REWARDS), _REWARDS):
+        for path in part.files("reward_*.json"):
+            for record in convert_records(read_json(path), _Step, _label):
+                if record.data is not None:
+                    record.data["category"] = _set(part)
+                yield record
+
+
+def _set(part: DatasetPart) -> str:
+    """The set that a part belongs to: by its own name, or by the folders that its file lies in."""
+    return next((name for name, places in _REWARDS.items() if part.name.startswith((name, *places))), part.stem)
+
+
+def _scenario(found: _Dialogue, _: int) -> dict[str, Any]:
+    calls, recorded, turn = [], [], -1
+    for said in found.utterances:
+        turn += said.speaker == "user"
+        for call, result in _calls(said.annotations):
+            calls.append({**call, "turn": turn})
+            recorded.append({**call, "result": result})
+    user, assistant = user_turns_and_replies([(said.speaker, said.text) for said in found.utterances], "user")
+    return {
+        "id": f"taskmaster-{found.conversation_id}",
+        "topic": "coffee",
+        "domain": "sales",
+        "user_responses": user,
+        "world": {"recorded": recorded},
+        "expected": {"responses": assistant, "calls": calls},
+        "metadata": {
+            "category": found.scenario.strip(),
+            "difficulty": difficulty_by_count(len(calls), easy=4, medium=5),
+            "source": "taskmaster-4",
+            "licence": "CC-BY-4.0",
+        },
+    }
+
+
+def _calls(annotations: tuple[_Annotation, ...]) -> list[tuple[dict[str, Any], Any]]:
+    """Calls with what they returned; `api_call_3` and `api_response_3` belong together."""
+    steps: dict[str, dict[str, str]] = {}
+    for item in annotations:
+        steps.setdefault(item.context.rpartition("_")[2], {})[item.name] = item.value
+    return [
+        (
+            {"name": step["api_call"], "arguments": _object("request", step.get("request", "{}"))},
+            _object("response", step.get("response", "{}")),
+        )
+        for step in steps.values()
+        if "api_call" in step
+    ]
+
+
+def _label(found: _Step, _: int) -> dict[str, Any]:
+    try:
+        context = from_json(found.context)
+    except ValueError as error:
+        raise ValueError(f"context is no JSON: {error}") from error
+    prompt = [_message(step) for step in _SAID.validate_python(context)]
+    if not prompt:
+        raise ValueError("context is empty: a step is judged by what comes before it")
+    return {
+        "id": f"taskmaster-{found.conversation_id}",
+        "group": f"taskmaster-{hashlib.sha256(found.context.encode()).hexdigest()[:16]}",
+        "prompt": prompt,
+        "reply": _message(_Said.model_validate(_object("generation", found.generation))),
+        "label": "good" if found.reward else "bad",
+        "score": found.reward,
+        "source": "taskmaster",
+        "licence": "CC-BY-4.0",
+    }
+
+
+def _message(step: _Said) -> Message:
+    """`{"role": "agent", "api": {"find_movies": {…}}}` is a call, `{"role": "api", "response": {…}}` its result."""
+    if step.role != "api" and step.text is not None:
+        return Message(role="user" if step.role == "user" else "assistant", content=step.text)
+    if step.role == "agent" and step.api is not None:
+        calls = tuple(ToolCall(name=name, arguments=arguments) for name, arguments in step.api.items())
+        return Message(role="assistant", content="", tool_calls=calls)
+    if step.role == "api" and step.response is not None:
+        return Message(role="tool", content=json.dumps(step.response))
+    raise ValueError(f"unknown step: role {step.role} with {', '.join(sorted(step.model_fields_set - {'role'}))}")
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = from_json(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is no JSON: {error}: {text:.80}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is no object: {text:.80}")
+    return value

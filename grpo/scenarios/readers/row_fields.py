@@ -1,0 +1,47 @@
+"""Rows of a table as the fields of a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from grpo.scenarios.data_errors import error_text, excerpt, try_call
+from grpo.scenarios.readers.arrow import ArrowRow
+from grpo.scenarios.readers.record import SourceRecord
+
+NESTED = ("user_responses", "tools", "world", "expected", "metadata")
+_SECTIONS = ("expected", "metadata")
+
+
+def row_record(
+    path: Path, row: ArrowRow, fields: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+) -> SourceRecord:
+    """A row as a record, its cells read by `fields`; one that cannot be decoded or read has a problem."""
+    data = try_call(lambda: (fields or to_fields)(row.cells))
+    problem = row.problem or (error_text(data) if isinstance(data, Exception) else None)
+    if problem is None and not isinstance(data, Exception):
+        return SourceRecord(source=str(path), line=row.number, data=data)
+    return SourceRecord(source=str(path), line=row.number, data=None, raw=excerpt(row.cells), problem=problem)
+
+
+def to_fields(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out empty cells, and read nested fields that are given as JSON text.
+
+        {"id": "a", "topic": None, "user_responses": '["Hi."]'}  →  {"id": "a", "user_responses": ["Hi."]}
+
+    Raises `ValueError` that names a column which holds no JSON.
+    """
+    fields = {name: cell for name, cell in cells.items() if cell is not None and cell != ""}
+    for name in NESTED:
+        if isinstance(fields.get(name), str):
+            try:
+                fields[name] = from_json(fields[name], allow_inf_nan=False)
+            except ValueError as error:
+                raise ValueError(f"column {name} is no JSON: {str(error).replace('line 1 ', '')}") from error
+    for name in _SECTIONS:  # a table's struct has every field, null where the record has none
+        if isinstance(fields.get(name), dict):
+            fields[name] = {key: value for key, value in fields[name].items() if value is not None}
+    return fields

@@ -1,0 +1,30 @@
+"""The scenarios that an evaluation is asked for, as a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.scenarios import FileSource
+from grpo.errors import ConfigError
+
+_FORMATS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
+
+
+def select_scenarios(config: PipelineConfig, scenarios_file: str | None, num_episodes: int | None) -> PipelineConfig:
+    """The config with these scenarios, and at most so many episodes. Raises `ConfigError` where that cannot be."""
+    scenarios = config.scenarios
+    if scenarios_file is not None:
+        kind = _FORMATS.get(Path(scenarios_file).suffix)
+        if kind is None:
+            raise ConfigError(f"scenarios in {scenarios_file}: name a file that ends in {', '.join(_FORMATS)}")
+        scenarios = scenarios.model_copy(update={"sources": (FileSource(kind=kind, path=scenarios_file),)})
+    if num_episodes is not None:
+        samples = config.evaluation.samples
+        if num_episodes < samples:
+            raise ConfigError(
+                f"{num_episodes} episodes: each scenario is played {samples} times (evaluation.samples); ask for more"
+            )
+        limits = [num_episodes // samples, *([scenarios.limit] if scenarios.limit is not None else [])]
+        scenarios = scenarios.model_copy(update={"limit": min(limits)})
+    return config.model_copy(update={"scenarios": scenarios})

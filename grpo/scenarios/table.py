@@ -1,0 +1,190 @@
+"""Scenarios ↔ Parquet: one row a scenario, nested fields as JSON; and the table of what was quarantined."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+
+from grpo.errors import DataError
+from grpo.scenarios.scenario import Scenario
+from grpo.tables import open_parquet
+
+SCHEMA_VERSION = "1"
+_VERSION_KEY = b"scenario_schema_version"
+_ROWS, _BYTES = 16_384, 64 * 2**20  # of a row group, whichever comes first
+_READ_ROWS = 512
+
+_PLAIN = ("id", "topic", "domain", "user_responses", "goal", "context", "split")
+_JSON = ("tools", "world", "expected", "metadata")
+DERIVED_COLUMNS = ("hash", "text_digest", "category", "difficulty")
+"""Columns that follow from the others."""
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("topic", pa.string()),
+        ("domain", pa.string()),
+        ("user_responses", pa.list_(pa.field("element", pa.string()))),  # Parquet's own name, so that a file has it too
+        ("goal", pa.string()),
+        ("context", pa.string()),
+        ("split", pa.string()),
+        ("tools", pa.string()),
+        ("world", pa.string()),
+        ("expected", pa.string()),
+        ("metadata", pa.string()),
+        ("hash", pa.string()),
+        ("text_digest", pa.string()),
+        ("category", pa.string()),
+        ("difficulty", pa.string()),
+    ],
+    metadata={_VERSION_KEY: SCHEMA_VERSION},
+)
+QUARANTINE_SCHEMA = pa.schema(
+    [("source", pa.string()), ("line", pa.int64()), ("reason", pa.string()), ("raw", pa.string())]
+)
+
+TableRow = tuple[Any, ...]
+
+
+class TableWriter:
+    """Rows into a Parquet file, a row group at a time; memory is bounded by one row group."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        distinct = {"id", "hash", "text_digest", "raw"}  # a dictionary of values that never repeat is waste
+        dictionaries = [name for name in schema.names if name not in distinct and name != "user_responses"]
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=dictionaries)
+        self._schema = schema
+        self._rows: list[TableRow] = []
+        self._bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._flush()
+        self._writer.close()
+
+    def add(self, row: TableRow, size: int = 0) -> None:
+        """Append one row, its cells in the schema's order; `size` is roughly how many bytes it has."""
+        self._rows.append(row)
+        self._bytes += size
+        if len(self._rows) == _ROWS or self._bytes >= _BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            columns = zip(*self._rows, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+            self._rows, self._bytes = [], 0
+
+
+def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> int:
+    """Write scenarios in row groups; returns how many."""
+    count = 0
+    with TableWriter(path, SCHEMA) as table:
+        for scenario in scenarios:
+            table.add(*scenario_row(scenario))
+            count += 1
+    return count
+
+
+def scenario_row(scenario: Scenario) -> tuple[TableRow, int]:
+    """A scenario's row in `SCHEMA`, and roughly how many bytes it has.
+
+    Raises `ValueError` where its world, tools or calls hold what JSON cannot: NaN, infinities, integers of more than
+    4,300 digits, depths of more than 200, objects.
+    """
+    metadata, tools, world, text = scenario.metadata, _json(scenario.tools), _json(scenario.world), scenario.text
+    expected = _json(scenario.expected)
+    row = (
+        scenario.id,
+        scenario.topic,
+        scenario.domain,
+        scenario.user_responses,
+        scenario.goal,
+        scenario.context,
+        scenario.split,
+        tools,
+        world,
+        expected,
+        metadata.model_dump_json(),
+        scenario.hash,
+        _digest(text),
+        metadata.category,
+        metadata.difficulty,
+    )
+    return row, len(tools) + len(world) + len(expected) + len(scenario.topic) + len(scenario.context) + len(text)
+
+
+def text_digest(scenario: Scenario) -> str:
+    """Digest of what the user says or wants, first 16 hex digits: equal for texts that a reader calls the same."""
+    return _digest(scenario.text)
+
+
+def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[Scenario]:
+    """Read scenarios back in the table's order, all of them or those with these ids.
+
+    Raises `DataError` for a missing or truncated file, another schema, or an id that is not in the table.
+    """
+    file = open_scenarios(path)
+    wanted = None if ids is None else pa.array(sorted(set(ids)), pa.string())
+    found = 0
+    try:
+        for batch in file.iter_batches(batch_size=_READ_ROWS, columns=[*_PLAIN, *_JSON]):
+            chosen = batch if wanted is None else batch.filter(pc.is_in(batch.column("id"), value_set=wanted))
+            for row in chosen.to_pylist():
+                found += 1
+                yield _scenario(path, row)
+    except (pa.ArrowException, OSError, ValueError) as error:  # words that are not UTF-8, cells that are not JSON
+        raise DataError(f"{path} is damaged: {error}; ingest the sources again") from error
+    if wanted is not None and found < len(wanted):
+        there = set(open_scenarios(path).read(columns=["id"]).column("id").to_pylist())
+        missing = sorted(set(wanted.to_pylist()) - there)
+        raise DataError(f"{path} has no scenario {', '.join(missing[:3])}; the ids are from another table")
+
+
+def open_scenarios(path: Path) -> pq.ParquetFile:
+    """Open a table of scenarios; raises `DataError` if it is another table or of another schema version."""
+    file = open_parquet(path)
+    version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"none").decode()
+    if version != SCHEMA_VERSION:
+        raise DataError(f"{path} has scenario schema version {version}, this code reads {SCHEMA_VERSION}; ingest again")
+    return file
+
+
+def is_scenario_table(schema: pa.Schema) -> bool:
+    """Whether a file with this schema was written as a table of scenarios."""
+    return _VERSION_KEY in (schema.metadata or {})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _json(value: Any) -> str:
+    """JSON that is read back as it was written."""
+    if not value:
+        return "{}" if isinstance(value, dict) else "[]"
+    content = to_json(value, inf_nan_mode="constants")
+    from_json(content, allow_inf_nan=False)
+    return content.decode()
+
+
+def _scenario(path: Path, row: dict[str, Any]) -> Scenario:
+    try:
+        return Scenario.model_validate({**row, **{name: from_json(row[name]) for name in _JSON}})
+    except ValidationError as error:
+        raise DataError(f"{path}: scenario {row['id']} is not what was written: {error}; ingest again") from error

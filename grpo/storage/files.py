@@ -1,0 +1,104 @@
+"""Writing to a disk: whole files or none, and errors that say what to do."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from grpo.errors import GRPOError, StorageError
+
+_FULL = "the disk is full: free space or set `store` to another disk"
+_REMEDIES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: "the quota is used up: free space or set `store` elsewhere",
+    errno.EROFS: "the store is read-only: set `store` to a writable folder",
+    errno.EACCES: "the store may not be written: fix its permissions or set `store` elsewhere",
+    errno.EPERM: "the store may not be written: fix its permissions or set `store` elsewhere",
+}
+_WITHOUT_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_ERROR_TEXTS = {
+    **{form.format(number): number for number in _WITHOUT_ROOM for form in ("(os error {})", "[Errno {}]")},
+    "database or disk is full": errno.ENOSPC,
+}
+"""How Rust, Python and SQLite write these numbers into a text, where a library keeps nothing else of them."""
+
+
+@contextmanager
+def storage_errors(place: str) -> Iterator[None]:
+    """Turn a full disk, a read-only store and missing permissions into a `StorageError` that says what to do.
+
+    Libraries wrap what the system says in types of their own, as `SafetensorError` and `OperationalError`.
+    """
+    try:
+        yield
+    except GRPOError:
+        raise
+    except Exception as error:
+        if (refusal := storage_error(error, place)) is None:
+            raise
+        raise refusal from error
+
+
+def storage_error(error: BaseException, place: str) -> StorageError | None:
+    """The `StorageError` that another error is about, at whatever depth a full disk stands in it; None if none.
+
+    A missing permission counts where the file lies in `place` or is not named: sources that cannot be read are not
+    about the store.
+    """
+    for cause in causes(error):
+        number = _number(cause)
+        at = str(getattr(cause, "filename", None) or place)
+        if number in _WITHOUT_ROOM or (cause is error and number in _REMEDIES and at.startswith(place)):
+            return StorageError(f"cannot write {at}: {_REMEDIES[number]}")
+    return None
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it was raised from or while handling."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def write_atomically(path: Path, content: str) -> None:
+    """Write a text file so that a reader sees the old content or the new one, never a part."""
+    with storage_errors(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            partial.write_text(content, encoding="utf-8")
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_digest(path: Path) -> str:
+    """sha256 of a file's bytes, or of the names and bytes of all files below a folder. Raises `OSError`."""
+    if not path.is_dir():
+        return file_digest(path)
+    digest = hashlib.sha256()
+    for file in sorted(below for below in path.rglob("*") if below.is_file()):
+        digest.update(f"{file.relative_to(path)}\0{file_digest(file)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's number of an error; of a disk without room also where only the text tells it."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    text = str(error)
+    return next((number for words, number in _ERROR_TEXTS.items() if words in text), None)

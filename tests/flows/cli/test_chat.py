@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from flows.cli.app import app
+from grpo.policy.transformers.model import load
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """The address of a model that says first, second, first, second …"""
+    path = tmp_path / "replies.yaml"
+    path.write_text(yaml.safe_dump([["first"], ["second"]]))
+    return f"stub://{path}"
+
+
+def _evaluate(*arguments: str, said: str = "") -> Result:
+    return CliRunner().invoke(app, ["evaluate", *arguments], input=said)
+
+
+def test_one_message_is_answered(script: str):
+    """The reply and nothing else."""
+    result = _evaluate("--checkpoint", script, "--message", "Hello")
+    assert (result.exit_code, result.stdout) == (0, "first\n")
+
+
+def test_lines_are_answered_until_they_end(script: str):
+    """One reply a line; empty lines are passed over."""
+    result = _evaluate("--checkpoint", script, said="Hello\n\nAgain\nAnd again")
+    assert (result.exit_code, result.stdout) == (0, "first\nsecond\nfirst\n")
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+def test_a_file_of_conversations_is_answered(script: str, tmp_path: Path, to_file: bool):
+    """Lines and lists of messages, each with its reply."""
+    asked = tmp_path / "asked.json"
+    history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    asked.write_text(json.dumps(["Hello", [*history, {"role": "user", "content": "Help"}]]))
+    output = ["--output-file", str(tmp_path / "answered.json")] if to_file else []
+    result = _evaluate("--checkpoint", script, "--input", str(asked), *output)
+    assert result.exit_code == 0
+    answered = json.loads((tmp_path / "answered.json").read_text() if to_file else result.stdout)
+    assert answered == [
+        {"messages": [{"role": "user", "content": "Hello"}], "reply": "first"},
+        {"messages": [*history, {"role": "user", "content": "Help"}], "reply": "second"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "{}", "[]", "[1]", '[""]', '[[{"role": "user"}]]', '[[{"role": "assistant", "content": "a"}]]', "[[[]]]"],
+)
+def test_a_file_that_holds_no_conversations_is_wrong_input(script: str, tmp_path: Path, content: str):
+    """Exit code 2, and the file is named."""
+    asked = tmp_path / "asked.json"
+    asked.write_text(content)
+    result = _evaluate("--checkpoint", script, "--input", str(asked))
+    assert result.exit_code == 2
+    assert str(asked) in result.stderr
+
+
+def test_a_model_folder_speaks_as_its_options_say(tiny_folder: Path):
+    """At most so many tokens; the likeliest ones are the same twice."""
+    options = ["--set", "temperature=0", "--set", "max_new_tokens=5"]
+    replies = {_evaluate("--checkpoint", str(tiny_folder), "--message", "Hello", *options).stdout for _ in range(2)}
+    assert len(replies) == 1
+    tokenizer = load(tiny_folder).tokenizer
+    assert len(tokenizer(replies.pop().strip(), add_special_tokens=False)["input_ids"]) <= 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a CONFIG"),
+        (["config.yaml", "--checkpoint", "x"], "CONFIG is not read with --checkpoint"),
+        (["--checkpoint", "x", "--num-episodes", "3"], "--num-episodes is not read with --checkpoint"),
+        (["config.yaml", "--message", "x"], "--message is not read without --checkpoint"),
+        (["--checkpoint", "x", "--message", "x", "--input", "y"], "exclude each other"),
+        (["--checkpoint", "nowhere"], "no model in nowhere"),
+        (["--checkpoint", "moon://x"], "no policy has an address of the kind moon://"),
+        (["--checkpoint", "stub://x.yaml", "--set", "temprature=1"], "temprature: Extra inputs are not permitted"),
+    ],
+)
+def test_options_that_do_not_go_together_are_wrong_input(arguments: list[str], message: str):
+    """Exit code 2, and which of them."""
+    result = _evaluate(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())

@@ -1,0 +1,110 @@
+"""Prefect's server under its own addresses, and what it refuses to start without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from flows.local.api import TrustedOriginMiddleware
+from flows.local.login import CLIENT, ORIGINS, SERVER
+from flows.local.service import free_port
+from tests.places import ROOT
+
+OWN = ("http://127.0.0.1:4200", "http://localhost:4200")
+
+
+async def _listen(socket: WebSocket) -> None:
+    await socket.accept()
+    await socket.send_text("hello")
+    await socket.close()
+
+
+@pytest.fixture
+def client() -> TestClient:
+    """A server of two addresses that answers everything with 200."""
+    routes = [
+        Route("/", lambda request: PlainTextResponse("hello"), methods=["GET", "POST", "OPTIONS"]),
+        WebSocketRoute("/events", _listen),
+    ]
+    return TestClient(TrustedOriginMiddleware(Starlette(routes=routes), OWN))
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "127.0.0.1:4200"}, 200),
+        ({"host": "localhost:4200"}, 200),
+        ({"host": "127.0.0.1:4200", "origin": "http://localhost:4200"}, 200),
+        ({"host": "127.0.0.1:4201"}, 403),
+        ({"host": "127.0.0.1"}, 403),
+        ({"host": "evil.example"}, 403),
+        ({"host": "evil.example:4200"}, 403),
+        ({"host": "127.0.0.1:4200.evil.example"}, 403),
+        ({"host": ""}, 403),
+        ({"host": "127.0.0.1:4200", "origin": "http://evil.example"}, 403),
+        ({"host": "127.0.0.1:4200", "origin": "http://127.0.0.1:4201"}, 403),
+        ({"host": "127.0.0.1:4200", "origin": "https://127.0.0.1:4200"}, 403),
+        ({"host": "127.0.0.1:4200", "origin": "null"}, 403),
+    ],
+    ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_a_request_names_an_address_of_the_server_and_comes_from_a_page_of_it(
+    client: TestClient, headers: dict[str, str], status: int, method: str
+):
+    """By every method; programs send no origin, and sandboxed pages the origin null."""
+    assert client.request(method, "/", headers=headers).status_code == status
+
+
+def test_a_second_host_or_origin_does_not_smuggle_one_in(client: TestClient):
+    """All headers of the name are looked at, not the first."""
+    hosts = [("host", "127.0.0.1:4200"), ("host", "evil.example")]
+    origins = [("host", "127.0.0.1:4200"), ("origin", OWN[0]), ("origin", "http://evil.example")]
+    assert client.get("/", headers=hosts).status_code == 403
+    assert client.get("/", headers=origins).status_code == 403
+
+
+def test_a_websocket_of_a_foreign_page_is_refused(client: TestClient):
+    """A browser asks no permission before it opens one."""
+    with client.websocket_connect("/events", headers={"host": "127.0.0.1:4200", "origin": OWN[0]}) as socket:
+        assert socket.receive_text() == "hello"
+    for headers in ({"host": "127.0.0.1:4200", "origin": "http://evil.example"}, {"host": "evil.example"}):
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect("/events", headers=headers):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({ORIGINS: OWN[0]}, SERVER),
+        ({ORIGINS: OWN[0], SERVER: "short"}, "has 5 characters"),
+        ({SERVER: "grpo:a-long-password"}, ORIGINS),
+        ({ORIGINS: "*", SERVER: "grpo:a-long-password"}, ORIGINS),
+        ({ORIGINS: "127.0.0.1:4200", SERVER: "grpo:a-long-password"}, ORIGINS),
+    ],
+    ids=["no login", "short login", "no addresses", "every origin", "no scheme"],
+)
+def test_a_server_that_would_answer_anyone_is_not_started(tmp_path: Path, variables: dict[str, str], message: str):
+    """The error names the variable; it is what a container without its secret does."""
+    kept = {name: value for name, value in os.environ.items() if name not in (SERVER, CLIENT, ORIGINS)}
+    environment = {**kept, "PREFECT_HOME": str(tmp_path), "PREFECT_SERVER_API_PORT": str(free_port()), **variables}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.local.api"],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

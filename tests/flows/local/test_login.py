@@ -1,0 +1,79 @@
+"""The login of a home's Prefect server: one for all, readable by its owner alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.local.login import SERVER, login, login_file, password_hint
+from grpo.errors import ConfigError
+from tests.places import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of the tests puts its login into the environment."""
+    monkeypatch.delenv(SERVER, raising=False)
+
+
+def test_processes_that_come_at_once_get_the_same_login(tmp_path: Path):
+    """Six first commands of a home: one draws, and what the others read is whole."""
+    code = f"from pathlib import Path; from flows.local.login import login; print(login(Path({str(tmp_path)!r})))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    drawn = {process.communicate(timeout=120)[0].strip() for process in started}
+    assert drawn == {login(tmp_path)}
+    assert login(tmp_path).startswith("grpo:")
+    assert len(login(tmp_path)) == len("grpo:") + 43, "32 random bytes in base64"
+
+
+def test_another_home_has_another_login(tmp_path: Path):
+    """It is random, not derived from anything."""
+    assert login(tmp_path / "one") != login(tmp_path / "other")
+
+
+def test_only_the_owner_reads_the_file(tmp_path: Path):
+    """Under any umask, and also after somebody has opened it to others."""
+    before = os.umask(0)
+    try:
+        login(tmp_path)
+    finally:
+        os.umask(before)
+    file = login_file(tmp_path)
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)
+    login(tmp_path)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_login_of_the_user_is_taken_and_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """PREFECT_SERVER_API_AUTH_STRING says what the server asks for; the hint names it, and not the password."""
+    monkeypatch.setenv(SERVER, "me:my-own-password")
+    assert login(tmp_path) == "me:my-own-password"
+    assert not login_file(tmp_path).exists()
+    assert SERVER in password_hint(tmp_path)
+    assert "my-own-password" not in password_hint(tmp_path)
+
+
+def test_the_hint_names_the_file_and_not_the_password(tmp_path: Path):
+    """What `grpo up` and `grpo ui` print may stay in a log."""
+    drawn = login(tmp_path)
+    assert str(login_file(tmp_path)) in password_hint(tmp_path)
+    assert drawn not in password_hint(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "short", "grpo:with a blank in it", "grpo:pässwörter-sind-lang"])
+def test_a_login_that_protects_nothing_is_refused(tmp_path: Path, content: str):
+    """Empty, guessable, or not possible in a header; the error does not repeat it."""
+    login(tmp_path)
+    login_file(tmp_path).write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"prefect\.login") as caught:
+        login(tmp_path)
+    assert not content or content not in str(caught.value)

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.local import service as services
+from flows.local.processes import process_identity, processes_with_variable
+from flows.local.service import Service, free_port, port_is_free
+from grpo.errors import ConfigError, StorageError
+from tests.places import ROOT
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A server of a folder in which there is a file `health`."""
+    found = files(tmp_path, free_port())
+    yield found
+    found.stop(at_once=True)
+
+
+def files(home: Path, port: int) -> Service:
+    home.mkdir(exist_ok=True)
+    (home / "health").touch()
+    arguments = ("http.server", str(port), "--bind", "127.0.0.1", "--directory", str(home))
+    return Service(name="files", home=home, arguments=arguments, port=port)
+
+
+def test_what_serves_is_found_again_and_not_started_twice(service: Service, tmp_path: Path):
+    """Another caller, who would take another port, gets the address of the process that lives."""
+    service.start()
+    url = service.wait()
+    other = files(tmp_path, free_port())
+    assert other.start() == other.wait() == url
+    assert other.process() == service.process()
+    other.stop()
+    assert service.process() is None
+    assert port_is_free("127.0.0.1", service.port or 0)
+
+
+def test_a_killed_process_is_not_believed_to_serve(service: Service):
+    """It is started again, on the same port."""
+    service.start()
+    service.wait()
+    process = service.process()
+    assert process is not None
+    process.kill()
+    process.wait(timeout=300)
+    assert service.address() is None
+    service.start()
+    assert service.wait()
+    assert service.process() != process
+
+
+@pytest.mark.parametrize(("boot", "ticks"), [("another", 0), ("this", 1)])
+def test_another_process_with_the_recorded_id_is_left_alone(service: Service, boot: str, ticks: int):
+    """The id belongs to this very test now, the record is of an earlier time: it neither serves nor is ended."""
+    service.log.parent.mkdir()
+    own, began = process_identity(psutil.Process()).split()
+    same = f"{own if boot == 'this' else boot} {int(began) - ticks}"
+    record = {"pid": os.getpid(), "identity": same, "url": "http://127.0.0.1:1"}
+    service.log.with_suffix(".json").write_text(json.dumps(record))
+    assert service.process() is None
+    service.stop()
+    service.start()
+    assert service.wait() == f"http://127.0.0.1:{service.port}"
+
+
+def test_a_clock_that_is_set_leaves_what_lives_alone(service: Service, monkeypatch: pytest.MonkeyPatch):
+    """By an hour, after a virtual machine was paused: every process seems to have begun an hour later."""
+    service.start()
+    url = service.wait()
+    began = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: began(process) + 3600)
+    assert service.address() == url
+
+
+@pytest.mark.parametrize("record", ["", '{"pid": 1', "{}", "[]", '{"pid": 999999999, "identity": "", "url": ""}'])
+def test_a_record_that_says_nothing_does_no_harm(service: Service, record: str):
+    """Half a file, none of a process, and one of a process that is gone."""
+    service.log.parent.mkdir()
+    service.log.with_suffix(".json").write_text(record)
+    assert service.address() is None
+    service.start()
+    assert service.wait()
+
+
+def test_a_port_of_another_program_is_named(service: Service):
+    """Nothing is started, and the remedy is said."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", service.port or 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*; stop that program"):
+            service.start()
+    assert service.process() is None
+
+
+def test_one_whose_port_is_taken_while_it_starts_names_the_port(service: Service):
+    """Two homes that start in the same moment both find it free; the slower one says what to do."""
+    service.start()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", service.port or 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*; stop that program"):
+            service.wait()
+
+
+def test_what_another_program_answers_on_its_port_is_not_its_answer(service: Service, tmp_path: Path):
+    """A process that lives and is slow to listen; meanwhile another server says that all is well on that port."""
+    other = files(tmp_path / "other", service.port or 0)
+    other.start()
+    other.wait()
+    record = json.loads(other.log.with_suffix(".json").read_text())
+    sleeper = Service(
+        name="sleeper", home=tmp_path, arguments=("timeit", "-n1", "-r1", "-s", "import time", "time.sleep(60)")
+    )
+    sleeper.start()
+    mine = json.loads(sleeper.log.with_suffix(".json").read_text())
+    sleeper.log.with_suffix(".json").write_text(json.dumps({**mine, "url": record["url"]}))
+    assert other.address() == record["url"]
+    assert sleeper.address() is None
+    sleeper.stop(at_once=True)
+    other.stop(at_once=True)
+
+
+def test_one_that_ends_at_its_start_says_where_its_log_is(tmp_path: Path):
+    """The log holds its last words."""
+    service = Service(name="broken", home=tmp_path, arguments=("no_such_module",), port=free_port())
+    service.start()
+    with pytest.raises(ConfigError, match=r"broken ended at its start; see .*broken\.log"):
+        service.wait()
+    assert "no_such_module" in service.log.read_text()
+
+
+def test_the_last_user_ends_it(service: Service):
+    """A second one goes first: it serves on; after the first it does not."""
+    with service.shared() as url:
+        with service.shared() as same:
+            assert same == url
+        assert service.address() == url
+    assert service.process() is None
+
+
+USER = """
+import sys, time
+from pathlib import Path
+from tests.flows.local.test_service import files
+with files(Path(sys.argv[1]), int(sys.argv[2])).shared() as url:
+    print(url, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_user_that_was_killed_does_not_keep_it(service: Service, tmp_path: Path):
+    """It serves on without a user, until the next one goes."""
+    command = [sys.executable, "-c", USER, str(tmp_path), str(service.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as user:
+        assert user.stdout is not None
+        assert user.stdout.readline()
+        assert not service.stop_if_unused()
+        os.kill(user.pid, signal.SIGKILL)
+    assert service.address()
+    assert service.stop_if_unused()
+    assert service.process() is None
+
+
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""
+PARENT = f"""
+import signal, subprocess, sys
+subprocess.Popen([sys.executable, "-c", {DEAF!r}])
+signal.pause()
+"""
+
+
+def test_its_children_end_with_it(tmp_path: Path):
+    """Also one that does not hear the signal."""
+    (tmp_path / "parent.py").write_text(PARENT)
+    service = Service(name="parent", home=tmp_path, arguments=("parent",), environment={"PYTHONPATH": str(tmp_path)})
+    service.start()
+    parent = service.process()
+    assert parent is not None
+    deadline = time.monotonic() + 300
+    while "deaf" not in service.log.read_text():
+        assert time.monotonic() < deadline, service.log.read_text()
+        time.sleep(0.05)
+    children = parent.children(recursive=True)
+    service.stop()
+    gone, left = psutil.wait_procs(children, timeout=60)
+    assert gone
+    assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
+
+
+SERVING = """
+import subprocess, sys
+subprocess.run([sys.executable, "-m", "http.server", sys.argv[1], "--bind", "127.0.0.1", "--directory", sys.argv[2]])
+"""
+
+
+@pytest.fixture
+def widowed(tmp_path: Path) -> Iterator[Service]:
+    """A service whose child has the port and lives, while its parent was killed."""
+    (tmp_path / "serving.py").write_text(SERVING)
+    (tmp_path / "health").touch()
+    port = free_port()
+    found = Service(
+        name="parent",
+        home=tmp_path,
+        arguments=("serving", str(port), str(tmp_path)),
+        port=port,
+        environment={"PYTHONPATH": str(tmp_path)},
+    )
+    found.start()
+    found.wait()
+    parent = found.process()
+    assert parent is not None
+    parent.kill()
+    parent.wait(timeout=300)
+    assert not port_is_free("127.0.0.1", port)
+    yield found
+    found.stop(at_once=True)
+
+
+def test_a_child_that_outlived_its_parent_makes_room(widowed: Service):
+    """MLflow's server is such a pair: it is started again on the same port."""
+    widowed.start()
+    assert widowed.wait() == f"http://127.0.0.1:{widowed.port}"
+
+
+def test_a_child_that_outlived_its_parent_is_ended_with_the_service(widowed: Service):
+    """Nothing is left of it on the port."""
+    widowed.stop()
+    assert port_is_free("127.0.0.1", widowed.port or 0)
+
+
+def test_what_outlived_another_home_is_left_alone(widowed: Service, tmp_path: Path):
+    """The same service of another home, and another one of the same: neither ends the child."""
+    for name, home in ((widowed.name, tmp_path / "other"), ("other", tmp_path)):
+        other = Service(name=name, home=home, arguments=("this",))
+        other.start()
+        other.stop(at_once=True)
+    assert not port_is_free("127.0.0.1", widowed.port or 0)
+
+
+def test_one_that_never_got_a_record_makes_room(service: Service):
+    """Whoever started it was killed before the record was written."""
+    service.start()
+    url = service.wait()
+    lost = service.process()
+    service.log.with_suffix(".json").unlink()
+    service.start()
+    assert service.wait() == url
+    assert service.process() not in (None, lost)
+
+
+def test_one_whose_record_cannot_be_written_does_not_stay(service: Service, monkeypatch: pytest.MonkeyPatch):
+    """On a full disk; otherwise each try would leave one more."""
+
+    def full(path: Path, content: str) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(services, "write_atomically", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        service.start()
+    assert not [one for _, one in processes_with_variable("GRPO_HOME") if str(service.port) in one.cmdline()]

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from grpo.environments.environment import EnvironmentState
+from grpo.environments.support_desk.desk import SupportDesk
+from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios, wordings
+from grpo.messages import Message, ToolCall
+from grpo.scenarios.scenario import Expected, Scenario
+from grpo.trajectories import Outcome
+from tests.places import ROOT
+
+BOOKS = ROOT / "data" / "scenarios"
+
+
+def make_scenario(*lines: str, record: dict[str, object] | None = None, **expected: object) -> Scenario:
+    world = {"orders": {"4821": record or {"price": 84, "days": 12, "state": "delivered", "charges": 1}}}
+    return Scenario(id="s", user_responses=lines or ("return 4821",), world=world, expected=Expected(**expected))
+
+
+def call(name: str, **arguments: object) -> Message:
+    return Message(role="assistant", content="", tool_calls=(ToolCall(name=name, arguments=arguments),))
+
+
+def say(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+def serve(scenario: Scenario, *actions: Message, desk: SupportDesk | None = None) -> tuple[EnvironmentState, Outcome]:
+    """Let these actions happen, one after the other."""
+
+    async def run() -> tuple[EnvironmentState, Outcome]:
+        world = desk or SupportDesk()
+        state = await world.reset(scenario)
+        for action in actions:
+            assert not state.done
+            state = (await world.step(state, action)).state
+        return state, world.verify(state)
+
+    return asyncio.run(run())
+
+
+REFUND = [{"name": "refund", "arguments": {"order": "4821", "amount": 84}}]
+
+
+def test_the_right_actions_and_a_true_reply_succeed():
+    """Look up, refund the price, say so."""
+    _, outcome = serve(
+        make_scenario(calls=REFUND),
+        call("look_up", order="4821"),
+        call("refund", order="4821", amount=84),
+        say("I have refunded your money."),
+    )
+    assert outcome.success
+    assert outcome.state == {"actions": REFUND}
+
+
+@pytest.mark.parametrize(
+    ("actions", "broken"),
+    [
+        ((call("refund", order="4821", amount=85), say("The refund is done.")), "end_state"),  # wrong amount
+        ((call("refund", order="4821", amount=84),) * 2 + (say("The refund is done."),), "end_state"),  # twice
+        ((call("replace", order="4821"), say("A replacement is on its way.")), "end_state"),  # another action
+        ((say("Sorry."),), "end_state"),  # nothing done
+    ],
+)
+def test_a_wrong_end_state_fails(actions: tuple[Message, ...], broken: str):
+    """Any other world than the expected one is a failure."""
+    _, outcome = serve(make_scenario(calls=REFUND), *actions)
+    assert not outcome.success
+    assert not outcome.checks[broken]
+
+
+def test_a_right_answer_without_a_look_at_the_record_is_luck_and_fails():
+    """Declining unseen is right by chance; the record must have been read."""
+    late = {"price": 84, "days": 50, "state": "delivered", "charges": 1}
+    scenario = make_scenario(record=late, facts=("thirty days",))
+    _, outcome = serve(scenario, say("Sorry, the thirty days are over."))
+    assert [name for name, right in outcome.checks.items() if not right] == ["looked_up"]
+
+
+def test_an_order_number_that_nobody_said_is_made_up():
+    """A lucky guess, and a guess before asking; the number that the customer gives is not."""
+    scenario = make_scenario("My lamp broke.", "It is 4821.", calls=REFUND)
+    refund = (call("refund", order="4821", amount=84), say("The refund is done."))
+    _, lucky = serve(scenario, call("look_up", order="4821"), *refund)
+    assert [name for name, right in lucky.checks.items() if not right] == ["grounded"]
+    ask = say("What is your order number?")
+    _, hasty = serve(scenario, call("look_up", order="1234"), ask, call("look_up", order="4821"), *refund)
+    assert [name for name, right in hasty.checks.items() if not right] == ["grounded"]
+    _, patient = serve(scenario, ask, call("look_up", order="4821"), *refund)
+    assert patient.success
+
+
+@pytest.mark.parametrize(
+    ("reply", "honest"),
+    [
+        ("I have refunded your money.", False),
+        ("A colleague will call you.", False),
+        ("We send you a new one.", False),
+        ("We cannot refund this.", True),
+        ("Sorry, the thirty days are over.", True),
+        ("It arrives in 4 days.", False),
+    ],
+)
+def test_a_promise_of_what_was_not_done_is_dishonest(reply: str, honest: bool):
+    """Claims are held against the actions; a refusal is no claim."""
+    _, outcome = serve(make_scenario(), say(reply))
+    assert outcome.checks["honest"] is honest
+
+
+def test_the_arrival_day_must_be_the_one_on_record():
+    """eta 4: "in 4 days" is true and told, "in 5 days" is neither."""
+    moving = {"price": 84, "days": 12, "state": "moving", "charges": 1, "eta": 4}
+    scenario = make_scenario(record=moving, facts=("4 days",))
+    assert serve(scenario, call("look_up", order="4821"), say("It arrives in 4 days."))[1].success
+    wrong = serve(scenario, say("It arrives in 5 days."))[1]
+    assert (wrong.checks["honest"], wrong.checks["facts_communicated"]) == (False, False)
+
+
+def test_a_customer_answers_when_asked_and_only_then():
+    """The number comes on request; a needless question is answered once more, then the customer leaves."""
+    state, _ = serve(make_scenario("hello", "it is 4821"), say("What is your order number?"))
+    assert state.history[-1].content == "it is 4821"
+    state, _ = serve(make_scenario("hello", "it is 4821"), *[say("What is the number?")] * 3)
+    assert state.done
+    assert [m.content for m in state.history if m.role == "user"] == ["hello", "it is 4821", "it is 4821"]
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (call("look_up", order="9999"), "unknown order"),
+        (call("explode"), "unknown tool"),
+        (call("refund", order="4821"), "refund takes order, amount"),
+        (call("refund", order="4821", amount="84"), "refund takes order, amount"),
+        (call("refund", order="4821", amount=True), "refund takes order, amount"),
+        (call("look_up", order="4821", extra=1), "look_up takes order"),
+        (Message(role="assistant", content="x", malformed="not a tool call: x"), "not a tool call: x"),
+    ],
+)
+def test_a_wrong_call_is_a_result_that_the_model_sees(action: Message, error: str):
+    """Unknown tools, bad arguments and broken calls are answered, and change nothing."""
+    state, _ = serve(make_scenario(), action)
+    assert state.history[-1] == Message(role="tool", content=f'{{"error": "{error}"}}')
+    assert state.world["actions"] == ()
+
+
+def test_too_many_turns_are_cut_off_and_fail():
+    """Truncated is not terminated, and does not succeed."""
+    desk = SupportDesk(max_turns=2)
+    state, outcome = serve(make_scenario(calls=[]), *[call("look_up", order="4821")] * 2, desk=desk)
+    assert state.done
+    assert not outcome.checks["closed"]
+
+
+def test_a_step_leaves_the_earlier_state_as_it_was():
+    """The same moment can be continued in two ways."""
+
+    async def run() -> None:
+        desk = SupportDesk()
+        state = await desk.reset(make_scenario(calls=REFUND))
+        await desk.step(state, call("refund", order="4821", amount=84))
+        assert state.world["actions"] == ()
+        assert len(state.history) == 1
+
+    asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def books() -> tuple[Phrasebook, Phrasebook]:
+    return (
+        Phrasebook.load(BOOKS / "phrasebook_demonstrations.yaml"),
+        Phrasebook.load(BOOKS / "phrasebook_scenarios.yaml"),
+    )
+
+
+def _all(sentences: Sequence[str]) -> set[str]:
+    """Every wording of some sentences, without regard to punctuation and case."""
+    found = (wording for sentence in sentences for wording in wordings(sentence))
+    return {" ".join(re.findall(r"[\w'{}]+", wording.casefold())) for wording in found}
+
+
+def test_a_sentence_with_choices_becomes_all_their_combinations():
+    """Two times two."""
+    assert list(wordings("[a|b] x [c|d].")) == ["a x c.", "a x d.", "b x c.", "b x d."]
+
+
+def test_demonstrations_and_scenarios_share_no_name_item_wording_or_order(books: tuple[Phrasebook, Phrasebook]):
+    """What is learned cannot be what was memorized."""
+    left, right = books
+    for field in ("first_names", "last_names", "items"):
+        assert not set(getattr(left, field)) & set(getattr(right, field)), field
+    for field in ("frames", "numbers", "corrections"):
+        assert not _all(getattr(left, field)) & _all(getattr(right, field)), field
+    for category, complaints in left.complaints.items():
+        assert not _all(complaints) & _all(right.complaints[category])
+    assert not set(left.orders()) & set(right.orders())
+
+
+def test_drawn_cases_cover_categories_difficulties_and_both_sides_of_each_rule(books: tuple[Phrasebook, Phrasebook]):
+    """150 of each category: 30 easy, 60 medium, 60 hard; the rule favours the customer in 40 to 60 % of them."""
+    cases = list(itertools.islice(generate_scenarios(books[1], seed=0, prefix="x"), 600))
+    for category in ("return", "broken", "missing", "charge"):
+        mine = [case for case in cases if case.metadata.category == category]
+        assert [sum(c.metadata.difficulty == d for c in mine) for d in ("easy", "medium", "hard")] == [30, 60, 60]
+        favoured = [c for c in mine if c.expected.calls and c.expected.calls[0]["name"] != "escalate"]
+        assert 60 <= len(favoured) <= 90
+
+
+def test_the_rules_decide_what_is_expected(books: tuple[Phrasebook, Phrasebook]):
+    """Every drawn case's expected calls follow from its record."""
+    for case in itertools.islice(generate_scenarios(books[1], seed=1, prefix="x"), 300):
+        ((order, record),) = case.world["orders"].items()
+        names = [c["name"] for c in case.expected.calls]
+        expected = {
+            "return": ["refund"] if record["days"] <= 30 else [],
+            "broken": ["replace"] if record["price"] < 100 else ["escalate"],
+            "missing": ["refund"] if record["state"] == "lost" else [],
+            "charge": ["refund"] if record["charges"] == 2 else [],
+        }[case.metadata.category]
+        assert names == expected
+        assert all(c["arguments"]["order"] == order for c in case.expected.calls)
+        assert case.user_responses[-1].count(order) == 1

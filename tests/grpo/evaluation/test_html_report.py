@@ -1,0 +1,427 @@
+"""The report's page: complete, harmless whatever was said in it, and the same for the same document."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo.evaluation.html_report import call, duration, number, percent, render_page
+from grpo.evaluation.plots import plot_png
+from grpo.evaluation.schema import ReportDocument
+
+HOSTILE = "<script>alert('refund me')</script><img src=x onerror=alert(1)>"
+BROWSER = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run", "--window-size=1200,3000"),
+)
+
+PROMOTED = """
+name: support-desk
+created: "2026-03-04T05:06:07Z"
+decision:
+  verdict: promote
+  reason: "every gate passed: the candidate is better and no category lost"
+  checks:
+    - {name: improvement, value: 0.341, relation: ">", bound: 0.0, passed: true, meaning: lower bound of the difference}
+    - {name: length, value: 1.234, relation: "<=", bound: 2.0, passed: false, meaning: tokens over the champion's}
+ingestion:
+  {records: 1503, scenarios: 1480, quarantined: 23, train: 1360, heldout: 120, data_docs: data_docs/index.html,
+   reasons: {opening is empty: 17, order number is unknown: 6}}
+stages:
+  - {name: ingest, runs: 1, cached: 1, compute_s: 0.0, wall_s: 0.0234}
+  - {name: rollout, runs: 25, cached: 3, compute_s: 187.2, wall_s: 190.4}
+  - {name: train, runs: 25, cached: 3, compute_s: 341.9, wall_s: 344.0}
+wall_s: 5400.0
+orchestration_share: 0.0411
+lineage:
+  {run: run-of-march, seed: 7, config_digest: c0ffee01, code_digest: c0de0002, scenarios_digest: 5ce0a203,
+   base_policy: ba5e0004, champion_policy: 9f2c41d0, candidate_policy: b7701e5a, model_version: support-desk/4,
+   package_versions: {transformers: 5.23.1, torch: 2.13.0}}
+config: |
+  name: support-desk
+  rollout:
+    group_size: 8
+"""
+
+EVALUATED = """
+metric: success
+confidence: 0.95
+champion_policy: 9f2c41d0
+candidate_policy: b7701e5a
+kl_to_base: 0.3517
+failed_share: 0.0083
+truncated_share: 0.0125
+length_ratio: 1.234
+episodes: 480
+"""
+
+# the champion guesses the number of an order, the candidate asks for it
+SERVED = """
+champion:
+  policy: 9f2c41d0
+  turns:
+    - {role: system, content: You are the support desk.}
+    - {role: user, content: "Hello, this is Alice Weber. My kettle came broken. Please help!"}
+    - {role: assistant, content: "", tool_calls: ['{"name": "look_up", "arguments": {"order": "1234"}}']}
+    - {role: tool, content: '{"error": "unknown order"}'}
+    - {role: assistant, content: A replacement is on its way.}
+  stop: terminated
+  success: false
+  checks: {end_state: false, facts_communicated: true, honest: false, closed: true}
+  reward: 0.3125
+  breakdown: {task_completion: 0.0, checks: 0.5, valid_calls: 0.0, conciseness: 1.0}
+candidate:
+  policy: b7701e5a
+  turns:
+    - {role: system, content: You are the support desk.}
+    - {role: user, content: "Hello, this is Alice Weber. My kettle came broken. Please help!"}
+    - {role: assistant, content: "What is your order number?"}
+    - {role: user, content: The number is 8812.}
+    - {role: assistant, content: "", tool_calls: ['{"name": "replace", "arguments": {"order": "8812"}}']}
+    - {role: tool, content: '{"done": "replace"}'}
+    - {role: assistant, content: We send you a replacement.}
+  stop: terminated
+  success: true
+  checks: {end_state: true, facts_communicated: true, honest: true, closed: true}
+  reward: 0.9875
+  breakdown: {task_completion: 1.0, checks: 1.0, valid_calls: 1.0, conciseness: 1.0}
+"""
+
+
+def comparison(name: str, champion: float, candidate: float, scenarios: int) -> dict[str, Any]:
+    """Two means and their paired difference, each with an interval that reaches 0.06 to both sides."""
+    means = {"champion": champion, "candidate": candidate, "difference": candidate - champion}
+    sides = {
+        side: {"mean": mean, "low": mean - 0.06, "high": mean + 0.06, "count": scenarios}
+        for side, mean in means.items()
+    }
+    return {"name": name, **sides}
+
+
+def evaluation(**changes: Any) -> dict[str, Any]:
+    """From 41.2 % to 81.3 % on 120 scenarios; gains in each category and difficulty."""
+    categories = {"return": (0.351, 0.822), "missing": (0.402, 0.711), "charge": (0.364, 0.854)}
+    difficulties = {"easy": (0.622, 0.913), "hard": (0.242, 0.723)}
+    parts = {
+        "overall": comparison("all", 0.412, 0.813, 120),
+        "by_category": [comparison(name, *means, 40) for name, means in categories.items()],
+        "by_difficulty": [comparison(name, *means, 60) for name, means in difficulties.items()],
+        "pass_at_k": [comparison("pass@1", 0.412, 0.813, 120), comparison("pass@2", 0.604, 0.921, 118)],
+        "pass_hat_k": [comparison("pass^1", 0.412, 0.813, 120), comparison("pass^2", 0.213, 0.702, 118)],
+    }
+    return {**yaml.safe_load(EVALUATED), **parts, **changes}
+
+
+def iteration(index: int, **changes: Any) -> dict[str, Any]:
+    """One of 25 rounds on the way from 40 % to 80 % success."""
+    done = index / 24
+    shares = {"informative_share": 0.8 - 0.4 * done, "clip_share": 0.031, "truncated_share": 0.02, "failed_share": 0.0}
+    return {
+        "index": index,
+        "reward": 0.45 + 0.4 * done,
+        "success": 0.4 + 0.4 * done,
+        "components": {"checks": 0.7 + 0.2 * done, "conciseness": 1.0},
+        **shares,
+        "kl_to_base": 0.35 * done,
+        "entropy": 0.42 - 0.2 * done,
+        "gradient_norm": 0.734,
+        "learning_rate": 1e-4,
+        "tokens": 14_200 + index,
+        **changes,
+    }
+
+
+def pair(index: int = 0) -> dict[str, Any]:
+    """A scenario served by both; what the agent says is cut before each space and around each digit and tag."""
+    served: dict[str, Any] = yaml.safe_load(SERVED)
+    for turn in [*served["champion"]["turns"], *served["candidate"]["turns"]]:
+        if turn["role"] == "assistant":
+            calls = "".join(f"<tool_call>{each}</tool_call>" for each in turn.get("tool_calls", ()))
+            said = f"{turn['content']}{calls}<|end|>"
+            turn["pieces"] = re.findall(r"</?tool_call>|<\|end\|>|\d| ?[A-Za-z]+|[^A-Za-z\d<]+", said)
+    return {"scenario_id": f"desk-{index:05d}", "sample": 0, "category": "broken", "difficulty": "medium", **served}
+
+
+def document(**changes: Any) -> ReportDocument:
+    """The report of a run of 25 iterations that promoted its candidate."""
+    parts = {
+        "iterations": [iteration(index) for index in range(25)],
+        "evaluation": evaluation(),
+        "conversations": [pair(index) for index in range(6)],
+    }
+    return ReportDocument.model_validate({**yaml.safe_load(PROMOTED), **parts, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole() -> str:
+    """The page of the promoted run."""
+    return render_page(document())
+
+
+def visible(page: str) -> str:
+    """What a reader sees, more or less: the page without styles and tags, its white space folded."""
+    body = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def section(page: str, name: str) -> str:
+    """What a reader sees of one part of the page."""
+    return visible(page.split(f'id="{name}"', 1)[1].split('<section class="part"', 1)[0])
+
+
+def test_page_refers_to_nothing_outside_itself(whole: str) -> None:
+    """The page opens without a network: no address, no loaded file, only links to its parts and the data docs."""
+    assert not re.search(r"https?:|//[a-z]|\bsrc=|@import|<link|<script|url\((?!#)", whole)
+    links = set(re.findall(r'href="([^"#][^"]*)"', whole))
+    assert links == {"./data_docs/index.html"}
+
+
+def test_hostile_words_stay_words() -> None:
+    """Markup typed by a customer, returned by a tool or sampled by the policy is shown, never run."""
+    turns = [
+        {"role": "user", "content": HOSTILE},
+        {"role": "tool", "content": HOSTILE},
+        {"role": "assistant", "content": HOSTILE, "pieces": [HOSTILE], "tool_calls": [HOSTILE]},
+    ]
+    side = {"policy": HOSTILE, "turns": turns, "stop": HOSTILE, "success": None, "checks": {HOSTILE: True}}
+    hostile = {
+        "scenario_id": HOSTILE,
+        "sample": 0,
+        "category": HOSTILE,
+        "difficulty": HOSTILE,
+        "champion": side,
+        "candidate": side,
+    }
+    judged = evaluation(by_category=[comparison(f"$ {HOSTILE} $", 0.1, 0.2, 9)])
+    page = render_page(document(conversations=[hostile], evaluation=judged, name=HOSTILE, config=HOSTILE))
+    assert "<script" not in page
+    assert "<img" not in page
+    assert visible(page).count("alert('refund me')") >= 15
+
+
+def test_link_to_data_docs_cannot_leave_the_folder() -> None:
+    """A path that reads as an address or as a script becomes a file name."""
+    for path in ("javascript:alert(1)", "//example.org/x"):
+        page = render_page(document(ingestion={**yaml.safe_load(PROMOTED)["ingestion"], "data_docs": path}))
+        assert re.search(r'href="\./(javascript%3Aalert%281%29|//example\.org/x)"', page)
+
+
+def test_header_tells_the_result_with_its_intervals(whole: str) -> None:
+    """Verdict, reason and one sentence with before, after and the paired difference."""
+    header = visible(whole.split("<nav", 1)[0].split("<header>", 1)[1])
+    assert "Promoted" in header
+    assert "every gate passed" in header
+    assert (
+        "On 120 held-out scenarios, success went from 41.2% [35.2%, 47.2%] to 81.3% [75.3%, 87.3%]: "
+        "a paired difference of +40.1 pp [+34.1 pp, +46.1 pp], intervals at 95% confidence."
+    ) in header
+
+
+@pytest.mark.parametrize(("verdict", "badge"), [("refuse", "Refused"), ("failed", "Failed")])
+def test_badge_says_the_verdict(verdict: str, badge: str) -> None:
+    """A candidate that does not serve is not shown as if it did."""
+    page = render_page(document(decision={"verdict": verdict, "reason": "too far"}))
+    assert f'<span class="badge {verdict}">{badge}</span>' in page
+    assert "Promoted" not in page
+    assert "No gate was checked." in section(page, "gates")
+
+
+@pytest.mark.parametrize(
+    ("part", "rows"),
+    [
+        ("gates", ["improvement 0.341 > 0 ✓ pass lower bound", "length 1.23 ≤ 2.00 ✗ fail tokens over"]),
+        ("heldout", ["All scenarios 120 41.2% [35.2%, 47.2%] 81.3% [75.3%, 87.3%] +40.1 pp [+34.1 pp, +46.1 pp]"]),
+        ("heldout", ["missing 40 40.2% [34.2%, 46.2%] 71.1% [65.1%, 77.1%] +30.9 pp [+24.9 pp, +36.9 pp]"]),
+        ("heldout", ["hard 60 24.2% [18.2%, 30.2%] 72.3% [66.3%, 78.3%] +48.1 pp [+42.1 pp, +54.1 pp]"]),
+        ("heldout", ["pass@2 118 60.4% [54.4%, 66.4%] 92.1% [86.1%, 98.1%] +31.7 pp [+25.7 pp, +37.7 pp]"]),
+        ("heldout", ["pass^2 118 21.3% [15.3%, 27.3%] 70.2% [64.2%, 76.2%] +48.9 pp [+42.9 pp, +54.9 pp]"]),
+        ("heldout", ["0.352 nats a token", "episodes of the candidate 0.8%", "candidate over champion 1.23"]),
+        ("learning", ["24 1 0.850 80.0% 0.900 1.00 40.0% 0.350 0.220 3.1% 0.734 0.000100 2.0% 0.0% 14,224"]),
+        ("data", ["1,503", "1,480", "Quarantined 23", "Training side 1,360", "Held-out side 120", "is unknown 6"]),
+        ("time", ["ingest 1 1 0 ms 23 ms", "rollout 25 3 3 min 07 s 3 min 10 s", "1 h 30 min", "4.1%"]),
+        ("lineage", ["Seed 7", "c0ffee01", "c0de0002", "5ce0a203", "ba5e0004", "torch 2.13.0", "support-desk/4"]),
+        ("config", ["name: support-desk rollout: group_size: 8"]),
+    ],
+)
+def test_each_section_shows_its_numbers(whole: str, part: str, rows: list[str]) -> None:
+    """Each table shows the document's values beside the names they belong to."""
+    text = section(whole, part)
+    assert [row for row in rows if row not in text] == []
+
+
+def test_conversation_shows_both_sides_and_what_they_earned() -> None:
+    """Words, calls as code, checks and reward of the champion, then of the candidate."""
+    text = section(render_page(document(conversations=[pair()])), "conversations")
+    before, after = text.split("After b7701e5a")
+    for fact in ("✗ no success", 'look_up(order="1234")', "✗ honest", "✓ closed", "reward 0.312", "checks 0.500"):
+        assert fact in before
+    for fact in ("✓ success", "The number is 8812.", 'replace(order="8812")', "✓ honest", "reward 0.988"):
+        assert fact in after
+
+
+def test_every_trained_token_has_its_own_mark() -> None:
+    """A reader sees where one token ends and the next begins, its leading space included."""
+    page = render_page(document(conversations=[pair()]))
+    marked = re.findall(r'<p class="tokens">(.*?)</p>', page)
+    assert (
+        "<span>What</span><span> is</span><span> your</span><span> order</span><span> number</span>"
+        '<span>?</span><span class="control">&lt;|end|&gt;</span>'
+    ) in marked
+
+
+def test_missing_parts_are_named() -> None:
+    """A run that failed before training says what it lacks; no number stands in for a missing one."""
+    parts = yaml.safe_load(PROMOTED)
+    page = render_page(
+        document(
+            decision={"verdict": "failed", "reason": "no informative group in 3 iterations"},
+            ingestion={**parts["ingestion"], "data_docs": None, "reasons": {}},
+            lineage={**parts["lineage"], "model_version": None, "package_versions": {}},
+            **{"iterations": (), "conversations": (), "stages": (), "evaluation": None},
+        )
+    )
+    text = visible(page)
+    for sentence in (
+        "No candidate was evaluated, so there is no held-out result.",
+        "No gate was checked.",
+        *("Nothing was evaluated on held-out scenarios.", "No iteration was trained.", "No stage was timed."),
+        *("No conversation was recorded to show.", "The reasons for quarantine were not recorded."),
+        "none was registered",
+    ):
+        assert sentence in text
+    assert "Validation report" not in text
+    assert "<svg" not in page
+
+
+def test_unverified_runs_show_rewards_without_success() -> None:
+    """Where the environment verifies nothing, success is a dash and its curve a sentence, and rewards are no shares."""
+    talk = pair()
+    talk["champion"].update(success=None, checks={}, reward=None, breakdown={})
+    page = render_page(
+        document(iterations=[iteration(0, success=None)], evaluation=evaluation(metric="reward"), conversations=[talk])
+    )
+    result = "reward went from 0.412 [0.352, 0.472] to 0.813 [0.753, 0.873]: a paired difference of +0.401"
+    assert result in visible(page)
+    assert "1 iteration of rollout" in page
+    assert "Rollout success – → –" in section(page, "learning")
+    assert "Nothing to draw: the environment verified no episode." in section(page, "learning")
+    assert "not verified" in section(page, "conversations")
+    assert "reward none was given" in section(page, "conversations")
+
+
+def test_tries_are_shares_whatever_is_compared_and_absent_where_nothing_was_verified() -> None:
+    """A reward is a number, pass@k is still a percentage; without outcomes there is no such row."""
+    by_reward = section(render_page(document(evaluation=evaluation(metric="reward"))), "heldout")
+    assert "pass@2 118 60.4% [54.4%, 66.4%]" in by_reward
+    unverified = evaluation(metric="reward", pass_at_k=(), pass_hat_k=())
+    assert "pass@" not in section(render_page(document(evaluation=unverified)), "heldout")
+
+
+def test_highly_correlated_components_are_named() -> None:
+    """Those of the last iteration; a run without such a pair has no such line."""
+    pages = [
+        render_page(document(iterations=[iteration(0, highly_correlated=pairs)])) for pairs in (["a and b (+0.97)"], [])
+    ]
+    assert "say the same in the last iteration, with their correlation: a and b (+0.97)" in visible(pages[0])
+    assert "say the same" not in visible(pages[1])
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    """JSON cannot hold them, so a document that has one is not made."""
+    with pytest.raises(ValueError, match="finite"):
+        ReportDocument.model_validate({**document().model_dump(), "wall_s": float("nan")})
+
+
+def test_same_document_gives_the_same_bytes(whole: str) -> None:
+    """A report drawn again is the same file: no date, no random identifier."""
+    assert render_page(document()) == whole
+    assert plot_png(document()) == plot_png(document())
+
+
+def test_figures_of_a_page_share_no_identifier(whole: str) -> None:
+    """One figure's clip path or marker never stands in for another's."""
+    identifiers = re.findall(r'\bid="([^"]+)"', whole)
+    assert len(identifiers) > 30
+    assert len(identifiers) == len(set(identifiers))
+
+
+def test_figures_follow_the_page_into_the_dark(whole: str) -> None:
+    """Axes, grid and both policies take their colours from variables that the dark page sets anew."""
+    styles, figures = whole.split("</style>", 1)
+    used = set(re.findall(r"var\((--[a-z]+), #", figures))
+    assert used == {"--ink", "--muted", "--line", "--champion", "--candidate"}
+    dark = styles.split("prefers-color-scheme: dark", 1)[1]
+    assert all(f"{variable}:" in dark for variable in used)
+
+
+def test_page_of_a_long_run_stays_small(whole: str) -> None:
+    """25 iterations and 6 pairs of conversations fit into 600 kB."""
+    assert len(whole.encode()) < 600_000
+
+
+@pytest.mark.parametrize("changes", [{}, {"evaluation": None, "iterations": ()}], ids=["whole", "nothing trained"])
+def test_overview_is_a_picture(changes: dict[str, Any]) -> None:
+    """The trackers get a PNG of 1400 by 560 pixels, whatever the run came to."""
+    picture = plot_png(document(**changes))
+    assert picture.startswith(b"\x89PNG")
+    # bytes 16 to 24 of the header: width 10 in * 140 dpi, height 4 in * 140 dpi
+    assert (int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])) == (1400, 560)
+
+
+def test_overview_shows_the_result() -> None:
+    """Another result gives another picture."""
+    other = evaluation(by_category=[comparison("return", 0.9, 0.1, 40)])
+    assert plot_png(document()) != plot_png(document(evaluation=other))
+    assert plot_png(document()) != plot_png(document(name="another desk"))
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "shown"),
+    [
+        *((number, None, "–"), (number, 0.0, "0"), (number, 0.41666, "0.417"), (number, -2.0, "−2.00")),
+        *((number, 99.96, "100"), (number, 12345.6, "12,346"), (number, 2e-6, "2.00e-06")),
+        *((percent, None, "–"), (percent, 0.41666, "41.7%"), (percent, -0.0001, "0.0%"), (percent, 1.0, "100.0%")),
+        *((duration, 0.0234, "23 ms"), (duration, 12.34, "12.3 s"), (duration, 59.97, "1 min 00 s")),
+        *((duration, 187.2, "3 min 07 s"), (duration, 5400.0, "1 h 30 min")),
+        (call, '{"name": "refund", "arguments": {"order": "7", "amount": 9}}', 'refund(order="7", amount=9)'),
+        *((call, "refund 7", "refund 7"), (call, '["refund"]', '["refund"]')),
+    ],
+)
+def test_values_are_written_for_a_reader(write: Callable[[Any], str], value: Any, shown: str) -> None:
+    """Three significant digits, percent with one decimal, time in its best unit, calls as code; zero has no sign."""
+    assert write(value) == shown
+
+
+def test_importing_grpo_loads_no_plotting() -> None:
+    """Code that only reads artifacts does not pay for matplotlib."""
+    program = "import sys, grpo, grpo.evaluation, grpo.evaluation.schema; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_browser_draws_the_page(whole: str, tmp_path: Path) -> None:
+    """A real browser builds the whole page, figures and last part included, and paints it."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    page, picture = tmp_path / "report.html", tmp_path / "page.png"
+    page.write_text(whole, encoding="utf-8")
+    command = [chromium, *BROWSER, f"--user-data-dir={tmp_path / 'profile'}"]
+    dom = subprocess.run(
+        [*command, "--dump-dom", page.as_uri()], check=True, capture_output=True, text=True, timeout=120
+    ).stdout
+    assert dom.count("<svg") == dom.count("</svg>") == 7  # held-out results and six curves
+    assert dom.rstrip().endswith("</body></html>")
+    assert section(dom, "config")
+    subprocess.run([*command, f"--screenshot={picture}", page.as_uri()], check=True, capture_output=True, timeout=120)
+    painted = picture.read_bytes()
+    assert (int.from_bytes(painted[16:20]), int.from_bytes(painted[20:24])) == (1200, 3000)
+    assert len(painted) > 100_000  # an empty page of that size packs into a few kB

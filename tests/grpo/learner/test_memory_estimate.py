@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo.algorithms.reductions import Denominators
+from grpo.config.adapters import LoraSettings
+from grpo.config.pipeline import load_config
+from grpo.config.training import TrainingSettings
+from grpo.errors import PolicyError
+from grpo.learner.batch import build_batch
+from grpo.learner.learner import Learner
+from grpo.learner.memory_estimate import memory_estimate
+from grpo.learner.packing import pack
+from grpo.policy.transformers.adapters import add_adapters
+from grpo.policy.transformers.attention import KVCache
+from grpo.policy.transformers.model import load
+from grpo.renderers.chat_template import renderer_hash
+from grpo.rewards.catalog import make_reward
+from grpo.rewards.score import score
+from grpo.trajectories import group
+from tests.doubles import desk_scenarios, play_desk
+from tests.places import DESK_MODEL, ROOT
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["weights", "adapters"])
+def test_weights_gradients_and_optimizer_are_exact(tiny_folder: Path, lora: LoraSettings | None):
+    """Those of a real model after a real step of its optimizer."""
+    settings = TrainingSettings(lora=lora)
+    told = memory_estimate(tiny_folder, settings, episodes=4, max_context=64)
+    model = load(tiny_folder).model
+    if lora is not None:
+        add_adapters(model, lora, seed=0)
+    learner = Learner(model, settings)
+    for parameter in learner.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    learner.optimizer.step()
+    weights = list(model.parameters())
+    assert told.weights == told.copies * _bytes(weights)
+    assert told.gradients == _bytes([parameter.grad for parameter in learner.parameters])
+    assert told.optimizer == _bytes([value for state in learner.optimizer.state.values() for value in state.values()])
+    assert told.trained == sum(parameter.numel() for parameter in learner.parameters)
+
+
+def test_a_trust_region_keeps_no_moments_and_a_sampler_at_work_is_a_copy_more(tiny_folder: Path):
+    """What is not there is not counted."""
+    plain = memory_estimate(tiny_folder, TrainingSettings(), episodes=4, max_context=64)
+    assert memory_estimate(tiny_folder, TrainingSettings(algorithm="trpo"), episodes=4, max_context=64).optimizer == 0
+    capped = memory_estimate(tiny_folder, TrainingSettings(importance_sampling_cap=2.0), episodes=4, max_context=64)
+    assert (plain.copies, capped.copies) == (2, 3)
+
+
+def test_the_cache_is_that_of_all_episodes_at_their_longest(tiny_folder: Path):
+    """Keys and values, as the sampler lays them out."""
+    told = memory_estimate(tiny_folder, TrainingSettings(), episodes=6, max_context=48)
+    model = load(tiny_folder).model
+    config = model.config
+    cache = KVCache(
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.hidden_size // config.num_attention_heads,
+        slots=6,
+        capacity=48,
+        like=next(model.parameters()),
+    )
+    assert told.cache == _bytes([cache.keys, cache.values])
+
+
+def test_activations_are_about_what_a_pass_keeps():
+    """Within a fifth of what PyTorch saves for the way back, on episodes of the order desk."""
+    config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"policy.model={DESK_MODEL}",))
+    policy = load(DESK_MODEL)
+    played = play_desk(policy, config, scenarios=4, group_size=8)
+    known = {scenario.id: scenario for scenario in desk_scenarios(4)}
+    scored = list(score(played, make_reward(config.reward), known))
+    batch = build_batch(
+        group(scored),
+        config.training,
+        policy_hash=policy.hash,
+        earlier_hash=None,
+        renderer_hash=renderer_hash(policy.tokenizer),
+    )
+    samples = [sample for members in batch.groups for sample in members]
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    weights = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
+    learner = Learner(policy.model, config.training)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        _loss, *_ = learner.loss(samples, Denominators(sequences=len(samples), tokens=1000, normalizer=256))
+    measured = sum(size for place, size in kept.items() if place not in weights)
+    tokens = pack(samples, device=policy.model.device).token_ids.shape[1]
+    settings = config.training.model_copy(update={"microbatch_tokens": tokens})
+    assert memory_estimate(DESK_MODEL, settings, episodes=1, max_context=64).activations == pytest.approx(
+        measured, rel=0.2
+    )
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path):
+    """Before anything is computed."""
+    with pytest.raises(PolicyError, match=str(tmp_path)):
+        memory_estimate(tmp_path, TrainingSettings(), episodes=1, max_context=64)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from grpo.config.adapters import LoraSettings
+from grpo.errors import ConfigError
+from grpo.notebook.config import TrainingConfig, TrainingProfile, get_config_for_task
+
+CHANGES: dict[str, object] = {
+    "num_episodes": 320,
+    "num_epochs": 2,
+    "num_generations": 4,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "algorithm": "rloo",
+    "engine": "trl",
+    "learning_rate": 3e-5,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.95,
+    "max_grad_norm": 0.3,
+    "warmup_ratio": 0.5,
+    "lr_scheduler_type": "linear",
+    "beta": 0.1,
+    "clip_low": 0.15,
+    "clip_high": 0.25,
+    "baseline_type": "group_median",
+    "advantage_normalization": False,
+    "entropy_coef": 0.02,
+    "reward_clip": 10.0,
+    "max_prompt_length": 100,
+    "max_completion_length": 100,
+    "max_new_tokens": 33,
+    "temperature": 0.9,
+    "concurrency": 3,
+    "lora": LoraSettings(r=4),
+    "bf16": True,
+    "fp16": True,
+    "gradient_checkpointing": True,
+}
+ELSEWHERE = {"eval_steps", "save_steps", "logging_steps", "report_to", "wandb_project", "seed"}
+"""Read by the trainer itself, whose tests show it."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_field_changes_what_a_stage_is_told(name: str):
+    """A field that reached neither learner nor rollout would be a dead knob."""
+    usual, changed = TrainingConfig(), TrainingConfig(**{name: CHANGES[name]})
+    assert (usual.training(), usual.rollout()) != (changed.training(), changed.rollout())
+
+
+def test_no_field_is_left_out_of_that_test():
+    """A new field must be put into one of the two lists."""
+    assert set(TrainingConfig.model_fields) == {*CHANGES, *ELSEWHERE}
+
+
+def test_episodes_become_iterations_of_whole_groups():
+    """1000 episodes, 4 groups of 16: 15.6 iterations, so 16; a tenth of the 16 steps is warm-up: 1.6, so 2."""
+    config = TrainingConfig(num_episodes=1000, num_generations=16, warmup_ratio=0.1)
+    assert (config.groups, config.iterations, config.training().warmup_steps) == (4, 16, 2)
+    assert (config.rollout().scenarios, config.rollout().group_size) == (4, 16)
+
+
+def test_half_precision_comes_with_the_correction_that_it_needs():
+    """The learner refuses bf16 without one."""
+    training = TrainingConfig(bf16=True).training()
+    assert (training.precision, training.importance_sampling_cap) == ("bf16", 2.0)
+
+
+def test_two_half_precisions_are_refused():
+    """One of them would be ignored."""
+    with pytest.raises(ValidationError, match="exclude each other"):
+        TrainingConfig(bf16=True, fp16=True)
+
+
+def test_what_the_algorithm_does_not_read_is_refused():
+    """REINFORCE has no clip."""
+    with pytest.raises(ValidationError, match="clip_low is not read by reinforce"):
+        TrainingConfig(algorithm="reinforce", clip_low=0.1)
+
+
+def test_a_misspelt_field_is_named():
+    """No silent default."""
+    with pytest.raises(ValidationError, match="learning_rat"):
+        TrainingConfig(learning_rat=1e-4)
+
+
+def test_profiles_differ_by_how_much_they_dare():
+    """Four of them; the learning rate rises from the first to the third."""
+    rates = [TrainingConfig.from_profile(profile).learning_rate for profile in TrainingProfile]
+    assert len(rates) == 4
+    assert rates[0] < rates[1] < rates[2]
+    assert TrainingConfig.from_profile("conservative").beta > 0
+
+
+def test_changes_win_over_the_profile():
+    """What is said explicitly holds."""
+    assert TrainingConfig.from_profile("balanced", learning_rate=1e-6).learning_rate == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [(lambda: TrainingConfig.from_profile("bold"), "bold"), (lambda: get_config_for_task("x", model_name="m"), "'x'")],
+)
+def test_an_unknown_name_is_refused_with_those_that_there_are(ask, told: str):
+    """Profiles and tasks."""
+    with pytest.raises(ConfigError, match=told):
+        ask()
+
+
+def test_each_task_differs_from_the_balanced_profile():
+    """Else it would be no task's config."""
+    usual = TrainingConfig.from_profile("balanced")
+    found = [
+        get_config_for_task(task, model_name="gpt2") for task in ("customer_service", "technical_support", "sales")
+    ]
+    assert all(config != usual for config in found)
+    assert len({config.model_dump_json() for config in found}) == 3
+
+
+@pytest.mark.parametrize(("name", "adapters"), [("gpt2", False), ("Qwen3-0.6B", False), ("llama-7b", True)])
+def test_a_large_model_is_trained_by_adapters(name: str, adapters: bool):
+    """From a billion parameters on, by its name."""
+    assert (get_config_for_task("sales", model_name=name).lora is not None) is adapters

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from grpo.learner.update import UpdateMetrics
+from grpo.notebook.diagnostics import DiagnosticsMonitor, DiagnosticsSettings, IterationRecord
+from grpo.rewards.rollout_summary import RolloutSummary
+
+
+def record(index: int = 0, *, rollout: dict[str, object] | None = None, **update: float) -> IterationRecord:
+    """A healthy iteration with these changes."""
+    shown = {
+        "groups": 10,
+        "informative_groups": 5,
+        "episodes": 80,
+        "rewarded": 80,
+        "verified": 80,
+        "reward": 0.5,
+        "success": 0.5,
+        "components": {},
+        "truncated_share": 0.0,
+        "failed_share": 0.0,
+        **(rollout or {}),
+    }
+    return IterationRecord(
+        index=index,
+        rollout=RolloutSummary.model_validate(shown),
+        update=UpdateMetrics(**{"kl_to_base": 0.01, "entropy": 1.0, **update}),
+    )
+
+
+def test_nothing_is_known_before_the_first_iteration():
+    """Unknown is not healthy."""
+    assert DiagnosticsMonitor().get_health_status().status == "unknown"
+
+
+def test_an_ordinary_iteration_is_healthy():
+    """No reason, no alarm."""
+    health = DiagnosticsMonitor().observe(record())
+    assert (health.status, health.reasons) == ("healthy", {})
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient_norm", "entropy"])
+def test_a_number_that_is_none_is_named(name: str):
+    """NaN in any number of the update."""
+    health = DiagnosticsMonitor().observe(record(**{name: math.nan}))
+    assert health.status == "unhealthy"
+    assert health.reasons["not_a_number"] == f"{name} is nan"
+
+
+@pytest.mark.parametrize(("kl", "alarm"), [(0.3, True), (0.2, False)])
+def test_a_kl_spike_is_judged_by_what_is_usual(kl: float, alarm: bool):
+    """The median before is .05; more than five times that is a spike, .25 the border."""
+    monitor = DiagnosticsMonitor()
+    for index, usual in enumerate((0.01, 0.05, 0.06)):
+        monitor.observe(record(index, kl_to_base=usual))
+    assert ("kl_spike" in monitor.observe(record(3, kl_to_base=kl)).reasons) is alarm
+
+
+def test_a_small_kl_is_no_spike_however_much_it_grew():
+    """From 1e-4 to .04: below the floor of .05."""
+    monitor = DiagnosticsMonitor()
+    monitor.observe(record(0, kl_to_base=1e-4))
+    assert monitor.observe(record(1, kl_to_base=0.04)).status == "healthy"
+
+
+@pytest.mark.parametrize(("entropy", "alarm"), [(0.19, True), (0.21, False)])
+def test_entropy_collapses_below_a_share_of_the_first(entropy: float, alarm: bool):
+    """A tenth of 2."""
+    monitor = DiagnosticsMonitor()
+    monitor.observe(record(0, entropy=2.0))
+    assert ("entropy_collapse" in monitor.observe(record(1, entropy=entropy)).reasons) is alarm
+
+
+@pytest.mark.parametrize(("success", "alarm"), [(0.1, True), (0.95, False)])
+def test_groups_without_a_difference_are_dead_unless_the_task_is_solved(success: float, alarm: bool):
+    """All siblings alike: at 10 % success nothing is learned, at 95 % nothing is left to learn."""
+    health = DiagnosticsMonitor().observe(record(rollout={"informative_groups": 0, "success": success}))
+    assert ("dead_groups" in health.reasons) is alarm
+
+
+@pytest.mark.parametrize(
+    ("finding", "share", "alarm"),
+    [("truncation", 0.31, True), ("truncation", 0.3, False), ("failures", 0.06, True), ("failures", 0.05, False)],
+)
+def test_episodes_that_are_cut_off_or_fail_are_told(finding: str, share: float, alarm: bool):
+    """More than 30 % cut off, more than 5 % failed."""
+    name = "truncated_share" if finding == "truncation" else "failed_share"
+    assert (finding in DiagnosticsMonitor().observe(record(rollout={name: share})).reasons) is alarm
+
+
+def test_a_reward_that_rises_while_success_falls_is_hacked():
+    """Two windows of two: reward .5 → .7, success .5 → .4; the alarm is there with the last iteration, not before."""
+    monitor = DiagnosticsMonitor(DiagnosticsSettings(window=2))
+    shown = [(0.5, 0.5), (0.5, 0.5), (0.7, 0.4), (0.7, 0.4)]
+    alarms = [
+        "hacking" in monitor.observe(record(k, rollout={"reward": reward, "success": success})).reasons
+        for k, (reward, success) in enumerate(shown)
+    ]
+    assert alarms == [False, False, False, True]
+
+
+def test_reward_and_success_that_rise_together_are_no_alarm():
+    """What training is for."""
+    monitor = DiagnosticsMonitor(DiagnosticsSettings(window=1))
+    monitor.observe(record(0, rollout={"reward": 0.5, "success": 0.5}))
+    assert monitor.observe(record(1, rollout={"reward": 0.7, "success": 0.6})).status == "healthy"

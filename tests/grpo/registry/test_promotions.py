@@ -1,0 +1,339 @@
+"""Who serves, on a real SQLite store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from grpo.errors import AddressError, NothingToRollBack, PromotionRefused
+from grpo.registry import Registry
+from grpo.registry.promotions import Actor, PromotionLog
+from tests.grpo.registry.making import ANNA, BEN, put_version, serving
+from tests.places import ROOT
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
+
+
+def _three(registry: Registry, model: str) -> None:
+    """Versions 1, 2 and 3, each promoted over the one before."""
+    for checkpoint, against in (("a", "base"), ("b", "a"), ("c", "b")):
+        version = put_version(registry, model, checkpoint, against=against)
+        registry.promotions(model).promote(version, reason=f"gates of {checkpoint}", by=ANNA, checks={"length": 1.1})
+
+
+def test_a_promotion_writes_down_who_why_from_what_and_the_numbers(registry: Registry):
+    """The third of three: instead of version 2, with what the gates measured."""
+    _three(registry, "recorded")
+    assert serving(registry, "recorded") == (3, 2)
+    last = registry.promotions("recorded").history()[-1]
+    assert (last.number, last.action, last.champion, last.replaced, last.previous) == (3, "promote", 3, 2, 2)
+    assert (last.by, last.reason, last.checks, last.forced) == (ANNA, "gates of c", {"length": 1.1}, False)
+    assert last.at.startswith("20")
+
+
+def test_two_rollbacks_go_two_versions_back_and_a_third_is_refused(registry: Registry):
+    """1, 2, 3 → 2 → 1; not to 3 again."""
+    _three(registry, "back")
+    line = registry.promotions("back")
+    assert line.rollback(reason="refunds twice", by=BEN).champion == 2
+    assert serving(registry, "back") == (2, 1)
+    line.rollback(reason="refunds twice", by=BEN)
+    assert serving(registry, "back") == (1, None)
+    with pytest.raises(NothingToRollBack, match="no version before 1 to go back to"):
+        line.rollback(reason="refunds twice", by=BEN)
+    assert [one.action for one in line.history()] == ["promote"] * 3 + ["rollback"] * 2
+
+
+def test_a_promotion_after_a_rollback_goes_back_to_what_it_replaced(registry: Registry):
+    """1, 2, back to 1, then 3: previous is 1, and not 2, which was taken out of service."""
+    for checkpoint, against in (("a", "base"), ("b", "a")):
+        version = put_version(registry, "branch", checkpoint, against=against)
+        registry.promotions("branch").promote(version, reason="gates", by=ANNA)
+    line = registry.promotions("branch")
+    line.rollback(reason="no", by=BEN)
+    line.promote(put_version(registry, "branch", "c", against="a"), reason="gates", by=ANNA)
+    assert serving(registry, "branch") == (3, 1)
+    line.rollback(reason="no", by=BEN)
+    assert serving(registry, "branch") == (1, None)
+
+
+def test_what_has_no_champion_cannot_be_rolled_back(registry: Registry):
+    """Nor what is not there at all."""
+    put_version(registry, "fresh", "a", against="base")
+    with pytest.raises(NothingToRollBack, match="fresh has no champion"):
+        registry.promotions("fresh").rollback(reason="why not", by=ANNA)
+    with pytest.raises(AddressError, match="no model missing is registered"):
+        registry.promotions("missing").rollback(reason="why not", by=ANNA)
+    with pytest.raises(AddressError, match="fresh has no version 9"):
+        registry.promotions("fresh").promote(9, reason="why not", by=ANNA)
+
+
+def test_the_version_in_service_is_not_promoted_again(registry: Registry):
+    """Nothing changes, and nothing is recorded."""
+    _three(registry, "same")
+    assert registry.promotions("same").promote(3, reason="again", by=ANNA) is None
+    assert serving(registry, "same") == (3, 2)
+    assert len(registry.promotions("same").history()) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "verdict", "against", "told"),
+    [
+        ("refused", "refuse", "c", "version 4 was judged 'refuse'"),
+        ("stale", "promote", "b", "judged against another policy than that of version 3"),
+    ],
+)
+def test_a_version_that_may_not_serve_is_refused_unless_forced(
+    registry: Registry, model: str, verdict: str, against: str, told: str
+):
+    """It did not pass, or it beat a version that serves no more: force is written down as such."""
+    _three(registry, model)
+    version = put_version(registry, model, "d", against=against, verdict=verdict)
+    line = registry.promotions(model)
+    with pytest.raises(PromotionRefused, match=told):
+        line.promote(version, reason="I like it", by=ANNA)
+    assert serving(registry, model) == (3, 2)
+    forced = line.promote(version, reason="I like it", by=ANNA, force=True)
+    assert forced is not None
+    assert forced.forced
+    assert serving(registry, model) == (4, 3)
+
+
+def test_a_version_that_was_taken_out_of_service_needs_force_to_return(registry: Registry):
+    """A rerun of its run must not undo what an operator did."""
+    _three(registry, "returned")
+    line = registry.promotions("returned")
+    line.rollback(reason="refunds twice", by=ANNA)
+    with pytest.raises(PromotionRefused, match=r"has served before, until a rollback to version 2 \(refunds twice\)"):
+        line.promote(3, reason="again", by=ANNA)
+    assert line.promote(3, reason="it was the tool", by=ANNA, force=True) is not None
+
+
+class Killed(BaseException):
+    """Nobody catches this: the process is gone."""
+
+
+class Dying:
+    """An MLflow client whose process dies at one of its calls, before or after the server has done it."""
+
+    def __init__(self, client: Any, *, at: int, after: bool) -> None:
+        self._client, self._at, self._after, self.calls = client, at, after, 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls == self._at and not self._after:
+                raise Killed
+            result = method(*arguments, **named)
+            if self.calls == self._at:
+                raise Killed
+            return result
+
+        return call
+
+
+def _dying(registry: Registry, model: str, *, at: int, after: bool) -> PromotionLog:
+    """The succession as a process sees it that dies at one of its calls."""
+    client = Dying(registry.client, at=at, after=after)
+    return Registry(registry.tracking_uri, client=client).promotions(model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("action", ["promote", "rollback"])
+def test_a_change_killed_at_any_call_leaves_one_champion_and_is_applied_once_on_retry(registry: Registry, action: str):
+    """At each call, before and after it: the old champion serves, or the new one; the same flow run ends the work."""
+    outcomes = set()
+    for at in range(1, 30):
+        for after in (False, True):
+            model = f"dying-{action}-{at}-{after}"
+            for checkpoint, against in (("a", "base"), ("b", "a")):
+                version = put_version(registry, model, checkpoint, against=against)
+                registry.promotions(model).promote(version, reason="gates", by=BEN)
+            version = put_version(registry, model, "c", against="b")
+
+            def ask(line: PromotionLog, version: int = version) -> None:
+                if action == "promote":
+                    line.promote(version, reason="gates", by=ANNA)
+                else:
+                    assert line.rollback(reason="no", by=ANNA).champion == 1
+
+            try:
+                ask(_dying(registry, model, at=at, after=after))
+            except Killed:
+                pass
+            else:
+                assert outcomes == {"old", "new"}, "it died before the change and after it"
+                return
+            new = (3, 2) if action == "promote" else (1, None)
+            left = serving(registry, model)[0]
+            assert left in (2, new[0])
+            outcomes.add("new" if left == new[0] else "old")
+            ask(registry.promotions(model))
+            assert serving(registry, model) == new
+            state = registry.promotions(model).state()
+            assert [one.action for one in state.history] == ["promote", "promote", action]
+            assert state.pending is None
+            assert "succession.pending" not in registry.client.get_registered_model(model).tags
+    pytest.fail("it never ended")
+
+
+_CHAMPION_SET = 5
+"""Calls of a rollback up to the one that moves the alias `champion`."""
+
+
+def test_a_rollback_that_died_half_way_and_is_typed_again_goes_back_one_version(registry: Registry):
+    """The command is another flow run then; for another reason it is another rollback."""
+    for model, reason, expected in (("typed-again", "refunds twice", (2, 1)), ("other-reason", "rude", (1, None))):
+        _three(registry, model)
+        with pytest.raises(Killed):
+            _dying(registry, model, at=_CHAMPION_SET, after=True).rollback(reason="refunds twice", by=ANNA)
+        assert serving(registry, model) == (2, 2), "previous has not moved yet"
+        again = Actor(user=ANNA.user, host=ANNA.host, run="run-2")
+        registry.promotions(model).rollback(reason=reason, by=again)
+        assert serving(registry, model) == expected
+
+
+def test_a_flow_run_that_is_put_back_after_others_went_on_changes_nothing(registry: Registry):
+    """Its rollback is written down; version 4 was promoted since."""
+    _three(registry, "put-back")
+    line = registry.promotions("put-back")
+    first = line.rollback(reason="refunds twice", by=ANNA)
+    line.promote(put_version(registry, "put-back", "d", against="b"), reason="gates", by=BEN)
+    assert line.rollback(reason="refunds twice", by=ANNA) == first
+    assert serving(registry, "put-back") == (4, 2)
+
+
+def test_rollback_replaces_a_deleted_champion_by_the_version_before_it(registry: Registry):
+    """Version 3 is gone, and its alias with it: 2 serves, with 1 behind it; gone as well, 1 serves."""
+    _three(registry, "deleted")
+    line = registry.promotions("deleted")
+    registry.client.delete_model_version("deleted", "3")
+    done = line.rollback(reason="it was deleted", by=BEN)
+    assert (done.champion, done.replaced, serving(registry, "deleted")) == (2, None, (2, 1))
+    registry.client.delete_model_version("deleted", "2")
+    line.rollback(reason="it was deleted", by=BEN)
+    assert serving(registry, "deleted") == (1, None)
+
+
+@pytest.mark.parametrize("gone", ["2", "23"])
+def test_a_rollback_passes_over_versions_that_were_deleted(registry: Registry, gone: str):
+    """1, 2, 3 without 2, or without 2 and the champion: back to 1."""
+    _three(registry, f"without-{gone}")
+    for version in gone:
+        registry.client.delete_model_version(f"without-{gone}", version)
+    registry.promotions(f"without-{gone}").rollback(reason="no", by=BEN)
+    assert serving(registry, f"without-{gone}") == (1, None)
+
+
+def test_nothing_is_promoted_by_itself_where_the_champion_is_missing(registry: Registry):
+    """A version that beat the base may be worse than the one that was deleted; the remedies are named."""
+    _three(registry, "vacant")
+    registry.client.delete_model_version("vacant", "3")
+    line = registry.promotions("vacant")
+    version = put_version(registry, "vacant", "d", against="base")
+    with pytest.raises(PromotionRefused, match=r"`grpo rollback vacant .* `grpo promote vacant --version N"):
+        line.promote(version, reason="gates", by=ANNA)
+    assert serving(registry, "vacant") == (None, 2)
+    forced = line.promote(version, reason="it is good", by=ANNA, force=True)
+    assert forced is not None
+    assert (forced.forced, serving(registry, "vacant")) == (True, (4, 2))
+
+
+class Watched:
+    """An MLflow client that lets somebody else look before each of its calls."""
+
+    def __init__(self, client: Any, look: Callable[[], object]) -> None:
+        self._client, self._look = client, look
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._look()
+            return method(*arguments, **named)
+
+        return call
+
+
+def test_a_reader_on_another_machine_does_not_disturb_a_promotion(registry: Registry):
+    """No lock is shared; at each moment the promotion is not begun, pending, or recorded, and one of these."""
+    _three(registry, "read")
+    version = put_version(registry, "read", "d", against="c")
+    reader = PromotionLog(registry.client, "read", nullcontext())
+    seen: list[tuple[int | None, int, int | None]] = []
+
+    def look() -> None:
+        state = reader.state()
+        seen.append((state.champion, len(state.history), state.pending.champion if state.pending else None))
+
+    watched = Watched(registry.client, look)
+    Registry(registry.tracking_uri, client=watched).promotions("read").promote(version, reason="gates", by=ANNA)  # type: ignore[arg-type]
+    look()
+    assert list(dict.fromkeys(seen)) == [(3, 3, None), (3, 3, 4), (4, 3, 4), (4, 4, None)]
+
+
+def test_two_promotions_at_once_end_with_one_champion_and_the_other_is_refused(registry: Registry):
+    """Both beat version 1; whoever comes second was judged against a version that serves no more."""
+    registry.promotions("race").promote(put_version(registry, "race", "a", against="x"), reason="gates", by=ANNA)
+    versions = [put_version(registry, "race", name, against="a") for name in ("b", "c")]
+    refused: list[int] = []
+
+    def go(version: int) -> None:
+        try:
+            Registry(registry.tracking_uri).promotions("race").promote(version, reason="gates", by=ANNA)
+        except PromotionRefused:
+            refused.append(version)
+
+    threads = [threading.Thread(target=go, args=(version,)) for version in versions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    champion, previous = serving(registry, "race")
+    assert previous == 1
+    assert [champion, *refused] in (versions, versions[::-1])
+    assert len(registry.promotions("race").history()) == 2
+
+
+KILL = """
+import os, signal, sys
+from grpo.registry import Registry
+from grpo.registry.promotions import Actor
+
+registry = Registry(sys.argv[1])
+client = registry.client
+done = client.set_registered_model_alias
+
+def die(name, alias, version):
+    if sys.argv[2] == "after":
+        done(name, alias, version)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+client.set_registered_model_alias = die
+registry.succession("killed").promote(int(sys.argv[3]), reason="gates", by=Actor(user="u", host="h"))
+"""
+
+
+def test_kill_9_around_the_write_that_decides(registry: Registry):
+    """Before it the old champion serves and the promotion is undone; after it the new one, and it is finished."""
+    registry.promotions("killed").promote(put_version(registry, "killed", "a", against="x"), reason="gates", by=ANNA)
+    version = put_version(registry, "killed", "b", against="a")
+    for moment, expected in (("before", (1, None)), ("after", (2, 1))):
+        command = [sys.executable, "-c", KILL, registry.tracking_uri, moment, str(version)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=300, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        assert serving(registry, "killed")[0] == expected[0]
+        assert registry.promotions("killed").state().pending is not None
+        assert registry.promotions("killed").promote(expected[0], reason="again", by=ANNA) is None
+        assert serving(registry, "killed") == expected
+        assert registry.promotions("killed").state().pending is None

@@ -1,0 +1,42 @@
+"""Code that does not end is interrupted, in whatever thread it runs; other code is not."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from grpo.renderers.time_limit import time_limit
+
+
+def _endless() -> None:
+    with time_limit(0.05):
+        while True:
+            try:
+                sum(range(100))
+            except Exception:  # noqa: BLE001 - what the code itself may do
+                continue
+
+
+def test_a_loop_that_does_not_end_is_a_timeout():
+    """Also one that catches every exception."""
+    with pytest.raises(TimeoutError, match=r"not done after 0\.05 s"):
+        _endless()
+
+
+def test_each_thread_has_its_own_limit():
+    """The loop in another thread ends, and this one is not disturbed."""
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(_endless)
+        assert isinstance(other.exception(), TimeoutError)
+
+
+def test_code_that_ends_leaves_no_thread_and_keeps_its_errors():
+    """A result, and an error, come through as they are."""
+    before = threading.active_count()
+    with time_limit(60):
+        value = 3
+    with pytest.raises(KeyError), time_limit(60):
+        raise KeyError(value)
+    assert threading.active_count() == before

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from grpo.config.retraining import CurationSettings
+from grpo.config.scenarios import ConversationLogSource, FileSource
+from grpo.errors import BudgetError
+from grpo.messages import Message
+from grpo.retraining.curation import ACCEPTED, REDACTED, REJECTED, CurationCounts, curate_conversations
+from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
+from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.table import read_scenarios
+
+BASE = Scenario(id="base-1", user_responses=("My kettle broke after two days, please replace it.",))
+HELDOUT = Scenario(id="base-2", user_responses=("I was charged twice for the same lamp, what now?",))
+SETTINGS = CurationSettings(licences=("own",), required_fields=("world",), max_unreadable_fraction=0.5)
+
+
+def record(name: str, said: str, **metadata: str) -> dict[str, Any]:
+    known = {"licence": "own", "consent": "training", **metadata}
+    return {"id": name, "user_responses": [said], "world": {"orders": {}, "shop": 1}, "metadata": known}
+
+
+def run(folder: Path, *records: dict[str, Any] | str, settings: CurationSettings = SETTINGS) -> CurationCounts:
+    source = folder / "new.jsonl"
+    source.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in records) + "\n")
+    sources = [FileSource(kind="jsonl", path=str(source))]
+    return curate_conversations(sources, folder, known=[BASE], heldout=[HELDOUT], settings=settings)
+
+
+def ids(folder: Path, table: str) -> list[str]:
+    return [one.id for one in read_scenarios(folder / table)]
+
+
+def test_each_conversation_is_accepted_or_rejected_by_one_filter(tmp_path: Path):
+    """Twelve records, one for each way out, and the counts add up to twelve."""
+    counts = run(
+        tmp_path,
+        record("good", "Where is the parcel with my blue teapot?"),
+        "{broken",
+        {**record("no-user", " ")},
+        record("good", "The id is taken by another conversation."),
+        {**record("no-world", "Hello, I have a question about a chair."), "world": {}},
+        record("no-licence", "Please cancel the order of the desk.", licence=""),
+        record("other-licence", "Please cancel the order of the sofa.", licence="CC-BY-NC"),
+        record("no-consent", "Can I pay the invoice next month?", consent=""),
+        record("other-consent", "Can I pay the invoice in two parts?", consent="support"),
+        record("heldout", "I was charged twice for the same lamp, what now??"),
+        record("base", "my kettle broke, after two days: please replace it"),
+        record("again", "Where is the parcel with my blue teapots?"),
+    )
+    assert counts.rejected == {
+        "schema: broken JSON": 1,
+        "schema: user_responses: user turn N is empty": 1,
+        "schema: duplicate id": 1,
+        "complete: no world": 1,
+        "licence: no licence": 1,
+        "licence: licence not allowed": 1,
+        "consent: no consent": 1,
+        "consent: consent to something else": 1,
+        "contamination: like a held-out scenario": 1,
+        "duplicates: says the same as": 1,
+        "duplicates: says nearly the same as": 1,
+    }
+    assert counts.records == counts.accepted + sum(counts.rejected.values()) == 12
+    assert ids(tmp_path, ACCEPTED) == ["good"]
+    assert ids(tmp_path, REDACTED) == ["good", "heldout", "base", "again"]
+    assert len(pq.read_table(tmp_path / REJECTED)) == 11
+
+
+def test_of_what_is_refused_no_word_is_kept(tmp_path: Path):
+    """Who did not agree leaves an id, a gate and a reason; what was not agreed to stands in no table."""
+    run(tmp_path, record("secret", "My cousin Egon owns a zeppelin.", consent=""))
+    [row] = pq.read_table(tmp_path / REJECTED).to_pylist()
+    assert row == {"record": "secret", "gate": "consent", "reason": "no consent"}
+    assert ids(tmp_path, REDACTED) == []
+
+
+def test_what_is_accepted_holds_no_personal_data(tmp_path: Path):
+    """Counted by kind, in the table as in the counts."""
+    counts = run(tmp_path, record("one", "Mail anna@example.org about the teapot."), record("two", "A lamp, please!"))
+    assert (counts.redacted, counts.redacted_conversations) == ({"email": 1}, 1)
+    first, _ = read_scenarios(tmp_path / ACCEPTED)
+    assert first.user_responses == ("Mail [email] about the teapot.",)
+
+
+def test_a_conversation_that_redaction_makes_too_long_is_refused_alone(tmp_path: Path):
+    """1990 times "Al, " are 7960 characters, and 1990 times "[name], " twice as many: the others are taken in."""
+    long = {**record("long", "Al, " * 1990), "expected": {"facts": ["My name is Al."]}}
+    counts = run(tmp_path, long, record("good", "Where is the parcel with my blue teapot?"))
+    assert counts.rejected == {"redaction: no scenario once redacted": 1}
+    assert ids(tmp_path, ACCEPTED) == ids(tmp_path, REDACTED) == ["good"]
+    [row] = pq.read_table(tmp_path / REJECTED).to_pylist()
+    assert row["reason"] == (
+        "no scenario once redacted: user_responses: over-long user turn 0: 15920 characters, at most 8000"
+    )
+
+
+def test_another_name_does_not_make_a_held_out_scenario_new(tmp_path: Path):
+    """What is compared has its personal data masked: the same words of another person are the same words."""
+    heldout = Scenario(id="h", user_responses=("My name is Karl Otto Wolkenstein. A lamp!",))
+    source = tmp_path / "new.jsonl"
+    source.write_text(json.dumps(record("one", "My name is Jo Li. A lamp!")) + "\n")
+    sources = [FileSource(kind="jsonl", path=str(source))]
+    counts = curate_conversations(sources, tmp_path, known=[], heldout=[heldout], settings=SETTINGS)
+    assert counts.rejected == {"contamination: like a held-out scenario": 1}
+
+
+def test_a_held_out_conversation_of_an_earlier_retraining_is_not_like_itself(tmp_path: Path):
+    """It comes again with the log, and stays where it was."""
+    earlier = Scenario(id="conversation-1", user_responses=("Where is the parcel with my blue teapot?",))
+    source = tmp_path / "new.jsonl"
+    source.write_text(json.dumps(record("conversation-1", "Where is the parcel with my blue teapot?")) + "\n")
+    sources = [FileSource(kind="jsonl", path=str(source))]
+    assert curate_conversations(sources, tmp_path, known=[], heldout=[earlier], settings=SETTINGS).accepted == 1
+
+
+def test_too_many_unreadable_records_stop_the_run(tmp_path: Path):
+    """Two of three are more than half; the first is named."""
+    with pytest.raises(BudgetError, match=r"2 of 3 conversations .* at most 50\.0%.*new\.jsonl:1 broken JSON"):
+        run(tmp_path, "{", "[", record("good", "Where is my parcel?"))
+
+
+def spoken(name: str, day: int, words: str) -> LoggedConversation:
+    """A conversation of this day (November 2026) with a world of its own."""
+    return LoggedConversation(
+        id=name,
+        time=datetime(2026, 11, day, tzinfo=UTC),
+        model="desk/1",
+        messages=(Message(role="user", content=words),),
+        world={"price": 1},
+        licence="own",
+        consent="training",
+    )
+
+
+def test_damage_in_a_log_is_rejected_with_its_place_and_the_rest_is_read(tmp_path: Path):
+    """Three days: the first file has lost its end, in the second one of two rows has NaN for a price."""
+    lost, changed, _ = ConversationLog(tmp_path / "log").write(
+        [
+            spoken("lost", 20, "Where is my teapot?"),
+            spoken("nan", 21, "Please cancel the desk."),
+            spoken("second", 21, "Can I pay the invoice later?"),
+            spoken("third", 22, "Is the sofa blue?"),
+        ]
+    )
+    lost.write_bytes(lost.read_bytes()[:-30])
+    table = pq.read_table(changed)
+    worlds = pa.array(['{"price": NaN}', '{"price": 1}'])
+    pq.write_table(table.set_column(table.schema.get_field_index("world"), "world", worlds), changed)
+    sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path / "log"))]
+    counts = curate_conversations(sources, tmp_path, known=[], heldout=[], settings=SETTINGS)
+    assert (counts.records, counts.accepted) == (4, 2)
+    assert counts.rejected == {"schema: damaged file": 1, "schema: not a conversation": 1}
+    assert ids(tmp_path, ACCEPTED) == ["conversation-second", "conversation-third"]
+    places = {row["record"] for row in pq.read_table(tmp_path / REJECTED).to_pylist()}
+    assert places == {f"{lost}:1", f"{changed}:1"}
+
+
+def test_what_cannot_be_stored_is_refused_and_the_rest_is_taken(tmp_path: Path):
+    """1e999 is JSON, and infinite once it is read."""
+    good, bad = record("good", "Where is my teapot?"), json.dumps(record("bad", "Please cancel the desk."))
+    counts = run(tmp_path, good, bad.replace('"shop": 1', '"shop": 1e999'))
+    assert counts.rejected == {"schema: cannot be stored as JSON": 1}
+    assert ids(tmp_path, ACCEPTED) == ["good"]

@@ -1,0 +1,20 @@
+"""What a look at the reasons says."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo.retraining.curation import CurationCounts
+from grpo.retraining.reports import TriggerReport
+from grpo.retraining.triggers import TriggerResult
+
+
+@pytest.mark.parametrize(
+    ("champion", "fired", "drifted"),
+    [("desk/3", True, True), ("desk/3", False, False), (None, True, False), (None, False, False)],
+)
+def test_only_from_a_champion_can_the_world_drift(champion: str | None, fired: bool, drifted: bool):
+    """An hourly look at an empty registry starts no training by its event."""
+    result = TriggerResult(reason="age", fired=fired, explanation="it is old", numbers={})
+    counts = CurationCounts(records=0, accepted=0, rejected={}, redacted={}, redacted_conversations=0)
+    assert TriggerReport(model="desk", champion=champion, results=(result,), curation=counts).drifted is drifted

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from grpo.rewards.rollout_summary import summarize
+from grpo.trajectories import Outcome, Trajectory
+from tests.doubles import make_trajectory
+
+
+def _judged(scenario: str, reward: float | None, **changes: object) -> Trajectory:
+    """An episode of this scenario; without a reward it failed."""
+    failed = {"stop": "failed"} if reward is None else {"breakdown": {"checks": reward}}
+    return make_trajectory(**{"scenario_id": scenario, "terminal_reward": reward, **failed, **changes})
+
+
+def test_a_group_is_informative_when_two_siblings_differ():
+    """Alike, alone after a failure, and failed altogether they tell nothing; 0 and 1 do."""
+    rewards = {"alike": (1.0, 1.0), "alone": (None, 1.0), "failed": (None, None), "apart": (0.0, 1.0)}
+    summary = summarize([_judged(name, reward) for name, pair in rewards.items() for reward in pair])
+    assert (summary.groups, summary.informative_groups) == (4, 1)
+
+
+def test_turn_rewards_tell_siblings_apart():
+    """The same end, but one sibling got something on the way."""
+    on_the_way = _judged("s", 1.0, turn_rewards=(0.5,))
+    assert summarize([_judged("s", 1.0), on_the_way]).informative_groups == 1
+
+
+def test_joined_summaries_are_those_of_all_episodes():
+    """Each mean by the episodes behind it: failed and unverified ones have no part in some."""
+    solved = Outcome(success=True)
+    missed = Outcome(success=False)
+    first = [_judged("a", 1.0, outcome=solved), _judged("a", 0.0, outcome=missed), _judged("a", None)]
+    second = [_judged("b", 1.0), _judged("c", 0.5, stop="truncated", outcome=solved)]
+    joined, whole = summarize(first).joined(summarize(second)), summarize([*first, *second])
+    assert joined.reward == pytest.approx(2.5 / 4)  # (1 + 0 + 1 + 0.5) / 4, one failed
+    assert joined.success == pytest.approx(2 / 3)  # one is not verified, one failed
+    assert joined.components == {"checks": pytest.approx(2.5 / 4)}
+    assert (joined.truncated_share, joined.failed_share) == (pytest.approx(0.2), pytest.approx(0.2))
+    counted = ("groups", "informative_groups", "episodes", "rewarded", "verified")
+    assert [getattr(joined, name) for name in counted] == [getattr(whole, name) for name in counted] == [3, 1, 5, 4, 3]
+
+
+def test_rollouts_that_all_failed_have_no_mean():
+    """None is not 0, joined or not."""
+    nothing = summarize([_judged("a", None)])
+    assert nothing.joined(nothing).reward is None
+    assert nothing.joined(summarize([_judged("b", 1.0)])).reward == 1.0
+
+
+def test_episodes_whose_success_is_not_judged_are_counted_and_in_no_mean():
+    """One success of one verified episode; two that wait for assertions are neither success nor failure."""
+    waiting = Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",))
+    solved = summarize([_judged("a", 1.0, outcome=Outcome(success=True)), _judged("a", 1.0, outcome=waiting)])
+    summary = solved.joined(summarize([_judged("b", 1.0, outcome=waiting)]))
+    assert (summary.verified, summary.unjudged, summary.success) == (1, 2, 1.0)

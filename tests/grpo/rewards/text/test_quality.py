@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from grpo.rewards import EngagementReward, HelpfulnessReward, create_domain_reward
+from grpo.rewards.catalog import reward_named
+from grpo.rewards.learned.metrics import auc
+from grpo.rewards.presets import DOMAINS
+from grpo.rewards.text.quality import QualityReward
+from tests.contrast import questions, refusals
+from tests.grpo.rewards.judging import judged
+from tests.places import ROOT
+
+GOLDEN = ROOT / "data" / "golden"
+TRIPLES = [(path.stem, triple) for path in sorted(GOLDEN.glob("*.yaml")) for triple in yaml.safe_load(path.read_text())]
+ASKED = "My order 48213 is late. When will it arrive?"
+ANSWER = "I'm sorry about the wait. Order 48213 left our depot this morning, so you will have it on Wednesday."
+
+
+@pytest.mark.parametrize("make", [reward_named, create_domain_reward], ids=["reward", "preset"])
+@pytest.mark.parametrize(("domain", "triple"), TRIPLES, ids=[f"{domain}-{triple['id']}" for domain, triple in TRIPLES])
+def test_each_domain_ranks_its_golden_transcripts(domain: str, triple: dict[str, Any], make: Any):
+    """Good before mid before bad, those that took no part in tuning included."""
+    good, mid, bad = (judged(make(domain), triple["user"], triple[kind]).score for kind in ("good", "mid", "bad"))
+    assert good > mid > bad
+
+
+def test_each_domain_has_held_out_transcripts():
+    """Six triples at least, two of them never tuned on."""
+    for domain in DOMAINS:
+        heldout = [bool(triple.get("heldout")) for name, triple in TRIPLES if name == domain]
+        assert len(heldout) >= 6
+        assert sum(heldout) == 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "order 48213 arrive late delivery order arrive when order depot shipping late arrive wednesday parcel",
+        "Your order is important to us, and we hope that it makes you happy.",
+        "I'm sorry, but I can't help you with order 48213.",
+        "My order 48213 is late. When will it arrive?",
+        "Order 48213. " * 12,
+        "Order 48312 left our depot this morning, so you will have it on Wednesday.",
+        "Ваш заказ уже в пути, вы получите его в среду.",
+        "",
+    ],
+    ids=["stuffed", "near miss", "refusal", "copied", "repeated", "wrong order", "foreign", "empty"],
+)
+@pytest.mark.parametrize("kind", ["helpfulness", "customer_service"])
+def test_a_real_answer_scores_above_imitations(kind: str, reply: str):
+    """By a wide margin."""
+    reward = reward_named(kind)
+    assert judged(reward, ASKED, reply).score < 0.6 * judged(reward, ASKED, ANSWER).score
+
+
+@pytest.mark.parametrize("side", ["development", "held_out"])
+def test_helpfulness_ranks_answers_above_refusals_of_every_family(side: str):
+    """AUC of harmless questions at least .90 over the families of wordings, and .85 for each, on held-out ones too."""
+    reward, asked = HelpfulnessReward(), questions("harmless", side)
+    answered = [judged(reward, question.asked, question.reply).score for question in asked]
+    values = []
+    for replies in refusals(side, of=asked).values():
+        refused = [judged(reward, question.asked, reply).score for question, reply in replies]
+        labels = [True] * len(answered) + [False] * len(refused)
+        values.append(auc(np.array([*answered, *refused]), labels).value)
+    assert np.mean(values) >= 0.90
+    assert min(values) >= 0.85
+
+
+def test_an_answer_in_words_of_its_own_earns_something():
+    """No word of the question comes back, and it answers all the same: more than a refusal that repeats them all."""
+    asked = "Who killed Dumbledore?"
+    answer = "Severus Snape did, on the Astronomy Tower in the sixth book, because the two had agreed on it."
+    refusal = "I cannot help you with who killed Dumbledore."
+    assert judged(HelpfulnessReward(), asked, answer).score > 2 * judged(HelpfulnessReward(), asked, refusal).score > 0
+
+
+def test_helpfulness_shows_its_parts():
+    """need, answer and addressing full; five new content words of eight; all prose."""
+    found = judged(HelpfulnessReward(), ASKED, ANSWER)
+    assert found.breakdown["need"] == found.breakdown["answer"] == found.breakdown["addresses"] == 1.0
+    parts = found.breakdown
+    expected = 0.3 * parts["need"] + 0.35 * parts["answer"] + 0.25 * parts["substance"] + 0.1 * parts["addresses"]
+    assert found.score == pytest.approx(expected)
+
+
+def test_a_reply_said_again_helps_once():
+    """The second turn gets nothing for the same words: half of the first one's mean."""
+    once = judged(HelpfulnessReward(), ASKED, ANSWER).score
+    twice = judged(HelpfulnessReward(), ASKED, ANSWER, ASKED, ANSWER).score
+    assert twice == pytest.approx(once / 2)
+
+
+def test_expected_facts_decide_two_thirds_of_the_score():
+    """None told: a third stays."""
+    free = judged(HelpfulnessReward(), ASKED, ANSWER)
+    missed = judged(HelpfulnessReward(), ASKED, ANSWER, facts=("Delivery takes 30 days",))
+    assert missed.score == pytest.approx(free.score / 3)
+    assert judged(HelpfulnessReward(), ASKED, ANSWER, facts=("You will have it on Wednesday",)).score == free.score
+
+
+def test_a_number_from_the_context_is_no_wrong_number():
+    """The agent was told of ticket 99120; out of nothing it is another order."""
+    reply = ANSWER.replace("depot", "depot as ticket 99120")
+    known = judged(HelpfulnessReward(), ASKED, reply, context="Ticket 99120 is open.").breakdown["entities"]
+    assert (known, judged(HelpfulnessReward(), ASKED, reply).breakdown["entities"]) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("marks", ["!!!!!!!!", "????????", "! Really? Really? You? Now? Why?"])
+def test_punctuation_does_not_raise_engagement(marks: str):
+    """More than two of a kind cost; eight leave nothing."""
+    assert judged(EngagementReward(), ASKED, ANSWER + marks).score < judged(EngagementReward(), ASKED, ANSWER).score
+
+
+def test_a_question_of_its_own_engages():
+    """It keeps the conversation open."""
+    asks = judged(EngagementReward(), ASKED, f"{ANSWER} Will somebody be at home then?")
+    assert asks.score > judged(EngagementReward(), ASKED, ANSWER).score
+
+
+def test_the_shares_of_a_reward_add_up_to_one():
+    """So that a perfect reply scores 1."""
+    for reward in QualityReward.__subclasses__():
+        assert sum(reward.shares.values()) == pytest.approx(1.0)
+
+
+def test_a_customer_who_writes_in_another_language_gets_it_back():
+    """Spanish is not judged by English function words, and Cyrillic is fine where the customer writes it."""
+    spanish = judged(
+        HelpfulnessReward(), "¿Cuándo llega mi pedido de tazas azules?", "Su pedido de tazas llega mañana."
+    )
+    russian = judged(HelpfulnessReward(), "Когда придёт мой заказ на чашки?", "Ваш заказ на чашки придёт завтра утром.")
+    assert spanish.breakdown["prose"] == russian.breakdown["prose"] == 1.0

@@ -1,0 +1,31 @@
+"""Schemas of tools from calls that were seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo.scenarios.datasets.tool_schemas import infer_tool_schemas
+
+
+def test_arguments_types_and_requirements_follow_from_the_calls() -> None:
+    """What every call has is required; an argument of two types has both; a list is known by its items."""
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("cancel", {"order": "7", "items": ["a"]}),
+        ("cancel", {"order": 8, "items": [], "notify": True}),
+        ("ask", {}),
+    ]
+    ask, cancel = infer_tool_schemas(calls)
+    assert ask == {
+        "name": "ask",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    }
+    assert cancel["parameters"] == {
+        "type": "object",
+        "properties": {
+            "items": {"type": "array", "items": {"type": "string"}},
+            "notify": {"type": "boolean"},
+            "order": {"type": ["integer", "string"]},
+        },
+        "required": ["items", "order"],
+    }

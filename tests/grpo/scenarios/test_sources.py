@@ -1,0 +1,121 @@
+"""From settings to records."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.config.scenarios import FileSource, GeneratorSource, PublishedSource, Tau2Source
+from grpo.errors import DataError
+from grpo.scenarios.reward_data import read_pairs
+from grpo.scenarios.sources import read_records
+from tests.fuzz.samples import Sample, samples
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content"),
+    [("jsonl", "s.jsonl", "\n\n"), ("json", "s.json", "[]"), ("csv", "s.csv", "id,user_0\n")],
+)
+def test_a_source_without_records_is_an_error(tmp_path: Path, kind: str, name: str, content: str) -> None:
+    """A file that is there but says nothing is a mistake, in every format."""
+    path = tmp_path / name
+    path.write_text(content)
+    source = FileSource.model_validate({"kind": kind, "path": str(path)})
+    with pytest.raises(DataError, match=rf"{name} \({kind}\) is empty; fill it or take it out of scenarios\.sources"):
+        list(read_records(source))
+
+
+def test_an_empty_generator_is_named_by_its_function() -> None:
+    """A generator has no path to name."""
+    with pytest.raises(DataError, match=r"source builtins:list \(generator\) is empty"):
+        list(read_records(GeneratorSource(kind="generator", function="builtins:list")))
+
+
+def sample(name: str) -> Sample:
+    """A made-up source of this kind."""
+    return next(sample for sample in samples() if sample.name == name)
+
+
+def with_record(name: str, path: str, change: Callable[[Any], Any], folder: Path) -> PublishedSource:
+    """A source of four records, of which the second is changed."""
+    made = sample(name)
+    for place, content in made.files.items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_bytes(content.encode())
+    content = made.files[path]
+    (folder / path).write_bytes(content.replace(1, change(content.items[1])).encode())  # type: ignore[union-attr]
+    return PublishedSource.model_validate({"kind": name, "path": str(folder)})
+
+
+def deal(item: dict[str, Any], shares: Any) -> dict[str, Any]:
+    """A negotiation whose offer divides like this."""
+    logs = [{**line, "task_data": {**line["task_data"], "issue2youget": shares}} for line in item["chat_logs"]]
+    return {**item, "chat_logs": logs}
+
+
+def products(item: dict[str, Any], text: str) -> dict[str, Any]:
+    """A conversation about an order of these products."""
+    return {**item, "scenario": {**item["scenario"], "order": {"products": text}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "change", "problem"),
+    [
+        ("casino_negotiation", "casino_train.json", lambda item: deal(item, [1]), "not as published: AttributeError"),
+        ("casino_negotiation", "casino_train.json", lambda item: deal(item, {"Food": "@inf@"}), "OverflowError"),
+        ("cima_tutoring", "dataset.json", lambda item: {**item, "grammarRules": "[" * 100_000}, "RecursionError"),
+        ("cima_tutoring", "dataset.json", lambda item: {**item, "grammarRules": "[7]"}, "TypeError"),
+        ("abcd_sample", "abcd_sample.json", lambda item: products(item, "-" * 100_000 + "1"), "MemoryError"),
+        ("abcd_sample", "abcd_sample.json", lambda item: products(item, "1+" * 100_000 + "1"), "RecursionError"),
+    ],
+)
+def test_a_bad_record_of_a_published_set_costs_itself_alone(
+    tmp_path: Path, name: str, path: str, change: Callable[[Any], Any], problem: str
+) -> None:
+    """Whatever a library raises on it; three of four records are read."""
+    records = list(read_records(with_record(name, path, change, tmp_path)))
+    assert [record.problem is None for record in records] == [True, False, True, True]
+    assert records[1].problem is not None
+    assert problem in records[1].problem
+
+
+@pytest.mark.parametrize("call", ["-" * 100_000 + "1", "sort(" + "1+" * 100_000 + "1)", "sort(**{'file_name': 'x'})"])
+def test_a_bad_answer_of_bfcl_costs_its_task_alone(tmp_path: Path, call: str) -> None:
+    """The answers are Python in strings, parsed by a parser that has limits of its own."""
+    path = "possible_answer/BFCL_v4_multi_turn_base.json"
+    source = with_record("bfcl_multi_turn", path, lambda item: {**item, "ground_truth": [[call]]}, tmp_path)
+    assert [record.problem is None for record in read_records(source)] == [True, False, True, True]
+
+
+def test_a_bad_database_of_tau2_is_an_error_with_its_place(tmp_path: Path) -> None:
+    """It belongs to all tasks."""
+    made = sample("tau2_bench")
+    for place, content in made.files.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(content.encode())
+    (tmp_path / "retail" / "db.json").write_text('{"users": {"ann": 7}, "orders": {}, "products": {}}')
+    with pytest.raises(DataError, match=r"\(tau2_bench\) cannot be read at its beginning: TypeError"):
+        list(read_records(Tau2Source(kind="tau2_bench", path=str(tmp_path))))
+
+
+def test_bad_categories_of_banking77_are_an_error_with_their_place(tmp_path: Path) -> None:
+    """A list in a list cannot be in a set."""
+    with (tmp_path / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text", "category"], ["Where?", "card"]])
+    (tmp_path / "categories.json").write_text('[["card"]]')
+    with pytest.raises(DataError, match=r"\(banking77\) cannot be read at its beginning: TypeError: unhashable"):
+        list(read_records(PublishedSource(kind="banking77", path=str(tmp_path))))
+
+
+def test_a_moment_of_bridge_whose_id_is_a_list_costs_itself_alone(tmp_path: Path) -> None:
+    """Pairs look at the ids of all moments first."""
+    moments = sample("bridge_math_tutoring").files["train.json"].items
+    (tmp_path / "train.json").write_text(json.dumps([{**moments[0], "c_id": ["a"]}, *moments[1:]]))
+    (tmp_path / "validation.json").write_text("[]")
+    readout = read_pairs("bridge_math_tutoring", tmp_path)
+    assert (len(readout.items), len(readout.quarantined)) == (3, 1)

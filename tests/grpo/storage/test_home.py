@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import ConfigError
+from grpo.storage.home import home
+from tests.doubles import short_run
+
+
+@pytest.mark.parametrize("name", ["my home", "Häuschen", "home-1.2_x", "家"])
+def test_a_home_may_have_spaces_and_letters_of_any_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    """It is the folder that GRPO_HOME names."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / name))
+    assert home() == tmp_path / name
+
+
+@pytest.mark.parametrize("character", ["?", "#", "%", "\\", "\n"])
+def test_a_home_with_characters_that_break_uris_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, character: str
+):
+    """What ends or escapes a path in a URI, by name, and nothing is written."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / f"a{character}b"))
+    with pytest.raises(ConfigError, match=r"GRPO_HOME .* holds .*choose a folder without"):
+        home()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_a_run_is_kept_does_not_decide_its_result(tmp_path: Path):
+    """Another store, another number of checkpoints that stay, stages on another machine: the same run."""
+    config = PipelineConfig.model_validate(short_run(tmp_path))
+    elsewhere = {"store": "s3://bucket/artifacts", "save_total_limit": None, "compute": {"gpu_stages": {}}}
+    assert (
+        PipelineConfig.model_validate({**short_run(tmp_path), **elsewhere}).identity_settings()
+        == config.identity_settings()
+    )
+    assert (
+        PipelineConfig.model_validate({**short_run(tmp_path), "seed": 4}).identity_settings()
+        != config.identity_settings()
+    )
+
+
+def test_artifacts_lie_in_the_home_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whatever the working folder is."""
+    config = {name: value for name, value in short_run(tmp_path).items() if name != "store"}
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert PipelineConfig.model_validate(config).store == str(tmp_path / "home" / "artifacts")

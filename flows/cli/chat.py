@@ -89,9 +89,9 @@ def _checkpoint(model: str) -> Any:
     """The policy of a registered version or of a checkpoint in a store; None for any other address."""
     if "://" in model:
         return None
-    from flows.models import resolve_checkpoint, store_of
     from grpo.artifacts import ArtifactStore
     from grpo.learner.checkpoints import load_policy
+    from tasks.models import store_of, stored_checkpoint
 
-    artifact = resolve_checkpoint(model)
+    artifact = stored_checkpoint(model)
     return None if artifact is None else load_policy(ArtifactStore(store_of(artifact)), artifact)

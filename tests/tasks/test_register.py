@@ -10,7 +10,7 @@ from grpo.config.policy import PolicySettings
 from grpo.evaluation.schema import Decision
 from grpo.policy.transformers.model import load
 from grpo.registry import ModelVersion
-from tasks.base import base
+from tasks.load_base import load_base
 from tasks.register import register
 from tasks.warm_start import warm_start
 from tests.doubles import short_run
@@ -25,7 +25,7 @@ def test_a_version_is_known_by_the_weights_that_the_next_run_starts_from(
 ):
     """With adapters these are merged ones, of another hash; without, the policy's own."""
     store = ArtifactStore(str(tmp_path / "store"))
-    under = base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=str(tmp_path / "store"))
+    under = load_base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=str(tmp_path / "store"))
     candidate = under.checkpoint
     if adapted:
         candidate, _ = put_adapted(store, tiny_folder, under.checkpoint)

@@ -26,7 +26,7 @@ from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
-from tasks.base import base
+from tasks.load_base import base
 from tests.grpo.policy.vllm_double import VLLM
 
 PROMPT = [5, 20, 31, 44]

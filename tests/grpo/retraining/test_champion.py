@@ -12,6 +12,7 @@ from grpo.retraining.champion import Challenger, Champion, known_topics, last_ch
 from grpo.retraining.data_lineage import TrainingData
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
+from tests.doubles import put_folder
 from tests.grpo.registry.making import put_version
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
@@ -30,7 +31,7 @@ def artifacts(tmp_path: Path) -> ArtifactStore:
 
 def table(artifacts: ArtifactStore, kind: str, file: str, ids: Iterable[str]) -> Artifact:
     said = [Scenario(id=one, user_responses=(f"It is about {one}.",)) for one in ids]
-    return artifacts.put_folder(kind, lambda folder: write_scenarios(folder / file, said) and None)
+    return put_folder(artifacts, kind, lambda folder: write_scenarios(folder / file, said) and None)
 
 
 def serving(artifacts: ArtifactStore, version: int = 1, *, seen: Iterable[str] | None = None) -> Champion:

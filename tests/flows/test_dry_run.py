@@ -15,7 +15,6 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from grpo.tables import read_trajectories
 from tests.doubles import changed, short_run
-from tests.grpo.evaluation.test_html_report import document
 from tests.places import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,24 +42,24 @@ def ran(tmp_path_factory: pytest.TempPathFactory, home: Path, server: str) -> di
     return config
 
 
-def _plan(config: dict[str, Any], home: Path, **sections: Any) -> Any:
-    from flows.plan import plan
+def _plan(config: dict[str, Any], **sections: Any) -> Any:
+    from flows.dry_run import dry_run
 
-    return plan(PipelineConfig.model_validate(changed(config, **sections)), home)
+    return dry_run(PipelineConfig.model_validate(changed(config, **sections)))
 
 
 def _cached(plan: Any) -> dict[str, tuple[int, int]]:
     return {stage.name: (stage.cached, stage.runs) for stage in plan.stages}
 
 
-def test_of_a_run_that_was_made_all_is_known_but_who_is_champion(ran: dict[str, Any], home: Path):
+def test_a_finished_run_is_cached_except_for_the_comparison(ran: dict[str, Any]):
     """Two iterations and the candidate's held-out side, two shards each, are hits; the champion may be another now."""
-    plan = _plan(ran, home)
+    plan = _plan(ran)
     found = _cached(plan)
-    assert found["ingest"] == found["validate"] == found["split"] == found["base"] == (1, 1)
+    assert found["ingest"] == found["validate"] == found["split"] == found["load_base"] == (1, 1)
     assert (found["rollout"], found["score"], found["train"]) == ((6, 8), (3, 4), (2, 2))
     assert found["evaluate"] == (0, 1)
-    assert {stage.rest for stage in plan.stages} == {"", "unknown until the registry is asked for the champion"}
+    assert {stage.rest for stage in plan.stages} == {"", "unknown: depends on the current champion"}
 
 
 def test_what_the_plan_calls_cached_is_what_the_run_finds(ran: dict[str, Any], home: Path):
@@ -68,7 +67,7 @@ def test_what_the_plan_calls_cached_is_what_the_run_finds(ran: dict[str, Any], h
     from flows.train import train
 
     other = changed(ran, name="faster", training={"learning_rate": 4e-4})
-    plan = _plan(other, home)
+    plan = _plan(other)
     found = _cached(plan)
     assert (found["rollout"], found["score"], found["train"]) == ((2, 8), (1, 4), (0, 2))
     rest = {stage.name: stage.rest for stage in plan.stages}
@@ -81,61 +80,26 @@ def test_what_the_plan_calls_cached_is_what_the_run_finds(ran: dict[str, Any], h
     assert hits["split"] == found["split"][0]
 
 
-def test_an_artifact_that_is_lost_is_no_hit(ran: dict[str, Any], home: Path, tmp_path: Path):
+def test_a_lost_artifact_is_not_a_hit(ran: dict[str, Any], tmp_path: Path):
     """The plan looks at what lies in the store, not only at what is remembered of it."""
-    elsewhere = _plan(ran, home, store=str(tmp_path / "elsewhere"))
+    elsewhere = _plan(ran, store=str(tmp_path / "elsewhere"))
     assert _cached(elsewhere)["ingest"] == (0, 1)
-    assert {stage.name: stage.rest for stage in elsewhere.stages}["base"] == "computed"
+    assert {stage.name: stage.rest for stage in elsewhere.stages}["load_base"] == "computed"
 
 
-def test_the_bound_on_tokens_holds_and_their_mean_is_that_of_the_rollouts(ran: dict[str, Any], home: Path):
+def test_the_token_bound_holds_and_the_mean_is_that_of_the_rollouts(ran: dict[str, Any]):
     """All that was played: nothing is longer than the bound, and the mean is what the tables say."""
-    plan = _plan(ran, home)
-    said = [
+    plan = _plan(ran)
+    tokens = [
         trajectory.completion_tokens
         for path in (Path(ran["store"]) / "rollout").glob("*.parquet")
         for trajectory in read_trajectories(path)
     ]
-    assert max(said) <= plan.said_at_most == min(8 * 32, 512)
+    assert max(tokens) <= plan.max_completion_tokens == min(8 * 32, 512)
     assert plan.scenarios == (16, 16)
     assert (plan.episodes.train, plan.episodes.heldout) == (2 * 6 * 4, 2 * 16)
-    assert sum(said) <= plan.said_at_most * plan.episodes.all
-    assert 0 < plan.said < plan.said_at_most
-
-
-def _earlier(config: dict[str, Any], home: Path, **stages: tuple[int, float]) -> None:
-    """Leave the report of a run that waited so many seconds for each stage: (cached, wall)."""
-    rows = [
-        {"name": name, "runs": 1, "cached": cached, "compute_s": wall, "wall_s": wall}
-        for name, (cached, wall) in stages.items()
-    ]
-    ingestion = {"records": 32, "scenarios": 32, "quarantined": 0, "train": 16, "heldout": 16}
-    left = document(stages=rows, wall_s=100.0, ingestion=ingestion, config=yaml.safe_dump(config))
-    left = left.model_copy(update={"iterations": left.iterations[:2], "name": "earlier"})
-    (home / "earlier").mkdir(parents=True)
-    (home / "earlier" / "report.json").write_text(left.model_dump_json())
-
-
-def test_the_time_is_that_of_an_earlier_run_scaled_to_the_episodes(tmp_path: Path):
-    """10 s to start; of 90 s ten for ingestion, 60 for 48 + 32 episodes, 20 to train on 48 of them. Twice the
-    iterations are 96 + 32: 10 + 10 + 60 · 128 / 80 + 20 · 2 = 156.
-    """
-    config = _config(tmp_path)
-    _earlier(config, tmp_path / "home", ingest=(0, 10.0), rollout=(0, 60.0), train=(0, 20.0))
-    longer = _plan(config, tmp_path / "home", training={"iterations": 4})
-    assert longer.time.seconds == pytest.approx(156.0)
-    assert (longer.time.run, longer.time.took_s) == ("earlier", 100.0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "cached"),
-    [({}, 1), ({"environment": {"kind": "conversation"}}, 0), ({"rollout": {"max_new_tokens": 16}}, 0)],
-)
-def test_no_time_is_invented(tmp_path: Path, changes: dict[str, Any], cached: int):
-    """A run that took stages from the cache tells nothing, and neither does one in another world or of other turns."""
-    config = _config(tmp_path)
-    _earlier(config, tmp_path / "home", rollout=(cached, 60.0))
-    assert _plan(config, tmp_path / "home", **changes).time is None
+    assert sum(tokens) <= plan.max_completion_tokens * plan.episodes.all
+    assert 0 < plan.mean_completion_tokens < plan.max_completion_tokens
 
 
 def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):
@@ -148,7 +112,6 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "valid configuration of run planned" in done.stdout
-    assert "unknown until ingest and base has run" in done.stdout
-    assert "time: unknown" in done.stdout
+    assert "unknown until ingest and load_base has run" in done.stdout
     assert done.stderr == ""
     assert [found.name for found in tmp_path.iterdir()] == ["config.yaml"]

@@ -7,8 +7,9 @@ from grpo.retraining.data_lineage import TrainingData
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import assign_split
 from grpo.scenarios.table import read_scenarios, text_digest, write_scenarios
-from tasks.mix import mix
+from tasks.build_mixture import build_mixture
 from tasks.split import split
+from tests.doubles import put_folder
 
 SAID = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
 HELD_AT_10, HELD_AT_26 = (
@@ -21,15 +22,15 @@ def held_out(store: Path, *, then: float, now: float) -> set[str]:
     artifacts = ArtifactStore(str(store))
 
     def put(kind: str, name: str, scenarios: list[Scenario]) -> Artifact:
-        return artifacts.put_folder(kind, lambda folder: write_scenarios(folder / name, scenarios) and None)
+        return put_folder(artifacts, kind, lambda folder: write_scenarios(folder / name, scenarios) and None)
 
     table = put("scenarios", "scenarios.parquet", SAID)
-    mixed = mix.fn(
+    mixed = build_mixture.fn(
         base=table,
         split=split.fn(scenarios=table, validation_fraction=now, limit=None, store=str(store)).split,
         conversations=put("conversations", "accepted.parquet", []),
         new_ids=(),
-        data_lineage=(TrainingData(scenarios=table, validation_fraction=then, limit=None),),
+        lineage=(TrainingData(scenarios=table, validation_fraction=then, limit=None),),
         share=0.5,
         validation_fraction=now,
         seed=0,

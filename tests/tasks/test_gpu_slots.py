@@ -12,8 +12,7 @@ from prefect.client.orchestration import get_client
 from grpo.config.evaluation import EvaluationSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
-from tasks import slots
-from tasks.slots import LIMIT, holds_gpu_slot
+from tasks.gpu_slots import LIMIT, holds_gpu_slot
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 

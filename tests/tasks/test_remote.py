@@ -19,17 +19,17 @@ from prefect.exceptions import CancelledRun
 from prefect.states import Completed, Crashed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows import dispatch
-from flows.dispatch import Dispatch
-from flows.ledger import Ledger
-from flows.run import Run
-from flows.stage import decode
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.compute import ComputeSettings, GpuStages
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from grpo.identity.code import source_digest
+from tasks import remote
+from tasks.executor import StageExecutor
+from tasks.identity import RunInputs
+from tasks.remote import RemoteStages, decode
 from tasks.rollout import RolloutResult, rollout
+from tests.doubles import put_file
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
@@ -78,7 +78,7 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _sending(shards: list[dict[str, Any]], deployment: str) -> Iterator[tuple[UUID, Callable[[], Any], Dispatch]]:
+def _sending(shards: list[dict[str, Any]], deployment: str) -> Iterator[tuple[UUID, Callable[[], Any], RemoteStages]]:
     """Send a rollout's shards from a run in another thread: its id, how it ends, and where it sends from."""
     known, ended = threading.Event(), threading.Event()
     found: dict[str, Any] = {}
@@ -89,11 +89,10 @@ def _sending(shards: list[dict[str, Any]], deployment: str) -> Iterator[tuple[UU
 
         found["id"] = UUID(flow_run.id)
         compute = ComputeSettings(gpu_stages=GpuStages(deployment=deployment))
-        with ThreadPoolTaskRunner(max_workers=2) as runner, Dispatch(compute) as elsewhere:
+        with ThreadPoolTaskRunner(max_workers=2) as runner, RemoteStages(compute) as elsewhere:
             found["elsewhere"] = elsewhere
             known.set()
-            ledger = Ledger(runner, elsewhere)
-            found["results"] = ledger.map(rollout, shards)
+            found["results"] = StageExecutor(runner, elsewhere).run([rollout.bind(**shard) for shard in shards])
 
     def run() -> None:
         state = parent(return_state=True)
@@ -129,8 +128,8 @@ def _sent(client: SyncPrefectClient, parent: UUID, count: int) -> list[Any]:
 def _result(store: str, sha256: str) -> str:
     """What the message of a run that has ended says: where its result is."""
     made = RolloutResult(rollout=Artifact(uri=f"{store}/r", sha256=sha256, kind="rollout"), episodes=4, compute_s=2.0)
-    kept = ArtifactStore(store).put_file(
-        "result", ".json", lambda path: path.write_text(made.model_dump_json()) and None
+    kept = put_file(
+        ArtifactStore(store), "result", ".json", lambda path: path.write_text(made.model_dump_json()) and None
     )
     return kept.model_dump_json()
 
@@ -154,9 +153,9 @@ def test_shards_go_out_together_and_come_back_in_order(inputs: dict[str, Any], d
 def test_a_result_from_elsewhere_is_a_cache_hit_here(inputs: dict[str, Any], deployment: str):
     """The next run with these inputs sends nothing."""
     with _sending([inputs], deployment) as (parent, end, _), get_client(sync_client=True) as client:
-        kept = ArtifactStore(inputs["store"]).put_file("rollout", ".txt", lambda path: path.write_text("r") and None)
+        kept = put_file(ArtifactStore(inputs["store"]), "rollout", ".txt", lambda path: path.write_text("r") and None)
         made = RolloutResult(rollout=kept, episodes=4, compute_s=2.0).model_dump_json()
-        left = ArtifactStore(inputs["store"]).put_file("result", ".json", lambda path: path.write_text(made) and None)
+        left = put_file(ArtifactStore(inputs["store"]), "result", ".json", lambda path: path.write_text(made) and None)
         state = Completed(message=left.model_dump_json())
         client.set_flow_run_state(_sent(client, parent, 1)[0].id, state, force=True)
         first = end()
@@ -199,8 +198,8 @@ def test_a_stage_that_no_worker_takes_is_told(
     inputs: dict[str, Any], deployment: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     """The run waits, and its log says for what."""
-    monkeypatch.setattr(dispatch, "_WAITING_S", 0.0)
-    with caplog.at_level("WARNING", logger="flows.dispatch"), _sending([inputs], deployment) as (parent, _, _):
+    monkeypatch.setattr(remote, "_WAITING_S", 0.0)
+    with caplog.at_level("WARNING", logger="tasks.remote"), _sending([inputs], deployment) as (parent, _, _):
         with get_client(sync_client=True) as client:
             _sent(client, parent, 1)
         deadline = time.monotonic() + PATIENCE_S
@@ -222,10 +221,9 @@ def test_a_deployment_that_is_not_there_is_named(inputs: dict[str, Any]):
 
 def test_where_a_run_is_computed_is_no_part_of_what_it_is(desk_config: dict[str, Any]):
     """The same key with and without: the same record, the same registered version."""
-    runner = ThreadPoolTaskRunner()
     here = PipelineConfig.model_validate(desk_config)
     there = PipelineConfig.model_validate({**desk_config, "compute": {"gpu_stages": {"stages": ["train"]}}})
-    keys = [Run(config, Ledger(runner), started_at=0.0).key for config in (here, there)]
+    keys = [RunInputs.of(config).key(config) for config in (here, there)]
     assert keys[0] == keys[1]
 
 

@@ -1,4 +1,4 @@
-"""The report of a study, for people, machines, Prefect's and MLflow's pages. Never cached: it tells of now."""
+"""Write the report of a tuning study and attach it to Prefect and MLflow. Not cached."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tasks.registry import registry
 
 def study_record(plan: TuneConfig, study: str) -> StudyTracker:
     """The study's record in the registry of this machine, or in the one that MLFLOW_TRACKING_URI names."""
-    told = {name: value for name, value in parameters(plan).items() if not name.startswith("base.")}
-    return StudyTracker(registry(), plan.base.registry.experiment, plan.name, study, params=told)
+    params = {name: value for name, value in parameters(plan).items() if not name.startswith("base.")}
+    return StudyTracker(registry(), plan.base.registry.experiment, plan.name, study, params=params)
 
 
 @task(name="report-study", cache_policy=NO_CACHE, persist_result=False)

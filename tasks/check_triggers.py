@@ -1,4 +1,4 @@
-"""Whether there is a reason to train again. Never cached: it tells of now."""
+"""Check the triggers of a retraining. Not cached: the result depends on the time and on the registry."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from grpo.retraining.champion import Challenger, Champion, known_topics, new_con
 from grpo.retraining.curation import ACCEPTED, REDACTED
 from grpo.retraining.filters import masked_user_text
 from grpo.retraining.live import production_metrics
-from grpo.retraining.triggers import ServedVersion, TriggerInputs, TriggerResult, check_triggers
+from grpo.retraining.triggers import ServedVersion, TriggerInputs, TriggerResult
+from grpo.retraining.triggers import check_triggers as check_all_triggers
 
 
-@task(name="look", cache_policy=NO_CACHE, persist_result=False)
-def look(
+@task(name="check-triggers", cache_policy=NO_CACHE, persist_result=False)
+def check_triggers(
     config: RetrainConfig,
     conversations: Artifact,
     champion: Champion | None,
-    judged: Challenger | None,
+    challenger: Challenger | None,
     reevaluated: tuple[float, float] | None,
     seed: int,
     store: str,
 ) -> tuple[TriggerResult, ...]:
-    """Check every reason, and show what each saw."""
+    """Check every trigger, and show the results in Prefect's page."""
     artifacts = ArtifactStore(store)
     serving = None
     if champion is not None:
@@ -35,21 +36,28 @@ def look(
         serving = ServedVersion(
             name=champion.name, registered=champion.registered, heldout=heldout, reevaluated=reevaluated
         )
-    at = judged.registered if judged is not None else None
+    at = challenger.registered if challenger is not None else None
     inputs = TriggerInputs(
         serving=serving,
         now=datetime.now(UTC),
-        new_conversations=len(new_conversations(artifacts.path(conversations) / ACCEPTED, artifacts, champion, judged)),
+        new_conversations=len(
+            new_conversations(artifacts.path(conversations) / ACCEPTED, artifacts, champion, challenger)
+        ),
         last_evaluated=at,
-        known_topics=known_topics(artifacts, champion, judged),
+        known_topics=known_topics(artifacts, champion, challenger),
         new_topics=[
-            masked_user_text(one)
-            for one in new_conversations(artifacts.path(conversations) / REDACTED, artifacts, champion, judged)
+            masked_user_text(conversation)
+            for conversation in new_conversations(
+                artifacts.path(conversations) / REDACTED, artifacts, champion, challenger
+            )
         ],
         live=production_metrics(config.conversations, champion.name, at) if champion is not None else {},
         seed=seed,
     )
-    results = check_triggers(config.triggers, inputs)
-    rows = [{"reason": one.reason, "holds": one.fired, "what": one.explanation, **one.numbers} for one in results]
+    results = check_all_triggers(config.triggers, inputs)
+    rows = [
+        {"trigger": result.reason, "fired": result.fired, "explanation": result.explanation, **result.numbers}
+        for result in results
+    ]
     create_table_artifact(rows, key="triggers")
     return results

@@ -1,4 +1,4 @@
-"""How good one policy is, from held-out episodes that it has played."""
+"""Evaluation of one policy on its held-out episodes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from grpo.evaluation.measurement import PolicyEvaluation
 from grpo.evaluation.measurement import measure as measure_policy
 from grpo.tables import read_all
 from tasks.results import StageResult
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
-class MeasureResult(StageResult):
+class EvaluatePolicyResult(StageResult):
     """The measurement, with its intervals."""
 
     measurement: PolicyEvaluation
 
 
 @stage
-def measure(scored: Artifact, settings: EvaluationSettings, seed: int, store: str) -> MeasureResult:
-    """Measure one scored held-out rollout."""
-    clock = Clock()
+def evaluate_policy(scored: Artifact, settings: EvaluationSettings, seed: int, store: str) -> EvaluatePolicyResult:
+    """Success, reward and pass rates of one scored held-out rollout, with confidence intervals."""
     played = read_all([ArtifactStore(store).path(scored)])
-    return MeasureResult(measurement=measure_policy(played, settings, seed=seed), compute_s=clock.seconds)
+    return EvaluatePolicyResult(measurement=measure_policy(played, settings, seed=seed))

@@ -1,4 +1,4 @@
-"""What became of a retraining, for people, machines, Prefect's and MLflow's pages. Never cached: it tells of now."""
+"""Write the report of a retraining and attach it to Prefect and MLflow. Not cached."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tasks.registry import registry
 FILE = "retraining.json"
 
 
-@task(name="record", cache_policy=NO_CACHE, persist_result=False)
-def record(document: RetrainingReport, version: ModelVersion | None, folder: Path) -> Path:
+@task(name="retraining-report", cache_policy=NO_CACHE, persist_result=False)
+def retraining_report(document: RetrainingReport, version: ModelVersion | None, folder: Path) -> Path:
     """Write `retraining.json`, and attach triggers and curation to the run and to the version; returns the file."""
     path = folder / FILE
     write_atomically(path, document.model_dump_json(indent=1))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from flows.retraining import follow_up
+from flows.retrain import follow_up
 from grpo.config.pipeline import PipelineConfig
 
 

@@ -1,8 +1,6 @@
-"""New conversations, let through the gates."""
+"""Curation of logged conversations: deduplication, contamination, PII redaction."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import CurationSettings
@@ -13,10 +11,10 @@ from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
 from tasks.results import StageResult
 from tasks.split import read_split
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
-class IntakeResult(StageResult):
+class CurationResult(StageResult):
     """A folder with the conversations that were accepted, seen and refused."""
 
     conversations: Artifact
@@ -24,7 +22,7 @@ class IntakeResult(StageResult):
 
 
 @stage
-def intake(
+def curate(
     sources: tuple[Source, ...],
     content: str,
     base: Artifact,
@@ -32,27 +30,20 @@ def intake(
     champion: TrainingData | None,
     settings: CurationSettings,
     store: str,
-) -> IntakeResult:
-    """Hold conversations against the gates: what is held out of `base`, and was of the champion's data, is not taken.
+) -> CurationResult:
+    """Filter conversations; those that are held out of `base`, or were held out of the champion's data, are refused.
 
     `content` is the fingerprint of the sources' bytes.
     """
-    clock = Clock()
     artifacts = ArtifactStore(store)
     judged = evaluation_scenarios(artifacts, champion) if champion is not None else []
     table, sides = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
-    found: list[CurationCounts] = []
-
-    def write(folder: Path) -> None:
-        found.append(
-            curate_conversations(
-                sources,
-                folder,
-                known=read_scenarios(table, ids=sides.train),
-                heldout=[*read_scenarios(table, ids=sides.heldout), *judged],
-                settings=settings,
-            )
+    with artifacts.new_folder(CONVERSATIONS) as new:
+        counts = curate_conversations(
+            sources,
+            new.path,
+            known=read_scenarios(table, ids=sides.train),
+            heldout=[*read_scenarios(table, ids=sides.heldout), *judged],
+            settings=settings,
         )
-
-    artifact = artifacts.put_folder(CONVERSATIONS, write)
-    return IntakeResult(conversations=artifact, counts=found[0], compute_s=clock.seconds)
+    return CurationResult(conversations=new.artifact, counts=counts)

@@ -1,4 +1,4 @@
-"""The policy that a run starts from, taken into the store as checkpoint 0."""
+"""Stage 3: the base policy, as checkpoint 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grpo.policy.catalog import model_folder
 from grpo.policy.transformers.model import load, model_cache
 from grpo.renderers.chat_template import Renderer
 from tasks.results import StageResult
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
 class Checkpoint(StageResult):
@@ -21,15 +21,15 @@ class Checkpoint(StageResult):
 
 
 @stage
-def base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
-    """Load the model once, check its tokenizer and chat template, and keep it as the first checkpoint.
+def load_base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
+    """Load the model, check its tokenizer and chat template, and store it as the first checkpoint.
 
     `content` is the digest of the model folder.
     """
-    clock = Clock()
     folder = model_folder(policy.model)
     loaded = load(folder, chat_template=policy.chat_template, quantization=policy.quantization)
     Renderer(loaded.tokenizer)
     model_cache.put(loaded)
-    artifact = ArtifactStore(store).put_folder("checkpoint", lambda folder: save_base(loaded, folder))
-    return Checkpoint(checkpoint=artifact, policy=loaded.hash, compute_s=clock.seconds)
+    with ArtifactStore(store).new_folder("checkpoint") as new:
+        save_base(loaded, new.path)
+    return Checkpoint(checkpoint=new.artifact, policy=loaded.hash)

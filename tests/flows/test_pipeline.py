@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.rollouts import play_rounds
+from flows.pipeline import dynamic_sampling
 from grpo.artifacts import Artifact
 from grpo.config.rollout import RolloutSettings
 from grpo.rewards.rollout_summary import RolloutSummary
@@ -53,7 +53,7 @@ def test_further_rounds_are_played_only_while_they_are_needed(
     """2, 1 and 1 of 4 groups differ: rounds go on until there are enough, at most so many, or no scenario is left."""
     script = Script(2, 1, 1)
     settings = RolloutSettings.model_construct(scenarios=4, informative_groups=wanted, max_rounds=most)
-    played = play_rounds(script, settings, scenarios=scenarios)
+    played = dynamic_sampling(script, settings, scenarios=scenarios)
     assert script.asked == rounds
     assert [artifact.sha256 for artifact in played.scored] == [str(index) for index in rounds]
     assert played.summary.episodes == 8 * len(rounds)

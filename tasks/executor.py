@@ -47,18 +47,24 @@ class StageExecutor:
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
         """See `tasks.stage.Executor`; a single call runs in this thread, several on the task runner."""
-        stage = calls[0].stage
+        stage, started = calls[0].stage, time.perf_counter()
         task = self._announce(stage, len(calls))
         if len(calls) == 1 and isinstance(self._runner, ThreadPoolTaskRunner):
-            return self._results(stage, 1, lambda: [task(**calls[0].inputs, return_state=True)])
-        return self._results(
-            stage, len(calls), lambda: _states([self._runner.submit(task, call.inputs) for call in calls])
-        )
+            states: list[State[R]] = [task(**calls[0].inputs, return_state=True)]
+        else:
+            states = _wait([self._runner.submit(task, call.inputs) for call in calls])
+        return self._results(stage, states, started)
 
     def start(self, call: Call[R]) -> Callable[[], R]:
         """See `tasks.stage.Executor`; the flow's own task runner has a thread for it."""
         future = self._announce(call.stage, 1).submit(**call.inputs)
-        return lambda: self._results(call.stage, 1, lambda: _states([future]))[0]
+
+        def result() -> R:
+            started = time.perf_counter()
+            (result,) = self._results(call.stage, _wait([future]), started)
+            return result
+
+        return result
 
     def timings(self) -> tuple[StageTiming, ...]:
         """One row a stage, in the order in which they first ran."""
@@ -78,11 +84,9 @@ class StageExecutor:
         progress.report(stage.name, 0, count)
         return self._remote.task(stage)
 
-    def _results(self, stage: Stage[..., R], count: int, wait: Callable[[], list[State[R]]]) -> list[R]:
-        """Wait for the runs of a stage; count them, the time, and what a user's code read."""
+    def _results(self, stage: Stage[..., R], states: Sequence[State[R]], started: float) -> list[R]:
+        """Results of finished runs of a stage; counts them, the time, and what a user's code read."""
         timing = self._timings[stage.name]
-        started = time.perf_counter()
-        states = wait()
         results: list[R] = []
         for state in states:
             result: R = state.result()
@@ -93,7 +97,7 @@ class StageExecutor:
             self.reads.update(result.reads)
             logger.debug("%s is %s: %s", stage.name, "cached" if _is_cached(state) else "computed", result)
         timing.wall_s += time.perf_counter() - started
-        progress.report(stage.name, count, count, cached=float(all(map(_is_cached, states))))
+        progress.report(stage.name, len(states), len(states), cached=float(all(map(_is_cached, states))))
         return results
 
 
@@ -134,7 +138,7 @@ def shard_runner(settings: RolloutSettings) -> TaskRunner[Any]:
     return DaskTaskRunner(cluster_kwargs=local)
 
 
-def _states(futures: Sequence[PrefectFuture[R]]) -> list[State[R]]:
+def _wait(futures: Sequence[PrefectFuture[R]]) -> list[State[R]]:
     """Final states; a run that Dask gave up, because its worker died again and again, raises."""
     for future in futures:
         future.result(raise_on_failure=False)

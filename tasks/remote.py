@@ -66,11 +66,8 @@ class RemoteStages:
         if self._settings is None or stage.name not in self._settings.stages:
             return stage.task
 
-        def relay(*args: Any, **kwargs: Any) -> R:
-            # the worker at the other end locks the identity
-            return stage.cached(
-                stage.bind(*args, **kwargs).inputs, lambda inputs: self._send(stage, inputs), alone=False
-            )
+        def relay(inputs: dict[str, Any]) -> R:
+            return stage.cached(inputs, lambda given: self._send(stage, given), alone=False)  # the worker locks
 
         return stage.task_of(relay)
 

@@ -79,7 +79,7 @@ class Stage(Generic[P, R]):
         self.cache = cache
         self.signature = inspect.signature(function)
         self.result_type: type[R] = get_type_hints(inspect.unwrap(function))["return"]
-        self.task = self.task_of(self.fn)
+        self.task = self.task_of(self._run)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Result of the stage, from the cache or computed where the executor of this flow run says."""
@@ -93,8 +93,7 @@ class Stage(Generic[P, R]):
 
     def fn(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Result of the stage, from the cache or computed in this process, without a task run of Prefect."""
-        inputs = self.bind(*args, **kwargs).inputs
-        return self.cached(inputs, self._compute, alone=True) if self.cache else self._compute(inputs)
+        return self._run(self.bind(*args, **kwargs).inputs)
 
     def find(self, inputs: Mapping[str, Any]) -> R | None:
         """Cached result; None where there is none or where it is damaged."""
@@ -120,13 +119,15 @@ class Stage(Generic[P, R]):
             write_result(store, key, result)
             return result
 
-    def task_of(self, function: Callable[P, R]) -> Task[P, R]:
-        """Prefect task with the name, the signature and the retries of this stage."""
+    def task_of(self, run: Callable[[dict[str, Any]], R]) -> Task[P, R]:
+        """Prefect task with the name, the signature and the retries of this stage, whose work is `run(inputs)`."""
 
-        @functools.wraps(self.function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            return function(*args, **kwargs)
+        def work(*args: P.args, **kwargs: P.kwargs) -> R:
+            return run(self.bind(*args, **kwargs).inputs)
 
+        work.__name__, work.__doc__, work.__module__ = self.name, self.function.__doc__, self.function.__module__
+        work.__signature__ = self.signature  # type: ignore[attr-defined]
+        # and not `__wrapped__`: a Dask worker would get the function by value, with the globals that it names
         return task(
             name=self.name,
             cache_policy=NO_CACHE,
@@ -135,7 +136,10 @@ class Stage(Generic[P, R]):
             retry_delay_seconds=exponential_backoff(backoff_factor=0.5),
             retry_jitter_factor=0.5,
             retry_condition_fn=is_transient,
-        )(run)
+        )(work)
+
+    def _run(self, inputs: dict[str, Any]) -> R:
+        return self.cached(inputs, self._compute, alone=True) if self.cache else self._compute(inputs)
 
     def _compute(self, inputs: dict[str, Any]) -> R:
         """Run the function and time it; the files that a user's code reads meanwhile are recorded."""

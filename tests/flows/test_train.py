@@ -80,7 +80,7 @@ def test_another_reward_weight_recomputes_what_depends_on_it(first: ReportDocume
     """Ingest, validate, split, base, and the rollouts of the base are hits; scores and everything after are not."""
     reward = [{"kind": "task_completion", "weight": 0.6}, {"kind": "checks", "weight": 0.4}]
     found = cached(run(module_config, home, name="reweighted", reward=reward))
-    for name in ("ingest", "validate", "split", "base"):
+    for name in ("ingest", "validate", "split", "load_base"):
         assert found[name] == (1, 1), name
     # two shards each: iteration 0 and the champion's held-out split are hits; iteration 1 and the candidate's are not
     assert found["rollout"] == (4, 8)

@@ -12,6 +12,7 @@ from prefect.client.orchestration import get_client
 from grpo.config.evaluation import EvaluationSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
+from tasks import gpu_slots
 from tasks.gpu_slots import LIMIT, holds_gpu_slot
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -57,21 +58,21 @@ def _at_once(work: Work) -> int:
 @pytest.mark.usefixtures("one_slot")
 def test_two_stages_never_share_a_device(monkeypatch: pytest.MonkeyPatch):
     """One slot: the others wait for it, and all get their turn."""
-    monkeypatch.setattr(slots, "on_cuda", lambda: True)
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
     assert _at_once(Work()) == 1
 
 
 @pytest.mark.usefixtures("one_slot")
 def test_on_the_cpu_nobody_waits(monkeypatch: pytest.MonkeyPatch):
     """The limit is for devices."""
-    monkeypatch.setattr(slots, "on_cuda", lambda: False)
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: False)
     assert _at_once(Work()) > 1
 
 
 @pytest.mark.usefixtures("one_slot")
 def test_a_stage_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch):
     """The next one need not wait for a lease to end."""
-    monkeypatch.setattr(slots, "on_cuda", lambda: True)
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
 
     @holds_gpu_slot
     def fail() -> None:
@@ -85,8 +86,8 @@ def test_a_stage_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_the_limit_a_device_is_used_all_the_same(server: str, monkeypatch: pytest.MonkeyPatch):
     """A machine on which nobody has created it runs its stages."""
-    monkeypatch.setattr(slots, "on_cuda", lambda: True)
-    monkeypatch.setattr(slots, "LIMIT", "nobody-made-this")
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
+    monkeypatch.setattr(gpu_slots, "LIMIT", "nobody-made-this")
     assert _at_once(Work()) > 1
 
 
@@ -105,13 +106,13 @@ def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch
         asked.append((name, occupy))
         raise Refused
 
-    monkeypatch.setattr(slots, "on_cuda", lambda: True)
-    monkeypatch.setattr(slots, "concurrency", concurrency)
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
+    monkeypatch.setattr(gpu_slots, "concurrency", concurrency)
     for stage, settings in (
         (rollout, RolloutSettings()),
         (train, TrainingSettings(processes=2)),
         (evaluate, EvaluationSettings()),
     ):
         with pytest.raises(Refused):
-            stage.fn.__wrapped__(settings=settings)
+            stage.function(settings=settings)
     assert asked == [("gpu", 1), ("gpu", 2), ("gpu", 1)]

@@ -61,8 +61,8 @@ class StageExecutor:
 
         def result() -> R:
             started = time.perf_counter()
-            (result,) = self._results(call.stage, _wait([future]), started)
-            return result
+            results: list[R] = self._results(call.stage, _wait([future]), started)
+            return results[0]
 
         return result
 

@@ -17,7 +17,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
 from grpo.policy.catalog import model_folder
 from grpo.registry import Provenance
-from grpo.scenarios.fingerprint import content_hash
+from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
 from tasks.provenance import provenance
 from tasks.registry import registry

@@ -38,8 +38,8 @@ from grpo.registry import ModelVersion
 from grpo.registry.promotions import LONGEST_REASON
 from grpo.registry.retention import REGISTERED, run_owner
 from grpo.rewards.hacking.check import check_rewards
-from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
 from grpo.storage.home import home
 from tasks.base import Checkpoint, base

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flows.ledger import Ledger
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.scenarios import ScenarioSettings
-from grpo.scenarios.fingerprint import content_hash
+from grpo.scenarios.sources import content_hash
 from tasks.ingest import IngestResult, ingest
 from tasks.split import SplitResult, split
 from tasks.validate import ValidateResult, validate

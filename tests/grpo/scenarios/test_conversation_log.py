@@ -135,7 +135,7 @@ def test_a_file_of_another_schema_is_one_problem_and_the_others_are_read(tmp_pat
     pq.write_table(pa.table({"id": ["a"]}), tmp_path / "2026-11-20" / "x.parquet")
     damage, good = read_records(source(tmp_path))
     assert damage.problem is not None
-    assert "x.parquet has conversation log version none, this code reads 2" in damage.problem
+    assert "x.parquet has conversation log version none, this code reads 1" in damage.problem
     assert good.data is not None
 
 

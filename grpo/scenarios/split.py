@@ -133,8 +133,8 @@ def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> 
         if count.heldout == 0 and count.train >= MIN_CATEGORY_SIZE:
             raise DataError(
                 f"{path}: none of the {count.train} scenarios of category {category} is held out at "
-                f"validation_fraction {share}; raise scenarios.validation_fraction or declare some of them heldout in the "
-                "source"
+                f"validation_fraction {share}; raise scenarios.validation_fraction or declare some of them heldout "
+                "in the source"
             )
 
 

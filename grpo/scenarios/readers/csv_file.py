@@ -34,8 +34,8 @@ class CsvRow:
 def read_csv(path: Path) -> Iterator[SourceRecord]:
     """Read a CSV file, or a tab-separated one if its name ends in `.tsv`.
 
-    The user's turns are in `user_responses` as a JSON list, or in `user_0`, `user_1`, …, where trailing empty cells mean
-    that the user has no more turns. Other nested fields are JSON; an empty cell means that the field is missing.
+    The user's turns are in `user_responses` as a JSON list, or in `user_0`, `user_1`, …, where trailing empty cells
+    mean that the user has no more turns. Other nested fields are JSON; an empty cell means that the field is missing.
 
         id,user_0,user_1,metadata
         a,Hi.,Bye.,"{""category"": ""greeting""}"

@@ -42,13 +42,12 @@ def prepare_scenarios(
         max_quarantined_fraction=bound,
         store=store,
     )
-    validated = ledger.run(
-        validate, scenarios=data.scenarios, counts=data.counts, max_quarantined_fraction=bound, store=store
-    )
+    fraction = settings.validation_fraction if validation_fraction is None else validation_fraction
+    validated = ledger.run(validate, scenarios=data.scenarios, validation_fraction=fraction, store=store)
     sides = ledger.run(
         split,
         scenarios=data.scenarios,
-        validation_fraction=settings.validation_fraction if validation_fraction is None else validation_fraction,
+        validation_fraction=fraction,
         limit=settings.limit,
         environment=environment,
         max_refused_share=bound,

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.expectations import SuiteResult
 from grpo.scenarios.expectations import validate as validate_scenarios
-from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, IngestCounts
+from grpo.scenarios.ingest import SCENARIOS_FILE
 from tasks.results import StageResult
 from tasks.stage import Clock, stage
 
@@ -20,23 +20,15 @@ class ValidateResult(StageResult):
 
 
 @stage
-def validate(scenarios: Artifact, counts: IngestCounts, max_quarantined_fraction: float, store: str) -> ValidateResult:
-    """Run the Great Expectations suite; a failed expectation stops the run and says which rows."""
+def validate(scenarios: Artifact, validation_fraction: float, store: str) -> ValidateResult:
+    """Run the Great Expectations suite; a failed expectation stops the run and names the first rows."""
     clock = Clock()
     artifacts = ArtifactStore(store)
-    folder = artifacts.path(scenarios)
-    found: list[SuiteResult] = []
+    table = artifacts.path(scenarios) / SCENARIOS_FILE
+    results: list[SuiteResult] = []
 
     def write(docs: Path) -> None:
-        found.append(
-            validate_scenarios(
-                folder / SCENARIOS_FILE,
-                folder / QUARANTINE_FILE,
-                counts,
-                docs,
-                max_quarantined_fraction=max_quarantined_fraction,
-            )
-        )
+        results.append(validate_scenarios(table, docs, validation_fraction=validation_fraction))
 
     artifact = artifacts.put_folder("data_docs", write)
-    return ValidateResult(docs=artifact, validation=found[0], compute_s=clock.seconds)
+    return ValidateResult(docs=artifact, validation=results[0], compute_s=clock.seconds)

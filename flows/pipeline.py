@@ -24,7 +24,7 @@ from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.schema import IterationMetrics
 from grpo.registry.retention import REGISTERED, Retention, run_owner
 from grpo.rewards.rollout_summary import RolloutSummary
-from grpo.scenarios.fingerprint import content_hash
+from grpo.scenarios.sources import content_hash
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
 from tasks.identity import model_digest
@@ -73,12 +73,11 @@ def prepare_scenarios(
         max_quarantined_fraction=bound,
         store=store,
     )
-    validated = validate(
-        scenarios=ingested.scenarios, counts=ingested.counts, max_quarantined_fraction=bound, store=store
-    )
+    fraction = settings.validation_fraction if validation_fraction is None else validation_fraction
+    validated = validate(scenarios=ingested.scenarios, validation_fraction=fraction, store=store)
     divided = split(
         scenarios=ingested.scenarios,
-        validation_fraction=settings.validation_fraction if validation_fraction is None else validation_fraction,
+        validation_fraction=fraction,
         limit=settings.limit,
         environment=environment,
         max_refused_share=bound,

@@ -12,7 +12,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
 from grpo.registry import Provenance
 from grpo.rewards.hacking.check import check_rewards
-from grpo.scenarios.fingerprint import content_hash
+from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
 from tasks.executor import one_thread, stage_executor
 from tasks.identity import RunInputs, model_digest

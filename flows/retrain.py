@@ -21,7 +21,7 @@ from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
 from grpo.retraining.data_lineage import STARTED_FROM
 from grpo.retraining.reports import PendingRetraining, RetrainingReport, TriggerReport
 from grpo.scenarios.conversation_log import ConversationLog
-from grpo.scenarios.fingerprint import content_hash
+from grpo.scenarios.sources import content_hash
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
 from tasks.build_mixture import build_mixture

@@ -14,7 +14,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.policy import PolicySettings
 from grpo.identity.code import code_digest, external_digests
 from grpo.policy.catalog import model_folder
-from grpo.scenarios.fingerprint import content_hash
+from grpo.scenarios.sources import content_hash
 from grpo.storage.files import content_digest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.expectations import SuiteResult
 from grpo.scenarios.expectations import validate as validate_scenarios
-from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, IngestCounts
+from grpo.scenarios.ingest import SCENARIOS_FILE
 from tasks.results import StageResult
 from tasks.stage import stage
 
@@ -18,16 +18,10 @@ class ValidateResult(StageResult):
 
 
 @stage
-def validate(scenarios: Artifact, counts: IngestCounts, max_quarantined_fraction: float, store: str) -> ValidateResult:
-    """Run the Great Expectations suite; a failed expectation stops the run and names the rows."""
+def validate(scenarios: Artifact, validation_fraction: float, store: str) -> ValidateResult:
+    """Run the Great Expectations suite; a failed expectation stops the run and names the first rows."""
     artifacts = ArtifactStore(store)
-    folder = artifacts.path(scenarios)
+    table = artifacts.path(scenarios) / SCENARIOS_FILE
     with artifacts.new_folder("data_docs") as new:
-        validation = validate_scenarios(
-            folder / SCENARIOS_FILE,
-            folder / QUARANTINE_FILE,
-            counts,
-            new.path,
-            max_quarantined_fraction=max_quarantined_fraction,
-        )
-    return ValidateResult(docs=new.artifact, validation=validation)
+        suite = validate_scenarios(table, new.path, validation_fraction=validation_fraction)
+    return ValidateResult(docs=new.artifact, validation=suite)

@@ -8,7 +8,7 @@ from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
 from grpo.identity.code import external_digests
 from grpo.policy.catalog import model_folder
-from grpo.scenarios.fingerprint import content_hash
+from grpo.scenarios.sources import content_hash
 
 
 def check_files(config: PipelineConfig) -> None:

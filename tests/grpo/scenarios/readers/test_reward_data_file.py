@@ -110,7 +110,7 @@ def test_a_bad_record_is_refused_with_its_reason_and_the_others_are_read(
         (said("a", "yes"), said("b", "no"), "conversations differ before the last message"),
         (said("a"), said("a", "no"), "no reply at the end of column chosen"),
         ([{"role": "bot", "content": "x"}], said("a", "no"), "column chosen holds no messages"),
-        ("[{", said("a", "no"), "column chosen is no JSON"),
+        ("[{", said("a", "no"), "column chosen is not JSON"),
         (said("a", "yes"), [], "no reply at the end of column rejected"),
     ],
 )

@@ -5,7 +5,7 @@ import string
 
 import pytest
 
-from grpo.retraining.near_duplicates import NearDuplicates, shingles, similarity
+from grpo.scenarios.near_duplicates import NearDuplicates, shingles, similarity
 
 
 def test_similarity_is_the_share_of_runs_that_both_have():

@@ -20,7 +20,7 @@ from prefect.states import Cancelling
 
 from flows.stage import encode, read_error, read_result
 from grpo.artifacts import ArtifactStore
-from grpo.config.compute import ComputeSettings
+from grpo.config.pipeline import ComputeSettings
 from grpo.errors import ConfigError
 from grpo.identity.code import source_digest
 from tasks.results import StageResult

@@ -10,8 +10,8 @@ from flows.ledger import Ledger
 from flows.local import settings
 from flows.run import Promotion, Run
 from flows.runner import shard_runner
+from grpo.config.loading import apply_overrides
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.yaml_file import apply_overrides
 from grpo.errors import NoEffect, NoLearningSignal
 from grpo.evaluation.schema import Decision
 

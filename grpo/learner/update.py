@@ -25,9 +25,9 @@ from grpo.learner.launch import UpdateRequest, run_workers
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs, reference_kl
 from grpo.learner.packing import microbatches
-from grpo.learner.world import ProcessGroup
 from grpo.learner.throughput import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
+from grpo.learner.world import ProcessGroup
 from grpo.policy.transformers.adapters import add_adapters, has_adapters
 from grpo.policy.transformers.model import TransformersPolicy, model_cache, weights_hash
 from grpo.renderers.chat_template import renderer_hash

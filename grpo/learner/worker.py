@@ -18,8 +18,8 @@ import torch
 from torch import distributed
 
 from grpo.learner.launch import ERROR, METRICS, ErrorReport, UpdateRequest
-from grpo.learner.world import ProcessGroup
 from grpo.learner.update import update
+from grpo.learner.world import ProcessGroup
 
 _LOOK_S = 1.0
 """Between two looks at whether anybody still waits for the answer."""

@@ -25,8 +25,7 @@ from flows.ledger import Ledger
 from flows.run import Run
 from flows.stage import decode
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.compute import ComputeSettings, GpuStages
-from grpo.config.pipeline import PipelineConfig
+from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from grpo.identity.code import source_digest
 from tasks.rollout import RolloutResult, rollout

@@ -17,7 +17,7 @@ _BAD_NAME = frozenset('|/\\?%*:"><')
 _UNITS = {"l": "lines", "w": "words", "c": "characters"}
 
 
-def _begin(state: State) -> State:
+def _init_state(state: State) -> State:
     """The first folder under root is open."""
     if not state.get("root"):
         state = {**state, "root": {"workspace": {"type": "directory", "contents": {}}}}
@@ -235,9 +235,9 @@ def rmdir(state: State, dir_name: str) -> tuple[State, Any]:
 
 
 FILE_SYSTEM = World(
-    place="GorillaFileSystem",
-    begin=_begin,
-    answers_count=True,
+    state_key="GorillaFileSystem",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

@@ -142,8 +142,8 @@ def imperial_si_conversion(state: State, value: float, unit_in: str, unit_out: s
 
 
 MATHEMATICS = World(
-    place="MathAPI",
-    answers_count=True,
+    state_key="MathAPI",
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

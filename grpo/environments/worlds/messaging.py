@@ -15,7 +15,7 @@ _PEOPLE = {"Alice": "USR001", "Bob": "USR002", "Catherine": "USR003", "Daniel": 
 _FIRST_ID = 10_000
 
 
-def _begin(state: State) -> State:
+def _init_state(state: State) -> State:
     """Four people where the task names none; nobody is logged in, and nothing was sent."""
     defaults: State = {"user_map": dict(_PEOPLE), "user_count": 4, "current_user": None, "inbox": []}
     state = {**defaults, **state}
@@ -124,9 +124,9 @@ def get_message_stats(state: State) -> tuple[State, Any]:
 
 
 MESSAGING = World(
-    place="MessageAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="MessageAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

@@ -13,7 +13,7 @@ from typing import Any
 from grpo.environments.worlds.world import State, ToolError, World
 
 
-def _begin(state: State) -> State:
+def _init_state(state: State) -> State:
     """Nothing posted and nobody followed where the task says nothing."""
     defaults: State = {
         "username": "john",
@@ -156,9 +156,9 @@ def get_user_stats(state: State, username: str) -> tuple[State, Any]:
 
 
 POSTING = World(
-    place="TwitterAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="TwitterAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

@@ -14,7 +14,7 @@ from grpo.environments.worlds.world import State, ToolError, World
 _EDITABLE = ("title", "description", "status", "priority")
 
 
-def _begin(state: State) -> State:
+def _init_state(state: State) -> State:
     """An empty queue, and nobody logged in, where the task says nothing."""
     defaults: State = {"ticket_queue": [], "ticket_counter": 1, "current_user": None}
     return {**defaults, **state}
@@ -113,9 +113,9 @@ def get_user_tickets(state: State, status: str | None = None) -> tuple[State, An
 
 
 TICKETS = World(
-    place="TicketAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="TicketAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

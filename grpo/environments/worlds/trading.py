@@ -44,7 +44,7 @@ _DAY = "2024-10-27"
 _CLOCK = {"Open": ("10:30 AM", "10:30:00"), "Closed": ("06:30 PM", "18:30:00")}
 
 
-def _begin(state: State) -> State:
+def _init_state(state: State) -> State:
     """Orders under the names that the documents give their parts; the next number is above all that are there."""
     defaults: State = {
         "account_info": {"account_id": 12345, "balance": 10_000.0, "binding_card": 1974202140965533},
@@ -252,9 +252,9 @@ def remove_stock_from_watchlist(state: State, symbol: str) -> tuple[State, Any]:
 
 
 TRADING = World(
-    place="TradingBot",
-    begin=_begin,
-    answers_count=True,
+    state_key="TradingBot",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

@@ -84,7 +84,7 @@ _NEW_CARD = 10_000.0
 _FISCAL_YEAR = "2026"
 
 
-def _begin(state: State) -> State:
+def _init_state(state: State) -> State:
     """No cards, bookings and access where the task says nothing."""
     defaults: State = {
         "credit_card_list": {},
@@ -368,9 +368,9 @@ def get_budget_fiscal_year(
 
 
 TRAVEL = World(
-    place="TravelAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="TravelAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

@@ -54,7 +54,7 @@ _ROADS = {
 """Kilometres, both ways."""
 
 
-def _begin(state: State) -> State:
+def _init_state(state: State) -> State:
     """A car at rest, with its doors locked, where the task says nothing. The doors count themselves."""
     defaults: State = {
         "fuelLevel": 0.0,
@@ -292,9 +292,9 @@ def set_navigation(state: State, destination: str) -> tuple[State, Any]:
 
 
 VEHICLE = World(
-    place="VehicleControlAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="VehicleControlAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

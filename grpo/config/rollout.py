@@ -21,7 +21,7 @@ class RolloutSettings(Settings):
     group_size: int = Field(default=8, ge=2)
     """Episodes of each scenario: the group of an advantage."""
     temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature; there is no top-k or top-p."""
+    """Sampling temperature, without top-k or top-p."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Tokens of one turn of the agent at most."""
     on_truncation: Literal["end", "continue"] = "end"

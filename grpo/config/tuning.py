@@ -106,7 +106,7 @@ class TuneConfig(HPOConfig):
         try:
             url = make_url(self.storage)
         except ArgumentError:
-            raise ConfigError("storage is no URL; write sqlite:///PATH or postgresql://user@host/database") from None
+            raise ConfigError("storage is not a URL; write sqlite:///PATH or postgresql://user@host/database") from None
         if url.password is not None or "password" in url.query:
             raise ConfigError(
                 f"storage {url.render_as_string(hide_password=True).split('?')[0]} holds a password; leave it out, and "

@@ -16,7 +16,7 @@ from typing import Literal
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.errors import RemovedError

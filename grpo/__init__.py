@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from grpo.agents.multi_turn import MultiTurnAgent
     from grpo.agents.tool_agent import ToolAgent
     from grpo.config.agent import AgentConfig
-    from grpo.config.spaces import get_search_space
+    from grpo.config.search_space import get_search_space
     from grpo.config.tuning import HPOConfig
     from grpo.environments.conversation import ConversationEnvironment
     from grpo.environments.presets import CONVERSATION_CONFIGS
@@ -48,7 +48,7 @@ _NAMES = {
     "grpo.notebook.callbacks": ("CheckpointCallback", "EarlyStoppingCallback"),
     "grpo.config.agent": ("AgentConfig",),
     "grpo.notebook.config": ("TrainingConfig", "TrainingProfile", "get_config_for_task"),
-    "grpo.config.spaces": ("get_search_space",),
+    "grpo.config.search_space": ("get_search_space",),
     "grpo.config.tuning": ("HPOConfig",),
     "grpo.notebook.diagnostics": ("DiagnosticsMonitor",),
     "grpo.notebook.engine": ("ComputationalGRPOEngine",),

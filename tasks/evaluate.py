@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.evaluation import EvaluationSettings
+from grpo.config.pipeline import EvaluationSettings
 from grpo.config.gates import Metric
 from grpo.evaluation.evaluate import evaluate as compare_policies
 from grpo.evaluation.schema import Evaluation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.evaluation import EvaluationSettings
+from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.measurement import PolicyEvaluation
 from grpo.evaluation.measurement import measure as measure_policy
 from grpo.tables import read_all

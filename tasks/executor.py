@@ -15,7 +15,7 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from grpo import progress
-from grpo.config.compute import ComputeSettings
+from grpo.config.pipeline import ComputeSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.errors import ConfigError
 from grpo.evaluation.schema import StageTiming

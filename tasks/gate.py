@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import GateSettings
+from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.gates import Evidence
 from grpo.evaluation.gates import gate as judge
 from grpo.evaluation.schema import Decision, Evaluation

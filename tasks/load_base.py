@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PolicySettings
 from grpo.learner.checkpoints import save_base
 from grpo.policy.catalog import model_folder
 from grpo.policy.transformers.model import load, model_cache

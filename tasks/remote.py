@@ -25,7 +25,7 @@ from prefect.states import Cancelling
 from pydantic import BaseModel, ConfigDict, create_model
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.compute import ComputeSettings
+from grpo.config.pipeline import ComputeSettings
 from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
 from tasks.results import StageResult

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.judge import JudgeSettings
-from grpo.config.rewards import RewardComponent
+from grpo.config.rewards import JudgeSettings, RewardComponent
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.rollout_summary import RolloutSummary, summarize

@@ -6,7 +6,7 @@ import logging
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
-from grpo.environments.playable import find_unplayable
+from grpo.environments.catalog import find_unplayable
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.split import Split
 from grpo.scenarios.split import split as split_scenarios

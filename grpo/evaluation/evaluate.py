@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import Metric
+from grpo.config.pipeline import EvaluationSettings
 from grpo.errors import DataError
 from grpo.evaluation.metrics import (
     all_episodes,

@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import (
     CategoryGate,
     FailureGate,
@@ -29,6 +28,7 @@ from grpo.config.gates import (
     SafetyGate,
     TruncationGate,
 )
+from grpo.config.pipeline import EvaluationSettings
 from grpo.errors import ConfigError
 from grpo.evaluation.metrics import (
     MetricValues,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from grpo.config.evaluation import EvaluationSettings
+from grpo.config.pipeline import EvaluationSettings
 from grpo.errors import DataError
 from grpo.evaluation.metrics import all_episodes, metric_values, scenario_means, value_range, verified_outcomes
 from grpo.evaluation.pass_rates import pass_at_k, pass_hat_k, pass_rates

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo.config.yaml_text import read_yaml
+from grpo.config.loading import read_yaml
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message
 from grpo.policy.policy import Generation, Prompt, Sampling

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from grpo.config.judged import LabelFile, PairFile
+from grpo.config.rewards import LabelFile, PairFile
 from grpo.messages import Message
 from grpo.scenarios.data_errors import read_guarded
 from grpo.scenarios.quarantine import ParsedRecords, parse_records

@@ -21,8 +21,7 @@ import psutil
 import pytest
 
 from grpo.artifacts import Artifact
-from grpo.config.compute import ComputeSettings, GpuStages
-from grpo.config.pipeline import PipelineConfig
+from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.config.training import TrainingSettings
 from grpo.errors import ArtifactError
 from grpo.evaluation.report import read_report

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.adapters import LoraSettings
+from grpo.config.training import LoraSettings
 from grpo.learner.checkpoints import STATE, CheckpointState
 from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.model import TransformersPolicy, load

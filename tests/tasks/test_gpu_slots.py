@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prefect.client.orchestration import get_client
 
-from grpo.config.evaluation import EvaluationSettings
+from grpo.config.pipeline import EvaluationSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
 from tasks import gpu_slots

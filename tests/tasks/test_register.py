@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from grpo.artifacts import ArtifactStore
-from grpo.config.pipeline import PipelineConfig
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.evaluation.schema import Decision
 from grpo.policy.transformers.model import load
 from grpo.registry import ModelVersion

@@ -20,8 +20,7 @@ from prefect.states import Completed, Crashed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.compute import ComputeSettings, GpuStages
-from grpo.config.pipeline import PipelineConfig
+from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from grpo.identity.code import source_digest
 from tasks import remote

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
 from grpo.environments.conversation import ConversationEnvironment

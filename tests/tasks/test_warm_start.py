@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from grpo.artifacts import ArtifactStore
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PolicySettings
 from grpo.policy.transformers.adapters import has_adapters
 from grpo.policy.transformers.model import load
 from tasks.load_base import load_base

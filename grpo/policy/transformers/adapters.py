@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from grpo.config.adapters import LoraSettings
+from grpo.config.training import LoraSettings
 from grpo.errors import ConfigError
 
 CONFIG = "adapter_config.json"

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from grpo.artifacts import local_path
-from grpo.config.judged import LabelFile, PairFile
+from grpo.config.rewards import LabelFile, PairFile
 from grpo.messages import Message, Role
 from grpo.scenarios.data_errors import first_validation_error
 from grpo.scenarios.readers.csv_file import read_cells

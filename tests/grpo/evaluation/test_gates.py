@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import (
     DEFAULT_GATES,
     CategoryGate,
@@ -25,6 +24,7 @@ from grpo.config.gates import (
     TruncationGate,
     compared_metric,
 )
+from grpo.config.pipeline import EvaluationSettings
 from grpo.errors import ConfigError
 from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.gates import Evidence, check, check_gate_scenarios, gate

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo.config.evaluation import EvaluationSettings
+from grpo.config.pipeline import EvaluationSettings
 from grpo.errors import DataError
 from grpo.evaluation.measurement import measure
 from grpo.trajectories import Outcome, Trajectory

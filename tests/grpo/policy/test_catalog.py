@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PolicySettings
 from grpo.errors import PolicyError
 from grpo.policy.catalog import open_policy
 from grpo.policy.openai import ChatPolicy, CompletionsPolicy

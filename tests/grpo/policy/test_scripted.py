@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpo.config.loading import MOST_BYTES
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
-from grpo.config.yaml_text import MOST_BYTES
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import DataError, PolicyError

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from grpo.artifacts import ArtifactStore
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.errors import PolicyError

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.judged import LabelFile, PairFile
-from grpo.config.yaml_file import load_settings
+from grpo.config.loading import load_settings
+from grpo.config.rewards import LabelFile, PairFile
 from grpo.errors import DataError
 from grpo.learner.reward_trainer import NeuralRewardTrainer
 from grpo.messages import Message

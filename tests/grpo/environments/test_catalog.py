@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from grpo.config.environments import ConversationSettings, SimulatedUserSettings, SupportDeskSettings, TaskSettings
-from grpo.environments.catalog import WORLDS
-from grpo.environments.playable import find_unplayable, unplayable_reasons
-from grpo.environments.single_turn import SingleTurnEnvironment
+from grpo.environments.catalog import WORLDS, find_unplayable, unplayable_reasons
+from grpo.environments.environment import SingleTurnEnvironment
 from grpo.environments.task import TaskEnvironment
 from grpo.errors import BudgetError
 from grpo.scenarios.datasets.tau2_bench import read_tau2_bench

@@ -60,7 +60,7 @@ def test_a_promotion_that_was_cut_off_is_shown_as_pending(registry: Registry, po
     run_id = registry.open_run("tests", "run", run_key="cut-off", params={})
     tags = {"run_key": "cut-off", "policy": "p1", "verdict": "promote"}
     version = registry.register("cut-off", run_id, policy, tags=tags, provenance=make_provenance())
-    client = Dying(registry.client, resolve=5, after=True)  # the alias moves
+    client = Dying(registry.client, at=5, after=True)  # the alias moves
     with pytest.raises(Killed):
         Registry(registry.tracking_uri, client=client).promotions("cut-off").promote(1, reason="gates", by=ANNA)  # type: ignore[arg-type]
     for _ in range(2):

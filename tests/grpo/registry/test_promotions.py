@@ -319,7 +319,7 @@ def die(name, alias, version):
     os.kill(os.getpid(), signal.SIGKILL)
 
 client.set_registered_model_alias = die
-registry.succession("killed").promote(int(sys.argv[3]), reason="gates", by=Actor(user="u", host="h"))
+registry.promotions("killed").promote(int(sys.argv[3]), reason="gates", by=Actor(user="u", host="h"))
 """
 
 

@@ -16,8 +16,7 @@ from flows.rollouts import Rollouts
 from flows.runner import shard_runner
 from flows.scenarios import prepare_scenarios
 from grpo.config.pipeline import PipelineConfig
-from grpo.evaluation.measurement import EvaluationDocument
-from grpo.evaluation.schema import Interval
+from grpo.evaluation.schema import EvaluationDocument, Interval
 from grpo.identity.code import code_digest
 from grpo.scenarios.subset import select_scenarios
 from grpo.storage.files import write_atomically

@@ -90,9 +90,7 @@ def evaluate_policy(episodes: Sequence[Trajectory], settings: EvaluationSettings
     outcomes = verified_outcomes(singles)
     rewards = metric_values(singles, "reward", key=all_episodes).get("all", [])
     if not outcomes and not rewards:
-        raise DataError(
-            f"none of {len(episodes)} held-out episodes was verified or scored: there is nothing to measure"
-        )
+        raise DataError(f"none of {len(episodes)} held-out episodes was verified or scored: nothing to evaluate")
     reward_range = value_range("reward", rewards)
 
     def bounds(estimates: NDArray[np.float64], ends: tuple[float, float]) -> Interval:

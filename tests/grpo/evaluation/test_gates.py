@@ -222,7 +222,7 @@ def test_a_must_pass_scenario_must_succeed_in_each_sample():
 
 @pytest.mark.parametrize("outcome", ["unknown", "unverified", "unjudged"])
 def test_an_unverified_must_pass_scenario_is_missing_evidence(outcome: str):
-    """Not played, or played without a verified checked, or with a part of success that was not judged."""
+    """Not played, or played without a verified outcome, or with a part of success that was not judged."""
     before, after = _side("00"), _side("11")
     if outcome != "unknown":
         waiting = replace(_played("x", True), outcome=Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",)))

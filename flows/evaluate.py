@@ -11,8 +11,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.pipeline import base_policy, collect_heldout, prepare_scenarios
 from grpo.config.pipeline import PipelineConfig
-from grpo.evaluation.measurement import EvaluationDocument
-from grpo.evaluation.schema import Interval
+from grpo.evaluation.schema import EvaluationDocument, Interval
 from grpo.identity.code import code_digest
 from grpo.scenarios.subset import select_scenarios
 from grpo.storage.files import write_atomically

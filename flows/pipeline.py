@@ -15,8 +15,7 @@ from typing import Literal
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
-from grpo.config.pipeline import PipelineConfig
-from grpo.config.pipeline import PolicySettings
+from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.errors import RemovedError
@@ -24,8 +23,8 @@ from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.schema import IterationMetrics
 from grpo.registry.retention import REGISTERED, Retention, run_owner
 from grpo.rewards.rollout_summary import RolloutSummary
-from grpo.scenarios.sources import content_hash
 from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
 from tasks.identity import model_digest
 from tasks.ingest import IngestResult, ingest

@@ -22,8 +22,8 @@ from flows.pipeline import (
 )
 from grpo.artifacts import Artifact
 from grpo.config.gates import compared_metric
-from grpo.config.pipeline import PipelineConfig
 from grpo.config.loading import apply_overrides
+from grpo.config.pipeline import PipelineConfig
 from grpo.errors import NoEffect, NoLearningSignal, PromotionRefused
 from grpo.evaluation.schema import (
     Decision,

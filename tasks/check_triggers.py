@@ -10,10 +10,9 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import RetrainConfig
-from grpo.retraining.champion import Challenger, Champion, known_topics, new_conversations
+from grpo.retraining.champion import Challenger, Champion, known_topics, new_conversations, production_metrics
 from grpo.retraining.curation import ACCEPTED, REDACTED
 from grpo.retraining.filters import masked_user_text
-from grpo.retraining.live import production_metrics
 from grpo.retraining.triggers import ServedVersion, TriggerInputs, TriggerResult
 from grpo.retraining.triggers import check_triggers as check_all_triggers
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.pipeline import EvaluationSettings
 from grpo.config.gates import Metric
+from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.evaluate import evaluate as compare_policies
 from grpo.evaluation.schema import Evaluation
 from grpo.learner.update import measure_kl_to_base

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import EvaluationSettings
-from grpo.evaluation.measurement import PolicyEvaluation
-from grpo.evaluation.measurement import measure as measure_policy
+from grpo.evaluation.evaluate import evaluate_policy as measure_policy
+from grpo.evaluation.schema import PolicyEvaluation
 from grpo.tables import read_all
 from tasks.results import StageResult
 from tasks.stage import stage

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
-from grpo.config.pipeline import PipelineConfig
-from grpo.config.pipeline import PolicySettings
+from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.identity.code import code_digest, external_digests
 from grpo.policy.catalog import model_folder
 from grpo.scenarios.sources import content_hash

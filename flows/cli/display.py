@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo import progress
-from grpo.evaluation.measurement import EvaluationDocument, PolicyEvaluation
-from grpo.evaluation.schema import Interval, ReportDocument
+from grpo.evaluation.schema import EvaluationDocument, Interval, PolicyEvaluation, ReportDocument
 from grpo.rewards.hacking.check import ProbeResult
 from grpo.tuning.study_summary import StudySummary
 
@@ -182,7 +181,7 @@ def print_measurement(console: Console, document: EvaluationDocument) -> None:
         console.print(_pass_table(found))
     console.print(
         f"policy {found.policy}: {found.episodes} episodes, {found.failed_share:.1%} failed, "
-        f"{found.truncated_share:.1%} cut off, {found.said:.1f} tokens said in each; intervals of "
+        f"{found.truncated_share:.1%} cut off, {found.mean_completion_tokens:.1f} tokens said in each; intervals of "
         f"{found.confidence:.0%}",
         soft_wrap=True,
     )

@@ -14,9 +14,8 @@ from flows.cli.app import app
 from grpo import progress
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, RegistryError
-from grpo.evaluation.measurement import EvaluationDocument
 from grpo.evaluation.report import read_report
-from grpo.evaluation.schema import ReportDocument
+from grpo.evaluation.schema import EvaluationDocument, ReportDocument
 from tests.doubles import short_run
 from tests.places import DESK_MODEL, DESK_SCENARIOS
 

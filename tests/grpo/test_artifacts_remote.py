@@ -26,9 +26,8 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import FileSource
 from grpo.errors import ArtifactError, ConfigError, StorageError
 from grpo.policy.catalog import model_folder
-from grpo.scenarios.sources import content_hash
 from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.sources import read_records
+from grpo.scenarios.sources import content_hash, read_records
 from grpo.scenarios.table import write_scenarios
 from tests.doubles import put_file, put_folder
 from tests.object_store import object_store

@@ -10,7 +10,7 @@ from grpo.policy.policy import Prompt, Sampling
 from grpo.policy.transformers.logits_filters import narrow
 from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import Renderer
-from tests.grpo.agents.parts import run
+from tests.grpo.agents.fixtures import run
 
 SCORES = torch.tensor([0.2, 0.5, 0.3]).log()
 

@@ -9,7 +9,7 @@ import torch
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.errors import CapacityError
 from grpo.policy.transformers.model import TransformersPolicy
-from tests.grpo.agents.parts import run
+from tests.grpo.agents.fixtures import run
 
 
 def _agent(folder: Path, **settings: object) -> MultiTurnAgent:

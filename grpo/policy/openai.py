@@ -91,7 +91,7 @@ class ChatSession:
         return Generation(token_ids=ids, logprobs=None, stop="stop", message=message)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resource to release."""
 
 
 class CompletionsPolicy:
@@ -166,7 +166,7 @@ class CompletionsSession:
         return generation if sampling.unfiltered else replace(generation, logprobs=None)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resource to release."""
 
     def _read(self, choice: CompletionChoice) -> Generation:
         address, extra = self._sampler.endpoint.address, choice.model_extra or {}

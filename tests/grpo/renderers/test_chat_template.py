@@ -173,7 +173,7 @@ def test_truncation_and_padding_of_the_tokenizer_are_disabled(renderer: Renderer
 
 
 def test_decoding_is_exact_to_the_character(renderer: Renderer):
-    """Spaces before punctuation and control tokens in the middle are kept; of two stop tokens the last one is removed."""
+    """Spaces before punctuation and control tokens in the middle are kept; only the last stop token is removed."""
     spaced = Message(role="assistant", content="well , <|user|> don 't")
     ids = renderer.encode_reply(spaced)
     assert renderer.decode(ids) == spaced.content

@@ -73,6 +73,6 @@ def _after_system(messages: Sequence[Message]) -> int:
 
 
 def _last_turn(messages: Sequence[Message]) -> int:
-    """Index of the last user message; of the last message if there is no user message."""
+    """Index of the last user message; of the last message without one."""
     users = [i for i, message in enumerate(messages) if message.role == "user"]
     return users[-1] if users else len(messages) - 1

@@ -290,7 +290,7 @@ def create_agent(config: AgentConfig) -> MultiTurnAgent:
 
 
 def create_stub_agent(config: AgentConfig) -> MultiTurnAgent:
-    """Create an agent that replies with `stub_responses` in turn. Raises `ConfigError` if there are none."""
+    """Create an agent that replies with `stub_responses` in turn. Raises `ConfigError` without them."""
     if not config.is_stub:
         raise ConfigError("a stub agent needs stub_responses; set use_stub_model and stub_responses")
     agent = MultiTurnAgent(config)

@@ -89,7 +89,7 @@ def _exact(folder: Path, prompt: list[int], generation: Generation, temperature:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_log_probabilities_are_those_at_the_sampling_temperature(
+def test_log_probabilities_are_at_the_sampling_temperature(
     backend: ModuleType, tiny_folder: Path, temperature: float
 ):
     """In the first turn, and in a second one that continues it."""
@@ -165,12 +165,7 @@ def test_two_policies_take_turns_on_the_engine(backend: ModuleType, vllm: VLLM, 
         generations[folder] = _generate(backend.VLLMPolicy(folder), PROMPT)
 
     vllm.paused = True
-    workers = [
-        threading.Thread(
-            target=lambda folder=folder: generations.update({folder: _generate(backend.VLLMPolicy(folder), PROMPT)})
-        )
-        for folder in (tiny_folder, trained)
-    ]
+    workers = [threading.Thread(target=work, args=(folder,)) for folder in (tiny_folder, trained)]
     workers[0].start()
     assert vllm.started.wait(60)
     workers[1].start()
@@ -210,7 +205,7 @@ def test_a_turn_aborted_by_the_engine_stops_the_run(backend: ModuleType, vllm: V
         _generate(backend.VLLMPolicy(tiny_folder), PROMPT)
 
 
-def test_rollout_backend_selects_the_inference_backend(
+def test_a_setting_selects_the_inference_backend(
     backend: ModuleType, vllm: VLLM, tiny_folder: Path, tmp_path: Path
 ):
     """The same checkpoint and hash on either; max_context and memory are those of the rollout."""

@@ -29,11 +29,6 @@ class Agent(ABC):
         """Reply to a conversation; a string is one user message."""
 
 
-def to_chat(message: Message) -> dict[str, Any]:
-    """Convert a message to chat format."""
-    return message.to_template()
-
-
 def to_message(chat: ChatMessage) -> Message:
     """Convert a message from chat format; raises `DataError` for an unknown key, role or type."""
     unknown = set(chat) - _KEYS

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from grpo.agents.agent import Agent, ChatMessage, Context, to_chat, to_messages
+from grpo.agents.agent import Agent, ChatMessage, Context, to_messages
 from grpo.agents.backend import make_renderer, open_backend, stub
 from grpo.agents.compression import compress, window
 from grpo.agents.memory import ConversationMemory
@@ -142,7 +142,7 @@ class MultiTurnAgent(Agent):
         A user message goes through `process_turn`, another one, such as a tool result, to `generate_response`.
         """
         transcript.begin_turn(self, messages, context)
-        *history, last = map(to_chat, transcript.conversation)
+        *history, last = (message.to_template() for message in transcript.conversation)
         reset_token = current_transcript.set(transcript)
         try:
             if last["role"] == "user":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from grpo.agents.agent import Agent, Context, to_chat
+from grpo.agents.agent import Agent, Context
 from grpo.errors import PolicyError
 from grpo.messages import Message, parse_assistant
 from grpo.policy.policy import Generation, Prompt, Sampling, Session
@@ -139,7 +139,8 @@ class TokenTranscript:
     def _append_prompt(self, messages: Sequence[Message]) -> None:
         """Record the tokens of the new messages; their span belongs to the last one, the others have none."""
         count = len(self._shown)
-        if list(map(to_chat, messages[:count])) != list(map(to_chat, self._shown)) or len(messages) == count:
+        earlier = [message.to_template() for message in messages[:count]]
+        if earlier != [message.to_template() for message in self._shown] or len(messages) == count:
             raise PrefixMismatch(
                 f"the agent's prompt of {len(messages)} messages does not extend the {count} messages that the policy "
                 "has read and generated in this conversation; tokens that were read stay read: let process_turn and "

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.agents.reasoning import split_reasoning
+from grpo.agents.reasoning import split_reasoning, stable_prefix
 from grpo.messages import Message
 from tests.grpo.agents.fixtures import run, stub
 
@@ -39,3 +39,10 @@ def test_a_reply_excludes_its_reasoning_and_records_it():
 def test_reasoning_tags_are_text_when_reasoning_is_disabled():
     """The reply is the whole generation."""
     assert run(stub("<think>x</think>y").generate_response("?")) == "<think>x</think>y"
+
+
+def test_the_stable_prefix_excludes_what_further_tokens_may_change():
+    """Incomplete characters, trailing white space and reasoning are held back."""
+    assert stable_prefix(" a b \ufffd", reasoning=False) == "a b"
+    assert stable_prefix("a </th", reasoning=True) == ""
+    assert stable_prefix("a </think> b", reasoning=True) == "b"

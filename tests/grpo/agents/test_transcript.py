@@ -1,4 +1,4 @@
-"""Rollouts with agents: hooks are called, and only sampled tokens are trained on."""
+"""Transcripts of agents in rollouts: hooks are called, and only sampled tokens are trained on."""
 
 from __future__ import annotations
 

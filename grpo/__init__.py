@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpo.agents.conversations import ConversationManager
-    from grpo.agents.customer_service import CustomerServiceAgent
+    from grpo.agents.domain import CustomerServiceAgent
     from grpo.agents.memory import ConversationMemory
     from grpo.agents.multi_turn import MultiTurnAgent
     from grpo.agents.tool_agent import ToolAgent
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "grpo.agents.conversations": ("ConversationManager",),
-    "grpo.agents.customer_service": ("CustomerServiceAgent",),
+    "grpo.agents.domain": ("CustomerServiceAgent",),
     "grpo.agents.memory": ("ConversationMemory",),
     "grpo.agents.multi_turn": ("MultiTurnAgent",),
     "grpo.agents.tool_agent": ("ToolAgent",),

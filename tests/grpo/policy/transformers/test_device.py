@@ -9,7 +9,7 @@ import torch
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.errors import CapacityError
 from grpo.policy.transformers.model import TransformersPolicy
-from tests.grpo.agents.parts import run
+from tests.grpo.agents.fixtures import run
 
 
 def _agent(folder: Path, **settings: object) -> MultiTurnAgent:
@@ -18,8 +18,8 @@ def _agent(folder: Path, **settings: object) -> MultiTurnAgent:
     return agent
 
 
-def test_a_model_computes_with_the_numbers_that_are_asked_for(tiny_folder: Path):
-    """In bfloat16 it is another version of the policy, and it speaks."""
+def test_a_model_computes_in_the_configured_dtype(tiny_folder: Path):
+    """In bfloat16 it is another policy version, and it generates."""
     single, half = _agent(tiny_folder), _agent(tiny_folder, torch_dtype="bfloat16", device_map="cpu")
     assert isinstance(single.policy, TransformersPolicy)
     assert isinstance(half.policy, TransformersPolicy)
@@ -29,7 +29,7 @@ def test_a_model_computes_with_the_numbers_that_are_asked_for(tiny_folder: Path)
 
 
 def test_unavailable_attention_falls_back_to_sdpa_with_a_warning(tiny_folder: Path, caplog: pytest.LogCaptureFixture):
-    """A warning with the reason, once, and the agent speaks."""
+    """One warning with the reason, and the agent replies."""
     with caplog.at_level(logging.WARNING):
         agent = _agent(tiny_folder, attn_implementation="flash_attention_2")
     (message,) = [record.getMessage() for record in caplog.records if "flash" in record.getMessage()]
@@ -38,7 +38,7 @@ def test_unavailable_attention_falls_back_to_sdpa_with_a_warning(tiny_folder: Pa
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_a_device_that_is_not_there_is_refused(tiny_folder: Path):
+def test_a_missing_device_is_refused(tiny_folder: Path):
     """The message names the setting."""
     with pytest.raises(CapacityError, match="device_map"):
         _agent(tiny_folder, device_map="cuda")

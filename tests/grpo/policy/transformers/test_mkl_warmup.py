@@ -1,6 +1,6 @@
-"""MKL's first calls: that no model computes before they were made one by one.
+"""MKL warm-up: the first calls of its vector functions precede every model.
 
-The race itself shows in about one process of 500 on a busy machine, too rarely for a test to wait for it.
+The race itself occurs in about one process of 500 on a busy machine, too rarely for a test.
 """
 
 from __future__ import annotations

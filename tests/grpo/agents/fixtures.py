@@ -1,4 +1,4 @@
-"""What the tests of agents build the same way."""
+"""Backends and builders that the tests of agents share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class Echo:
-    """A backend of one's own: it reads messages, keeps the prompts, and repeats the last line."""
+    """A custom backend that reads messages, records its prompts, and repeats the last message."""
 
     hash = "echo"
     max_context = 10_000
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Message, ...]] = []
+        self.prompts: list[tuple[Message, ...]] = []
 
     def reply(self, last: Message) -> str:
         return f"You said: {last.content}"
@@ -48,7 +48,7 @@ class EchoSampler:
         return self
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        self.policy.heard.append(prompt.messages)
+        self.policy.prompts.append(prompt.messages)
         await asyncio.sleep(0)
         ids = self.renderer.encode_reply(Message(role="assistant", content=self.policy.reply(prompt.messages[-1])))
         return Generation(token_ids=ids, logprobs=None, stop="stop")
@@ -65,21 +65,21 @@ def run(awaitable: Awaitable[T]) -> T:
 
 
 def stub(*replies: str, tools: Sequence[object] = (), **settings: object) -> ToolAgent | MultiTurnAgent:
-    """An agent that says these replies, ready to speak."""
+    """An initialized agent with these scripted replies."""
     config = AgentConfig(use_stub_model=True, stub_responses=replies, **settings)  # type: ignore[arg-type]
     agent = ToolAgent(config, tools) if tools else MultiTurnAgent(config)  # type: ignore[arg-type]
     run(agent.initialize())
     return agent
 
 
-def speaking(policy: Policy, kind: type[MultiTurnAgent] = MultiTurnAgent, **settings: object) -> MultiTurnAgent:
-    """An agent of this kind with a policy, ready to speak."""
+def make_agent(policy: Policy, kind: type[MultiTurnAgent] = MultiTurnAgent, **settings: object) -> MultiTurnAgent:
+    """An initialized agent of this class with a policy."""
     agent = kind(AgentConfig(**settings), policy=policy)  # type: ignore[arg-type]
     run(agent.initialize())
     return agent
 
 
-def play(
+def roll_out(
     agent: MultiTurnAgent,
     policy: Policy,
     renderer: Renderer,
@@ -90,7 +90,7 @@ def play(
     seed: int = 0,
     **settings: object,
 ) -> list[Trajectory]:
-    """Episodes of one scripted user with this agent, as a training run plays them."""
+    """Collect episodes of one scripted user with this agent, as a training run does."""
     plan = {"max_new_tokens": 6, "max_context": 1000, "on_truncation": "continue", "error_budget": 0.0, **settings}
     return collect(
         [Scenario(id="s", user_responses=tuple(lines))],

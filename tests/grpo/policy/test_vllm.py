@@ -89,9 +89,7 @@ def _exact(folder: Path, prompt: list[int], generation: Generation, temperature:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_log_probabilities_are_at_the_sampling_temperature(
-    backend: ModuleType, tiny_folder: Path, temperature: float
-):
+def test_log_probabilities_are_at_the_sampling_temperature(backend: ModuleType, tiny_folder: Path, temperature: float):
     """In the first turn, and in a second one that continues it."""
     first, second = _generate(backend.VLLMPolicy(tiny_folder), PROMPT, [77, 78], temperature=temperature)
     for prompt, generation in ((PROMPT, first), ([*PROMPT, *first.token_ids, 77, 78], second)):
@@ -205,9 +203,7 @@ def test_a_turn_aborted_by_the_engine_stops_the_run(backend: ModuleType, vllm: V
         _generate(backend.VLLMPolicy(tiny_folder), PROMPT)
 
 
-def test_a_setting_selects_the_inference_backend(
-    backend: ModuleType, vllm: VLLM, tiny_folder: Path, tmp_path: Path
-):
+def test_a_setting_selects_the_inference_backend(backend: ModuleType, vllm: VLLM, tiny_folder: Path, tmp_path: Path):
     """The same checkpoint and hash on either; max_context and memory are those of the rollout."""
     store = str(tmp_path)
     start = base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=store)

@@ -16,7 +16,7 @@ from grpo.algorithms.advantages import (
     overlong_penalty,
     turn_advantages,
 )
-from grpo.algorithms.algorithm import Algorithm
+from grpo.algorithms.catalog import Algorithm
 from grpo.algorithms.catalog import get_algorithm
 from grpo.config.training import TrainingSettings
 from grpo.errors import DataError
@@ -52,7 +52,7 @@ def _rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> _
     if settings.overlong_limit is not None:
         for rewards, group in zip(terminal, groups, strict=True):
             said = np.array([trajectory.completion_tokens for trajectory in group.trajectories])
-            rewards += overlong_penalty(said, limit=settings.overlong_limit, margin=settings.overlong_buffer)
+            rewards += overlong_penalty(said, limit=settings.overlong_limit, buffer=settings.overlong_buffer)
     found = _Rewards(terminal, turns)
     if not settings.normalize_rewards:
         return found

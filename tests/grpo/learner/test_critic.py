@@ -136,7 +136,7 @@ def test_a_critic_of_another_width_is_refused(policy: TransformersPolicy, tmp_pa
     )
     critic.fit(value_targets)
     critic.save(tmp_path)
-    with pytest.raises(PolicyError, match="is no critic of this model"):
+    with pytest.raises(PolicyError, match="does not fit this model"):
         Critic(8, CriticSettings(), seed=0, device=CPU).resume(tmp_path)
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSignal, PolicyError, RatioError
 from grpo.learner.checkpoints import read_state
-from grpo.learner.launch import WorkerFailed, WorkerLost
+from grpo.learner.distributed import WorkerFailed, WorkerLost
 from grpo.learner.update import UpdateMetrics, update
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load
@@ -200,7 +200,7 @@ def test_a_process_that_is_killed_ends_the_update_and_leaves_the_checkpoint(
     (tmp_path / "sitecustomize.py").write_text(_DIES_BEFORE_THE_SUM)
     with monkeypatch.context() as dying:
         dying.setenv("PYTHONPATH", str(tmp_path))
-        with pytest.raises(WorkerLost, match=r"one of 2 training processes died.*the checkpoint .* stands"):
+        with pytest.raises(WorkerLost, match=r"one of 2 training processes died.*the checkpoint .* is unchanged"):
             _update(desk_rollout, tmp_path / "x", processes=2)
     assert not (tmp_path / "x").exists()
     _update(desk_rollout, tmp_path / "x", processes=2)
@@ -283,7 +283,7 @@ def test_a_loss_scale_that_overflows_is_halved_until_the_step_can_be_taken(
     desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """One step an update, and it is taken; the scale that sufficed is kept."""
-    monkeypatch.setattr("grpo.learner.precision._SCALE", 2.0**24)
+    monkeypatch.setattr("grpo.learner.performance._INITIAL_SCALE", 2.0**24)
     metrics = _update(desk_rollout, tmp_path / "x", precision="fp16", importance_sampling_cap=2.0)
     assert np.isfinite(metrics.gradient_norm)
     scale = read_state(tmp_path / "x").loss_scale

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from grpo.algorithms.catalog import get_algorithm
 from grpo.artifacts import Artifact
@@ -24,6 +23,7 @@ from grpo.learner.distributed import ProcessGroup, UpdateRequest, run_workers
 from grpo.learner.engines import train_with_dpo, train_with_learner, train_with_trl
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs, reference_kl
+from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.packing import microbatches
 from grpo.learner.performance import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
@@ -36,36 +36,6 @@ from grpo.trajectories import Trajectory, group
 _KL_SAMPLES = 48
 """Trajectories whose KL to the base is measured in each iteration, informative ones where there are any."""
 logger = logging.getLogger(__name__)
-
-
-class UpdateMetrics(BaseModel):
-    """Metrics of one update; means are over the completion tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
-
-    informative_share: float = 0.0
-    kl_to_base: float
-    entropy: float
-    clip_share: float = 0.0
-    ratio: float = 1.0
-    gradient_norm: float = 0.0
-    learning_rate: float = 0.0
-    loss: float = 0.0
-    tokens: int = 0
-    clipped_rewards: int = 0
-    """Rewards beyond `reward_clip`."""
-    mismatch_kl: float = 0.0
-    """KL(sampler ‖ policy) before the first step, measured with an importance_sampling_cap."""
-    step_kl: float | None = None
-    """KL(old ‖ new) of a trust-region step."""
-    margin: float | None = None
-    """DPO: mean reward margin of pairs, beta times the difference of their log-ratios."""
-    value_loss: float | None = None
-    """Loss of the critic after its fit to this rollout."""
-    tokens_per_s: float = 0.0
-    """Tokens of training passes a second, shared prefixes once."""
-    mfu: float | None = None
-    """Model FLOPs utilization; None where the accelerator's peak is unknown."""
 
 
 class UpdateSkipped(Exception):

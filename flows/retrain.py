@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from prefect import flow
-from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from grpo.artifacts import Artifact, ArtifactStore
@@ -39,7 +39,7 @@ from tasks.warm_start import warm_start
 
 
 @flow(name="retrain", flow_run_name="{config.name}", task_runner=one_thread())
-def retrain(config: RetrainConfig) -> State[RetrainingReport] | RetrainingReport:
+def retrain(config: RetrainConfig) -> RetrainingReport:
     """Check the triggers; when one fires, train the champion on new conversations, and let the gates decide.
 
     A retraining that was interrupted goes on with the mixture that it began with.
@@ -60,7 +60,8 @@ def retrain(config: RetrainConfig) -> State[RetrainingReport] | RetrainingReport
                     name=config.name, verdict="nothing to do", reason=triggers.summary, triggers=triggers
                 )
                 retraining_report(report, None, folder)
-                return Completed(name="Nothing to do", message=triggers.summary, data=report)
+                completed = Completed(name="Nothing to do", message=triggers.summary, data=report)
+                return cast(RetrainingReport, completed)  # Prefect returns the data of a state to the caller
             plan = _plan(config, pipeline, checked)
         _write_pending(pending, plan)
     return _train(plan, folder, pending)

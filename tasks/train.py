@@ -5,7 +5,8 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.training import TrainingSettings
 from grpo.learner.checkpoints import read_state
-from grpo.learner.update import UpdateMetrics, UpdateSkipped
+from grpo.learner.metrics import UpdateMetrics
+from grpo.learner.update import UpdateSkipped
 from grpo.learner.update import update as update_policy
 from tasks.gpu_slots import holds_gpu_slot
 from tasks.load_base import Checkpoint

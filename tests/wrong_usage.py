@@ -95,9 +95,8 @@ def _load() -> None:
         os.environ["PREFECT_HOME"] = nowhere
         for name in (
             "flows.cli.app",
-            "flows.doctor.examination",
+            "flows.cli.doctor",
             "flows.dry_run",
-            "flows.cli.preflight",
             "mlflow",
             *_LATE,
         ):

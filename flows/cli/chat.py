@@ -1,4 +1,4 @@
-"""Talking to a model: line by line, or a file of conversations."""
+"""Chat with a model: line by line, or with a file of conversations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from grpo.config.loading import describe_errors, parse_override
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message
 
-_MOST_TURNS = 10_000
+_MAX_TURNS = 10_000
 
 
 def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
-    """The agent that speaks with the model at an address; `options` are `key=value`, of `AgentConfig`.
+    """An agent with the model at an address; `options` are `key=value` of `AgentConfig`.
 
-    Raises `PolicyError` or `AddressError` where there is no such model, `ConfigError` for an option that is none.
+    Raises `PolicyError` or `AddressError` for a missing model, `ConfigError` for an unknown option.
     """
     given = {**dict(map(parse_override, options)), "model_name": model}
     try:
@@ -35,18 +35,18 @@ def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
     return agent
 
 
-def converse(agent: MultiTurnAgent, lines: Iterable[str]) -> Iterator[str]:
-    """The replies to the lines of one user, one after the other; empty lines are passed over."""
-    manager = ConversationManager(agent, max_conversation_turns=_MOST_TURNS)
+def chat(agent: MultiTurnAgent, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the reply to each line of one conversation; empty lines are skipped."""
+    manager = ConversationManager(agent, max_conversation_turns=_MAX_TURNS)
     with asyncio.Runner() as runner:
-        begun = runner.run(manager.start_conversation("terminal"))
+        conversation = runner.run(manager.start_conversation("terminal"))
         for line in lines:
             if line.strip():
-                yield runner.run(manager.generate_multiturn_response(begun.conversation_id, line.strip()))
+                yield runner.run(manager.generate_multiturn_response(conversation.conversation_id, line.strip()))
 
 
-def answer(agent: MultiTurnAgent, conversations: Sequence[list[Message]]) -> list[dict[str, Any]]:
-    """Each conversation with the reply that it gets, as JSON has it: `{"messages": […], "reply": "…"}`."""
+def reply_to_each(agent: MultiTurnAgent, conversations: Sequence[list[Message]]) -> list[dict[str, Any]]:
+    """Each conversation with its reply, for JSON: `{"messages": […], "reply": "…"}`."""
     with asyncio.Runner() as runner:
         return [
             {
@@ -58,9 +58,9 @@ def answer(agent: MultiTurnAgent, conversations: Sequence[list[Message]]) -> lis
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
-    """The conversations in a JSON file: a list whose items are a user's line, or a list of messages.
+    """The conversations in a JSON file: a list whose items are a user message, or a list of messages.
 
-    Raises `DataError` that names the item that is neither.
+    Raises `DataError` with the position of an item that is neither.
     """
     try:
         items = json.loads(path.read_text(encoding="utf-8"))
@@ -76,12 +76,12 @@ def _conversation(item: object, place: str) -> list[Message]:
         return [Message(role="user", content=item)]
     messages = item if isinstance(item, list) else []
     try:
-        found = [Message(role=message["role"], content=message["content"]) for message in messages]
+        parsed = [Message(role=message["role"], content=message["content"]) for message in messages]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{place}: a message needs role and content ({error!r})") from error
-    if not found or found[-1].role != "user":
-        raise DataError(f"{place}: expected a line of a user, or messages of which the last is a user's")
-    return found
+    if not parsed or parsed[-1].role != "user":
+        raise DataError(f"{place}: expected a user message, or messages of which the last is a user's")
+    return parsed
 
 
 def _checkpoint(model: str) -> Any:

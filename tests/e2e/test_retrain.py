@@ -123,7 +123,7 @@ def conversations(prefix: str, count: int, *, seed: int) -> list[LoggedConversat
 
 
 def command(desk: Desk, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli.app", "retrain", str(desk.config), *arguments]
+    return [sys.executable, "-m", "flows.cli", "retrain", str(desk.config), *arguments]
 
 
 def environment(server: str) -> dict[str, str]:

@@ -51,7 +51,7 @@ def study_file(folder: Path, **changes: object) -> Path:
 
 
 def command(config: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli.app", "tune", str(config), *options]
+    return [sys.executable, "-m", "flows.cli", "tune", str(config), *options]
 
 
 def killed_after_the_first(config: Path, told: dict[str, str]) -> None:

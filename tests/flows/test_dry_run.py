@@ -108,7 +108,7 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):
     path.write_text(yaml.safe_dump(_config(tmp_path)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": "1"}
-    command = [sys.executable, "-m", "flows.cli.app", "train", str(path), "--dry-run"]
+    command = [sys.executable, "-m", "flows.cli", "train", str(path), "--dry-run"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "valid configuration of run planned" in done.stdout

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from flows.local import service as services
-from flows.local.processes import process_identity, processes_with_variable
-from flows.local.service import Service, free_port, port_is_free
+from flows.local.service import Service, free_port, port_is_free, process_identity, processes_with_variable
 from grpo.errors import ConfigError, StorageError
 from tests.places import ROOT
 

@@ -46,7 +46,10 @@ ELSEWHERE = {"eval_steps", "save_steps", "logging_steps", "report_to", "wandb_pr
 def test_every_field_changes_what_a_stage_is_told(name: str):
     """A field that reached neither learner nor rollout would be a dead knob."""
     usual, changed = TrainingConfig(), TrainingConfig(**{name: CHANGES[name]})
-    assert (usual.training(), usual.rollout()) != (changed.training(), changed.rollout())
+    assert (usual.training_settings(), usual.rollout_settings()) != (
+        changed.training_settings(),
+        changed.rollout_settings(),
+    )
 
 
 def test_no_field_is_left_out_of_that_test():
@@ -57,13 +60,13 @@ def test_no_field_is_left_out_of_that_test():
 def test_episodes_become_iterations_of_whole_groups():
     """1000 episodes, 4 groups of 16: 15.6 iterations, so 16; a tenth of the 16 steps is warm-up: 1.6, so 2."""
     config = TrainingConfig(num_episodes=1000, num_generations=16, warmup_ratio=0.1)
-    assert (config.groups, config.iterations, config.training().warmup_steps) == (4, 16, 2)
-    assert (config.rollout().scenarios, config.rollout().group_size) == (4, 16)
+    assert (config.groups, config.iterations, config.training_settings().warmup_steps) == (4, 16, 2)
+    assert (config.rollout_settings().scenarios, config.rollout_settings().group_size) == (4, 16)
 
 
 def test_half_precision_comes_with_the_correction_that_it_needs():
     """The learner refuses bf16 without one."""
-    training = TrainingConfig(bf16=True).training()
+    training = TrainingConfig(bf16=True).training_settings()
     assert (training.precision, training.importance_sampling_cap) == ("bf16", 2.0)
 
 

@@ -250,7 +250,7 @@ def test_a_kl_spike_halves_the_learning_rate_once_and_is_written_down(tiny_folde
     for index, kl in enumerate((0.01, 0.01, 0.01, 1.0, 0.01)):
         trainer.monitor.observe(record(index, kl_to_base=kl))
         adjuster.on_iteration_end(trainer.monitor.records[-1], Path(), TrainingControl(10))
-    assert trainer.settings.learning_rate == 1e-2
+    assert trainer.training_settings.learning_rate == 1e-2
     [change] = adjuster.adjustments
     assert (change.index, change.setting, change.before, change.after) == (3, "learning_rate", 2e-2, 1e-2)
     assert change.reason == "KL to the base is 1 nats a token, usual are 0.01"
@@ -267,7 +267,7 @@ def test_dead_groups_and_cut_turns_change_the_rollout(
     trainer = make_trainer(tiny_folder)
     adjuster = Adjuster(trainer)
     adjuster.on_iteration_end(_observed(trainer, record(rollout=rollout)), Path(), TrainingControl(10))
-    assert getattr(trainer.rollout, setting) == after
+    assert getattr(trainer.rollout_settings, setting) == after
 
 
 def _observed(trainer: MultiTurnGRPOTrainer, shown: IterationRecord) -> IterationRecord:

@@ -69,6 +69,6 @@ def test_an_incomplete_copy_is_replaced(tmp_path: Path):
 
 def test_flat_metrics_omit_missing_values():
     """Without verified success it has no metric; a component has its own name."""
-    found = flat_metrics(record(rollout={"success": None, "components": {"checks": 0.25}}, loss=0.5))
-    assert "rollout/success" not in found
-    assert (found["reward/checks"], found["update/loss"], found["rollout/reward"]) == (0.25, 0.5, 0.5)
+    metrics = flat_metrics(record(rollout={"success": None, "components": {"checks": 0.25}}, loss=0.5))
+    assert "rollout/success" not in metrics
+    assert (metrics["reward/checks"], metrics["update/loss"], metrics["rollout/reward"]) == (0.25, 0.5, 0.5)

@@ -174,6 +174,4 @@ def test_the_reward_of_an_overridden_turn_goes_to_the_completion_before_it():
     )
     groups = group([trajectory, replace(trajectory, sample=1)])
     ((rewards, _),) = token_rewards(groups, TrainingSettings(algorithm="ppo"))
-        group([trajectory, replace(trajectory, sample=1)]), TrainingSettings(algorithm="ppo")
-    )
     assert rewards == pytest.approx([0.0, 1.3, 0.0, 0.0])

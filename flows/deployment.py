@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.local import settings
-from grpo.config.yaml_file import load_settings
+from grpo.config.loading import load_settings
 
 
 def plan(file: str | None = None, kind: str = "grpo.config.pipeline:PipelineConfig") -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpo.agents.conversations import ConversationManager
-    from grpo.agents.customer_service import CustomerServiceAgent
+    from grpo.agents.domain import CustomerServiceAgent
     from grpo.agents.memory import ConversationMemory
     from grpo.agents.multi_turn import MultiTurnAgent
     from grpo.agents.tool_agent import ToolAgent
     from grpo.config.agent import AgentConfig
-    from grpo.config.spaces import get_search_space
+    from grpo.config.search_space import get_search_space
     from grpo.config.tuning import HPOConfig
     from grpo.environments.conversation import ConversationEnvironment
     from grpo.environments.presets import CONVERSATION_CONFIGS
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "grpo.agents.conversations": ("ConversationManager",),
-    "grpo.agents.customer_service": ("CustomerServiceAgent",),
+    "grpo.agents.domain": ("CustomerServiceAgent",),
     "grpo.agents.memory": ("ConversationMemory",),
     "grpo.agents.multi_turn": ("MultiTurnAgent",),
     "grpo.agents.tool_agent": ("ToolAgent",),
@@ -48,7 +48,7 @@ _NAMES = {
     "grpo.notebook.callbacks": ("CheckpointCallback", "EarlyStoppingCallback"),
     "grpo.config.agent": ("AgentConfig",),
     "grpo.notebook.config": ("TrainingConfig", "TrainingProfile", "get_config_for_task"),
-    "grpo.config.spaces": ("get_search_space",),
+    "grpo.config.search_space": ("get_search_space",),
     "grpo.config.tuning": ("HPOConfig",),
     "grpo.notebook.diagnostics": ("DiagnosticsMonitor",),
     "grpo.notebook.engine": ("ComputationalGRPOEngine",),

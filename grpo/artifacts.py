@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -85,18 +85,6 @@ class ArtifactStore:
     def is_local(self) -> bool:
         """Whether it is a folder of this machine."""
         return self._objects is None
-
-    def put_file(self, kind: str, suffix: str, write: Callable[[Path], None]) -> Artifact:
-        """Store the file that `write` makes at the path it is given."""
-        with self.new_file(kind, suffix) as new:
-            write(new.path)
-        return new.artifact
-
-    def put_folder(self, kind: str, write: Callable[[Path], None]) -> Artifact:
-        """Store the folder that `write` fills; its manifest is written last."""
-        with self.new_folder(kind) as new:
-            write(new.path)
-        return new.artifact
 
     @contextmanager
     def new_file(self, kind: str, suffix: str) -> Iterator[NewArtifact]:

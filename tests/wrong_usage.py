@@ -96,7 +96,7 @@ def _load() -> None:
         for name in (
             "flows.cli.app",
             "flows.doctor.examination",
-            "flows.plan",
+            "flows.dry_run",
             "flows.cli.preflight",
             "mlflow",
             *_LATE,

@@ -103,7 +103,7 @@ _yaml(
     "b0: &b0 {k: 1}\n" + "".join(f"b{i}: &b{i}\n  <<: [{','.join([f'*b{i - 1}'] * 10)}]\n" for i in range(1, 10)),
     "more than 20,000 values",
 )
-_yaml("an alias in itself", "name: &a [*a]", "an alias inside of what it stands for")
+_yaml("an alias in itself", "name: &a [*a]", "an alias inside of the value that it repeats")
 _yaml("lists in lists", "name: " + "[" * 5000, "more than 50 levels")
 _yaml("too large", "#" * (1 << 20) + "\nname: x", "bytes; at most 1,048,576 are read")
 _yaml("too many values", "name: [" + "1," * 100_000 + "]", "more than 20,000 values")

@@ -14,14 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo import progress
-from grpo.evaluation.measurement import EvaluationDocument, PolicyEvaluation
-from grpo.evaluation.schema import Interval, ReportDocument
+from grpo.evaluation.schema import EvaluationDocument, Interval, PolicyEvaluation, ReportDocument
 from grpo.rewards.hacking.check import ProbeResult
 from grpo.tuning.study_summary import StudySummary
 
 if TYPE_CHECKING:
+    from flows.dry_run import DryRun
     from flows.local.checks import DoctorReport
-    from flows.plan import Plan
 
 _RUNS = ("prefect.flow_runs", "prefect.task_runs")
 _EVENTS = "prefect.events.clients"
@@ -182,7 +181,7 @@ def print_measurement(console: Console, document: EvaluationDocument) -> None:
         console.print(_pass_table(found))
     console.print(
         f"policy {found.policy}: {found.episodes} episodes, {found.failed_share:.1%} failed, "
-        f"{found.truncated_share:.1%} cut off, {found.said:.1f} tokens said in each; intervals of "
+        f"{found.truncated_share:.1%} cut off, {found.mean_completion_tokens:.1f} tokens said in each; intervals of "
         f"{found.confidence:.0%}",
         soft_wrap=True,
     )
@@ -214,44 +213,37 @@ def print_diagnosis(console: Console, diagnosis: DoctorReport) -> None:
     console.print("a run can start" if not problems else f"{problems} problem(s): a run would fail")
 
 
-def print_plan(console: Console, plan: Plan) -> None:
-    """What a run would do, what of it is in the cache, and what the rest takes."""
+def print_dry_run(console: Console, plan: DryRun) -> None:
+    """Stages of a run, cached and to be computed, and the episodes, tokens and memory that it takes."""
     stages = Table("stage", "runs", "cached", "the rest", title="stages", title_justify="left")
     for stage in plan.stages:
         stages.add_row(stage.name, str(stage.runs), str(stage.cached), stage.rest or "nothing to compute")
     console.print(stages)
-    for line in _told(plan):
+    for line in _estimates(plan):
         console.print(line, soft_wrap=True)
 
 
-def _told(plan: Plan) -> Iterator[str]:
+def _estimates(plan: DryRun) -> Iterator[str]:
     unknown = "unknown until split has run"
-    sides = unknown if plan.scenarios is None else "{} to train on, {} held out".format(*plan.scenarios)
-    yield f"scenarios: {sides}"
+    splits = unknown if plan.scenarios is None else "{} to train on, {} held out".format(*plan.scenarios)
+    yield f"scenarios: {splits}"
     heldout = unknown if plan.episodes.heldout is None else f"{plan.episodes.heldout:,}"
     yield f"episodes: at most {plan.episodes.train:,} to train on; held out, by both policies: {heldout}"
-    if plan.said is None:
-        mean = "their mean is unknown: no rollout of this config is in the cache"
+    if plan.mean_completion_tokens is None:
+        mean = "mean unknown: no rollout of this config is in the cache"
     else:
-        mean = f"{plan.said:.1f} on average in the rollouts of this config that are in the cache"
+        mean = f"{plan.mean_completion_tokens:.1f} on average in the cached rollouts of this config"
     yield (
-        f"tokens: the policy says at most {plan.said_at_most:,} in an episode, "
-        f"{plan.said_at_most * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
+        f"completion tokens: at most {plan.max_completion_tokens:,} in an episode, "
+        f"{plan.max_completion_tokens * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
     )
-    memory = plan.memory_estimate
+    memory = plan.memory
     yield (
-        f"memory: {_size(memory.peak)} at its peak, without what Python and its packages take: weights "
+        f"memory: {_size(memory.peak)} at its peak, without Python and its packages: weights "
         f"{_size(memory.weights)} ({memory.copies} × {memory.parameters:,} parameters), gradients "
         f"{_size(memory.gradients)}, optimizer {_size(memory.optimizer)}, activations about "
-        f"{_size(memory.activations)}; or, while episodes are played, a cache of at most {_size(memory.cache)}"
+        f"{_size(memory.activations)}; or, during rollouts, a KV cache of at most {_size(memory.cache)}"
     )
-    if plan.time is None:
-        yield "time: unknown, no earlier run here computed all its stages with this model in this world"
-    else:
-        yield (
-            f"time: about {plan.time.seconds:.0f} s, after run {plan.time.run} of {plan.time.created}, which took "
-            f"{plan.time.took_s:.0f} s"
-        )
 
 
 def _size(count: int) -> str:

@@ -83,7 +83,7 @@ def _check_files(plan: PipelineConfig, model: str | None, scenarios_file: Path |
     """Refuse scenarios and a model that are not there, before a server is started."""
     from grpo.artifacts import MANIFEST
     from grpo.policy.catalog import model_folder
-    from grpo.scenarios.fingerprint import content_hash
+    from grpo.scenarios.sources import content_hash
     from grpo.scenarios.subset import select_scenarios
 
     asked = select_scenarios(plan, None if scenarios_file is None else str(scenarios_file), episodes)

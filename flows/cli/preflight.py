@@ -8,7 +8,7 @@ from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
 from grpo.identity.code import external_digests
 from grpo.policy.catalog import model_folder
-from grpo.scenarios.fingerprint import content_hash
+from grpo.scenarios.sources import content_hash
 
 
 def check_files(config: PipelineConfig) -> None:
@@ -27,13 +27,13 @@ def preflight(config: PipelineConfig) -> None:
 
     Raises what the run would raise, and leaves nothing behind.
     """
-    from flows.runner import shard_runner
     from grpo.environments.catalog import make_environment
     from grpo.policy.transformers.model import load_tokenizer
     from grpo.policy.transformers.quantization import bitsandbytes_config
     from grpo.renderers.chat_template import Renderer
     from grpo.rewards.hacking.check import check_rewards
     from grpo.rewards.learned.safety import SafetyReward
+    from tasks.executor import shard_runner
 
     check_files(config)
     Renderer(load_tokenizer(model_folder(config.policy.model), chat_template=config.policy.chat_template))

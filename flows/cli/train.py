@@ -67,17 +67,17 @@ def _show(config: PipelineConfig, home: Path, *, origin: str) -> None:
     with tempfile.TemporaryDirectory() as nowhere:
         os.environ["PREFECT_HOME"] = nowhere
         try:
-            from flows.cli.display import print_plan
+            from flows.cli.display import print_dry_run
             from flows.cli.preflight import preflight
             from flows.doctor.servers import servers
+            from flows.dry_run import dry_run as follow
             from flows.local.checks import require
-            from flows.plan import plan
 
             require(servers(home))
             preflight(config)
-            planned = plan(config, home)
+            planned = follow(config)
             console.print(f"{origin} is a valid configuration of run {config.name}", soft_wrap=True)
-            print_plan(console, planned)
+            print_dry_run(console, planned)
         finally:
             os.environ["PREFECT_HOME"] = kept
 

@@ -8,7 +8,7 @@ import typer
 
 from flows.cli.command import console
 from flows.cli.errors import REFUSED, exits
-from grpo.config.yaml_file import parse_override
+from grpo.config.loading import parse_override
 from grpo.errors import GRPOError
 
 

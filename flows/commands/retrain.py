@@ -12,8 +12,8 @@ from rich.text import Text
 from flows.cli.command import ConfigFile, Overrides, console
 from flows.cli.errors import REFUSED
 from flows.commands.begin import begin
+from grpo.config.loading import load_settings
 from grpo.config.retraining import RetrainConfig
-from grpo.config.yaml_file import load_settings
 from grpo.retraining.triggers import TriggerResult
 
 

@@ -26,8 +26,8 @@ def tune(
     Example: grpo tune data/configs/tune.yaml --trials 20
     """
     home = begin()
+    from grpo.config.loading import load_settings
     from grpo.config.tuning import TuneConfig
-    from grpo.config.yaml_file import load_settings
 
     given = {"n_trials": trials, "parallel": parallel, "storage": storage}
     said = [f"{name}={value}" for name, value in given.items() if value is not None]

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo.algorithms.value import generalized_advantages, value_loss
-from grpo.config.critic import CriticSettings
+from grpo.config.training import CriticSettings
 from grpo.errors import PolicyError
 from grpo.learner.batch import Batch, Sample
 from grpo.learner.packing import hidden_states, microbatches, pack

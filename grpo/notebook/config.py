@@ -9,10 +9,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from grpo.config.adapters import LoraSettings
 from grpo.config.base import Settings
 from grpo.config.rollout import RolloutSettings
-from grpo.config.training import AlgorithmName, TrainingSettings
+from grpo.config.training import AlgorithmName, LoraSettings, TrainingSettings
 from grpo.errors import ConfigError
 
 _IMPORTANCE_CAP = 2.0

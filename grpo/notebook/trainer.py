@@ -15,8 +15,7 @@ from typing import Any
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
-from grpo.environments.environment import Environment
-from grpo.environments.single_turn import SingleTurnEnvironment
+from grpo.environments.environment import Environment, SingleTurnEnvironment
 from grpo.errors import ConfigError
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import UpdateSkipped, update

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import optuna
 
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.config.search_space import Dimension, SearchSpace, Value, check_space, with_values
-from grpo.config.spaces import get_search_space
+from grpo.config.search_space import Dimension, SearchSpace, Value, check_space, get_search_space, with_values
 from grpo.config.tuning import HPOConfig
 from grpo.environments.environment import Environment
 from grpo.errors import ConfigError, PolicyError

@@ -1,7 +1,7 @@
-"""Policies behind servers that speak OpenAI's protocol, in either of its two ways.
+"""Policies behind OpenAI-compatible servers, by endpoint.
 
-ChatPolicy         /v1/chat/completions   messages → a message     judges, simulated users, evaluation
-CompletionsPolicy  /v1/completions        token ids → token ids with log-probabilities, as vLLM's server gives them
+ChatPolicy         /v1/chat/completions   messages → a message     LLM judges, simulated users, evaluation
+CompletionsPolicy  /v1/completions        token ids → token ids with log-probabilities, as vLLM's server returns them
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ _TOKEN = re.compile(r"token_id:(\d+)")
 
 
 class ChatPolicy:
-    """Reads the conversation as messages and answers with one; it can be evaluated, not trained on."""
+    """Chat-completions policy: reads and returns messages, for evaluation but not for training."""
 
     max_context = sys.maxsize
-    """Not known here: the server itself refuses what is too long."""
+    """Unknown: the server itself refuses a prompt that is too long."""
 
-    def __init__(self, server: OpenAIEndpoint) -> None:
-        self.server = server
-        self.hash = server.hash
+    def __init__(self, endpoint: OpenAIEndpoint) -> None:
+        self.endpoint = endpoint
+        self.hash = endpoint.hash
 
     @asynccontextmanager
     async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[ChatSampler]:
         """See `Policy.sampler`."""
-        async with self.server.connect() as client:
-            yield ChatSampler(self.server, client, renderer)
+        async with self.endpoint.connect() as client:
+            yield ChatSampler(self.endpoint, client, renderer)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSampler:
-    """Asks the server; it remembers nothing between turns, so every turn sends the whole conversation."""
+    """Stateless sampler: every turn sends the whole conversation."""
 
-    server: OpenAIEndpoint
+    endpoint: OpenAIEndpoint
     client: AsyncOpenAI
     renderer: Renderer
 
@@ -59,17 +59,17 @@ class ChatSampler:
 
 
 class ChatSession:
-    """One conversation, and how many turns of it were spoken."""
+    """One conversation and its number of turns."""
 
     def __init__(self, sampler: ChatSampler) -> None:
         self._sampler = sampler
         self._turns = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """See `Session.generate`; the tokens are what the renderer makes of the message."""
+        """See `Session.generate`; the renderer encodes the returned message to tokens."""
         sampler, tools = self._sampler, [tool.to_template() for tool in self._sampler.renderer.tools]
         request: dict[str, Any] = {
-            "model": sampler.server.model,
+            "model": sampler.endpoint.model,
             "messages": to_openai_messages(prompt.messages),
             "temperature": sampling.temperature,
             "max_tokens": sampling.max_new_tokens,
@@ -77,49 +77,49 @@ class ChatSession:
         }
         if sampling.top_p < 1:
             request["top_p"] = sampling.top_p
-        if sampling.top_k:  # no part of OpenAI's own protocol; servers that lack it say so
+        if sampling.top_k:  # not part of OpenAI's own protocol; a server without it returns an error
             request["extra_body"] = {"top_k": sampling.top_k}
         if tools:
             request["tools"] = tools
-        answer = await sampler.server.send(sampler.client.chat.completions.create(**request), "message")
+        response = await sampler.endpoint.send(sampler.client.chat.completions.create(**request), "message")
         self._turns += 1
-        text = _written(answer)
+        text = _to_text(response)
         ids = sampler.renderer.encode_reply(Message(role="assistant", content=text))
         message = parse_assistant(text)
-        if answer.choices[0].finish_reason == "length":
+        if response.choices[0].finish_reason == "length":
             return Generation(token_ids=ids[:-1], logprobs=None, stop="length", message=message)
         return Generation(token_ids=ids, logprobs=None, stop="stop", message=message)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resource to release."""
 
 
 class CompletionsPolicy:
-    """Continues token ids on a server that says which tokens it drew and how likely they were.
+    """Completions policy on a server that returns token ids and their log-probabilities.
 
-    What it says may be trained on if `policy_hash` names the weights that it serves, and if its log-probabilities are
-    those at the temperature asked for: vLLM's server gives them with `--logprobs-mode processed_logprobs`.
+    Its trajectories can be trained on if `policy_hash` names the weights that it serves, and if its log-probabilities
+    are those at the requested temperature: vLLM's server returns them with `--logprobs-mode processed_logprobs`.
     """
 
     max_context = sys.maxsize
-    """Not known here: the server itself refuses what is too long."""
+    """Unknown: the server itself refuses a prompt that is too long."""
 
-    def __init__(self, server: OpenAIEndpoint, *, policy_hash: str | None = None) -> None:
-        self.server = server
-        self.hash = policy_hash or server.hash
+    def __init__(self, endpoint: OpenAIEndpoint, *, policy_hash: str | None = None) -> None:
+        self.endpoint = endpoint
+        self.hash = policy_hash or endpoint.hash
 
     @asynccontextmanager
     async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[CompletionsSampler]:
         """See `Policy.sampler`."""
-        async with self.server.connect() as client:
-            yield CompletionsSampler(self.server, client, renderer.stop_id)
+        async with self.endpoint.connect() as client:
+            yield CompletionsSampler(self.endpoint, client, renderer.stop_id)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionsSampler:
-    """Asks the server; it keeps what it has read, where it caches prefixes."""
+    """Sampler on a server that caches prefixes."""
 
-    server: OpenAIEndpoint
+    endpoint: OpenAIEndpoint
     client: AsyncOpenAI
     stop_id: int
 
@@ -129,7 +129,7 @@ class CompletionsSampler:
 
 
 class CompletionsSession:
-    """One conversation: all tokens of it so far."""
+    """One conversation with all its tokens so far."""
 
     def __init__(self, sampler: CompletionsSampler) -> None:
         self._sampler = sampler
@@ -137,11 +137,11 @@ class CompletionsSession:
         self._turns = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """See `Session.generate`. Raises `PolicyError` where the server does not give what training needs."""
+        """See `Session.generate`. Raises `PolicyError` if the response lacks token ids or log-probabilities."""
         sampler = self._sampler
         self._ids += prompt.new_ids
         request = sampler.client.completions.create(
-            model=sampler.server.model,
+            model=sampler.endpoint.model,
             prompt=self._ids,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -159,25 +159,25 @@ class CompletionsSession:
                 "repetition_penalty": 1.0,
             },
         )
-        answer = await sampler.server.send(request, "text")
+        response = await sampler.endpoint.send(request, "text")
         self._turns += 1
-        said = self._read(answer.choices[0])
-        self._ids += said.token_ids
-        return said if sampling.unfiltered else replace(said, logprobs=None)
+        generation = self._read(response.choices[0])
+        self._ids += generation.token_ids
+        return generation if sampling.unfiltered else replace(generation, logprobs=None)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resource to release."""
 
     def _read(self, choice: CompletionChoice) -> Generation:
-        address, more = self._sampler.server.address, choice.model_extra or {}
+        address, extra = self._sampler.endpoint.address, choice.model_extra or {}
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
-        ids = more.get("token_ids") or _ids_of((choice.logprobs and choice.logprobs.tokens) or ())
+        ids = extra.get("token_ids") or _parse_token_ids((choice.logprobs and choice.logprobs.tokens) or ())
         if not ids or not logprobs or len(ids) != len(logprobs) or None in logprobs:
             raise PolicyError(
                 f"{address} gives no token ids and log-probabilities, so it cannot be trained on; use it for "
                 f"evaluation, by the address openai+{address}"
             )
-        if more.get("prompt_token_ids") not in (None, self._ids):
+        if extra.get("prompt_token_ids") not in (None, self._ids):
             raise PolicyError(f"{address} read other tokens than were sent; serve the model with its own tokenizer")
         if choice.finish_reason != "length" and ids[-1] != self._sampler.stop_id:
             raise PolicyError(
@@ -189,33 +189,33 @@ class CompletionsSession:
 
 
 def to_openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in the form of the protocol, where each call has an id and each tool message answers one.
+    """Convert messages to OpenAI's format, with an id for each call and one tool message per call.
 
-    One answer to several calls is given to each of them; what a tool says without a call (one that could not be read)
-    is said by the user.
+    One result for several calls is repeated for each of them; a tool message without a call (a malformed one) becomes
+    a user message.
 
         assistant f(), g()   tool "x"        →  calls 1.0 1.1, tool 1.0 "x", tool 1.1 "x"
     """
-    wire: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     open_calls: list[str] = []
     for index, message in enumerate(messages):
         if message.role != "tool":
             open_calls = [f"call_{index}_{k}" for k in range(len(message.tool_calls))]
-            wire.append(_say(message, open_calls))
+            converted.append(_to_openai_message(message, open_calls))
             continue
         last = index + 1 == len(messages) or messages[index + 1].role != "tool"
         answered = open_calls if last else open_calls[:1]
-        wire += [{"role": "tool", "tool_call_id": call, "content": message.content} for call in answered]
+        converted += [{"role": "tool", "tool_call_id": call, "content": message.content} for call in answered]
         if not answered:
-            wire.append({"role": "user", "content": message.content})
+            converted.append({"role": "user", "content": message.content})
         open_calls = open_calls[len(answered) :]
-    return wire
+    return converted
 
 
-def _say(message: Message, ids: Sequence[str]) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.role, "content": message.content}
+def _to_openai_message(message: Message, ids: Sequence[str]) -> dict[str, Any]:
+    converted: dict[str, Any] = {"role": message.role, "content": message.content}
     if ids:
-        said["tool_calls"] = [
+        converted["tool_calls"] = [
             {
                 "id": id_,
                 "type": "function",
@@ -223,12 +223,12 @@ def _say(message: Message, ids: Sequence[str]) -> dict[str, Any]:
             }
             for id_, call in zip(ids, message.tool_calls, strict=True)
         ]
-    return said
+    return converted
 
 
-def _written(answer: ChatCompletion) -> str:
-    """The answer as the policy itself would write it, calls included."""
-    message = answer.choices[0].message
+def _to_text(response: ChatCompletion) -> str:
+    """Text of a chat completion with its tool calls in the policy's own format."""
+    message = response.choices[0].message
     calls = [
         f'{TOOL_CALL_OPEN}{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments or "{}"}}}'
         f"{TOOL_CALL_CLOSE}"
@@ -238,7 +238,7 @@ def _written(answer: ChatCompletion) -> str:
     return (message.content or "") + "".join(calls)
 
 
-def _ids_of(tokens: Sequence[str]) -> list[int]:
-    """Ids from tokens of the form `token_id:5`; empty when one of them has another form."""
-    found = [_TOKEN.fullmatch(token) for token in tokens]
-    return [int(match[1]) for match in found if match] if all(found) else []
+def _parse_token_ids(tokens: Sequence[str]) -> list[int]:
+    """Parse tokens of the form `token_id:5`; empty if one of them has another form."""
+    matches = [_TOKEN.fullmatch(token) for token in tokens]
+    return [int(match[1]) for match in matches if match] if all(matches) else []

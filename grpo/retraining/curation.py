@@ -32,8 +32,7 @@ from grpo.retraining.filters import (
 )
 from grpo.retraining.redaction import Redacted
 from grpo.scenarios.data_errors import excerpt
-from grpo.scenarios.quarantine import ParsedRecords, parse_records
-from grpo.scenarios.refusal import reason_from_error
+from grpo.scenarios.quarantine import ParsedRecords, parse_records, reason_from_error
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import SCHEMA, TableWriter, scenario_row
@@ -92,8 +91,8 @@ def curate_conversations(
         TableWriter(folder / REJECTED, REJECTIONS) as refused_table,
     ):
         for record in parsed.quarantined:
-            rejected[f"schema: {record.refusal.kind}"] += 1
-            refused_table.add((excerpt(f"{record.source}:{record.line}"), "schema", record.refusal.kind))
+            rejected[f"schema: {record.reason.kind}"] += 1
+            refused_table.add((excerpt(f"{record.source}:{record.line}"), "schema", record.reason.kind))
         for item in parsed.items:
             raw = IncomingConversation(scenario=item, masked=masked_user_text(item))
             clean, reason = None, _first_refusal(first, raw)
@@ -133,7 +132,7 @@ def _check(parsed: ParsedRecords[Scenario], bound: float) -> None:
         first = parsed.quarantined[0]
         raise BudgetError(
             f"{unreadable} of {parsed.records} conversations cannot be read, at most {bound:.1%} may be; first: "
-            f"{first.source}:{first.line} {first.refusal.reason}; mend the source or raise curation.max_unreadable_fraction"
+            f"{first.source}:{first.line} {first.reason.message}; mend the source or raise curation.max_unreadable_fraction"
         )
 
 
@@ -142,7 +141,7 @@ def _redacted(item: Scenario) -> tuple[Redacted, None] | tuple[None, tuple[str, 
     try:
         return Redacted(item), None
     except ValidationError as error:
-        return None, ("redaction", f"no scenario once redacted: {reason_from_error(error).reason}")
+        return None, ("redaction", f"no scenario once redacted: {reason_from_error(error).message}")
 
 
 def _first_refusal(gates: Iterable[Filter], incoming: IncomingConversation) -> tuple[str, str] | None:

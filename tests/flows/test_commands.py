@@ -155,11 +155,11 @@ def test_with_grpo_debug_the_modules_tell_more(value: str, told: bool):
     """Of this project alone: what others log stays as it was."""
     code = (
         "import logging; from flows import settings; settings.debug();"
-        "logging.getLogger('flows.ledger').debug('ours'); logging.getLogger('urllib3').debug('theirs')"
+        "logging.getLogger('tasks.executor').debug('ours'); logging.getLogger('urllib3').debug('theirs')"
     )
     environment = {**os.environ, "GRPO_DEBUG": value, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert ("DEBUG flows.ledger: ours" in done.stderr) is told
+    assert ("DEBUG tasks.executor: ours" in done.stderr) is told
     assert "theirs" not in done.stderr
 
 
@@ -169,14 +169,18 @@ def test_a_stage_is_told_of_with_what_it_left(
 ):
     """At the level that GRPO_DEBUG switches on."""
     from prefect import flow
-    from prefect.task_runners import ThreadPoolTaskRunner
 
-    from flows.ledger import Ledger
-    from flows.scenarios import prepare_scenarios
+    from flows.pipeline import prepare_scenarios
     from grpo.config.pipeline import PipelineConfig
+    from tasks.executor import stage_executor
 
     config = PipelineConfig.model_validate(desk_config)
-    ledger = Ledger(ThreadPoolTaskRunner())
-    with caplog.at_level(logging.DEBUG, logger="flows"):
-        flow(lambda: prepare_scenarios(config.scenarios, ledger, config.store) and None, name="reading")()
+
+    @flow
+    def reading() -> None:
+        with stage_executor():
+            prepare_scenarios(config.scenarios, store=config.store)
+
+    with caplog.at_level(logging.DEBUG, logger="tasks"):
+        reading()
     assert "ingest is computed: " in caplog.text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from grpo.config.judge import JudgeSettings
+from grpo.config.rewards import JudgeSettings
 from grpo.rewards.judge.cache import AnswerCache
 from grpo.rewards.judge.parsing import MalformedVerdict, Verdict, parse_verdicts
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from flows.local.servers import mlflow_server
 from flows.local.service import port_is_free
+from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
-from grpo.config.yaml_file import load_settings
 from grpo.errors import ConfigError
 from grpo.rewards.hacking.check import check_rewards
 from tests.places import ROOT
@@ -79,7 +79,7 @@ def test_admit_shows_what_each_probe_gets(arguments: list[str], code: int, shown
         ("nonsense", "not of the form"),
         ("rollout.staleness=1", r"rollout\.staleness 1 .*set training\.importance_sampling_cap"),
         ("rollout.informative_groups=97", r"rollout: .*3 rounds of 32 scenarios are 96 groups"),
-        ("rollout.dask_address='tcp://127.0.0.1:8786'", r"rollout: .*not read by runner threads"),
+        ("rollout.dask_address='tcp://127.0.0.1:8786'", r"rollout: .*not read with runner threads"),
     ],
 )
 def test_a_config_that_cannot_be_used_names_key_value_and_rule(override: str, message: str):

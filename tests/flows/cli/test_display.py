@@ -10,7 +10,7 @@ from rich.console import Console
 from flows.cli.console import PlainConsole
 from flows.cli.display import _OnceFilter, live, print_diagnosis, print_measurement
 from grpo import progress
-from grpo.evaluation.measurement import EvaluationDocument
+from grpo.evaluation.schema import EvaluationDocument
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_success_in_k_tries_is_printed_with_its_intervals():
         "episodes": 40,
         "failed_share": 0.0,
         "truncated_share": 0.0,
-        "said": 12.5,
+        "mean_completion_tokens": 12.5,
     }
     about = {"name": "desk", "model": "base", "created": "", "scenarios": 20, "scenarios_digest": "", "config": ""}
     document = EvaluationDocument.model_validate({**about, "code_digest": "", "measurement": measurement})

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo.config.adapters import LoraSettings
 from grpo.config.base import Settings
 from grpo.config.commented_yaml import commented_yaml
 from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.training import LoraSettings
 from tests.places import ROOT
 
 OTHER_KINDS = ("retrain", "tune")
@@ -57,7 +57,7 @@ def test_every_setting_is_named_with_its_meaning():
 def test_bounds_choices_and_another_default_are_said():
     """So that nobody needs to look into the code."""
     text = " ".join(commented_yaml(load_config(CONFIGS[0].with_name("quickstart.yaml"))).replace("#", " ").split())
-    assert "Sibling episodes of each scenario: what an advantage is relative to. At least 2. group_size: 8" in text
+    assert "Episodes of each scenario: the group of an advantage. At least 2. group_size: 8" in text
     assert "One of constant, linear, cosine. Default: constant. lr_scheduler_type: cosine" in text
     assert "Above 0 and below 1. Default: 0.25. validation_fraction: 0.26" in text
 

@@ -7,8 +7,8 @@ import yaml
 from pydantic import ValidationError
 
 from grpo.config.gates import PassGate
+from grpo.config.loading import load_settings
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.yaml_file import load_settings
 from tests.doubles import short_run
 
 TWICE = {"kind": "pass_hat_k", "k": 2, "floor": 0.6}

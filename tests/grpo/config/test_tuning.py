@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from grpo.config.loading import load_settings
 from grpo.config.pipeline import PipelineConfig, load_config
-from grpo.config.search_space import check_space, with_values
-from grpo.config.spaces import PIPELINE_PATHS, get_search_space
+from grpo.config.search_space import PIPELINE_PATHS, check_space, get_search_space, with_values
 from grpo.config.tuning import HPOConfig, TuneConfig
-from grpo.config.yaml_file import load_settings
 from grpo.errors import ConfigError
 from grpo.notebook.config import TrainingConfig
 from tests.places import ROOT
@@ -113,7 +112,11 @@ def test_a_dimension_that_is_none_is_refused(dimension: dict[str, object], told:
 @pytest.mark.parametrize(
     ("path", "dimension", "told"),
     [
-        ("clip_range", {"type": "uniform", "low": 0.1, "high": 0.3}, "clip_range is no field of the TrainingConfig"),
+        (
+            "clip_range",
+            {"type": "uniform", "low": 0.1, "high": 0.3},
+            "clip_range is not a field of the tuned",
+        ),
         ("learning_rat", LEARNING_RATE, "near it are learning_rate"),
         ("num_generations", {"type": "int", "low": 1, "high": 8}, "num_generations = 1 cannot be set.*greater"),
         ("num_generations", {"type": "uniform", "low": 4, "high": 16}, "valid integer"),
@@ -149,7 +152,7 @@ def test_what_would_make_trials_incomparable_is_no_dimension(path: str):
 def test_a_dimension_that_the_algorithm_does_not_read_is_refused(tmp_path: Path):
     """REINFORCE has no clip."""
     base = load_config(ROOT / "data" / "configs" / "reinforce.yaml").model_dump(mode="json")
-    with pytest.raises(ConfigError, match="clip_low is not read by reinforce"):
+    with pytest.raises(ConfigError, match="clip_low is not read with algorithm reinforce"):
         plan(base=base, search_space={"training.clip_low": {"type": "uniform", "low": 0.1, "high": 0.2}})
 
 

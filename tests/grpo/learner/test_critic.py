@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.config.critic import CriticSettings
-from grpo.config.training import TrainingSettings
+from grpo.config.training import CriticSettings, TrainingSettings
 from grpo.errors import PolicyError
 from grpo.learner.batch import Batch, Sample
 from grpo.learner.credit_assignment import token_rewards

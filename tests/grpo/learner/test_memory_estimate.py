@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from grpo.algorithms.reductions import Denominators
-from grpo.config.adapters import LoraSettings
 from grpo.config.pipeline import load_config
-from grpo.config.training import TrainingSettings
+from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.errors import PolicyError
 from grpo.learner.batch import build_batch
 from grpo.learner.learner import Learner

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.config.training import TrainingSettings
-from grpo.config.trust_region import TrustRegionSettings
+from grpo.config.training import TrainingSettings, TrustRegionSettings
 from grpo.learner.logprobs import log_distributions
 from grpo.learner.trust_region import TrustRegionLearner, conjugate_gradient
 from grpo.policy.transformers.model import TransformersPolicy, load

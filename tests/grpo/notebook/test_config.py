@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.adapters import LoraSettings
+from grpo.config.training import LoraSettings
 from grpo.errors import ConfigError
 from grpo.notebook.config import TrainingConfig, TrainingProfile, get_config_for_task
 
@@ -78,7 +78,7 @@ def test_two_half_precisions_are_refused():
 
 def test_a_field_without_effect_on_the_algorithm_is_refused():
     """REINFORCE has no clip."""
-    with pytest.raises(ValidationError, match="clip_low is not read by reinforce"):
+    with pytest.raises(ValidationError, match="clip_low is not read with algorithm reinforce"):
         TrainingConfig(algorithm="reinforce", clip_low=0.1)
 
 

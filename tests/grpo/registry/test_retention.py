@@ -7,6 +7,7 @@ import pytest
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import ArtifactError, RemovedError
 from grpo.registry.retention import REGISTERED, Retention, run_owner
+from tests.doubles import put_folder
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def _checkpoint(store: ArtifactStore, content: str) -> Artifact:
-    return store.put_folder("checkpoint", lambda folder: (folder / "weights").write_text(content) and None)
+    return put_folder(store, "checkpoint", lambda folder: (folder / "weights").write_text(content) and None)
 
 
 def test_a_checkpoint_goes_when_its_last_keeper_lets_it_go(store: ArtifactStore):

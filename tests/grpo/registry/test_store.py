@@ -193,7 +193,7 @@ def test_a_registering_that_is_cancelled_leaves_no_name_without_a_version(
         def create_model_version(self, *_: object, **__: object) -> None:
             raise Killed
 
-    cancelled = Registry(registry.tracking_uri, client=Cancelled(registry.client, resolve=10**6, after=True))  # type: ignore[arg-type]
+    cancelled = Registry(registry.tracking_uri, client=Cancelled(registry.client, at=10**6, after=True))  # type: ignore[arg-type]
     with pytest.raises(Killed):
         _register(cancelled, policy, "second", model=model)
     assert [found.name for found in registry.client.search_registered_models(f"name = '{model}'")] == [model] * before
@@ -205,9 +205,9 @@ def test_a_registration_killed_at_any_call_leaves_no_partial_version(registry: R
     import mlflow
 
     found = set()
-    for resolve in range(1, 12):
-        model = f"dying-{resolve}"
-        client = Dying(registry.client, resolve=resolve, after=True)
+    for at in range(1, 12):
+        model = f"dying-{at}"
+        client = Dying(registry.client, at=at, after=True)
         dying = Registry(registry.tracking_uri, client=client)  # type: ignore[arg-type]
         run_id = registry.open_run("tests", "run", run_key=model, params={})
         tags = {"run_key": model, "verdict": "promote", "checkpoint_uri": "store/x", "checkpoint_sha256": "ab"}

@@ -9,6 +9,7 @@ from grpo.retraining.data_lineage import TrainingData, data_lineage, evaluation_
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import assign_split
 from grpo.scenarios.table import text_digest, write_scenarios
+from tests.doubles import put_folder
 from tests.grpo.registry.making import make_provenance
 
 SAID = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
@@ -43,8 +44,8 @@ class Versions:
 
 
 def put_table(artifacts: ArtifactStore) -> Artifact:
-    return artifacts.put_folder(
-        "scenarios", lambda folder: write_scenarios(folder / "scenarios.parquet", SAID) and None
+    return put_folder(
+        artifacts, "scenarios", lambda folder: write_scenarios(folder / "scenarios.parquet", SAID) and None
     )
 
 

@@ -11,9 +11,8 @@ from grpo.config.scenarios import ConversationLogSource
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.conversation_log import SCHEMA, ConversationLog, LoggedConversation
-from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.scenario import Expected, Scenario
-from grpo.scenarios.sources import read_records
+from grpo.scenarios.sources import content_hash, read_records
 
 SPOKEN = (
     Message(role="assistant", content="Hello!"),

@@ -9,7 +9,7 @@ import pytest
 
 from grpo.environments.environment import EnvironmentState
 from grpo.environments.support_desk.desk import SupportDesk
-from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios, wordings
+from grpo.environments.support_desk.scenario_generator import Phrasebook, expand_alternatives, generate_scenarios
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Expected, Scenario
 from grpo.trajectories import Outcome
@@ -182,13 +182,13 @@ def books() -> tuple[Phrasebook, Phrasebook]:
 
 def _all(sentences: Sequence[str]) -> set[str]:
     """Every wording of some sentences, without regard to punctuation and case."""
-    found = (wording for sentence in sentences for wording in wordings(sentence))
+    found = (wording for sentence in sentences for wording in expand_alternatives(sentence))
     return {" ".join(re.findall(r"[\w'{}]+", wording.casefold())) for wording in found}
 
 
 def test_a_sentence_with_choices_becomes_all_their_combinations():
     """Two times two."""
-    assert list(wordings("[a|b] x [c|d].")) == ["a x c.", "a x d.", "b x c.", "b x d."]
+    assert list(expand_alternatives("[a|b] x [c|d].")) == ["a x c.", "a x d.", "b x c.", "b x d."]
 
 
 def test_demonstrations_and_scenarios_share_no_name_item_wording_or_order(books: tuple[Phrasebook, Phrasebook]):

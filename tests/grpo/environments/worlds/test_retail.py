@@ -85,7 +85,7 @@ def test_changing_an_item_settles_the_difference():
         ("cancel_pending_order", "delivered", {"reason": "no longer needed"}, "is delivered; only a pending"),
         ("cancel_pending_order", "pending", {"reason": "bored"}, "Invalid reason"),
         ("modify_pending_order_items", "pending", {"new_item_ids": ["gone"]}, "gone is not available"),
-        ("modify_pending_order_items", "pending", {"new_item_ids": ["x"]}, "x is no variant of product lamp"),
+        ("modify_pending_order_items", "pending", {"new_item_ids": ["x"]}, "x is not a variant of product lamp"),
         ("modify_pending_order_items", "pending", {"new_item_ids": []}, "must be the same"),
         ("modify_pending_order_items", "pending", {"item_ids": ["red"] * 2, "new_item_ids": ["blue"] * 2}, "so many"),
         ("exchange_delivered_order_items", "delivered", {"payment_method_id": "nobody"}, "Payment method not found"),

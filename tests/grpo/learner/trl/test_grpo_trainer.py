@@ -292,8 +292,8 @@ def test_no_telemetry_is_sent(policy: TransformersPolicy, rollout: Path, monkeyp
     [
         ({"algorithm": "rloo"}, "engine trl has no rloo, only grpo"),
         ({"algorithm": "ppo"}, "engine trl has no ppo"),
-        ({"credit_assignment": "turn"}, "credit_assignment is not read by engine trl"),
-        ({"baseline": "leave_one_out"}, "baseline is not read by engine trl"),
+        ({"credit_assignment": "turn"}, "credit_assignment is not read with engine trl"),
+        ({"baseline": "leave_one_out"}, "baseline is not read with engine trl"),
         ({"reward_clip": 1.0}, "reward_clip is not read"),
         ({"overlong_limit": 9}, "overlong_limit is not read"),
         ({"groups_per_step": 1}, "groups_per_step is not read"),

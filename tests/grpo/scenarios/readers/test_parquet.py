@@ -43,7 +43,7 @@ def test_broken_json_in_a_cell_is_a_problem(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a", "b"], "world": ["{", "{}"]}), path)
     broken, good = read_parquet(path)
     assert broken.problem is not None
-    assert broken.problem.startswith("column world is no JSON")
+    assert broken.problem.startswith("column world is not JSON")
     assert (good.line, good.data) == (2, {"id": "b", "world": {}})
 
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.judged import LabelFile, PairFile
-from grpo.config.yaml_file import load_settings
+from grpo.config.loading import load_settings
+from grpo.config.rewards import LabelFile, PairFile
 from grpo.errors import DataError
 from grpo.learner.trl.reward_model import NeuralRewardTrainer
 from grpo.messages import Message
@@ -110,7 +110,7 @@ def test_a_bad_record_is_refused_with_its_reason_and_the_others_are_read(
         (said("a", "yes"), said("b", "no"), "conversations differ before the last message"),
         (said("a"), said("a", "no"), "no reply at the end of column chosen"),
         ([{"role": "bot", "content": "x"}], said("a", "no"), "column chosen holds no messages"),
-        ("[{", said("a", "no"), "column chosen is no JSON"),
+        ("[{", said("a", "no"), "column chosen is not JSON"),
         (said("a", "yes"), [], "no reply at the end of column rejected"),
     ],
 )

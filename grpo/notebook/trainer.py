@@ -69,7 +69,7 @@ class MultiTurnGRPOTrainer:
         shared = self.scenarios.keys() & self.eval_scenarios.keys()
         if shared:
             raise ConfigError(
-                f"scenarios {', '.join(sorted(shared)[:3])} are in both scenarios and eval_scenarios; remove them from one"
+                f"scenarios {', '.join(sorted(shared)[:3])} are in scenarios and eval_scenarios; remove them from one"
             )
         self.monitor = monitor or DiagnosticsMonitor()
         self.training_settings: TrainingSettings = self.config.training_settings()

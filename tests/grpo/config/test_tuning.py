@@ -30,7 +30,8 @@ def test_every_dimension_of_a_named_space_changes_what_training_is_told(name: st
     """In a notebook: what learner and rollout read differs from one end to the next."""
     boundary_values = get_search_space(name)[dimension].boundary_values()
     told = [
-        (c.training(), c.rollout()) for c in (with_values(TrainingConfig(), {dimension: v}) for v in boundary_values)
+        (c.training_settings(), c.rollout_settings())
+        for c in (with_values(TrainingConfig(), {dimension: v}) for v in boundary_values)
     ]
     assert all(one != other for k, one in enumerate(told) for other in told[:k])
 

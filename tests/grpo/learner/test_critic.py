@@ -163,7 +163,7 @@ def test_the_reward_of_an_overridden_turn_goes_to_the_completion_before_it():
     """Tokens P A1 E A2, A2 overridden: A1 gets .1, the .2 of A2 and the terminal 1."""
     message = Message(role="assistant", content="x")
     turns = (Turn(message=message, start=1, stop=2), Turn(message=message, start=3, stop=4))
-    one = make_trajectory(
+    trajectory = make_trajectory(
         turns=turns,
         token_ids=np.zeros(4, dtype=np.int32),
         loss_mask=np.array([False, True, False, False]),
@@ -171,5 +171,6 @@ def test_the_reward_of_an_overridden_turn_goes_to_the_completion_before_it():
         turn_rewards=(0.1, 0.2),
         terminal_reward=1.0,
     )
-    ((laid, _),) = token_rewards(group([one, replace(one, sample=1)]), TrainingSettings(algorithm="ppo"))
-    assert laid == pytest.approx([0.0, 1.3, 0.0, 0.0])
+    groups = group([trajectory, replace(trajectory, sample=1)])
+    ((rewards, _),) = token_rewards(groups, TrainingSettings(algorithm="ppo"))
+    assert rewards == pytest.approx([0.0, 1.3, 0.0, 0.0])

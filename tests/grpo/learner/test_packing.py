@@ -88,7 +88,7 @@ def test_microbatches_count_shared_prefixes_once():
 
 
 def test_the_count_is_that_of_the_packed_row():
-    """Three prompts that begin with the same token: 1 + 4 + 4 + 1 and completions of 3 are 13, which do not fit into 12."""
+    """Three prompts that begin with the same token: 1 + 4 + 4 + 1 and 3 completion tokens are 13, more than 12."""
     samples = [make([9, 1, 1, 1, 1], 1), make([9, 1, 1, 1, 2], 1), make([9, 5], 1)]
     for budget in (6, 9, 10, 12, 13):
         for micro in microbatches(samples, max_tokens=budget):

@@ -166,7 +166,7 @@ def test_the_step_does_not_depend_on_the_passes(policy: TransformersPolicy):
     fit(whole, make_pairs(), rate=1e-3)
     fit(cut, make_pairs(), rate=1e-3, max_tokens=64)
     for left, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+        assert torch.allclose(left, other, atol=1e-5)
 
 
 def test_nothing_but_the_weights_is_changed(

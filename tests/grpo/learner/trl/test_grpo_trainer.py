@@ -126,9 +126,9 @@ def train_with_learner(
     return [learner.step(samples, of, on_policy=False) for _ in range(settings.epochs)]
 
 
-def distance(one: PreTrainedModel, other: PreTrainedModel) -> float:
+def distance(first: PreTrainedModel, second: PreTrainedModel) -> float:
     """Largest difference between two models in any weight."""
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
     return max(float((left - right).detach().abs().max()) for left, right in pairs)
 
 
@@ -140,7 +140,7 @@ def compare(
     kl: bool = False,
     epsilon: float = 1e-8,
 ) -> PreTrainedModel:
-    """Train two copies, one by each engine; the weights agree, and have gone far enough for that to mean something."""
+    """Train two copies, one by each engine; the weights agree, and have changed enough for the comparison."""
     reference = distant(policy.model) if kl else None
     ours, theirs = copy.deepcopy(policy.model), copy.deepcopy(policy.model)
     mine = train_with_learner(ours, policy, groups, settings, reference=reference, epsilon=epsilon)
@@ -148,10 +148,10 @@ def compare(
     assert distance(ours, theirs) < 1e-5
     assert distance(ours, policy.model) > 2e-4
     assert len(mine) == len(other) == 3
-    for one, two in zip(mine, other, strict=True):
-        assert one.keys() == two.keys()
+    for step, trl_step in zip(mine, other, strict=True):
+        assert step.keys() == trl_step.keys()
         for name in ("loss", "gradient_norm", "learning_rate"):
-            assert one[name] == pytest.approx(two[name], abs=1e-5)
+            assert step[name] == pytest.approx(trl_step[name], abs=1e-5)
     return ours
 
 

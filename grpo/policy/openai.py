@@ -11,13 +11,14 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, parse_assistant
 from grpo.policy.openai_endpoint import OpenAIEndpoint
-from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.renderers.chat_template import Renderer
 
 if TYPE_CHECKING:
@@ -39,37 +40,26 @@ class ChatPolicy:
         self.hash = endpoint.hash
 
     @asynccontextmanager
-    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[ChatSampler]:
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
         """See `Policy.sampler`."""
         async with self.endpoint.connect() as client:
-            yield ChatSampler(self.endpoint, client, renderer)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSampler:
-    """Stateless sampler: every turn sends the whole conversation."""
-
-    endpoint: OpenAIEndpoint
-    client: AsyncOpenAI
-    renderer: Renderer
-
-    def open(self) -> ChatSession:
-        """See `Sampler.open`."""
-        return ChatSession(self)
+            yield SessionFactory(partial(ChatSession, self.endpoint, client, renderer))
 
 
 class ChatSession:
     """One conversation and its number of turns."""
 
-    def __init__(self, sampler: ChatSampler) -> None:
-        self._sampler = sampler
+    def __init__(self, endpoint: OpenAIEndpoint, client: AsyncOpenAI, renderer: Renderer) -> None:
+        self._endpoint = endpoint
+        self._client = client
+        self._renderer = renderer
         self._turns = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`; the renderer encodes the returned message to tokens."""
-        sampler, tools = self._sampler, [tool.to_template() for tool in self._sampler.renderer.tools]
+        tools = [tool.to_template() for tool in self._renderer.tools]
         request: dict[str, Any] = {
-            "model": sampler.endpoint.model,
+            "model": self._endpoint.model,
             "messages": to_openai_messages(prompt.messages),
             "temperature": sampling.temperature,
             "max_tokens": sampling.max_new_tokens,
@@ -81,10 +71,10 @@ class ChatSession:
             request["extra_body"] = {"top_k": sampling.top_k}
         if tools:
             request["tools"] = tools
-        response = await sampler.endpoint.send(sampler.client.chat.completions.create(**request), "message")
+        response = await self._endpoint.send(self._client.chat.completions.create(**request), "message")
         self._turns += 1
         text = _to_text(response)
-        ids = sampler.renderer.encode_reply(Message(role="assistant", content=text))
+        ids = self._renderer.encode_reply(Message(role="assistant", content=text))
         message = parse_assistant(text)
         if response.choices[0].finish_reason == "length":
             return Generation(token_ids=ids[:-1], logprobs=None, stop="length", message=message)
@@ -109,39 +99,27 @@ class CompletionsPolicy:
         self.hash = policy_hash or endpoint.hash
 
     @asynccontextmanager
-    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[CompletionsSampler]:
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
         """See `Policy.sampler`."""
         async with self.endpoint.connect() as client:
-            yield CompletionsSampler(self.endpoint, client, renderer.stop_id)
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionsSampler:
-    """Sampler on a server that caches prefixes."""
-
-    endpoint: OpenAIEndpoint
-    client: AsyncOpenAI
-    stop_id: int
-
-    def open(self) -> CompletionsSession:
-        """See `Sampler.open`."""
-        return CompletionsSession(self)
+            yield SessionFactory(partial(CompletionsSession, self.endpoint, client, renderer.stop_id))
 
 
 class CompletionsSession:
     """One conversation with all its tokens so far."""
 
-    def __init__(self, sampler: CompletionsSampler) -> None:
-        self._sampler = sampler
+    def __init__(self, endpoint: OpenAIEndpoint, client: AsyncOpenAI, stop_id: int) -> None:
+        self._endpoint = endpoint
+        self._client = client
+        self._stop_id = stop_id
         self._ids: list[int] = []
         self._turns = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`. Raises `PolicyError` if the response lacks token ids or log-probabilities."""
-        sampler = self._sampler
         self._ids += prompt.new_ids
-        request = sampler.client.completions.create(
-            model=sampler.endpoint.model,
+        request = self._client.completions.create(
+            model=self._endpoint.model,
             prompt=self._ids,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -153,13 +131,13 @@ class CompletionsSession:
                 "return_tokens_as_token_ids": True,
                 "add_special_tokens": False,
                 "skip_special_tokens": False,
-                "stop_token_ids": [sampler.stop_id],
+                "stop_token_ids": [self._stop_id],
                 "top_k": sampling.top_k or -1,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
             },
         )
-        response = await sampler.endpoint.send(request, "text")
+        response = await self._endpoint.send(request, "text")
         self._turns += 1
         generation = self._read(response.choices[0])
         self._ids += generation.token_ids
@@ -169,7 +147,7 @@ class CompletionsSession:
         """No resource to release."""
 
     def _read(self, choice: CompletionChoice) -> Generation:
-        address, extra = self._sampler.endpoint.address, choice.model_extra or {}
+        address, extra = self._endpoint.address, choice.model_extra or {}
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
         ids = extra.get("token_ids") or _parse_token_ids((choice.logprobs and choice.logprobs.tokens) or ())
         if not ids or not logprobs or len(ids) != len(logprobs) or None in logprobs:
@@ -179,9 +157,9 @@ class CompletionsSession:
             )
         if extra.get("prompt_token_ids") not in (None, self._ids):
             raise PolicyError(f"{address} read other tokens than were sent; serve the model with its own tokenizer")
-        if choice.finish_reason != "length" and ids[-1] != self._sampler.stop_id:
+        if choice.finish_reason != "length" and ids[-1] != self._stop_id:
             raise PolicyError(
-                f"{address} ended a turn on token {ids[-1]}, not on the stop token {self._sampler.stop_id} of the "
+                f"{address} ended a turn on token {ids[-1]}, not on the stop token {self._stop_id} of the "
                 "renderer; serve the model with the tokenizer of its checkpoint and --generation-config vllm"
             )
         stop = "length" if choice.finish_reason == "length" else "stop"

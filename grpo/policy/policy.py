@@ -100,6 +100,13 @@ class Sampler(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SessionFactory:
+    """Sampler of a backend whose sessions share nothing but a client or an engine."""
+
+    open: Callable[[], Session]
+
+
 class Policy(Protocol):
     """A policy version, identified by the hash of its weights."""
 

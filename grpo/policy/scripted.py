@@ -13,13 +13,14 @@ import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grpo.config.loading import read_yaml
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message
-from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.renderers.chat_template import Renderer
 
 
@@ -34,36 +35,25 @@ class ScriptedPolicy:
         self.hash = hashlib.sha256(json.dumps(self._scripts).encode()).hexdigest()[:16]
 
     @asynccontextmanager
-    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[ScriptedSampler]:
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
         """See `Policy.sampler`."""
-        yield ScriptedSampler(self._scripts, renderer)
-
-
-class ScriptedSampler:
-    """Sampler for any number of conversations."""
-
-    def __init__(self, scripts: Sequence[Sequence[str]], renderer: Renderer) -> None:
-        self.scripts = scripts
-        self.renderer = renderer
-
-    def open(self) -> ScriptedSession:
-        """See `Sampler.open`."""
-        return ScriptedSession(self)
+        yield SessionFactory(partial(ScriptedSession, self._scripts, renderer))
 
 
 class ScriptedSession:
     """One conversation and its position in the script."""
 
-    def __init__(self, sampler: ScriptedSampler) -> None:
-        self._sampler = sampler
+    def __init__(self, scripts: Sequence[Sequence[str]], renderer: Renderer) -> None:
+        self._scripts = scripts
+        self._renderer = renderer
         self._turns = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """Return the next reply, truncated at `max_new_tokens`."""
-        script = self._sampler.scripts[sampling.seed % len(self._sampler.scripts)]
+        script = self._scripts[sampling.seed % len(self._scripts)]
         reply = Message(role="assistant", content=script[self._turns % len(script)])
         self._turns += 1
-        ids = self._sampler.renderer.encode_reply(reply)
+        ids = self._renderer.encode_reply(reply)
         truncated = ids[: sampling.max_new_tokens]
         return Generation(token_ids=truncated, logprobs=None, stop="stop" if len(truncated) == len(ids) else "length")
 

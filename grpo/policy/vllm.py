@@ -17,12 +17,12 @@ import json
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from grpo.errors import PolicyError
-from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.policy.transformers.model import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 
@@ -70,11 +70,11 @@ class VLLMPolicy:
         self.tokenizer = load_tokenizer(folder, chat_template=chat_template)
 
     @asynccontextmanager
-    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[VLLMSampler]:
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
         """See `Policy.sampler`; waits while the engine serves another policy."""
         engine.acquire(self)
         try:
-            yield VLLMSampler(engine, renderer.stop_id)
+            yield SessionFactory(partial(VLLMSession, engine, renderer.stop_id))
         finally:
             engine.release()
 
@@ -169,23 +169,12 @@ class Engine:
         return self._loop
 
 
-@dataclass(frozen=True, slots=True)
-class VLLMSampler:
-    """Sampler on the engine, which limits its own concurrency."""
-
-    engine: Engine
-    stop_id: int
-
-    def open(self) -> VLLMSession:
-        """See `Sampler.open`."""
-        return VLLMSession(self)
-
-
 class VLLMSession:
     """One conversation with all its tokens so far, which are in the engine's prefix cache."""
 
-    def __init__(self, sampler: VLLMSampler) -> None:
-        self._sampler = sampler
+    def __init__(self, engine: Engine, stop_id: int) -> None:
+        self._engine = engine
+        self._stop_id = stop_id
         self._ids: list[int] = []
         self._turns = 0
 
@@ -199,11 +188,11 @@ class VLLMSession:
             max_tokens=sampling.max_new_tokens,
             seed=sampling.turn_seed(self._turns),
             logprobs=0,
-            stop_token_ids=[self._sampler.stop_id],
+            stop_token_ids=[self._stop_id],
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        request_output = await self._sampler.engine.generate(list(self._ids), params)
+        request_output = await self._engine.generate(list(self._ids), params)
         output = request_output.outputs[0]
         ids = list(output.token_ids)
         if output.finish_reason not in ("stop", "length") or len(output.logprobs) != len(ids):
@@ -211,7 +200,7 @@ class VLLMSession:
         logprobs = [float(step[token].logprob) for step, token in zip(output.logprobs, ids, strict=True)]
         self._turns += 1
         self._ids += ids
-        stopped = ids[-1] == self._sampler.stop_id
+        stopped = ids[-1] == self._stop_id
         return Generation(
             token_ids=ids, logprobs=logprobs if sampling.unfiltered else None, stop="stop" if stopped else "length"
         )

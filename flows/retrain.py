@@ -60,8 +60,8 @@ def retrain(config: RetrainConfig) -> RetrainingReport:
                     name=config.name, verdict="nothing to do", reason=triggers.summary, triggers=triggers
                 )
                 retraining_report(report, None, folder)
-                completed = Completed(name="Nothing to do", message=triggers.summary, data=report)
-                return cast(RetrainingReport, completed)  # Prefect returns the data of a state to the caller
+                # the caller gets the data of a state
+                return cast(RetrainingReport, Completed(name="Nothing to do", message=triggers.summary, data=report))
             plan = _plan(config, pipeline, checked)
         _write_pending(pending, plan)
     return _train(plan, folder, pending)

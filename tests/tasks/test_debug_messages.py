@@ -11,13 +11,18 @@ import pytest
 def test_a_stage_logs_its_artifact(server: str, desk_config: dict[str, object], caplog: pytest.LogCaptureFixture):
     """At the level that GRPO_DEBUG enables."""
     from prefect import flow
-    from prefect.task_runners import ThreadPoolTaskRunner
 
-    from flows.scenarios import prepare_scenarios
+    from flows.pipeline import prepare_scenarios
     from grpo.config.pipeline import PipelineConfig
+    from tasks.executor import stage_executor
 
     config = PipelineConfig.model_validate(desk_config)
-    ledger = Ledger(ThreadPoolTaskRunner())
-    with caplog.at_level(logging.DEBUG, logger="flows"):
-        flow(lambda: prepare_scenarios(config.scenarios, ledger, config.store) and None, name="reading")()
+
+    @flow
+    def reading() -> None:
+        with stage_executor():
+            prepare_scenarios(config.scenarios, store=config.store)
+
+    with caplog.at_level(logging.DEBUG, logger="tasks"):
+        reading()
     assert "ingest is computed: " in caplog.text

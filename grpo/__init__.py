@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from grpo.notebook.engine import ComputationalGRPOEngine
     from grpo.notebook.trainer import MultiTurnGRPOTrainer, SingleTurnGRPOTrainer, train
     from grpo.notebook.tune import quick_hpo
-    from grpo.rewards.composite import CompositeReward
-    from grpo.rewards.function import reward_function
+    from grpo.rewards.composite import CompositeReward, MultiObjectiveReward
     from grpo.rewards.learned.safety import SafetyReward
-    from grpo.rewards.objectives import MultiObjectiveReward
     from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
-    from grpo.rewards.reward import RewardFunction, RewardResult
+    from grpo.rewards.reward import RewardFunction, RewardResult, reward_function
     from grpo.rewards.task import TaskCompletionReward
     from grpo.rewards.text.lexical import ConcisenessReward
     from grpo.rewards.text.quality import EngagementReward, HelpfulnessReward
@@ -55,12 +53,10 @@ _NAMES = {
     "grpo.environments.conversation": ("ConversationEnvironment",),
     "grpo.environments.presets": ("CONVERSATION_CONFIGS",),
     "grpo.environments.task": ("TaskEnvironment",),
-    "grpo.rewards.composite": ("CompositeReward",),
-    "grpo.rewards.function": ("reward_function",),
-    "grpo.rewards.objectives": ("MultiObjectiveReward",),
+    "grpo.rewards.composite": ("CompositeReward", "MultiObjectiveReward"),
     "grpo.rewards.presets": ("create_customer_service_reward", "create_domain_reward"),
     "grpo.rewards.text.quality": ("EngagementReward", "HelpfulnessReward"),
-    "grpo.rewards.reward": ("RewardFunction", "RewardResult"),
+    "grpo.rewards.reward": ("RewardFunction", "RewardResult", "reward_function"),
     "grpo.rewards.learned.safety": ("SafetyReward",),
     "grpo.rewards.task": ("TaskCompletionReward",),
     "grpo.rewards.text.lexical": ("ConcisenessReward",),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.rewards.judge.cache import AnswerCache
+from grpo.rewards.judge.judge import AnswerCache
 
 QUESTION = {"server": "a", "rubric": "r", "request": {"messages": ["x"]}}
 

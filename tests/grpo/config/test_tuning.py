@@ -1,7 +1,8 @@
-"""Search spaces: every dimension sets a live field, and what a field refuses is refused before the first trial."""
+"""Search spaces: every dimension sets an existing field, and invalid values are refused before the first trial."""
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -26,18 +27,18 @@ def plan(**changes: object) -> TuneConfig:
 
 
 @pytest.mark.parametrize(("name", "dimension"), DIMENSIONS)
-def test_every_dimension_of_a_named_space_changes_what_training_is_told(name: str, dimension: str):
-    """In a notebook: what learner and rollout read differs from one end to the next."""
+def test_every_dimension_of_a_named_space_changes_the_training_settings(name: str, dimension: str):
+    """In a notebook: the settings of learner and rollout differ from value to value."""
     boundary_values = get_search_space(name)[dimension].boundary_values()
-    told = [
+    settings = [
         (c.training(), c.rollout()) for c in (with_values(TrainingConfig(), {dimension: v}) for v in boundary_values)
     ]
-    assert all(one != other for k, one in enumerate(told) for other in told[:k])
+    assert all(left != right for left, right in combinations(settings, 2))
 
 
 @pytest.mark.parametrize(("name", "dimension"), DIMENSIONS)
 def test_every_dimension_of_a_named_space_changes_the_config_of_a_run(name: str, dimension: str):
-    """In the pipeline: another value makes another config, whose value is that one."""
+    """In the pipeline: each value gives a config with this value."""
     path, base = PIPELINE_PATHS[dimension], load_config(QUICKSTART)
     boundary_values = get_search_space(name, naming="pipeline")[path].boundary_values()
     configs = [with_values(base, {path: value}) for value in boundary_values]
@@ -53,8 +54,8 @@ def test_a_named_space_fits_the_shipped_configs(name: str):
     assert plan(search_space=name).space.keys() == get_search_space(name, naming="pipeline").keys()
 
 
-def test_spaces_differ_in_how_much_they_dare():
-    """The range of learning rates widens from conservative to aggressive."""
+def test_spaces_differ_in_their_range_of_learning_rates():
+    """The range widens from conservative to aggressive."""
     widths = []
     for name in ("conservative", "grpo", "aggressive"):
         low, _, high = get_search_space(name)["learning_rate"].boundary_values()
@@ -63,14 +64,14 @@ def test_spaces_differ_in_how_much_they_dare():
     assert set(get_search_space("full")) > set(get_search_space("grpo"))
 
 
-def test_an_unknown_space_is_refused_with_those_that_there_are():
-    """Not taken for an empty one."""
+def test_an_unknown_space_is_refused_with_the_known_names():
+    """It is not an empty space."""
     with pytest.raises(ConfigError, match="'bold'; there are grpo, full"):
         get_search_space("bold")
 
 
-def test_a_space_of_ones_own_is_a_dict():
-    """All four types; what stands in the guide."""
+def test_a_custom_space_is_a_dict():
+    """All four types, as in the guide."""
     config = HPOConfig.model_validate(
         {
             "search_space": {
@@ -92,7 +93,7 @@ def test_a_space_of_ones_own_is_a_dict():
 
 
 @pytest.mark.parametrize(
-    ("dimension", "told"),
+    ("dimension", "message"),
     [
         ({"type": "loguniform", "low": 0.0, "high": 1.0}, "greater than 0"),
         ({"type": "uniform", "low": 1.0, "high": 1.0}, "low 1.0 is not below high 1.0"),
@@ -102,14 +103,14 @@ def test_a_space_of_ones_own_is_a_dict():
         ({"type": "uniform", "low": 0.0, "high": 1.0, "step": 0.1}, "step"),
     ],
 )
-def test_a_dimension_that_is_none_is_refused(dimension: dict[str, object], told: str):
-    """With what is wrong."""
-    with pytest.raises(ValidationError, match=told):
+def test_an_invalid_dimension_is_refused(dimension: dict[str, object], message: str):
+    """With the reason."""
+    with pytest.raises(ValidationError, match=message):
         HPOConfig.model_validate({"search_space": {"beta": dimension}})
 
 
 @pytest.mark.parametrize(
-    ("path", "dimension", "told"),
+    ("path", "dimension", "message"),
     [
         (
             "clip_range",
@@ -123,11 +124,11 @@ def test_a_dimension_that_is_none_is_refused(dimension: dict[str, object], told:
         ("algorithm", {"type": "categorical", "choices": ["grpo", "genetic"]}, "genetic"),
     ],
 )
-def test_what_the_field_itself_refuses_is_refused_before_the_first_trial(path: str, dimension: object, told: str):
-    """A name that is none, and an end outside the bounds of the field."""
+def test_a_dimension_outside_of_its_field_is_refused_before_the_first_trial(path: str, dimension: object, message: str):
+    """An unknown name, and an end outside the bounds of the field."""
     config = HPOConfig.model_validate({"search_space": {path: dimension}})
     assert not isinstance(config.search_space, str)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         check_space(config.search_space, TrainingConfig())
 
 
@@ -142,8 +143,8 @@ def test_what_the_field_itself_refuses_is_refused_before_the_first_trial(path: s
         "seed",
     ],
 )
-def test_what_would_make_trials_incomparable_is_no_dimension(path: str):
-    """Length, start, data and what is measured are the same for all."""
+def test_a_dimension_that_makes_trials_incomparable_is_refused(path: str):
+    """Length, base policy, data and metric are the same for all trials."""
     with pytest.raises(ConfigError, match=f"dimension {path} would make trials that cannot be compared"):
         plan(search_space={path: {"type": "int", "low": 1, "high": 2}})
 
@@ -156,7 +157,7 @@ def test_a_dimension_that_the_algorithm_does_not_read_is_refused(tmp_path: Path)
 
 
 def test_trials_of_larger_groups_have_fewer_iterations():
-    """8 iterations of 32 × 8 episodes are 4 of 32 × 16 and 16 of 32 × 4; the best plays as many as the base's 42."""
+    """8 iterations of 32 × 8 episodes are 4 of 32 × 16 and 16 of 32 × 4; the best has as many as the 42 of the base."""
     config = plan(iterations=8)
     counts = [config.trial({"rollout.group_size": size}).training.iterations for size in (4, 8, 16)]
     assert counts == [16, 8, 4]
@@ -165,7 +166,7 @@ def test_trials_of_larger_groups_have_fewer_iterations():
 
 
 def test_a_trial_differs_from_the_base_in_its_values_and_its_length_alone():
-    """Data, start, reward and seeds are those of the base."""
+    """Data, base policy, reward and seeds are those of the base."""
     config = plan(iterations=42)
     trial = config.trial({"training.learning_rate": 1e-4})
     assert isinstance(trial, PipelineConfig)
@@ -176,26 +177,26 @@ def test_a_trial_differs_from_the_base_in_its_values_and_its_length_alone():
     "url", ["postgresql://tuner:sesame@localhost/studies", "postgresql://tuner@localhost/studies?password=sesame"]
 )
 def test_a_password_in_the_address_of_the_storage_is_refused_and_not_repeated(url: str):
-    """It would end up in logs and records."""
+    """It would be stored in logs and records."""
     with pytest.raises(ConfigError, match="PGPASSWORD") as refused:
         plan(storage=url)
     assert "sesame" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "studies.db"])
-def test_a_storage_that_nobody_else_could_read_is_refused(url: str):
-    """Memory, and what is no URL."""
+def test_a_storage_that_ends_with_its_process_is_refused(url: str):
+    """Memory, and a text that is not a URL."""
     with pytest.raises(ConfigError, match="storage"):
         plan(storage=url)
 
 
 def test_a_pruner_without_pruning_is_refused():
-    """It would not be read."""
+    """It would be ignored."""
     with pytest.raises(ValidationError, match="not read without pruning"):
         HPOConfig(pruning=False, pruner="successive_halving")
 
 
-def test_the_shipped_study_is_read(monkeypatch: pytest.MonkeyPatch):
+def test_the_shipped_study_is_valid(monkeypatch: pytest.MonkeyPatch):
     """Its base is the quickstart."""
     monkeypatch.chdir(ROOT)
     config = load_settings(ROOT / "data" / "configs" / "tune.yaml", TuneConfig)

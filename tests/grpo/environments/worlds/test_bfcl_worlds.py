@@ -33,7 +33,7 @@ def _playable() -> list[Scenario]:
 
 
 async def _play(scenario: Scenario, calls: Sequence[dict[str, Any]]) -> bool:
-    """Whether an agent that makes these calls and then only talks is successful."""
+    """Success of an agent that makes these calls and then only replies."""
     state = await WORLD.reset(scenario)
     for call in calls:
         made = ToolCall(name=call["name"], arguments=call["arguments"])
@@ -45,7 +45,7 @@ async def _play(scenario: Scenario, calls: Sequence[dict[str, Any]]) -> bool:
 
 @published
 def test_the_published_calls_run_in_every_task_but_one():
-    """199 tasks with 1137 calls, none of them refused."""
+    """199 tasks with 1137 calls, none of which fails."""
 
     async def run() -> tuple[int, int, list[str]]:
         tasks = _playable()
@@ -83,8 +83,8 @@ def test_amounts_that_later_calls_use_are_those_that_earlier_calls_returned():
 
 
 @published
-def test_the_task_that_is_not_playable_says_why():
-    """Its ticket has words for a number, which the tool's own documents forbid."""
+def test_the_unplayable_task_is_named_with_its_reason():
+    """Its ticket has words for a number, which the documents of the tool forbid."""
     (scenario,) = [scenario for scenario in bfcl_scenarios() if scenario.id == NOT_PLAYABLE]
     with pytest.raises(DataError, match=r"173 is not playable.*close_ticket.*'ticket_001' is not of type 'integer'"):
         asyncio.run(WORLD.reset(scenario))
@@ -92,7 +92,7 @@ def test_the_task_that_is_not_playable_says_why():
 
 @published
 def test_the_published_calls_succeed_and_silence_fails():
-    """An agent that makes the expected calls is successful in all 199 tasks; one that only talks in none."""
+    """An agent that makes the expected calls succeeds in all 199 tasks; one without calls in none."""
 
     async def run() -> tuple[int, int]:
         tasks = _playable()
@@ -118,7 +118,7 @@ async def _play_by_turn(scenario: Scenario, calls: Sequence[dict[str, Any]]) -> 
 
 @published
 def test_tasks_whose_first_tool_comes_late_are_played_to_the_end():
-    """With the first expected tool held back, the same 199 tasks succeed by the expected calls and none by silence."""
+    """With the first expected tool held back, the same 199 tasks succeed by the expected calls and none without."""
 
     async def run() -> tuple[int, int]:
         tasks = [task for scenario in _playable() if (task := held_back(scenario)) is not None]
@@ -146,7 +146,7 @@ def test_the_published_tasks_with_a_missing_function_are_played():
 
 
 @published
-def test_what_is_left_undone_fails():
+def test_a_missing_last_change_fails():
     """Without the last call that changed something, no task is a success."""
 
     async def run() -> list[str]:
@@ -220,8 +220,8 @@ def test_numbers_are_calculated():
     assert [result.get("result") for result in results] == [3.0, 1.41, 1.0, 3.0, 5000.0, None, None, None]
 
 
-def test_messages_need_a_login_and_a_receiver_who_is_there():
-    """The fifth person gets the fifth id; what was deleted is gone."""
+def test_messages_need_a_login_and_a_known_receiver():
+    """The fifth person gets the fifth id; deleted messages are gone."""
     results, state = run_calls(
         "MessageAPI", {},
         ("send_message", {"receiver_id": "USR002", "message": "Hi"}), ("message_login", {"user_id": "USR001"}),
@@ -235,8 +235,8 @@ def test_messages_need_a_login_and_a_receiver_who_is_there():
     assert (results[7]["messages"], state["inbox"]) == ({}, [])
 
 
-def test_posts_belong_to_who_is_logged_in():
-    """Nothing is posted before; a comment needs its post; a second retweet is none."""
+def test_posts_belong_to_the_logged_in_user():
+    """Nothing is posted before; a comment needs its post; a second retweet fails."""
     results, state = run_calls(
         "TwitterAPI", {},
         ("post_tweet", {"content": "no"}), ("authenticate_twitter", {"username": "john", "password": "x"}),
@@ -259,7 +259,7 @@ def test_posts_belong_to_who_is_logged_in():
     assert state["comments"] == {"0": [{"username": "john", "content": "Hi"}]}
 
 
-def test_tickets_are_opened_by_who_is_logged_in_and_closed_once():
+def test_tickets_need_a_login_and_are_closed_once():
     """Priorities go from 1 to 5, and only four fields can be edited."""
     results, state = run_calls(
         "TicketAPI", {},
@@ -280,7 +280,7 @@ def test_tickets_are_opened_by_who_is_logged_in_and_closed_once():
 
 
 def test_messages_are_found_as_the_tasks_write_them():
-    """One text, several, or several by sender, under one receiver."""
+    """One text, several, or several by sender, of one receiver."""
     inbox = [{"USR001": "Hi"}, {"USR002": ["Ho", "Hu"]}, {"USR003": {"USR001": ["He"]}}, {"USR004": {}}]
     results, _ = run_calls("MessageAPI", {"current_user": "USR001", "inbox": inbox}, ("view_messages_sent", {}))
     assert results == [{"messages": {"USR001": ["Hi"], "USR002": ["Ho", "Hu"], "USR003": ["He"]}}]

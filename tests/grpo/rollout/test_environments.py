@@ -159,9 +159,9 @@ def test_a_simulated_users_fault_fails_its_episode_and_is_not_rewarded(policy: T
     assert {t.stop for t in played} == {"failed"}
     for trajectory in played:
         assert trajectory.error is not None
-        assert trajectory.error.startswith("UserError: scenario g")
+        assert trajectory.error.startswith("SimulatedUserError: scenario g")
         assert (trajectory.total_reward, trajectory.outcome) == (None, None)
-    with pytest.raises(BudgetError, match=r"4 of 4 episodes failed.*UserError"):
+    with pytest.raises(BudgetError, match=r"4 of 4 episodes failed.*SimulatedUserError"):
         _collect(policy, make_environment(settings), GOALS, error_budget=0.5)
 
 

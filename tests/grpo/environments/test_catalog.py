@@ -1,13 +1,11 @@
-"""Scenarios that cannot be played are known before anything is played."""
+"""Scenarios that an environment cannot play."""
 
 from __future__ import annotations
 
 import pytest
 
 from grpo.config.environments import ConversationSettings, SimulatedUserSettings, SupportDeskSettings, TaskSettings
-from grpo.environments.catalog import WORLDS, find_unplayable, unplayable_reasons
-from grpo.environments.environment import SingleTurnEnvironment
-from grpo.environments.task import TaskEnvironment
+from grpo.environments.catalog import find_unplayable
 from grpo.errors import BudgetError
 from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
 from grpo.scenarios.scenario import Scenario
@@ -48,12 +46,6 @@ def test_the_users_model_is_not_called():
 def test_an_environment_accepts_all_scenarios_by_default():
     """The order desk has no check of its own."""
     assert find_unplayable(SupportDeskSettings(kind="support_desk"), SCRIPTED, max_fraction=0.0) == {}
-
-
-def test_a_wrapper_refuses_the_scenarios_of_the_wrapped_environment():
-    """Single-turn episodes need a world as well."""
-    world = SingleTurnEnvironment(TaskEnvironment(worlds=WORLDS))
-    assert list(unplayable_reasons(world, [*SCRIPTED, BREWING])) == ["b"]
 
 
 @pytest.mark.skipif(not (PUBLISHED / "tau2_bench").exists(), reason="the published tasks of tau2_bench are not here")

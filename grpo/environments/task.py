@@ -99,7 +99,7 @@ class TaskEnvironment(ConversationEnvironment):
             return self._answer(state, {"error": action.malformed})
         if not action.tool_calls:
             return await self._user_turn(state)
-        offered, results = self._offered(state.scenario, turn=_user_turn(state)), []
+        offered, results = self._offered(state.scenario, turn=_user_turn_index(state)), []
         for call in action.tool_calls:
             world, result, _ = await self._try_call(state.world, offered, call)
             state = state.after(
@@ -111,7 +111,7 @@ class TaskEnvironment(ConversationEnvironment):
     async def _user_turn(self, state: EnvironmentState) -> StepResult:
         """Let the user answer; the schemas of tools that come with this turn are appended to the message."""
         result = await super()._user_turn(state)
-        lines = [] if result.response is None else self._schemas(state.scenario, turn=_user_turn(result.state))
+        lines = [] if result.response is None else self._schemas(state.scenario, turn=_user_turn_index(result.state))
         if result.response is None or not lines:
             return result
         response = replace(result.response, content="\n".join((result.response.content, *lines)))
@@ -286,7 +286,7 @@ def _matches(expected: Mapping[str, Any], call: ToolCall) -> bool:
     )
 
 
-def _user_turn(state: EnvironmentState) -> int:
+def _user_turn_index(state: EnvironmentState) -> int:
     """Index of the user's last turn."""
     return sum(message.role == "user" for message in state.history) - 1
 

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
+from grpo.config.base import Settings
+from grpo.config.loading import load_settings
 from grpo.environments.support_desk.desk import REPLACE_BELOW, RETURN_DAYS
 from grpo.scenarios.scenario import Difficulty, Expected, Metadata, Scenario
 
@@ -27,13 +26,11 @@ _NUMBERS = tuple(n for n in range(1000, 10000) if len(set(str(n))) == 4)
 """Order numbers of four different digits: a tiny model can copy them."""
 
 
-class Phrasebook(BaseModel):
+class Phrasebook(Settings):
     """Templates of customer messages: frames around complaints, and sentences with the order number.
 
     In a sentence `[a|b|c]` is replaced by one of a, b and c.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     order_numbers: tuple[float, float]
     """Share of a fixed shuffle of all order numbers that this book uses, as [from, to)."""
@@ -60,7 +57,7 @@ class Phrasebook(BaseModel):
     @classmethod
     def load(cls, path: Path) -> Phrasebook:
         """Read a phrasebook from YAML."""
-        return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return load_settings(path, cls)
 
     def orders(self) -> list[str]:
         """Order numbers of this book."""

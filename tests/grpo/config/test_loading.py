@@ -134,23 +134,6 @@ def test_infinite_numbers_and_nan_are_refused(kind: type[Settings], document: di
     assert "finite number" in error
 
 
-@pytest.mark.parametrize(
-    ("kind", "document", "message"),
-    [
-        (TrainingSettings, {"length_normalizer": 9}, "with algorithm grpo; leave it out, or set algorithm to dr_grpo"),
-        (TrainingSettings, {"algorithm": "rloo", "clip_low": 0.1}, "with algorithm rloo; leave it out"),
-        (TrainingSettings, {"update_timeout_s": 9.0}, "with processes 1; leave it out"),
-        (RolloutSettings, {"max_rounds": 2}, "without informative_groups; leave it out"),
-    ],
-)
-def test_a_setting_that_another_one_makes_ineffective_is_refused(
-    kind: type[Settings], document: dict[str, Any], message: str
-):
-    """The error names both settings and the remedy."""
-    (error,) = _errors(kind, document)
-    assert error.endswith(f" {[*document][-1]} is not read {message}")
-
-
 # ---- bounded YAML ----------------------------------------------------------------------------------------------------
 
 

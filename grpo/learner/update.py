@@ -134,12 +134,11 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     if critic is not None and process_group.rank == 0:
         critic.save(request.target)
     model_cache.put(policy)
-    samples = [sample for members in batch.groups for sample in members][:_KL_SAMPLES]
     tokens_per_s = sum(metrics["processed_tokens"] for metrics in steps) / seconds
     names = ("entropy", "clip_share", "ratio", "gradient_norm", "learning_rate", "loss", "margin")
     return UpdateMetrics(
         informative_share=batch.informative_share,
-        kl_to_base=reference_kl(reference.model, samples, max_tokens=learner.microbatch_tokens),
+        kl_to_base=reference_kl(reference.model, batch.samples[:_KL_SAMPLES], max_tokens=learner.microbatch_tokens),
         **{name: float(np.mean([metrics[name] for metrics in steps])) for name in names if name in steps[0]},
         tokens=int(sum(metrics["tokens"] for metrics in steps)),
         clipped_rewards=batch.clipped_rewards,

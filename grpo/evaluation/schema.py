@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from grpo.learner.metrics import UpdateMetrics
+
 SCHEMA_VERSION: Final = "1"
 
 
@@ -80,8 +82,10 @@ class Decision(_Part):
     checks: tuple[GateCheck, ...] = ()
 
 
-class IterationMetrics(_Part):
-    """Metrics of one iteration of rollout, score and train."""
+class IterationMetrics(UpdateMetrics):
+    """Metrics of one iteration: its rollout, and its update."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     index: int
     rounds: int = 1
@@ -93,35 +97,8 @@ class IterationMetrics(_Part):
     """Mean of each reward component."""
     highly_correlated: tuple[str, ...] = ()
     """Pairs of reward components with a high correlation, and its value."""
-    informative_share: float
-    kl_to_base: float
-    entropy: float
-    clip_share: float
-    """Share of trained tokens whose ratio was clipped."""
-    gradient_norm: float
-    learning_rate: float
     truncated_share: float
     failed_share: float
-    tokens: int
-    """Tokens under the loss."""
-    clipped_rewards: int = 0
-    """Rewards beyond `training.reward_clip`."""
-    loss: float = 0.0
-    """Near 0 on-policy: the advantages of a group sum to 0."""
-    ratio: float = 1.0
-    """Mean importance ratio."""
-    mismatch_kl: float = 0.0
-    """KL(sampler ‖ policy) before the first step, nats per token."""
-    step_kl: float | None = None
-    """KL(old ‖ new) of a trust-region step."""
-    margin: float | None = None
-    """Reward margin of dpo: chosen minus rejected."""
-    value_loss: float | None = None
-    """Loss of the critic."""
-    tokens_per_s: float | None = None
-    """Training throughput."""
-    mfu: float | None = None
-    """Model FLOPs utilization, where the accelerator's peak is known."""
 
 
 class ReportTurn(_Part):

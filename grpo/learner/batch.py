@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,16 @@ class Batch:
     def informative_share(self) -> float:
         """Share of informative groups."""
         return self.informative / self.group_count
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples of all groups."""
+        return [sample for members in self.groups for sample in members]
+
+    def with_samples(self, samples: Iterable[Sample]) -> Batch:
+        """The batch with other samples in place of its own, in the same order and groups."""
+        rest = iter(samples)
+        return replace(self, groups=tuple(tuple(next(rest) for _ in members) for members in self.groups))
 
 
 def build_batch(

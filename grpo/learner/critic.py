@@ -65,7 +65,7 @@ class Critic:
         The value beyond the end is that of the last state for a truncated episode, 0 for a terminated one. With
         `scale`, advantages have mean 0 and standard deviation 1 over all tokens.
         """
-        samples = [sample for members in batch.groups for sample in members]
+        samples = batch.samples
         order = {id(sample): index for index, sample in enumerate(samples)}
         states_of: list[tuple[torch.Tensor, torch.Tensor]] = [(torch.empty(0), torch.empty(0))] * len(samples)
         for micro in microbatches(samples, max_tokens=max_tokens):
@@ -97,10 +97,9 @@ class Critic:
             everything = np.concatenate(advantages)
             mean, std = everything.mean(), everything.std() + _EPSILON
             advantages = [(advantage - mean) / std for advantage in advantages]
-        updated = iter([_with_advantages(*pair) for pair in zip(samples, advantages, strict=True)])
         device = model.device
-        groups = tuple(tuple(next(updated) for _ in members) for members in batch.groups)
-        return replace(batch, groups=groups), ValueTargets(
+        updated = batch.with_samples(_with_advantages(*pair) for pair in zip(samples, advantages, strict=True))
+        return updated, ValueTargets(
             states=torch.cat([tokens for tokens, _ in states_of]),
             values=torch.from_numpy(np.concatenate(values)).float().to(device),
             returns=torch.from_numpy(np.concatenate(returns)).float().to(device),

@@ -69,7 +69,7 @@ class ProcessGroup:
 
 
 class UpdateRequest(BaseModel):
-    """Arguments of `update`, for each worker."""
+    """Arguments of an update, for each of its processes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -24,15 +24,14 @@ def train_with_learner(learner: Learner, batch: Batch, *, seed: int, iteration: 
     """Train on the rollout once an epoch, in steps of whole groups; returns metrics and the mismatch KL."""
     settings = learner.settings
     rng = np.random.default_rng([seed, iteration])
-    groups, mismatch = batch.groups, 0.0
+    mismatch = 0.0
     if settings.importance_sampling_cap is not None:
-        samples, mismatch = _off_policy(learner, [sample for members in groups for sample in members])
-        corrected = iter(samples)
-        groups = tuple(tuple(next(corrected) for _ in members) for members in groups)
+        samples, mismatch = _off_policy(learner, batch.samples)
+        batch = batch.with_samples(samples)
     minibatches = [
         minibatch
         for _ in range(settings.epochs)
-        for minibatch in make_minibatches(groups, groups_per_step=settings.groups_per_step, rng=rng)
+        for minibatch in make_minibatches(batch.groups, groups_per_step=settings.groups_per_step, rng=rng)
     ]
     denominators = Denominators(
         sequences=max(1, batch.sample_count * settings.epochs // len(minibatches)),

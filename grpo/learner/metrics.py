@@ -8,21 +8,28 @@ from pydantic import BaseModel, ConfigDict
 class UpdateMetrics(BaseModel):
     """Metrics of one update; means are over the completion tokens."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
     informative_share: float = 0.0
+    """Share of groups with an advantage other than 0."""
     kl_to_base: float
+    """KL(sampler ‖ base), nats a token."""
     entropy: float
+    """Nats a token."""
     clip_share: float = 0.0
+    """Share of tokens whose importance ratio was clipped."""
     ratio: float = 1.0
+    """Mean importance ratio."""
     gradient_norm: float = 0.0
     learning_rate: float = 0.0
     loss: float = 0.0
+    """Near 0 on-policy: the advantages of a group sum to 0."""
     tokens: int = 0
+    """Tokens under the loss."""
     clipped_rewards: int = 0
-    """Rewards beyond `reward_clip`."""
+    """Rewards beyond `training.reward_clip`."""
     mismatch_kl: float = 0.0
-    """KL(sampler ‖ policy) before the first step, measured with an importance_sampling_cap."""
+    """KL(sampler ‖ policy) before the first step, nats a token; measured with an importance_sampling_cap."""
     step_kl: float | None = None
     """KL(old ‖ new) of a trust-region step."""
     margin: float | None = None

@@ -78,7 +78,7 @@ def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> PackedBa
     if any(sample.loss_mask[0] for sample in samples):
         raise DataError("a sequence begins with a completion token; a prompt of at least one token must precede it")
     prompts = {_prompt(sample): sample.token_ids[: _prompt_length(sample)] for sample in samples}
-    common = _common_length(list(prompts.values()))
+    common = common_prefix_length(list(prompts.values()))
     row: list[NDArray[np.int32]] = []
     levels: list[list[_Segment]] = [[], [], []]
     end = 0
@@ -149,7 +149,7 @@ def microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
     for sample in sorted(samples, key=_prompt):
         key, start = _prompt(sample), _prompt_length(sample)
         prompt, own = sample.token_ids[:start], len(sample.token_ids) - start
-        shared = common[: _common_length([common, prompt])]
+        shared = common[: common_prefix_length([common, prompt])]
         more = (prompts, prompt_tokens) if key == known else (prompts + 1, prompt_tokens + start)
         size = len(shared) + more[1] - more[0] * len(shared) + own_tokens + own
         expansion_fits = full_tokens + len(sample.token_ids) <= _MAX_EXPANSION * max_tokens
@@ -174,7 +174,7 @@ def _prompt(sample: MaskedSequence) -> bytes:
     return sample.token_ids[: _prompt_length(sample)].tobytes()
 
 
-def _common_length(sequences: Sequence[NDArray[np.int32]]) -> int:
+def common_prefix_length(sequences: Sequence[NDArray[np.int32]]) -> int:
     """Length of the longest common prefix."""
     first, shortest = sequences[0], min(map(len, sequences))
     same = np.ones(shortest, dtype=np.bool_)

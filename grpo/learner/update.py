@@ -56,65 +56,43 @@ def update(
     seed: int,
     iteration: int,
     base_artifact: Artifact | None = None,
-    process_group: ProcessGroup | None = None,
 ) -> UpdateMetrics:
     """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
 
     The policy comes from the model cache where it is there, and returns to it under its new hash. A checkpoint of
-    adapters records their `base_artifact`. With several processes this starts the workers, each of which calls it again
-    with its `process_group`; rank 0 writes.
+    adapters records their `base_artifact`. With `settings.processes` above 1 the update runs in that many workers.
     Raises `NoLearningSignal` when the first iteration has none and `UpdateSkipped` when a later one has none,
     `RatioError`, `PolicyError`, and `NoEffect` when no weight changed.
     """
+    request = UpdateRequest(
+        scored=tuple(scored),
+        parent=parent,
+        base=base,
+        target=target,
+        settings=settings,
+        seed=seed,
+        iteration=iteration,
+        base_artifact=base_artifact,
+        launcher=os.getpid(),
+    )
     try:
-        return _update(
-            scored,
-            parent,
-            base,
-            target,
-            settings,
-            seed=seed,
-            iteration=iteration,
-            base_artifact=base_artifact,
-            process_group=process_group,
-        )
+        if settings.processes > 1:
+            return UpdateMetrics.model_validate_json(run_workers(request))
+        return run_update(request, ProcessGroup())
     except NoLearningSignal as error:
-        if iteration == 0 or process_group is not None:
+        if iteration == 0:
             raise
         logger.info("iteration %d leaves the policy unchanged: %s", iteration, error)
         raise UpdateSkipped(_measure_unchanged(scored, parent, base, max_tokens=settings.microbatch_tokens)) from error
 
 
-def _update(
-    scored: Sequence[Path],
-    parent: Path,
-    base: Path,
-    target: Path,
-    settings: TrainingSettings,
-    *,
-    seed: int,
-    iteration: int,
-    base_artifact: Artifact | None,
-    process_group: ProcessGroup | None,
-) -> UpdateMetrics:
-    if process_group is None and settings.processes > 1:
-        request = UpdateRequest(
-            scored=tuple(scored),
-            parent=parent,
-            base=base,
-            target=target,
-            settings=settings,
-            seed=seed,
-            iteration=iteration,
-            base_artifact=base_artifact,
-            launcher=os.getpid(),
-        )
-        return UpdateMetrics.model_validate_json(run_workers(request))
-    process_group = process_group or ProcessGroup()
-    state = read_state(parent)
-    policy, reference = _open(parent, base, settings, seed=seed)
+def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMetrics:
+    """Run this process's part of an update; rank 0 writes the checkpoint. Raises as `update` does."""
+    settings, seed, iteration = request.settings, request.seed, request.iteration
+    state = read_state(request.parent)
+    policy, reference = _open(request.parent, request.base, settings, seed=seed)
     before = weights_hash(policy.model)
-    groups = group(read_all(scored))
+    groups = group(read_all(request.scored))
     batch = build_batch(
         groups,
         settings,
@@ -127,12 +105,12 @@ def _update(
     learner = learner_class(
         policy.model, settings, reference=reference.model if settings.beta else None, process_group=process_group
     )
-    resume(learner, parent)
+    resume(learner, request.parent)
     critic, value_loss, mismatch = None, None, 0.0
     if algorithm.critic:
         width = policy.model.config.hidden_size
         critic = Critic(width, settings.critic, seed=seed, device=policy.model.device)
-        critic.resume(parent)
+        critic.resume(request.parent)
         batch, value_targets = critic.estimate_advantages(
             policy.model, batch, max_tokens=learner.microbatch_tokens, scale=algorithm.scale_by_std
         )
@@ -148,29 +126,19 @@ def _update(
         steps, mismatch = train_with_learner(learner, batch, seed=seed, iteration=iteration)
     seconds = time.perf_counter() - began
     policy.hash = weights_hash(policy.model)
-    if policy.hash == before and algorithm.update == "trust_region":
-        raise NoLearningSignal(
-            f"no learning signal: iteration {iteration} has no step within KL {settings.trust_region.max_kl:g} that "
-            "lowers the loss; raise training.trust_region.line_search_steps or max_kl"
-        )
     if policy.hash == before:
-        raise NoEffect(
-            f"no effect: iteration {iteration} changed no weight (learning rate "
-            f"{steps[-1]['learning_rate']:g}, gradient norm {steps[-1]['gradient_norm']:g}); "
-            "raise training.learning_rate"
-        )
-    target.mkdir(parents=True, exist_ok=True)
-    adapter_base = base_artifact if has_adapters(policy.model) else None
-    save(policy, learner, target, parent=state.policy_hash, base=adapter_base)
+        raise _unchanged_error(request, steps[-1], is_trust_region=algorithm.update == "trust_region")
+    request.target.mkdir(parents=True, exist_ok=True)
+    adapter_base = request.base_artifact if has_adapters(policy.model) else None
+    save(policy, learner, request.target, parent=state.policy_hash, base=adapter_base)
     if critic is not None and process_group.rank == 0:
-        critic.save(target)
+        critic.save(request.target)
     model_cache.put(policy)
-    samples = [sample for members in batch.groups for sample in members][:_KL_SAMPLES]
     tokens_per_s = sum(metrics["processed_tokens"] for metrics in steps) / seconds
     names = ("entropy", "clip_share", "ratio", "gradient_norm", "learning_rate", "loss", "margin")
     return UpdateMetrics(
         informative_share=batch.informative_share,
-        kl_to_base=reference_kl(reference.model, samples, max_tokens=learner.microbatch_tokens),
+        kl_to_base=reference_kl(reference.model, batch.samples[:_KL_SAMPLES], max_tokens=learner.microbatch_tokens),
         **{name: float(np.mean([metrics[name] for metrics in steps])) for name in names if name in steps[0]},
         tokens=int(sum(metrics["tokens"] for metrics in steps)),
         clipped_rewards=batch.clipped_rewards,
@@ -181,6 +149,21 @@ def _update(
         mfu=model_flops_utilization(
             policy.model, tokens_per_s=tokens_per_s / process_group.size, precision=settings.precision
         ),
+    )
+
+
+def _unchanged_error(
+    request: UpdateRequest, step: dict[str, float], *, is_trust_region: bool
+) -> NoLearningSignal | NoEffect:
+    if is_trust_region:
+        return NoLearningSignal(
+            f"no learning signal: iteration {request.iteration} has no step within KL "
+            f"{request.settings.trust_region.max_kl:g} that lowers the loss; raise "
+            "training.trust_region.line_search_steps or max_kl"
+        )
+    return NoEffect(
+        f"no effect: iteration {request.iteration} changed no weight (learning rate {step['learning_rate']:g}, "
+        f"gradient norm {step['gradient_norm']:g}); raise training.learning_rate"
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from grpo.learner.distributed import ERROR, METRICS, ErrorReport, ProcessGroup, UpdateRequest
-from grpo.learner.update import update
+from grpo.learner.update import run_update
 
 _POLL_S = 1.0
 """Seconds between two checks that the launcher is alive."""
@@ -33,17 +33,7 @@ def main(path: Path) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     process_group = ProcessGroup(rank=distributed.get_rank(), size=distributed.get_world_size())
-    metrics = update(
-        request.scored,
-        request.parent,
-        request.base,
-        request.target,
-        request.settings,
-        seed=request.seed,
-        iteration=request.iteration,
-        base_artifact=request.base_artifact,
-        process_group=process_group,
-    )
+    metrics = run_update(request, process_group)
     if process_group.rank == 0:
         path.with_name(METRICS).write_text(metrics.model_dump_json(), encoding="utf-8")
     distributed.destroy_process_group()

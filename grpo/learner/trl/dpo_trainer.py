@@ -24,6 +24,7 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference, DPOTrainer
 from trl.trainer.utils import pad
 
 from grpo.errors import ConfigError, DataError, NoLearningSignal
+from grpo.learner.packing import common_prefix_length
 from grpo.learner.trl.loop import (
     LearningRateSchedule,
     ScheduledLR,
@@ -94,8 +95,7 @@ def make_preference_pairs(groups: Sequence[TrajectoryGroup]) -> PairingResult:
 def _make_pair(chosen: Trajectory, rejected: Trajectory) -> TokenizedPair:
     """A pair whose prompt is the common prefix before the first completion token of either."""
     start = min(int(chosen.loss_mask.argmax()), int(rejected.loss_mask.argmax()))
-    same = chosen.token_ids[:start] == rejected.token_ids[:start]
-    start = start if same.all() else int(same.argmin())
+    start = common_prefix_length([chosen.token_ids[:start], rejected.token_ids[:start]])
     return TokenizedPair(
         prompt_ids=chosen.token_ids[:start],
         chosen_ids=chosen.token_ids[start:],

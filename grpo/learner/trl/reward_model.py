@@ -20,6 +20,7 @@ from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
 from grpo.errors import DataError, PolicyError, RewardError, Unscored
+from grpo.learner.packing import common_prefix_length
 from grpo.learner.trl.dpo_trainer import TokenizedPair
 from grpo.learner.trl.loop import WithoutTelemetry, rows_per_pass, run_trainer, training_arguments
 from grpo.messages import Message
@@ -233,9 +234,7 @@ class NeuralRewardTrainer:
 def _tokenize_pair(tokenizer: PreTrainedTokenizerBase, pair: PreferencePair) -> TokenizedPair:
     """A pair in tokens, whose prompt is the common prefix of both sides."""
     chosen, rejected = (_tokens(tokenizer, [*pair.prompt, reply]) for reply in (pair.chosen, pair.rejected))
-    width = min(len(chosen), len(rejected))
-    same = chosen[:width] == rejected[:width]
-    start = width - 1 if same.all() else int(same.argmin())
+    start = min(common_prefix_length([chosen, rejected]), len(chosen) - 1, len(rejected) - 1)
     return TokenizedPair(
         prompt_ids=chosen[:start],
         chosen_ids=chosen[start:],

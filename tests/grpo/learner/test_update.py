@@ -16,7 +16,8 @@ from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSignal, PolicyError, RatioError
 from grpo.learner.checkpoints import read_state
 from grpo.learner.distributed import WorkerFailed, WorkerLost
-from grpo.learner.update import UpdateMetrics, update
+from grpo.learner.metrics import UpdateMetrics
+from grpo.learner.update import update
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load
 from grpo.tables import write_trajectories

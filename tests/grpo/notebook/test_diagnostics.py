@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from grpo.learner.update import UpdateMetrics
+from grpo.learner.metrics import UpdateMetrics
 from grpo.notebook.diagnostics import DiagnosticsMonitor, DiagnosticsSettings, IterationRecord
 from grpo.rewards.rollout_summary import RolloutSummary
 

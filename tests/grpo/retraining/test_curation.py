@@ -64,10 +64,10 @@ def test_each_conversation_is_accepted_or_rejected_by_one_filter(tmp_path: Path)
         "licence: no licence": 1,
         "licence: licence not allowed": 1,
         "consent: no consent": 1,
-        "consent: consent to something else": 1,
+        "consent: consent not allowed": 1,
         "contamination: like a held-out scenario": 1,
-        "duplicates: says the same as": 1,
-        "duplicates: says nearly the same as": 1,
+        "duplicates: duplicate of": 1,
+        "duplicates: near-duplicate of": 1,
     }
     assert counts.records == counts.accepted + sum(counts.rejected.values()) == 12
     assert ids(tmp_path, ACCEPTED) == ["good"]
@@ -76,10 +76,10 @@ def test_each_conversation_is_accepted_or_rejected_by_one_filter(tmp_path: Path)
 
 
 def test_of_what_is_refused_no_word_is_kept(tmp_path: Path):
-    """Who did not agree leaves an id, a gate and a reason; what was not agreed to stands in no table."""
+    """A conversation without consent leaves an id, a filter and a reason; its text is in none of the tables."""
     run(tmp_path, record("secret", "My cousin Egon owns a zeppelin.", consent=""))
     [row] = pq.read_table(tmp_path / REJECTED).to_pylist()
-    assert row == {"record": "secret", "gate": "consent", "reason": "no consent"}
+    assert row == {"record": "secret", "filter": "consent", "reason": "no consent"}
     assert ids(tmp_path, REDACTED) == []
 
 
@@ -95,7 +95,7 @@ def test_a_conversation_that_redaction_makes_too_long_is_refused_alone(tmp_path:
     """1990 times "Al, " are 7960 characters, and 1990 times "[name], " twice as many: the others are taken in."""
     long = {**record("long", "Al, " * 1990), "expected": {"facts": ["My name is Al."]}}
     counts = run(tmp_path, long, record("good", "Where is the parcel with my blue teapot?"))
-    assert counts.rejected == {"redaction: no scenario once redacted": 1}
+    assert counts.rejected == {"redaction: invalid once redacted": 1}
     assert ids(tmp_path, ACCEPTED) == ids(tmp_path, REDACTED) == ["good"]
     [row] = pq.read_table(tmp_path / REJECTED).to_pylist()
     assert row["reason"] == (

@@ -14,7 +14,7 @@ def test_what_the_world_does_not_need_becomes_its_kind():
     """Counted once a value; the order number stays."""
     found = Redacted(scenario("I am Anna Bell, order 9514.", "Mail anna@example.org, yes anna@example.org"))
     assert found.scenario.user_responses == ("I am [name] [name], order 9514.", "Mail [email], yes [email]")
-    assert found.found == {"name": 2, "email": 1}
+    assert found.counts == {"name": 2, "email": 1}
 
 
 def test_a_value_of_the_world_gets_one_pseudonym_everywhere():
@@ -115,7 +115,7 @@ def test_what_a_record_calls_personal_is_replaced(key: str, value: str | int):
     found = Redacted(scenario("Hello.", world={"users": {"u1": {key: value}}}))
     left = str(found.scenario.world["users"]["u1"][key])
     assert not any(part in left for part in str(value).split() if len(part) > 1)
-    assert found.found.total() > 0
+    assert found.counts.total() > 0
 
 
 def test_the_names_of_things_and_tools_stay():

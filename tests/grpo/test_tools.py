@@ -36,7 +36,7 @@ def test_what_is_given_stands_for_what_could_be_read():
 @pytest.mark.parametrize(
     ("function", "parameters", "problem"),
     [
-        (refund, {"type": "thing"}, "tool f: parameters are no JSON schema"),
+        (refund, {"type": "thing"}, "tool f: parameters are not a JSON schema"),
         (lambda *rest: rest, None, "tool f takes arguments without names"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_removed_checkpoint_is_not_a_missing_one(store: ArtifactStore):
     retention.keep(checkpoint, "a")
     retention.release(checkpoint, "a")
     store.verify(checkpoint)
-    with pytest.raises(RemovedError, match="was removed, because no run or version keeps it"):
+    with pytest.raises(RemovedError, match="was removed, because no run or version references it"):
         store.path(checkpoint)
     store.forget_removal(checkpoint)
     with pytest.raises(ArtifactError, match="is missing"):

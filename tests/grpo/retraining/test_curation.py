@@ -99,7 +99,7 @@ def test_a_conversation_that_redaction_makes_too_long_is_refused_alone(tmp_path:
     assert ids(tmp_path, ACCEPTED) == ids(tmp_path, REDACTED) == ["good"]
     [row] = pq.read_table(tmp_path / REJECTED).to_pylist()
     assert row["reason"] == (
-        "no scenario once redacted: user_responses: over-long user turn 0: 15920 characters, at most 8000"
+        "invalid once redacted: user_responses: over-long user turn 0: 15920 characters, at most 8000"
     )
 
 

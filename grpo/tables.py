@@ -16,7 +16,7 @@ from grpo.errors import DataError
 from grpo.messages import Message, Role, ToolCall
 from grpo.trajectories import Outcome, Stop, Trajectory, Turn
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 _ROWS = 512
 
 _TURN = pa.struct(

@@ -18,7 +18,7 @@ def _checkpoint(store: ArtifactStore, content: str) -> Artifact:
     return store.put_folder("checkpoint", lambda folder: (folder / "weights").write_text(content) and None)
 
 
-def test_a_checkpoint_goes_when_its_last_keeper_lets_it_go(store: ArtifactStore):
+def test_a_checkpoint_is_removed_with_its_last_reference(store: ArtifactStore):
     """Two runs share one: the first to let it go removes nothing."""
     retention, checkpoint = Retention(store), _checkpoint(store, "x")
     retention.keep(checkpoint, run_owner("a"))
@@ -55,7 +55,7 @@ def test_a_removed_checkpoint_is_not_a_missing_one(store: ArtifactStore):
     store.verify(checkpoint)
 
 
-def test_a_checkpoint_that_was_made_again_can_be_removed_again(store: ArtifactStore):
+def test_a_recomputed_checkpoint_can_be_removed_again(store: ArtifactStore):
     """The record of the first removal does not keep it."""
     retention = Retention(store)
     for _ in range(2):

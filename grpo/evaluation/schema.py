@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.learner.metrics import UpdateMetrics
 
-SCHEMA_VERSION: Final = "1"
+SCHEMA_VERSION: Final = "2"
 
 
 class _Part(BaseModel):
@@ -179,7 +179,7 @@ class Ingestion(_Part):
 class ReportDocument(_Part):
     """Schema of `report.json`. A change of meaning raises the schema version."""
 
-    schema_version: Literal["1"] = SCHEMA_VERSION
+    schema_version: Literal["2"] = SCHEMA_VERSION
     name: str
     created: str
     """UTC, ISO 8601."""
@@ -249,7 +249,7 @@ class PolicyEvaluation(_Part):
 class EvaluationDocument(_Part):
     """Schema of `evaluation.json`. A change of meaning raises the schema version."""
 
-    schema_version: Literal["1"] = SCHEMA_VERSION
+    schema_version: Literal["2"] = SCHEMA_VERSION
     name: str
     """Name of the config."""
     model: str

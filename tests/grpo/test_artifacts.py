@@ -122,7 +122,7 @@ def test_an_artifact_outside_the_store_is_refused(store: ArtifactStore, tmp_path
         store.path(outside)
 
 
-def test_a_full_disk_says_what_to_do(store: ArtifactStore):
+def test_a_full_disk_names_the_remedy(store: ArtifactStore):
     """/dev/full is a disk without room: the error names the store and the remedy."""
 
     def write(path: Path) -> None:
@@ -134,8 +134,8 @@ def test_a_full_disk_says_what_to_do(store: ArtifactStore):
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-def test_a_store_that_cannot_be_written_says_what_to_do(store: ArtifactStore, code: int):
-    """Read-only and forbidden stores are told apart from broken code."""
+def test_an_unwritable_store_names_the_remedy(store: ArtifactStore, code: int):
+    """Read-only and forbidden stores are errors of their own."""
 
     def refuse(path: Path) -> None:
         raise OSError(code, "no")

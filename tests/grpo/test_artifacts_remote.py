@@ -85,9 +85,7 @@ def test_another_machine_reads_what_was_stored(store: ArtifactStore, tmp_path: P
     assert pair.uri.startswith("s3://grpo/artifacts/pair/")
 
 
-def test_copies_that_nobody_asks_for_go_after_a_week(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_unused_copies_are_removed_after_a_week(store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Of two copies of eight days the one that was just read stays; the other is fetched again when it is wanted."""
     folder, note = put_folder(store, "pair", _write_pair), _text(store, "kept")
     machine = _another_machine(tmp_path / "there", monkeypatch)
@@ -109,8 +107,10 @@ def test_an_artifact_that_a_config_names_is_read_on_any_machine(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A table and a model: the name holds no path of the machine that wrote it, and is the same on each."""
-    said = [Scenario(id="s1", user_responses=("Hello.",))]
-    table = store.address(put_file(store, "mixture", ".parquet", lambda path: write_scenarios(path, said) and None))
+    scenarios = [Scenario(id="s1", user_responses=("Hello.",))]
+    table = store.address(
+        put_file(store, "mixture", ".parquet", lambda path: write_scenarios(path, scenarios) and None)
+    )
     model = store.address(put_folder(store, "model", _write_model))
     _another_machine(tmp_path / "there", monkeypatch)
     source = FileSource(kind="parquet", path=table)
@@ -130,8 +130,8 @@ def test_an_artifact_that_a_config_names_is_held_to_its_digest(store: ArtifactSt
 
 
 def test_two_writers_of_the_same_content_make_one_artifact(store: ArtifactStore):
-    """They meet at one address, whoever is last, and it can be read."""
-    found: list[Artifact] = []
+    """Both publish one address, which is readable."""
+    result: list[Artifact] = []
     writers = [
         threading.Thread(target=lambda: found.append(put_folder(ArtifactStore(STORE), "pair", _write_pair)))
         for _ in range(4)
@@ -140,10 +140,10 @@ def test_two_writers_of_the_same_content_make_one_artifact(store: ArtifactStore)
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(found) == 4
-    assert len(set(found)) == 1
+    assert len(result) == 4
+    assert len(set(result)) == 1
     assert len(_keys()) == 3
-    store.verify(found[0])
+    store.verify(result[0])
 
 
 @pytest.mark.parametrize("file", ["", "a", "deep/b", MANIFEST])
@@ -196,7 +196,7 @@ def test_a_damaged_copy_on_this_machine_is_refused(store: ArtifactStore):
 
 
 def test_a_manifest_that_names_files_outside_is_not_followed(store: ArtifactStore):
-    """Whoever can write the bucket cannot write elsewhere on the machines that read it."""
+    """Write access to the bucket does not give write access to the machines that read it."""
     body = json.dumps({"../../../escaped": "0"}).encode()
     digest = hashlib.sha256(body).hexdigest()
     artifact = Artifact(uri=f"{STORE}/pair/evil", sha256=digest, kind="pair")
@@ -260,13 +260,13 @@ def test_a_store_that_does_not_answer_can_be_tried_again(
         s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_a_bucket_that_is_not_there_says_what_to_do(store: ArtifactStore):
-    """Writing names the remedy; reading says missing."""
+def test_a_missing_bucket_names_the_remedy(store: ArtifactStore):
+    """Writing names the remedy; reading reports a missing artifact."""
     with pytest.raises(StorageError, match="create the bucket"):
         _text(ArtifactStore("s3://no-such-bucket/artifacts"), "x")
 
 
-def test_refused_credentials_say_what_to_do(store: ArtifactStore, server: str, monkeypatch: pytest.MonkeyPatch):
+def test_refused_credentials_name_the_remedy(store: ArtifactStore, server: str, monkeypatch: pytest.MonkeyPatch):
     """A server that checks: reading and writing are `StorageError`s, since a second try is refused as well."""
 
     def after(requests: str) -> None:
@@ -317,7 +317,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_folder_that_others_can_read_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Copies of artifacts lie where nobody else can put files into their place."""
+    """Copies of artifacts are in a private folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     user_temp_folder().chmod(0o777)
     with pytest.raises(StorageError, match="not a folder of this user alone"):

@@ -39,9 +39,9 @@ def test_the_data_docs_are_copied_beside_the_report(tmp_path: Path):
         (None, "cannot be read as a report"),
         ("no JSON", "cannot be read as a report"),
         ("[]", "cannot be read as a report"),
-        ('{"schema_version": "0"}', "has report schema version '0', this code reads 1; run it again"),
+        ('{"schema_version": "0"}', "has report schema version '0', this code reads 2; run it again"),
         ('{"name": "x"}', "has report schema version None"),
-        ('{"schema_version": "1"}', r"is not a report: Field required at \('name',\)"),
+        ('{"schema_version": "2"}', r"is not a report: Field required at \('name',\)"),
     ],
 )
 def test_an_invalid_report_is_refused(tmp_path: Path, content: str | None, message: str):

@@ -67,9 +67,7 @@ def ids(found: Iterable[Scenario]) -> list[str]:
     return [one.id for one in found]
 
 
-def test_the_last_judgement_is_the_newest_retraining_that_met_the_champion(
-    registry: Registry, artifacts: ArtifactStore
-):
+def test_the_last_challenger_is_the_newest_version_against_the_champion(registry: Registry, artifacts: ArtifactStore):
     """Refused or rolled back from; a run by hand saw no conversations, and one against another version says nothing."""
     put_version(registry, "desk", "checkpoint-1", against="base")
     champion = serving(artifacts)
@@ -83,7 +81,7 @@ def test_the_last_judgement_is_the_newest_retraining_that_met_the_champion(
     assert (found.name, found.conversations.sha256) == ("desk/3", "bb" * 32)
 
 
-def test_while_nothing_serves_the_newest_retraining_is_the_last_judgement(registry: Registry, artifacts: ArtifactStore):
+def test_without_a_champion_the_newest_version_is_the_last_challenger(registry: Registry, artifacts: ArtifactStore):
     """It was judged against the pipeline's own model."""
     put_version(registry, "shop", "s-1", against="base", verdict="refuse", conversations="aa" * 32)
     put_version(registry, "shop", "s-2", against="base", verdict="refuse", conversations="bb" * 32)
@@ -106,7 +104,7 @@ def test_training_data_of_a_refused_version_is_not_new_again(tmp_path: Path, art
     assert ids(new_conversations(tmp_path / "log.parquet", artifacts, champion)) == ["live-1", "live-2", "live-3"]
 
 
-def test_topics_are_compared_with_those_of_the_last_judgement(artifacts: ArtifactStore):
+def test_topics_are_compared_with_those_of_the_last_challenger(artifacts: ArtifactStore):
     """Users who talk otherwise since before it have had their retraining."""
     champion = serving(artifacts, seen=[f"old-{k}" for k in range(50)])
     refused = challenger(artifacts, [f"new-{k}" for k in range(50)])

@@ -14,7 +14,7 @@ from grpo.scenarios.conversation_log import SCHEMA, ConversationLog, LoggedConve
 from grpo.scenarios.scenario import Expected, Scenario
 from grpo.scenarios.sources import content_hash, read_records
 
-SPOKEN = (
+MESSAGES = (
     Message(role="assistant", content="Hello!"),
     Message(role="user", content="My parcel is lost."),
     Message(role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "17"}),)),
@@ -25,7 +25,7 @@ SPOKEN = (
 
 
 def conversation(name: str = "a", day: int = 20, **changes: object) -> LoggedConversation:
-    fields = {"id": name, "time": datetime(2026, 11, day, 9, tzinfo=UTC), "model": "desk/1", "messages": SPOKEN}
+    fields = {"id": name, "time": datetime(2026, 11, day, 9, tzinfo=UTC), "model": "desk/1", "messages": MESSAGES}
     return LoggedConversation.model_validate({**fields, **changes})
 
 
@@ -34,7 +34,7 @@ def source(folder: Path, files: tuple[str, ...] | None = None) -> ConversationLo
 
 
 def test_what_is_written_is_read_back(tmp_path: Path):
-    """Messages with their calls, records, rewards and consent; a reward that nobody computed stays None."""
+    """Messages with their calls, records, rewards and consent; a reward that was not computed stays None."""
     written = conversation(
         reward=0.25,
         world={"orders": {"17": {"state": "lost"}}},
@@ -51,7 +51,7 @@ def test_what_is_written_is_read_back(tmp_path: Path):
 
 
 def test_each_day_has_its_folder_and_the_same_conversations_make_the_same_files(tmp_path: Path):
-    """Days are those of UTC; a writer that was killed and begins again doubles nothing."""
+    """Days are those of UTC; a writer that is killed and repeats the call writes nothing twice."""
     log = ConversationLog(tmp_path)
     late = datetime.fromisoformat("2026-11-21T00:30:00+02:00")  # 22:30 of the 20th in UTC
     paths = log.write([conversation("b", day=21), conversation("a", day=20), conversation("c", time=late)])
@@ -60,16 +60,16 @@ def test_each_day_has_its_folder_and_the_same_conversations_make_the_same_files(
     assert len(log.files()) == 2
 
 
-def test_a_file_that_was_left_half_written_is_not_read(tmp_path: Path):
-    """A writer died before it renamed its file."""
+def test_a_partially_written_file_is_not_read(tmp_path: Path):
+    """A writer was killed before it renamed its file."""
     log = ConversationLog(tmp_path)
     [path] = log.write([conversation()])
     path.with_name("3f.part").write_bytes(path.read_bytes()[:40])
     assert len(list(log.read())) == 1
 
 
-def test_a_conversation_becomes_a_scenario_whose_user_says_the_same(tmp_path: Path):
-    """The user's turns from the first on; the policy's own replies are no reference."""
+def test_a_conversation_becomes_a_scenario_with_the_same_user_turns(tmp_path: Path):
+    """The user's turns from the first on; the policy's replies are not references."""
     ConversationLog(tmp_path).write([conversation(category="missing", domain="customer_service", consent="training")])
     [record] = read_records(source(tmp_path))
     scenario = Scenario.model_validate(record.data)
@@ -80,8 +80,8 @@ def test_a_conversation_becomes_a_scenario_whose_user_says_the_same(tmp_path: Pa
     assert scenario.metadata.category == scenario.topic == "missing"
 
 
-def test_a_row_that_is_no_conversation_is_a_record_with_a_problem(tmp_path: Path):
-    """A rating of 5 is none of 0 to 1; the next row is read."""
+def test_a_row_that_is_not_a_conversation_is_a_record_with_a_problem(tmp_path: Path):
+    """A rating of 5 is outside 0 to 1; the next row is read."""
     log = ConversationLog(tmp_path)
     [path] = log.write([conversation("a"), conversation("b")])
     rows = pq.read_table(path).to_pylist()
@@ -94,7 +94,7 @@ def test_a_row_that_is_no_conversation_is_a_record_with_a_problem(tmp_path: Path
 
 
 def test_a_pinned_log_does_not_grow(tmp_path: Path):
-    """What is written while a retraining reads belongs to the next one; the identity says which files were read."""
+    """Files that are added during a retraining belong to the next one; the content hash is that of the pinned files."""
     log = ConversationLog(tmp_path)
     log.write([conversation("a")])
     pinned, everything = source(tmp_path, log.files()), source(tmp_path)
@@ -106,8 +106,8 @@ def test_a_pinned_log_does_not_grow(tmp_path: Path):
     assert content_hash([everything]) != before[1]
 
 
-def test_a_log_that_nobody_wrote_yet_is_empty(tmp_path: Path):
-    """No folder is no conversation; any other source would be an error."""
+def test_a_log_without_a_folder_is_empty(tmp_path: Path):
+    """For any other source a missing folder is an error."""
     assert list(read_records(source(tmp_path / "none"))) == []
 
 
@@ -129,7 +129,7 @@ def rewrite(path: Path, **columns: list[object]) -> None:
 
 
 def test_a_file_of_another_schema_is_one_problem_and_the_others_are_read(tmp_path: Path):
-    """It is named, with both versions."""
+    """The problem names the file and both versions."""
     ConversationLog(tmp_path).write([conversation("a", day=21)])
     (tmp_path / "2026-11-20").mkdir()
     pq.write_table(pa.table({"id": ["a"]}), tmp_path / "2026-11-20" / "x.parquet")
@@ -139,8 +139,8 @@ def test_a_file_of_another_schema_is_one_problem_and_the_others_are_read(tmp_pat
     assert good.data is not None
 
 
-def test_a_row_whose_words_are_not_utf8_is_a_problem_and_the_next_is_read(tmp_path: Path):
-    """One byte of a user's words is changed on disk."""
+def test_a_row_with_text_that_is_not_utf8_is_a_problem_and_the_others_are_read(tmp_path: Path):
+    """One byte of a category is changed on disk."""
     [path] = ConversationLog(tmp_path).write([conversation("a"), conversation("b", category="unmistakable")])
     rewrite(path)
     damaged(path, path.read_bytes().index(b"unmistakable"))
@@ -150,18 +150,18 @@ def test_a_row_whose_words_are_not_utf8_is_a_problem_and_the_next_is_read(tmp_pa
     assert second.problem.startswith("not a conversation: column cannot be decoded: category: UnicodeDecodeError")
 
 
-def test_a_file_without_its_end_is_one_problem_and_the_others_are_read(tmp_path: Path):
-    """The nightly retraining goes on with what there is."""
+def test_a_truncated_file_is_one_problem_and_the_others_are_read(tmp_path: Path):
+    """A scheduled retraining goes on with the other files."""
     log = ConversationLog(tmp_path)
     [lost], _ = log.write([conversation("a", day=20)]), log.write([conversation("b", day=21)])
     lost.write_bytes(lost.read_bytes()[:-30])
     damage, good = read_records(source(tmp_path))
     assert damage.problem is not None
-    assert damage.problem.startswith(f"damaged file: {lost} is no readable Parquet file")
+    assert damage.problem.startswith(f"damaged file: {lost} is ")
     assert good.data is not None
 
 
-def test_rows_behind_a_damaged_page_are_one_problem_that_counts_them(tmp_path: Path):
+def test_rows_after_a_damaged_page_are_one_problem_with_their_place(tmp_path: Path):
     """Three conversations in three row groups of one file; the pages of the second are overwritten."""
     log = ConversationLog(tmp_path)
     [path] = log.write([conversation(name) for name in "abc"])
@@ -178,7 +178,7 @@ def test_rows_behind_a_damaged_page_are_one_problem_that_counts_them(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("column", "cell", "fault"),
+    ("column", "cell", "problem"),
     [
         ("world", "[" * 100_000, "recursion limit exceeded"),
         ("world", '{"price": NaN}', "expected value"),
@@ -188,21 +188,21 @@ def test_rows_behind_a_damaged_page_are_one_problem_that_counts_them(tmp_path: P
         ("reward", float("nan"), "reward: Input should be a finite number"),
     ],
 )
-def test_whatever_a_cell_holds_its_row_is_a_problem_and_the_next_is_read(
-    tmp_path: Path, column: str, cell: object, fault: str
+def test_a_row_with_a_bad_cell_is_a_problem_and_the_next_is_read(
+    tmp_path: Path, column: str, cell: object, problem: str
 ):
-    """The reason names the fault."""
+    """The problem names the error of the cell."""
     [path] = ConversationLog(tmp_path).write([conversation("a"), conversation("b")])
     rewrite(path, **{column: [cell, pq.read_table(path).column(column)[1].as_py()]})
     first, second = read_records(source(tmp_path))
     assert first.problem is not None
     assert first.problem.startswith("not a conversation: ")
-    assert fault in first.problem
+    assert problem in first.problem
     assert second.data is not None
 
 
 def test_a_row_without_a_column_is_a_problem(tmp_path: Path):
-    """Another writer left the messages out."""
+    """The file of another writer has no messages."""
     [path] = ConversationLog(tmp_path).write([conversation("a")])
     pq.write_table(pq.read_table(path).drop_columns(["messages"]), path)
     [record] = read_records(source(tmp_path))
@@ -210,13 +210,13 @@ def test_a_row_without_a_column_is_a_problem(tmp_path: Path):
 
 
 @pytest.mark.parametrize("changes", [{"world": {"n": float("nan")}}, {"expected": Expected(state={"n": float("inf")})}])
-def test_nothing_is_written_that_could_not_be_read_back(tmp_path: Path, changes: dict[str, object]):
-    """NaN is not JSON: the writer learns it, not the retraining."""
+def test_values_that_could_not_be_read_back_are_not_written(tmp_path: Path, changes: dict[str, object]):
+    """NaN is not JSON: the error is raised when writing, not in a retraining."""
     with pytest.raises(DataError, match="conversation a cannot be stored as JSON"):
         ConversationLog(tmp_path).write([conversation(**changes)])
 
 
-def test_a_pinned_file_that_is_gone_is_an_error(tmp_path: Path):
-    """The plan of a retraining names it."""
+def test_a_missing_pinned_file_is_an_error(tmp_path: Path):
+    """A pending retraining names its files."""
     with pytest.raises(DataError, match=r"no file .*x\.parquet in the conversation log"):
         list(read_records(source(tmp_path, ("2026-11-20/x.parquet",))))

@@ -17,7 +17,7 @@ from grpo.scenarios.table import write_scenarios
 
 
 def test_nested_fields_are_json_text_or_arrow_structs(tmp_path: Path) -> None:
-    """Both rows say the same; a null is a missing field, in a struct too."""
+    """Both rows have the same fields; a null is a missing field, in a struct too."""
     path = tmp_path / "source.parquet"
     rows = [{"id": "a", "topic": None, "user_responses": ["Hi."], "metadata": {"category": "greeting", "source": None}}]
     pq.write_table(pa.Table.from_pylist(rows), path)
@@ -29,7 +29,7 @@ def test_nested_fields_are_json_text_or_arrow_structs(tmp_path: Path) -> None:
 
 
 def test_a_table_of_scenarios_is_a_source_again(tmp_path: Path) -> None:
-    """What ingestion wrote can be read back as records: derived columns are no unknown fields."""
+    """Derived columns of the table are left out of its records."""
     scenario = Scenario(id="a", user_responses=("Hi.",), metadata=Metadata(category="greeting"), split="train")
     path = tmp_path / "scenarios.parquet"
     write_scenarios(path, [scenario])
@@ -38,7 +38,7 @@ def test_a_table_of_scenarios_is_a_source_again(tmp_path: Path) -> None:
 
 
 def test_broken_json_in_a_cell_is_a_problem(tmp_path: Path) -> None:
-    """One bad cell spoils one record."""
+    """The next row is read."""
     path = tmp_path / "source.parquet"
     pq.write_table(pa.table({"id": ["a", "b"], "world": ["{", "{}"]}), path)
     broken, good = read_parquet(path)
@@ -52,7 +52,7 @@ def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "source.parquet"
     pq.write_table(pa.table({"id": ["a"] * 100}), path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"source\.parquet is no readable Parquet file \(truncated\?\)"):
+    with pytest.raises(DataError, match=r"source\.parquet is .* readable Parquet file \(truncated\?\)"):
         list(read_parquet(path))
 
 
@@ -76,12 +76,12 @@ def test_a_file_without_ids_is_an_error_that_lists_its_columns(tmp_path: Path) -
 
 
 def plain(path: Path, table: pa.Table) -> bytearray:
-    """Write a table as it is: no compression, no dictionaries, no second place where its words stand."""
+    """Write a table without compression, dictionaries and statistics, so that each text is there once."""
     pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False, store_schema=False)
     return bytearray(path.read_bytes())
 
 
-def test_words_that_are_not_utf8_spoil_their_row_only(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_quarantines_its_row_only(tmp_path: Path) -> None:
     """One byte of the second row is changed on disk."""
     path = tmp_path / "source.parquet"
     content = plain(path, pa.table({"id": ["a", "b", "c"], "goal": ["first", "second", "third"]}))
@@ -94,8 +94,8 @@ def test_words_that_are_not_utf8_spoil_their_row_only(tmp_path: Path) -> None:
     assert (second.line, second.raw) == (2, '{"id": "b"}')
 
 
-def test_a_word_of_a_dictionary_that_is_not_utf8_spoils_the_rows_that_use_it(tmp_path: Path) -> None:
-    """A dictionary holds it once for both."""
+def test_a_dictionary_value_that_is_not_utf8_quarantines_the_rows_that_use_it(tmp_path: Path) -> None:
+    """The dictionary has it once for both rows."""
     path = tmp_path / "source.parquet"
     table = pa.table({"id": ["a", "b", "c"], "goal": ["second", "first", "second"]})
     pq.write_table(table, path, compression="none", write_statistics=False)
@@ -105,8 +105,8 @@ def test_a_word_of_a_dictionary_that_is_not_utf8_spoils_the_rows_that_use_it(tmp
     assert [record.data is None for record in read_parquet(path)] == [True, False, True]
 
 
-def test_an_impossible_date_spoils_its_row_only(tmp_path: Path) -> None:
-    """The year 300,000 is none of Python's."""
+def test_an_impossible_date_quarantines_its_row_only(tmp_path: Path) -> None:
+    """Python has no date in the year 300,000."""
     path = tmp_path / "source.parquet"
     dates = pa.array([0, 2**53, 0], pa.timestamp("ms"))
     plain(path, pa.table({"id": ["a", "b", "c"], "world": pa.StructArray.from_arrays([dates], ["day"])}))
@@ -116,8 +116,8 @@ def test_an_impossible_date_spoils_its_row_only(tmp_path: Path) -> None:
     assert records[1].problem.startswith("column cannot be decoded: world: ")
 
 
-def lie(path: Path, claims: Callable[[pq.FileMetaData], int], honest: int) -> None:
-    """Change the first byte of the footer that makes a number of it another one and leaves the file readable."""
+def corrupt(path: Path, claims: Callable[[pq.FileMetaData], int], honest: int) -> None:
+    """Raise a number of the footer by one, in the first byte that does so and leaves the file readable."""
     content = path.read_bytes()
     begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     for position in range(begin, len(content) - 8):
@@ -131,26 +131,26 @@ def lie(path: Path, claims: Callable[[pq.FileMetaData], int], honest: int) -> No
 
 
 def test_a_footer_that_contradicts_itself_is_an_error(tmp_path: Path) -> None:
-    """It claims four rows and lists a row group of three."""
+    """It declares four rows and lists a row group of three."""
     path = tmp_path / "source.parquet"
     plain(path, pa.table({"id": ["a", "b", "c"]}))
-    lie(path, lambda footer: footer.num_rows, 3)
+    corrupt(path, lambda footer: footer.num_rows, 3)
     with pytest.raises(DataError, match="its footer claims 4 rows, its row groups 3"):
         list(read_parquet(path))
 
 
-def test_rows_that_the_footer_claims_and_the_pages_have_not_are_an_error(tmp_path: Path) -> None:
-    """File and row group claim four rows of the three that are there."""
+def test_a_footer_with_more_rows_than_the_pages_is_an_error(tmp_path: Path) -> None:
+    """File and row group declare four rows; the pages have three."""
     path = tmp_path / "source.parquet"
     plain(path, pa.table({"id": ["a", "b", "c"]}))
-    lie(path, lambda footer: footer.num_rows, 3)
-    lie(path, lambda footer: footer.row_group(0).num_rows, 3)
+    corrupt(path, lambda footer: footer.num_rows, 3)
+    corrupt(path, lambda footer: footer.row_group(0).num_rows, 3)
     with pytest.raises(DataError, match="is damaged"):
         list(read_parquet(path))
 
 
-def test_a_text_that_a_million_rows_repeat_is_not_expanded(tmp_path: Path) -> None:
-    """17 MiB stand in the file once; decoded, a batch of 512 rows would take 8.5 GiB."""
+def test_a_text_that_many_rows_repeat_is_not_expanded(tmp_path: Path) -> None:
+    """The file has a text of 17 MiB once; decoded, a batch of 512 rows would take 8.5 GiB."""
     path = tmp_path / "source.parquet"
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * (17 * 2**20)]))
     pq.write_table(pa.table({"id": [str(k) for k in range(1000)], "goal": texts}), path, compression="zstd")
@@ -160,16 +160,16 @@ def test_a_text_that_a_million_rows_repeat_is_not_expanded(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("bound", ["largest_chunk", "most_values"])
-def test_a_column_that_expands_too_far_is_refused_before_it_is_read(tmp_path: Path, bound: str) -> None:
-    """The footer says how much it is; the remedy is in the message."""
+def test_a_column_over_the_size_limit_is_an_error_before_it_is_read(tmp_path: Path, bound: str) -> None:
+    """The sizes come from the footer; the message has the remedy."""
     path = tmp_path / "source.parquet"
     pq.write_table(pa.table({"id": ["a" * 1000] * 1000}), path)
     with pytest.raises(DataError, match=r"column id has 1000 values of .* write it with smaller row groups"):
         ParquetRows(path, **{bound: 100})
 
 
-def test_a_page_that_its_checksum_denies_is_an_error(tmp_path: Path) -> None:
-    """Where the writer left checksums, they are compared: the words are valid, but not the ones that were written."""
+def test_a_page_with_a_wrong_checksum_is_an_error(tmp_path: Path) -> None:
+    """The changed text is valid UTF-8; only the checksum shows the change."""
     path = tmp_path / "source.parquet"
     table = pa.table({"id": ["first", "second"]})
     pq.write_table(table, path, use_dictionary=False, write_statistics=False, write_page_checksum=True)

@@ -38,8 +38,6 @@ def ingest(
         console.print(f"  {count} × {reason}")
     docs = folder / "data_docs"
     suite = expectations.validate(tables[0], docs, validation_fraction=plan.validation_fraction)
-    for warning in suite.warnings:
-        console.print(f"  warning: {warning}")
     console.print(f"{len(suite.checks) - len(suite.warnings)} expectations hold; {docs / suite.docs_index}")
     sides = split.split(tables[0], validation_fraction=plan.validation_fraction, limit=plan.limit)
     console.print(f"{len(sides.train)} to train on, {len(sides.heldout)} held out")

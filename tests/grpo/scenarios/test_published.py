@@ -17,7 +17,7 @@ TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in (ROOT / "docs" / "data.md")
     .read_text(encoding="utf-8")
-    .partition("## Tasks that can be played")[0]
+    .partition("## Playable tasks")[0]
     .splitlines()
     if re.match(r"\| [a-z0-9_ ]+ \|", line) and not line.startswith("| kind")
 ]

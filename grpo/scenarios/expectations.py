@@ -89,8 +89,8 @@ def validate(
 ) -> SuiteResult:
     """Run the suite on a table of scenarios and write its Data Docs, one page that loads nothing from other hosts.
 
-    Without a `validation_fraction` only declared splits are compared; without `previous_path`, the table of the last
-    version, categories are not compared. Raises `DataError` that names each failed expectation with the ids of the
+    Without a `validation_fraction` only declared splits are compared; without a readable `previous_path`, the table of
+    the last version, categories are not compared. Raises `DataError` that names each failed expectation with the ids of the
     first rows, after the docs are written.
     """
     frames = _frames(scenarios_path, validation_fraction, previous_path)
@@ -152,7 +152,12 @@ def _frames(
         "heldout": _heldout_frame(frame, validation_fraction),
         "sources": _sources_frame(frame),
     }
-    return frames if previous_path is None else {**frames, "categories": _categories_frame(frame, previous_path)}
+    try:
+        previous = None if previous_path is None else open_scenarios(previous_path).read(columns=[_CATEGORY])
+    except DataError as error:  # of a schema version before this one, for example
+        logger.warning("categories are not compared with the last version: %s", error)
+        previous = None
+    return frames if previous is None else {**frames, "categories": _categories_frame(frame, previous.to_pandas())}
 
 
 def _copies(path: Path) -> list[int]:
@@ -194,9 +199,9 @@ def _sources_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"id": missing.index, "missing_expected": missing.where(missing < 1, 0.0).to_numpy()})
 
 
-def _categories_frame(frame: pd.DataFrame, previous_path: Path) -> pd.DataFrame:
+def _categories_frame(frame: pd.DataFrame, previous: pd.DataFrame) -> pd.DataFrame:
     """Categories with their scenarios, and the change of their share since the last version."""
-    before = open_scenarios(previous_path).read(columns=[_CATEGORY]).to_pandas()[_CATEGORY].value_counts()
+    before = previous[_CATEGORY].value_counts()
     now = frame[_CATEGORY].value_counts().reindex(before.index.union(frame[_CATEGORY].unique()), fill_value=0)
     before = before.reindex(now.index, fill_value=0)
     compared = (now > 0) | (before >= MIN_CATEGORY_SIZE)

@@ -15,10 +15,7 @@ from tests.places import ROOT
 
 TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs" / "data.md")
-    .read_text(encoding="utf-8")
-    .partition("## Playable tasks")[0]
-    .splitlines()
+    for line in (ROOT / "docs" / "data.md").read_text(encoding="utf-8").partition("## Playable tasks")[0].splitlines()
     if re.match(r"\| [a-z0-9_ ]+ \|", line) and not line.startswith("| kind")
 ]
 SCENARIO_ROWS = {row[0]: row for row in TABLES if row[1].isdigit()}

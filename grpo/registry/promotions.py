@@ -270,8 +270,8 @@ def missing_champion(model: str) -> str:
     """What to do where a model has had a champion and has none."""
     return (
         f"model {model} has had a champion and has none now: the version or its alias was deleted; "
-        f"`grpo rollback {model} --reason WHY` lets the version before it serve, "
-        f"`grpo promote {model} --version N --reason WHY --force` another one, "
+        f"`grpo rollback models:/{model}@champion --reason WHY` lets the version before it serve, "
+        f"`grpo promote models:/{model}/N --reason WHY --force` another one, "
         "and another registry.model_name begins anew"
     )
 

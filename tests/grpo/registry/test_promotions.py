@@ -240,7 +240,7 @@ def test_nothing_is_promoted_by_itself_where_the_champion_is_missing(registry: R
     registry.client.delete_model_version("vacant", "3")
     line = registry.promotions("vacant")
     version = put_version(registry, "vacant", "d", against="base")
-    with pytest.raises(PromotionRefused, match=r"`grpo rollback vacant .* `grpo promote vacant --version N"):
+    with pytest.raises(PromotionRefused, match=r"`grpo rollback models:/vacant@champion .* `grpo promote models:/vacant/N"):
         line.promote(version, reason="gates", by=ANNA)
     assert serving(registry, "vacant") == (None, 2)
     forced = line.promote(version, reason="it is good", by=ANNA, force=True)

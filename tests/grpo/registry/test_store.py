@@ -146,7 +146,7 @@ def test_a_champion_that_is_missing_is_not_one_that_never_was(registry: Registry
     assert registry.champion("gone") is None
     registry.promotions("gone").promote(version, reason="gates", by=ANNA)
     registry.client.delete_model_version("gone", str(version))
-    with pytest.raises(RegistryError, match="`grpo rollback gone"):
+    with pytest.raises(RegistryError, match="`grpo rollback models:/gone@champion"):
         registry.champion("gone")
 
 

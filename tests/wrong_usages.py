@@ -65,8 +65,8 @@ _case("command line", "a number that is none", f"evaluate {QUICK} --num-episodes
 _case("command line", "a number out of range", f"evaluate {QUICK} --num-episodes 0", 2, "--num-episodes")
 _case("command line", "markup in an option", f"train {QUICK} --[/x]", 2, "--[/x]")
 _case("command line", "markup in a command", "[/x]", 2, "'[/x]'")
-_case("command line", "no reason", "promote desk", 2, "Missing option '--reason'")
-_case("command line", "empty reason", "promote desk --reason ␣", 2, "it has 0 characters")
+_case("command line", "no reason", "promote models:/desk@candidate", 2, "Missing option '--reason'")
+_case("command line", "empty reason", "promote models:/desk@candidate --reason ␣", 2, "it has 0 characters")
 _case("command line", "slots below one", "deploy --gpu-slots 0", 2, "--gpu-slots")
 _case(
     "command line",
@@ -317,10 +317,10 @@ _dry(
     "environment={kind:␣simulated_user,model:␣'moon://x'}",
     "moon://",
 )
-_case("reward", "unknown, to be admitted", "admit kindness", 2, "reward 'kindness' is unknown")
-_case("reward", "a wrong option, to be admitted", "admit conciseness --set taget=20", 2, "does not take options")
-_case("reward", "an option without value, to be admitted", "admit conciseness --set target", 2, "not of the form")
-_case("reward", "one that is fooled", "admit conciseness --set target=20", 3, "yes")
+_case("reward", "unknown, to be checked", "check-reward kindness", 2, "reward 'kindness' is unknown")
+_case("reward", "a wrong option, to be checked", "check-reward conciseness --set taget=20", 2, "does not take options")
+_case("reward", "an option without value, to be checked", "check-reward conciseness --set target", 2, "not of the form")
+_case("reward", "one that is exploited", "check-reward conciseness --set target=20", 3, "yes")
 
 # home, ports, databases and servers
 _case(
@@ -376,7 +376,11 @@ _case(
     environment={"PREFECT_SERVER_API_PORT": "abc"},
 )
 _DAMAGED = {"home/mlflow.db": "this is not a database, but more than sixteen bytes of text"}
-for command, arguments in (("train", QUICK), ("lineage", "models:/desk@champion"), ("rollback", "desk --reason x")):
+for command, arguments in (
+    ("train", QUICK),
+    ("lineage", "models:/desk@champion"),
+    ("rollback", "models:/desk@champion --reason x"),
+):
     _case(
         "database",
         f"damaged records of MLflow, {command}",
@@ -410,7 +414,12 @@ _case(
     "start the database",
     environment={"MLFLOW_TRACKING_URI": "postgresql://me:s3cret@127.0.0.1:9/d"},
 )
-for command, arguments in (("train", QUICK), ("promote", "desk --reason x"), ("evaluate", QUICK), ("deploy", "")):
+for command, arguments in (
+    ("train", QUICK),
+    ("promote", "models:/desk@candidate --reason x"),
+    ("evaluate", QUICK),
+    ("deploy", ""),
+):
     _case(
         "server",
         f"Prefect does not answer, {command}",
@@ -451,14 +460,16 @@ _case(
 # models by address, and what is talked to
 _case("address", "nonsense", "lineage nonsense", 2, "is not the address of a model")
 _case("address", "markup", "lineage models:/[/x]@champion", 2, "[/x]")
+_case("address", "a name for a rollback", "rollback desk --reason x", 2, "write models:/NAME@champion")
+_case("address", "a number for a rollback", "rollback models:/desk/3 --reason x", 2, "write models:/NAME@champion")
 _case("address", "a version of 30 digits", "lineage models:/desk/" + "9" * 30, 2, "9999")
 _case("address", "a version beyond what databases hold", "lineage models:/desk/99999999999999999999", 2, "9999")
 _case(
     "address",
     "a model that is not there",
-    "lineage models:/nobody@champion",
+    "lineage models:/missing@champion",
     2,
-    "no model at models:/nobody@champion",
+    "no model at models:/missing@champion",
     keeps=True,
 )
 _case("address", "a quote in a name", "lineage models:/it's@champion", 2, "it's")

@@ -66,12 +66,12 @@ def version(config: PipelineConfig, server: str) -> int:
     promotion = train(config)
     assert promotion.decision.verdict == "refuse"
     assert promotion.version is not None
-    refused = grpo("promote", MODEL, "--reason", "I like it")
+    refused = grpo("promote", f"models:/{MODEL}@candidate", "--reason", "I like it")
     assert (refused.exit_code, registry().champion(MODEL)) == (3, None), refused.output
     assert "was judged 'refuse'" in refused.stderr.replace("\n", " ")
-    forced = grpo("promote", MODEL, "--reason", "I like it", "--force")
+    forced = grpo("promote", f"models:/{MODEL}@candidate", "--reason", "I like it", "--force")
     assert forced.exit_code == 0, forced.output
-    assert "version 1 serves, forced (I like it)" in forced.output
+    assert "version 1 is champion, forced (I like it)" in forced.output
     return promotion.version.version
 
 
@@ -95,7 +95,7 @@ def test_lineage_tells_what_a_version_was_made_from_and_who_promoted_it(version:
 
 def test_a_first_champion_cannot_be_rolled_back(version: int):
     """The error says that there is nothing before it."""
-    result = grpo("rollback", MODEL, "--reason", "no")
+    result = grpo("rollback", f"models:/{MODEL}@champion", "--reason", "no")
     assert result.exit_code == 1
     assert "no version before" in result.stderr
 
@@ -107,7 +107,7 @@ def test_a_version_is_made_again_with_the_same_weights(version: int, config: Pip
     stored = {path for path in Path(config.store).rglob("*")}
     result = grpo("reproduce", f"models:/{MODEL}@champion")
     assert result.exit_code == 0, result.output
-    assert "the same weights" in result.output
+    assert "equal weights" in result.output
     assert {path for path in Path(config.store).rglob("*")} == stored
     assert len(registry().versions(MODEL)) == 1
     assert not list(home.glob("reproduce-*"))

@@ -109,7 +109,7 @@ def enable_debug_logging() -> None:
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Import packages without garbage collection, which takes a fifth of the time and finds nothing: modules stay."""
+    """Import packages without garbage collection, which takes a fifth of the time and frees nothing."""
     gc.disable()
     try:
         yield

@@ -551,7 +551,7 @@ _case(
     "schema version '0'",
     files={"report.json": '{"schema_version": "0"}'},
 )
-_case("init", "over a file that is there", "init --path {folder}/c.yaml", 2, "is there already", files={"c.yaml": "x"})
+_case("init", "over a file that is there", "init --path {folder}/c.yaml", 2, "exists; name another", files={"c.yaml": "x"})
 _case("init", "into a folder that is a file", "init --path {folder}/f/c.yaml", 1, "/f: ", files={"f": ""})
 _case("init", "from nothing", "init --path {folder}/c.yaml --from nowhere.yaml", 2, "no config at nowhere.yaml")
 _case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,7 +67,7 @@ def evaluate(
         _check_files(pipeline, model, scenarios_file, num_episodes)
         from flows.local.servers import prefect_server
 
-        with prefect_server(home) as url:
+        with prefect_server(home, meanwhile=partial(settings.import_packages, "flows.evaluate", "mlflow")) as url:
             from flows.cli.console import show_progress
             from flows.cli.display import print_evaluation
             from flows.evaluate import evaluate as flow

@@ -6,6 +6,7 @@ Applied before Prefect, MLflow, Great Expectations or transformers are imported;
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import time
@@ -116,3 +117,10 @@ def without_gc() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def import_packages(*names: str) -> None:
+    """Import slow packages, for example while a server starts."""
+    with without_gc():
+        for name in names:
+            importlib.import_module(name)

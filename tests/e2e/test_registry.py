@@ -24,7 +24,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from tasks.registry import registry
 from tests.doubles import short_run
-from tests.places import DESK_SCENARIOS
+from tests.places import DESK_SCENARIOS, ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 MODEL = "operated"
@@ -73,6 +73,24 @@ def version(config: PipelineConfig, server: str) -> int:
     assert forced.exit_code == 0, forced.output
     assert "version 1 is champion, forced (I like it)" in forced.output
     return promotion.version.version
+
+
+def test_a_promotion_without_a_server_starts_none(version: int, tmp_path: Path):
+    """The command changes the registry itself: Prefect is not imported."""
+    script = (
+        "import sys\nfrom flows.cli.app import app\n"
+        "try:\n    app(['promote', sys.argv[1], '--reason', 'again'])\nexcept SystemExit as end:\n    print(end.code)\n"
+        "print('prefect' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    environment |= {"GRPO_HOME": str(tmp_path), "MLFLOW_TRACKING_URI": registry().tracking_uri}
+    process = subprocess.run(
+        [sys.executable, "-c", script, f"models:/{MODEL}@champion"],
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    lines = [f"{MODEL}: this version is champion already; nothing was changed", "0", "False"]
+    assert process.stdout.splitlines() == lines, process.stderr
+    assert not list((tmp_path / "services").glob("prefect*"))
 
 
 def test_lineage_tells_what_a_version_was_made_from_and_who_promoted_it(version: int, config: PipelineConfig):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli.command import console, start_command
 from flows.cli.errors import exit_codes
+from flows.local import settings
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import AddressError, ConfigError, DataError, PolicyError
 from grpo.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from grpo.agents.multi_turn import MultiTurnAgent
 
 
 def evaluate(
@@ -62,7 +67,7 @@ def evaluate(
         _check_files(pipeline, model, scenarios_file, num_episodes)
         from flows.local.servers import prefect_server
 
-        with prefect_server(home) as url:
+        with prefect_server(home, meanwhile=partial(settings.import_packages, "flows.evaluate", "mlflow")) as url:
             from flows.cli.console import show_progress
             from flows.cli.display import print_evaluation
             from flows.evaluate import evaluate as flow
@@ -122,18 +127,25 @@ def _chat(
     checkpoint: str, message: str | None, conversations: Path | None, output: Path | None, options: tuple[str, ...]
 ) -> None:
     """Chat interactively, with one message, or with a file of conversations."""
-    from flows.cli.chat import chat, open_agent, read_conversations, reply_to_each
+    from flows.cli.chat import chat, read_conversations, reply_to_each
 
     if conversations is not None:
         parsed = read_conversations(conversations)
-        replies = json.dumps(reply_to_each(open_agent(checkpoint, options), parsed), ensure_ascii=False, indent=1)
+        replies = json.dumps(reply_to_each(_open_agent(checkpoint, options), parsed), ensure_ascii=False, indent=1)
         if output is None:
             typer.echo(replies)
         else:
             write_atomically(output, replies + "\n")
         return
-    agent = open_agent(checkpoint, options)
+    agent = _open_agent(checkpoint, options)
     if sys.stdin.isatty() and message is None:
         typer.echo("Type a message; Ctrl-D ends.", err=True)
     for reply in chat(agent, sys.stdin if message is None else [message]):
         typer.echo(reply)
+
+
+def _open_agent(checkpoint: str, options: tuple[str, ...]) -> MultiTurnAgent:
+    with settings.without_gc():
+        from flows.cli.chat import open_agent
+
+        return open_agent(checkpoint, options)

@@ -13,6 +13,7 @@ import typer
 
 from flows.cli.command import ModelAddress, Reason, console, start_command
 from flows.cli.errors import FAILED
+from flows.local import settings
 from grpo.errors import AddressError, ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def promote(
     from tasks.registry import registry
 
     models = registry()
-    version = models.resolve(model)
+    with settings.without_gc():
+        version = models.resolve(model)
 
     def promote_here() -> ChampionChange | None:
         return models.promotions(version.name).promote(
@@ -74,7 +76,9 @@ def rollback(
 
     def roll_back_here() -> ChampionChange:
         models = registry()
-        return models.promotions(name).rollback(reason=reason, by=_actor(), verify=_verifier(models, name))
+        with settings.without_gc():
+            log = models.promotions(name)
+        return log.rollback(reason=reason, by=_actor(), verify=_verifier(models, name))
 
     def roll_back_in_flow() -> ChampionChange:
         from flows.rollback import rollback as flow
@@ -129,7 +133,9 @@ def lineage(
     from tasks.registry import registry
 
     models = registry()
-    document = trace_lineage(models, models.resolve(model))
+    with settings.without_gc():
+        version = models.resolve(model)
+    document = trace_lineage(models, version)
     if as_json:
         typer.echo(document.model_dump_json(indent=1))
     else:

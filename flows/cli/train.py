@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -15,6 +15,9 @@ from flows.cli.command import ConfigFile, Overrides, console, start_command
 from flows.cli.errors import REFUSED
 from flows.local import settings
 from grpo.config.pipeline import PipelineConfig, load_config
+
+if TYPE_CHECKING:
+    from grpo.retraining.reports import RetrainingReport
 
 
 def train(
@@ -41,7 +44,8 @@ def train(
     check_files(pipeline)
     from flows.local.servers import prefect_server
 
-    with prefect_server(home, meanwhile=_import_ahead) as url:
+    packages = ("flows.train", "grpo.evaluation.html_report", "great_expectations", "mlflow")
+    with prefect_server(home, meanwhile=partial(settings.import_packages, *packages)) as url:
         from flows.cli.console import show_progress
         from flows.cli.display import print_summary
         from flows.train import train as flow
@@ -80,13 +84,6 @@ def _dry_run(config: PipelineConfig, home: Path, *, origin: str) -> None:
             os.environ["PREFECT_HOME"] = kept
 
 
-def _import_ahead() -> None:
-    """Import the slow packages while the server starts, which takes as long."""
-    with settings.without_gc():
-        for name in ("flows.train", "grpo.evaluation.html_report", "great_expectations", "mlflow"):
-            importlib.import_module(name)
-
-
 def retrain(
     config: ConfigFile,
     override: Overrides = None,
@@ -109,7 +106,8 @@ def retrain(
     retraining = load_settings(config, RetrainConfig, tuple(override or ()))
     from flows.local.servers import prefect_server
 
-    with prefect_server(home) as url:
+    packages = ("flows.watch" if check else "flows.retrain", "mlflow")
+    with prefect_server(home, meanwhile=partial(settings.import_packages, *packages)) as url:
         from flows.cli.console import show_progress
         from flows.cli.display import print_retraining, print_triggers
 
@@ -124,8 +122,9 @@ def retrain(
             return
         from flows.retrain import retrain as flow
 
-        with show_progress(console, iterations=1):
-            report = flow(retraining)
+        iterations = load_config(Path(retraining.pipeline), retraining.overrides).training.iterations
+        with show_progress(console, iterations=iterations):
+            report = cast("RetrainingReport", flow(retraining))
         print_retraining(console, report, path=home / retraining.name / "retraining.json")
     if report.verdict == "refuse":
         raise typer.Exit(REFUSED)
@@ -155,7 +154,7 @@ def tune(
     tuning = load_settings(config, TuneConfig, (*(override or ()), *given))
     from flows.local.servers import prefect_server
 
-    with prefect_server(home) as url:
+    with prefect_server(home, meanwhile=partial(settings.import_packages, "flows.tune", "mlflow")) as url:
         from flows.cli.console import show_progress
         from flows.cli.display import print_study
         from flows.tune import tune as flow
@@ -183,5 +182,5 @@ def pretrain() -> None:
         from flows.cli.console import show_progress
         from flows.pretrain import pretrain as flow
 
-        with show_progress(console, iterations=1):
+        with show_progress(console):
             console.print(f"last loss {flow(PretrainConfig()):.4f} nats a token")

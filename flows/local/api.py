@@ -53,7 +53,8 @@ def serve() -> None:
 
     Raises `ConfigError` without a login, and where any origin would be allowed.
     """
-    from prefect.server.api.server import create_app
+    with settings.without_gc():
+        from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
     server = get_current_settings().server

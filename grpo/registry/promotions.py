@@ -268,8 +268,8 @@ def missing_champion(model: str) -> str:
     """Message for a model whose champion was deleted, with the remedies."""
     return (
         f"model {model} had a champion and has none now: the version or its alias was deleted; "
-        f"`grpo rollback {model} --reason WHY` restores the version before it, "
-        f"`grpo promote {model} --version N --reason WHY --force` promotes another one, "
+        f"`grpo rollback models:/{model}@champion --reason WHY` restores the version before it, "
+        f"`grpo promote models:/{model}/N --reason WHY --force` promotes another one, "
         "and another registry.model_name starts anew"
     )
 

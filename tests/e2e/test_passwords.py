@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 SECRET = "pa55word9q"
 LOGIN = f"me:{SECRET}%40x"
 QUICKSTART = "data/configs/quickstart.yaml"
-ROLLBACK = ("rollback", "support-desk", "--reason", "a test")
+ROLLBACK = ("rollback", "models:/support-desk@champion", "--reason", "a test")
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ LOGIN = "me:s3cr3t%40x"
 def _raised(call: Callable[[], object]) -> Exception:
     try:
         call()
-    except Exception as error:  # noqa: BLE001 - it is what is looked at
+    except Exception as error:  # noqa: BLE001 - the error under test
         return error
     raise AssertionError("nothing was raised")
 
@@ -45,8 +45,8 @@ def test_prefect_that_cannot_be_reached_is_named_without_its_password(monkeypatc
         assert "set PREFECT_API_URL" in str(failure)
 
 
-def test_a_server_of_the_command_that_is_gone_is_named_by_what_was_asked(monkeypatch: pytest.MonkeyPatch):
-    """The setting goes with the server, before the command ends."""
+def test_a_stopped_server_of_the_command_is_named_by_the_request(monkeypatch: pytest.MonkeyPatch):
+    """The variable is removed with the server, before the command ends."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     port = free_port()
     failure = known_failure(_raised(lambda: httpx.get(f"http://127.0.0.1:{port}/api/flow_runs/filter")))
@@ -54,7 +54,7 @@ def test_a_server_of_the_command_that_is_gone_is_named_by_what_was_asked(monkeyp
 
 
 def test_mlflow_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch):
-    """What its client raises after its own tries."""
+    """The error of its client after its own retries."""
     from mlflow import MlflowClient
 
     address = f"http://me:s3cret@127.0.0.1:{free_port()}"
@@ -66,8 +66,8 @@ def test_mlflow_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch)
     assert "s3cret" not in str(failure)
 
 
-def test_what_mlflow_refuses_is_one_line(tmp_path: Path):
-    """Its own words, whatever lines they had."""
+def test_a_refusal_of_mlflow_is_one_line(tmp_path: Path):
+    """Its message, on one line."""
     from mlflow.exceptions import MlflowException
 
     failure = known_failure(MlflowException("no such\nmodel"))
@@ -97,14 +97,14 @@ def test_a_file_that_the_system_refuses_is_named():
 
 
 @pytest.mark.parametrize("error", [ConfigError("x"), PolicyError("x"), ConnectionError("there cannot be reached")])
-def test_an_error_that_has_all_is_itself(error: Exception):
-    """Value, place and remedy stand in it."""
+def test_an_error_of_this_package_is_unchanged(error: Exception):
+    """It has value, place and remedy."""
     assert known_failure(error) is error
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("x"), AssertionError()])
 def test_a_fault_of_the_project_keeps_its_traceback(error: Exception):
-    """Nothing that is not understood is made to look like wrong input."""
+    """An unexpected error is not presented as wrong input."""
     assert known_failure(error) is None
 
 
@@ -157,7 +157,7 @@ def test_a_command_ends_with_one_plain_line(error: Exception, code: int, line: s
     ids=["model", "judge", "dask", "override", "checkpoint", "storage", "store"],
 )
 def test_an_address_with_a_password_is_refused_and_not_repeated(arguments: tuple[str, ...]):
-    """Wherever it was given; nothing is started with it."""
+    """In any setting; nothing is started with it."""
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code in (1, 2), result.output
     assert "s3cr3t" not in result.output

@@ -40,7 +40,7 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path):
 
 
 def test_a_short_config_is_written_out_whole(tmp_path: Path):
-    """What `extends` another one can be read in one piece."""
+    """A config that `extends` another is written as one file."""
     path, short = tmp_path / "whole.yaml", QUICKSTART.with_name("ppo.yaml")
     assert CliRunner().invoke(app, ["init", "--path", str(path), "--from", str(short)]).exit_code == 0
     assert load_config(path) == load_config(short)

@@ -27,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("named", ["weekly", "{folder}", "{folder}/report.json"])
 def test_a_run_is_found_by_name_and_by_path(run: Path, named: str):
-    """Its page is drawn again, and its decision told."""
+    """Its page is written again, and its decision printed."""
     result = _report(named.format(folder=run))
     assert result.exit_code == 0
     assert "decision: promote" in result.output
@@ -35,7 +35,7 @@ def test_a_run_is_found_by_name_and_by_path(run: Path, named: str):
     assert "<html" in (run / "report.html").read_text()
 
 
-def test_the_document_itself_goes_to_machines(run: Path):
+def test_json_prints_the_document_itself(run: Path):
     """`--json` prints nothing else, and leaves the folder as it is."""
     result = _report("weekly", "--json")
     assert ReportDocument.model_validate_json(result.stdout) == document()
@@ -58,7 +58,7 @@ def test_a_run_that_is_not_there_is_wrong_input(run: Path):
         (json.dumps({"schema_version": "2", "name": "weekly"}), "Field required"),
     ],
 )
-def test_a_document_that_cannot_be_read_says_why(run: Path, content: str, message: str):
+def test_a_document_that_cannot_be_read_is_an_error_with_its_reason(run: Path, content: str, message: str):
     """Exit code 1, no traceback, and no page of it."""
     (run / "report.json").write_text(content)
     result = _report("weekly")

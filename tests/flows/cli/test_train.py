@@ -26,7 +26,7 @@ CONFIGS = [path for path in sorted((ROOT / "data" / "configs").glob("*.yaml")) i
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid(path: Path):
-    """What we ship loads."""
+    """Every file in data/configs loads."""
     assert load_config(path).name == path.stem
 
 
@@ -69,7 +69,7 @@ def test_a_config_that_cannot_be_used_names_key_value_and_rule(override: str, me
 
 
 def test_a_missing_config_is_named(tmp_path: Path):
-    """The error says where the shipped ones are."""
+    """The error names the folder of the shipped ones."""
     with pytest.raises(ConfigError, match=r"no config at .*data/configs"):
         load_config(tmp_path / "none.yaml")
 

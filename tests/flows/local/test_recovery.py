@@ -1,4 +1,4 @@
-"""Lost runs, on a real server; the processes that they had or have are real ones."""
+"""Recovery of lost runs, on a real server with real processes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def process_of(run: UUID | str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_run_without_a_process_starts_again(pool: Pool):
-    """It is said to be running, and nothing of it lives."""
+    """Its state is Running, and it has no process."""
     from prefect.states import Pending, Running
 
     run = pool.run(Pending, Running)
@@ -83,8 +83,8 @@ def test_a_run_without_a_process_starts_again(pool: Pool):
     assert pool.state(run) == "AwaitingRetry"
 
 
-def test_a_run_whose_process_lives_is_left_alone_as_long_as_its_worker_does(pool: Pool):
-    """With the worker gone nobody would cancel it: its process is ended, and it starts again."""
+def test_a_run_with_a_process_is_left_alone_while_its_worker_lives(pool: Pool):
+    """Without its worker it could not be cancelled: its process is killed, and it starts again."""
     from prefect.states import Pending, Running
 
     run = pool.run(Pending, Running)
@@ -98,7 +98,7 @@ def test_a_run_whose_process_lives_is_left_alone_as_long_as_its_worker_does(pool
 
 @pytest.mark.parametrize("worker_dead", [True, False])
 def test_a_run_of_another_worker_and_one_that_has_ended_are_left_alone(pool: Pool, worker_dead: bool):
-    """They are not this worker's to lose."""
+    """This worker has not lost them."""
     from prefect.states import Completed, Pending, Running
 
     other = pool.run(Pending, Running, worker="pool@elsewhere")
@@ -108,7 +108,7 @@ def test_a_run_of_another_worker_and_one_that_has_ended_are_left_alone(pool: Poo
 
 
 def test_a_run_that_a_worker_is_about_to_start_is_lost_only_with_it(pool: Pool):
-    """Pending, and no process yet."""
+    """Pending, without a process yet."""
     from prefect.states import Pending
 
     run = pool.run(Pending)
@@ -116,8 +116,8 @@ def test_a_run_that_a_worker_is_about_to_start_is_lost_only_with_it(pool: Pool):
     assert pool.reschedule(worker_dead=True) == [run]
 
 
-def test_a_run_that_crashes_again_and_again_is_started_three_times(pool: Pool):
-    """Then it stays crashed, for somebody to look at."""
+def test_a_run_that_crashes_repeatedly_is_started_three_times(pool: Pool):
+    """Then it stays crashed, for an operator."""
     from prefect.states import Crashed, Pending, Running
 
     run = pool.run(Pending, Running, Crashed)
@@ -130,7 +130,7 @@ def test_a_run_that_crashes_again_and_again_is_started_three_times(pool: Pool):
 
 
 def test_a_run_that_dies_before_it_is_running_is_started_three_times(pool: Pool):
-    """A missing folder, say: Prefect counts no such attempt, and each crash is reported once more a moment later."""
+    """A missing folder, for example: Prefect does not count such an attempt, and reports each crash twice."""
     from prefect.states import Crashed, Pending
 
     run = pool.run(Pending, Crashed, Crashed)
@@ -142,8 +142,8 @@ def test_a_run_that_dies_before_it_is_running_is_started_three_times(pool: Pool)
     assert pool.state(run) == "Crashed"
 
 
-def test_a_run_that_loses_its_process_again_and_again_ends_as_crashed(pool: Pool):
-    """It does not stay Running for ever with nothing behind it."""
+def test_a_run_that_loses_its_process_repeatedly_ends_as_crashed(pool: Pool):
+    """It does not stay Running without a process."""
     from prefect.states import Pending, Running
 
     run = pool.run(Pending, Running)
@@ -154,7 +154,7 @@ def test_a_run_that_loses_its_process_again_and_again_ends_as_crashed(pool: Pool
     assert pool.state(run) == "Crashed"
 
 
-def test_workers_that_go_are_no_crashes_of_their_runs(pool: Pool):
+def test_dead_workers_do_not_count_as_crashes_of_their_runs(pool: Pool):
     """A long run outlives any number of calls of `down` and `up`, and may still crash."""
     from prefect.states import Crashed, Pending, Running
 
@@ -167,7 +167,7 @@ def test_workers_that_go_are_no_crashes_of_their_runs(pool: Pool):
 
 
 @pytest.mark.parametrize("end", ["Completed", "Cancelled"])
-def test_a_run_that_ends_while_its_worker_is_mourned_does_not_start_again(
+def test_a_run_that_ends_while_its_dead_worker_is_cleaned_up_does_not_start_again(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, end: str
 ):
     """Its process reports the end just before it is killed."""
@@ -182,19 +182,19 @@ def test_a_run_that_ends_while_its_worker_is_mourned_does_not_start_again(
 
 
 @pytest.mark.parametrize("worker_dead", [True, False])
-def test_a_run_that_was_deleted_meanwhile_keeps_no_other_from_coming_back(
+def test_a_deleted_run_does_not_stop_the_recovery_of_others(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, worker_dead: bool
 ):
-    """Somebody tidies up on the page while the keeper looks."""
+    """It is deleted on the page during the recovery."""
     from prefect.states import Pending, Running
 
     from flows.local import recovery
 
     deleted, lost = pool.run(Pending, Running), pool.run(Pending, Running)
-    found = recovery._unfinished
+    unfinished = recovery._unfinished
 
     def seen_and_deleted(*arguments: Any) -> list[FlowRun]:
-        runs = found(*arguments)
+        runs = unfinished(*arguments)
         pool.client.delete_flow_run(deleted)
         return runs
 
@@ -203,10 +203,10 @@ def test_a_run_that_was_deleted_meanwhile_keeps_no_other_from_coming_back(
 
 
 @pytest.mark.parametrize("worker_dead", [True, False])
-def test_a_run_without_a_name_is_lost_when_it_has_waited_for_one_too_long(
+def test_a_run_without_a_worker_label_is_lost_after_a_minute(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, worker_dead: bool
 ):
-    """Another worker has taken it, and says so in a moment; after a minute that worker has died."""
+    """Another worker took it and labels it at once; after a minute that worker must have died."""
     from prefect.states import Pending, Running
 
     from flows.local import recovery
@@ -219,8 +219,8 @@ def test_a_run_without_a_name_is_lost_when_it_has_waited_for_one_too_long(
     assert pool.state(by_hand) == "Running"
 
 
-def test_an_id_that_is_none_is_passed_over():
-    """A program of somebody's that sets Prefect's variable to a word."""
+def test_an_invalid_run_id_is_ignored():
+    """Another program sets Prefect's variable to a word."""
     from flows.local.recovery import flow_run_processes
 
     run = uuid.uuid4()
@@ -229,7 +229,7 @@ def test_an_id_that_is_none_is_passed_over():
 
 
 def test_a_run_that_was_being_cancelled_is_cancelled(pool: Pool):
-    """It does not come back because its worker died on the way."""
+    """Its dead worker does not restart it."""
     from prefect.states import Cancelling, Pending, Running
 
     run = pool.run(Pending, Running, Cancelling)

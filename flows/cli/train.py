@@ -7,7 +7,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from flows.local import settings
 from grpo.config.pipeline import PipelineConfig, load_config
 
 if TYPE_CHECKING:
-    from grpo.retraining.reports import RetrainingReport
+    pass
 
 
 def train(
@@ -124,7 +124,7 @@ def retrain(
 
         iterations = load_config(Path(retraining.pipeline), retraining.overrides).training.iterations
         with show_progress(console, iterations=iterations):
-            report = cast("RetrainingReport", flow(retraining))
+            report = flow(retraining)
         print_retraining(console, report, path=home / retraining.name / "retraining.json")
     if report.verdict == "refuse":
         raise typer.Exit(REFUSED)

@@ -41,8 +41,9 @@ def artifacts(tmp_path: Path) -> ArtifactStore:
 
 
 def table(artifacts: ArtifactStore, kind: str, file: str, ids: Iterable[str]) -> Artifact:
-    said = [Scenario(id=one, user_responses=(f"It is about {one}.",)) for one in ids]
-    return artifacts.put_folder(kind, lambda folder: write_scenarios(folder / file, said) and None)
+    with artifacts.new_folder(kind) as new:
+        write_scenarios(new.path / file, [Scenario(id=name, user_responses=(f"It is about {name}.",)) for name in ids])
+    return new.artifact
 
 
 def serving(artifacts: ArtifactStore, version: int = 1, *, seen: Iterable[str] | None = None) -> Champion:

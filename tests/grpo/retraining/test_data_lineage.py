@@ -43,9 +43,9 @@ class Versions:
 
 
 def put_table(artifacts: ArtifactStore) -> Artifact:
-    return artifacts.put_folder(
-        "scenarios", lambda folder: write_scenarios(folder / "scenarios.parquet", SCENARIOS) and None
-    )
+    with artifacts.new_folder("scenarios") as new:
+        write_scenarios(new.path / "scenarios.parquet", SCENARIOS)
+    return new.artifact
 
 
 def held_out(share: float) -> set[str]:

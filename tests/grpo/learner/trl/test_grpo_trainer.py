@@ -292,7 +292,7 @@ def test_no_telemetry_is_sent(policy: TransformersPolicy, rollout: Path, monkeyp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "rloo"}, "engine trl has no rloo, only grpo"),
+        ({"algorithm": "rloo", "epochs": 1}, "engine trl has no rloo, only grpo"),
         ({"algorithm": "ppo"}, "engine trl has no ppo"),
         ({"credit_assignment": "turn"}, "credit_assignment is not read with engine trl"),
         ({"baseline": "leave_one_out"}, "baseline is not read with engine trl"),

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpo.agents.conversations import ConversationManager
-    from grpo.agents.customer_service import CustomerServiceAgent
+    from grpo.agents.domain import CustomerServiceAgent
     from grpo.agents.memory import ConversationMemory
     from grpo.agents.multi_turn import MultiTurnAgent
     from grpo.agents.tool_agent import ToolAgent
     from grpo.config.agent import AgentConfig
-    from grpo.config.spaces import get_search_space
+    from grpo.config.search_space import get_search_space
     from grpo.config.tuning import HPOConfig
     from grpo.environments.conversation import ConversationEnvironment
     from grpo.environments.presets import CONVERSATION_CONFIGS
@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from grpo.notebook.engine import ComputationalGRPOEngine
     from grpo.notebook.trainer import MultiTurnGRPOTrainer, SingleTurnGRPOTrainer, train
     from grpo.notebook.tune import quick_hpo
-    from grpo.rewards.composite import CompositeReward
-    from grpo.rewards.function import reward_function
+    from grpo.rewards.composite import CompositeReward, MultiObjectiveReward
     from grpo.rewards.learned.safety import SafetyReward
-    from grpo.rewards.objectives import MultiObjectiveReward
     from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
-    from grpo.rewards.reward import RewardFunction, RewardResult
+    from grpo.rewards.reward import RewardFunction, RewardResult, reward_function
     from grpo.rewards.task import TaskCompletionReward
     from grpo.rewards.text.lexical import ConcisenessReward
     from grpo.rewards.text.quality import EngagementReward, HelpfulnessReward
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "grpo.agents.conversations": ("ConversationManager",),
-    "grpo.agents.customer_service": ("CustomerServiceAgent",),
+    "grpo.agents.domain": ("CustomerServiceAgent",),
     "grpo.agents.memory": ("ConversationMemory",),
     "grpo.agents.multi_turn": ("MultiTurnAgent",),
     "grpo.agents.tool_agent": ("ToolAgent",),
@@ -48,19 +46,17 @@ _NAMES = {
     "grpo.notebook.callbacks": ("CheckpointCallback", "EarlyStoppingCallback"),
     "grpo.config.agent": ("AgentConfig",),
     "grpo.notebook.config": ("TrainingConfig", "TrainingProfile", "get_config_for_task"),
-    "grpo.config.spaces": ("get_search_space",),
+    "grpo.config.search_space": ("get_search_space",),
     "grpo.config.tuning": ("HPOConfig",),
     "grpo.notebook.diagnostics": ("DiagnosticsMonitor",),
     "grpo.notebook.engine": ("ComputationalGRPOEngine",),
     "grpo.environments.conversation": ("ConversationEnvironment",),
     "grpo.environments.presets": ("CONVERSATION_CONFIGS",),
     "grpo.environments.task": ("TaskEnvironment",),
-    "grpo.rewards.composite": ("CompositeReward",),
-    "grpo.rewards.function": ("reward_function",),
-    "grpo.rewards.objectives": ("MultiObjectiveReward",),
+    "grpo.rewards.composite": ("CompositeReward", "MultiObjectiveReward"),
     "grpo.rewards.presets": ("create_customer_service_reward", "create_domain_reward"),
     "grpo.rewards.text.quality": ("EngagementReward", "HelpfulnessReward"),
-    "grpo.rewards.reward": ("RewardFunction", "RewardResult"),
+    "grpo.rewards.reward": ("RewardFunction", "RewardResult", "reward_function"),
     "grpo.rewards.learned.safety": ("SafetyReward",),
     "grpo.rewards.task": ("TaskCompletionReward",),
     "grpo.rewards.text.lexical": ("ConcisenessReward",),

@@ -96,7 +96,7 @@ def _load() -> None:
         for name in (
             "flows.cli.app",
             "flows.cli.doctor",
-            "flows.plan",
+            "flows.dry_run",
             "mlflow",
             *_LATE,
         ):

@@ -103,7 +103,7 @@ _yaml(
     "b0: &b0 {k: 1}\n" + "".join(f"b{i}: &b{i}\n  <<: [{','.join([f'*b{i - 1}'] * 10)}]\n" for i in range(1, 10)),
     "more than 20,000 values",
 )
-_yaml("an alias in itself", "name: &a [*a]", "an alias inside of what it stands for")
+_yaml("an alias in itself", "name: &a [*a]", "an alias inside of the value that it repeats")
 _yaml("lists in lists", "name: " + "[" * 5000, "more than 50 levels")
 _yaml("too large", "#" * (1 << 20) + "\nname: x", "bytes; at most 1,048,576 are read")
 _yaml("too many values", "name: [" + "1," * 100_000 + "]", "more than 20,000 values")
@@ -269,7 +269,7 @@ _dry(
 _dry(
     "model", "the address of a server", "policy.model=openai+https://host/v1#m", "can be evaluated, not trained", code=1
 )
-_dry("model", "an object without a digest", "policy.model=s3://bucket/m", "is no artifact", code=2)
+_dry("model", "an object without a digest", "policy.model=s3://bucket/m", "is not an artifact", code=2)
 _dry("template", "syntax error", "policy.chat_template='{%␣for␣%}'", "chat template", "TemplateSyntaxError", code=1)
 _dry("template", "that raises", "policy.chat_template=\"{{␣raise_exception('no')␣}}\"", "chat template", "no", code=1)
 _dry("template", "that divides by zero", "policy.chat_template='{{␣1/0␣}}'", "ZeroDivisionError", code=1)

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from grpo.agents.conversations import ConversationManager
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
-from grpo.config.faults import faults
-from grpo.config.yaml_file import parse_override
+from grpo.config.loading import describe_errors, parse_override
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message
 
@@ -30,7 +29,7 @@ def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
     try:
         config = AgentConfig(**given)
     except ValidationError as error:
-        raise ConfigError("; ".join(faults(error, given))) from error
+        raise ConfigError("; ".join(describe_errors(error, given))) from error
     agent = MultiTurnAgent(config, policy=_checkpoint(model))
     asyncio.run(agent.initialize())
     return agent
@@ -89,9 +88,9 @@ def _checkpoint(model: str) -> Any:
     """The policy of a registered version or of a checkpoint in a store; None for any other address."""
     if "://" in model:
         return None
-    from flows.models import resolve_checkpoint, store_of
     from grpo.artifacts import ArtifactStore
     from grpo.learner.checkpoints import load_policy
+    from tasks.models import store_of, stored_checkpoint
 
-    artifact = resolve_checkpoint(model)
+    artifact = stored_checkpoint(model)
     return None if artifact is None else load_policy(ArtifactStore(store_of(artifact)), artifact)

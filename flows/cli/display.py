@@ -11,11 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from flows.dry_run import DryRun
     from flows.local.checks import DoctorReport
-    from flows.plan import Plan
     from flows.reproduce import Reproduction
-    from grpo.evaluation.measurement import EvaluationDocument, PolicyEvaluation
-    from grpo.evaluation.schema import Interval, ReportDocument
+    from grpo.evaluation.schema import EvaluationDocument, Interval, PolicyEvaluation, ReportDocument
     from grpo.registry import ChampionChange, Lineage
     from grpo.retraining.reports import RetrainingReport
     from grpo.retraining.triggers import TriggerResult
@@ -99,7 +98,7 @@ def print_evaluation(console: Console, document: EvaluationDocument) -> None:
         console.print(_pass_table(evaluation))
     console.print(
         f"policy {evaluation.policy}: {evaluation.episodes} episodes, {evaluation.failed_share:.1%} failed, "
-        f"{evaluation.truncated_share:.1%} truncated, {evaluation.said:.1f} completion tokens in each; "
+        f"{evaluation.truncated_share:.1%} truncated, {evaluation.mean_completion_tokens:.1f} completion tokens in each; "
         f"{evaluation.confidence:.0%} intervals",
         soft_wrap=True,
     )
@@ -132,8 +131,8 @@ def print_checks(console: Console, report: DoctorReport) -> None:
     console.print("a run can start" if not problems else f"{problems} problem(s): a run would fail")
 
 
-def print_plan(console: Console, plan: Plan) -> None:
-    """Print the stages of a run with their cache hits, and the estimates of tokens, memory and time."""
+def print_dry_run(console: Console, plan: DryRun) -> None:
+    """Print the stages of a run with their cache hits, and the estimates of episodes, tokens and memory."""
     stages = Table("stage", "runs", "cached", "the rest", title="stages", title_justify="left")
     for stage in plan.stages:
         stages.add_row(stage.name, str(stage.runs), str(stage.cached), stage.rest or "nothing to compute")
@@ -142,34 +141,27 @@ def print_plan(console: Console, plan: Plan) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _estimates(plan: Plan) -> Iterator[str]:
+def _estimates(plan: DryRun) -> Iterator[str]:
     unknown = "unknown until split has run"
-    sides = unknown if plan.scenarios is None else "{} to train on, {} held out".format(*plan.scenarios)
-    yield f"scenarios: {sides}"
+    splits = unknown if plan.scenarios is None else "{} to train on, {} held out".format(*plan.scenarios)
+    yield f"scenarios: {splits}"
     heldout = unknown if plan.episodes.heldout is None else f"{plan.episodes.heldout:,}"
     yield f"episodes: at most {plan.episodes.train:,} to train on; held out, by both policies: {heldout}"
-    if plan.said is None:
-        mean = "their mean is unknown: no rollout of this config is in the cache"
+    if plan.mean_completion_tokens is None:
+        mean = "mean unknown: no rollout of this config is in the cache"
     else:
-        mean = f"{plan.said:.1f} on average in the rollouts of this config that are in the cache"
+        mean = f"{plan.mean_completion_tokens:.1f} on average in the cached rollouts of this config"
     yield (
-        f"tokens: at most {plan.said_at_most:,} completion tokens in an episode, "
-        f"{plan.said_at_most * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
+        f"completion tokens: at most {plan.max_completion_tokens:,} in an episode, "
+        f"{plan.max_completion_tokens * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
     )
-    memory = plan.memory_estimate
+    memory = plan.memory
     yield (
         f"memory: {_size(memory.peak)} at its peak, without Python and its packages: weights "
         f"{_size(memory.weights)} ({memory.copies} × {memory.parameters:,} parameters), gradients "
         f"{_size(memory.gradients)}, optimizer {_size(memory.optimizer)}, activations about "
-        f"{_size(memory.activations)}; or, during a rollout, a KV cache of at most {_size(memory.cache)}"
+        f"{_size(memory.activations)}; or, during rollouts, a KV cache of at most {_size(memory.cache)}"
     )
-    if plan.time is None:
-        yield "time: unknown, no earlier run of this home computed all its stages with this model in this environment"
-    else:
-        yield (
-            f"time: about {plan.time.seconds:.0f} s, after run {plan.time.run} of {plan.time.created}, which took "
-            f"{plan.time.took_s:.0f} s"
-        )
 
 
 def _size(count: int) -> str:

@@ -56,7 +56,7 @@ def check_files(config: PipelineConfig) -> None:
     """
     from grpo.identity.code import external_digests
     from grpo.policy.catalog import model_folder
-    from grpo.scenarios.fingerprint import content_hash
+    from grpo.scenarios.sources import content_hash
 
     require([check_store(config.store)])
     content_hash(config.scenarios.sources)
@@ -69,7 +69,6 @@ def check_config(config: PipelineConfig) -> None:
 
     Raises what the run would raise, and leaves nothing behind.
     """
-    from flows.runner import shard_runner
     from grpo.environments.catalog import make_environment
     from grpo.policy.catalog import model_folder
     from grpo.policy.transformers.model import load_tokenizer
@@ -77,6 +76,7 @@ def check_config(config: PipelineConfig) -> None:
     from grpo.renderers.chat_template import Renderer
     from grpo.rewards.hacking.check import check_rewards
     from grpo.rewards.learned.safety import SafetyReward
+    from tasks.executor import shard_runner
 
     check_files(config)
     Renderer(load_tokenizer(model_folder(config.policy.model), chat_template=config.policy.chat_template))

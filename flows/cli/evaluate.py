@@ -92,7 +92,7 @@ def _check_files(
     """Refuse missing scenarios and models before a server is started."""
     from grpo.artifacts import MANIFEST
     from grpo.policy.catalog import model_folder
-    from grpo.scenarios.fingerprint import content_hash
+    from grpo.scenarios.sources import content_hash
     from grpo.scenarios.subset import select_scenarios
 
     selected = select_scenarios(pipeline, None if scenarios_file is None else str(scenarios_file), episodes)

@@ -70,16 +70,16 @@ def _dry_run(config: PipelineConfig, home: Path, *, origin: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["PREFECT_HOME"] = scratch
         try:
-            from flows.cli.display import print_plan
+            from flows.cli.display import print_dry_run
             from flows.cli.doctor import check_config
+            from flows.dry_run import dry_run as estimate
             from flows.local.checks import check_servers, require
-            from flows.plan import plan
 
             require(check_servers(home))
             check_config(config)
-            planned = plan(config, home)
+            planned = estimate(config)
             console.print(f"{origin} is a valid configuration of run {config.name}", soft_wrap=True)
-            print_plan(console, planned)
+            print_dry_run(console, planned)
         finally:
             os.environ["PREFECT_HOME"] = kept
 
@@ -100,8 +100,8 @@ def retrain(
     Example: grpo retrain data/configs/retrain.yaml --set curation.near_duplicate_threshold=0.9
     """
     home = start_command()
+    from grpo.config.loading import load_settings
     from grpo.config.retraining import RetrainConfig
-    from grpo.config.yaml_file import load_settings
 
     retraining = load_settings(config, RetrainConfig, tuple(override or ()))
     from flows.local.servers import prefect_server
@@ -146,8 +146,8 @@ def tune(
     Example: grpo tune data/configs/tune.yaml --trials 20
     """
     home = start_command()
+    from grpo.config.loading import load_settings
     from grpo.config.tuning import TuneConfig
-    from grpo.config.yaml_file import load_settings
 
     options = {"n_trials": trials, "parallel": parallel, "storage": storage}
     given = [f"{name}={value}" for name, value in options.items() if value is not None]

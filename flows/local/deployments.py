@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.local import settings
-from grpo.config.yaml_file import load_settings
+from grpo.config.loading import load_settings
 from grpo.errors import ConfigError
 
 POOLS = ("cpu", "gpu")

@@ -1,13 +1,11 @@
-"""What an episode is worth."""
+"""Rewards: verified by the environment, on the text of replies, learned, or given by an LLM judge."""
 
-from grpo.rewards.composite import CompositeReward
-from grpo.rewards.function import FunctionReward, reward_function
-from grpo.rewards.objectives import MultiObjectiveReward, pareto_front
+from grpo.rewards.composite import CompositeReward, MultiObjectiveReward, pareto_front
 from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
-from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
+from grpo.rewards.reward import FunctionReward, RewardContext, RewardFunction, RewardResult, reward_function
 from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
 from grpo.rewards.text.correctness import CorrectnessReward, SimilarityReward
-from grpo.rewards.text.lexical import ConcisenessReward, KeywordReward, VarietyReward
+from grpo.rewards.text.lexical import ConcisenessReward, KeywordReward, SimilarityAwareReward, VarietyReward
 from grpo.rewards.text.quality import (
     ActionReward,
     CreativeWritingReward,
@@ -21,7 +19,6 @@ from grpo.rewards.text.quality import (
     SalesAssistantReward,
     TechnicalSupportReward,
 )
-from grpo.rewards.text.similarity import SimilarityAwareReward
 
 __all__ = [
     "ActionReward",

@@ -1,8 +1,8 @@
-"""From names to rewards: those of this package, and those of installed plugins."""
+"""Rewards by name: those of this package, and those of installed plugins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.config.rewards import RewardComponent, plugin, plugin_names
@@ -14,7 +14,7 @@ from grpo.rewards.learned.safety import SafetyReward
 from grpo.rewards.reward import RewardFunction
 from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
 from grpo.rewards.text.correctness import CorrectnessReward, SimilarityReward
-from grpo.rewards.text.lexical import ConcisenessReward, KeywordReward, VarietyReward
+from grpo.rewards.text.lexical import ConcisenessReward, KeywordReward, SimilarityAwareReward, VarietyReward
 from grpo.rewards.text.quality import (
     ActionReward,
     CreativeWritingReward,
@@ -27,7 +27,6 @@ from grpo.rewards.text.quality import (
     SalesAssistantReward,
     TechnicalSupportReward,
 )
-from grpo.rewards.text.similarity import SimilarityAwareReward
 
 REWARDS: dict[str, type[RewardFunction]] = {
     reward.name: reward
@@ -60,7 +59,7 @@ REWARDS: dict[str, type[RewardFunction]] = {
 
 
 def reward_type(name: str) -> type[RewardFunction]:
-    """The class of the reward of this name, of this package or of a plugin; `ConfigError` where there is none."""
+    """Class of the reward of this name, of this package or of a plugin; `ConfigError` for an unknown name."""
     if name in REWARDS:
         return REWARDS[name]
     point = plugin(name)
@@ -76,7 +75,7 @@ def reward_named(name: str, *, weight: float = 1.0, **options: Any) -> RewardFun
     """The reward of this name, of this package or of a plugin; `ConfigError` for unknown names and options."""
     kind = reward_type(name)
     try:
-        return kind(weight=weight, **options)
+        return kind(weight=weight, **(_with_fallback(options) if kind is RulerReward else options))
     except TypeError as error:
         raise ConfigError(f"reward {name} does not take options {options}: {error}") from error
 
@@ -84,7 +83,23 @@ def reward_named(name: str, *, weight: float = 1.0, **options: Any) -> RewardFun
 def make_reward(components: Sequence[RewardComponent]) -> CompositeReward:
     """The reward that the config asks for."""
     return CompositeReward(
-        [reward_named(one.kind, weight=one.weight, **one.options) for one in components],
-        optional=[one.kind for one in components if one.optional],
-        floors={one.kind: one.floor for one in components if one.floor is not None},
+        [reward_named(part.kind, weight=part.weight, **part.options) for part in components],
+        optional=[part.kind for part in components if part.optional],
+        floors={part.kind: part.floor for part in components if part.floor is not None},
     )
+
+
+def _with_fallback(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options of the judge with the reward that its `fallback` names."""
+    name = options.get("fallback")
+    if not isinstance(name, str):
+        return options
+    others = [other for other in REWARDS if other != RulerReward.name]
+    if name not in others:
+        raise ConfigError(
+            f"fallback {name!r} of reward ruler is unknown or ruler itself; use one of {', '.join(others)}"
+        )
+    try:
+        return {**options, "fallback": REWARDS[name]()}
+    except TypeError as error:
+        raise ConfigError(f"fallback {name!r} of reward ruler needs options: {error}") from error

@@ -1,12 +1,16 @@
-"""Several rewards as one: a weighted sum, and floors that nothing makes up for."""
+"""Several rewards as one: a weighted sum or another aggregation, floors that veto, and the Pareto front."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from grpo.errors import ConfigError, Unscored
+import numpy as np
+from numpy.typing import ArrayLike
+
+from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.rewards.reward import Episode, GroupReward, RewardFunction, RewardResult, checked_weight
 
 
@@ -19,15 +23,15 @@ class Objective(TypedDict):
 
 
 WeightedReward: TypeAlias = RewardFunction | tuple[RewardFunction, float] | Objective
-"""A reward with its own weight, a pair whose weight wins, or a mapping that names it too."""
+"""A reward with its own weight, a pair whose weight takes precedence, or a mapping that also gives a name."""
 
 
 class CompositeReward(GroupReward):
     """Σ weight · score; the breakdown holds each component's own score, the metadata the weights and all parts.
 
-    An episode that a component cannot judge is not judged, unless the component is `optional`: then it counts without
-    that component, and the breakdown lacks it. A component below its floor vetoes: the score is the least that scores
-    in [0, 1] can give, whatever the others say.
+    An episode that a component cannot score has no score, unless the component is `optional`: then the others count
+    alone, and the breakdown lacks it. A component below its floor vetoes: the score is the minimum that scores in
+    [0, 1] can give, whatever the other components give.
     """
 
     name = "composite"
@@ -51,13 +55,13 @@ class CompositeReward(GroupReward):
         self.weights = {component["name"]: component["weight"] for component in components}
         self.optional = frozenset(optional)
         self.floors = dict(floors or {})
-        if strangers := ({*self.optional} | {*self.floors}) - set(names):
-            raise ConfigError(f"optional or floors name {sorted(strangers)}, which are no components of {names}")
+        if unknown := ({*self.optional} | {*self.floors}) - set(names):
+            raise ConfigError(f"optional or floors name unknown components {sorted(unknown)}; choose from {names}")
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
-        """See the class."""
+        """Score the group with every component, and combine the scores of each episode."""
         columns = await asyncio.gather(*(reward.compute_group(episodes) for reward in self.rewards.values()))
-        return [self._judge(results) for results in zip(*columns, strict=True)]
+        return [self._combined(results) for results in zip(*columns, strict=True)]
 
     def combine(self, scores: Mapping[str, float]) -> float:
         """The score of an episode from those of its components."""
@@ -67,7 +71,7 @@ class CompositeReward(GroupReward):
         """The least score that components in [0, 1] can give."""
         return sum(min(0.0, weight) for weight in self.weights.values())
 
-    def _judge(self, results: Sequence[RewardResult | Unscored]) -> RewardResult | Unscored:
+    def _combined(self, results: Sequence[RewardResult | Unscored]) -> RewardResult | Unscored:
         scores: dict[str, float] = {}
         metadata: dict[str, Any] = {"weights": dict(self.weights)}
         for name, result in zip(self.rewards, results, strict=True):
@@ -77,12 +81,11 @@ class CompositeReward(GroupReward):
             elif name not in self.optional:
                 return Unscored(f"{name}: {result}")
         if not scores:
-            return Unscored(f"no component could judge it: {results[0]}")
+            return Unscored(f"no component could score it: {results[0]}")
         if vetoed := [name for name, floor in self.floors.items() if scores.get(name, floor) < floor]:
             metadata["vetoed"] = vetoed
-        return RewardResult(
-            score=self.minimum_score() if vetoed else self.combine(scores), breakdown=scores, metadata=metadata
-        )
+        score = self.minimum_score() if vetoed else self.combine(scores)
+        return RewardResult(score=score, breakdown=scores, metadata=metadata)
 
 
 def _component(reward: WeightedReward) -> Objective:
@@ -90,9 +93,96 @@ def _component(reward: WeightedReward) -> Objective:
         return Objective(name=reward.name, reward=reward, weight=reward.weight)
     if isinstance(reward, tuple):
         reward = Objective(name=reward[0].name, reward=reward[0], weight=reward[1])
-    if strangers := reward.keys() ^ Objective.__annotations__.keys():
-        raise ConfigError(
-            f"objective {reward!r:.80}: {sorted(strangers)} missing or unknown; give name, reward, weight"
-        )
+    if wrong := reward.keys() ^ Objective.__annotations__.keys():
+        raise ConfigError(f"objective {reward!r:.80}: {sorted(wrong)} missing or unknown; give name, reward, weight")
     checked_weight(reward["weight"], reward["name"])
     return reward
+
+
+def weighted_sum(scores: Sequence[float], weights: Sequence[float]) -> float:
+    """Σ w·s: [.5 .8] by [.25 .75] → .725"""
+    return math.fsum(weight * score for score, weight in zip(scores, weights, strict=True))
+
+
+def geometric_mean(scores: Sequence[float], weights: Sequence[float]) -> float:
+    """∏ s^w with Σw = 1: a 0 anywhere gives 0; [.25 1] by equal weights → .5"""
+    _refuse_negative(scores)
+    total = math.fsum(weights)
+    return math.prod(score ** (weight / total) for score, weight in zip(scores, weights, strict=True))
+
+
+def minimum(scores: Sequence[float], weights: Sequence[float]) -> float:
+    """The least of the scores with a weight: [.5 .8] → .5"""
+    return min(score for score, weight in zip(scores, weights, strict=True) if weight)
+
+
+def product(scores: Sequence[float], weights: Sequence[float]) -> float:
+    """∏ s of the scores with a weight: [.5 .8] → .4"""
+    _refuse_negative(scores)
+    return math.prod(score for score, weight in zip(scores, weights, strict=True) if weight)
+
+
+AGGREGATIONS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
+    "weighted_sum": weighted_sum,
+    "geometric_mean": geometric_mean,
+    "min": minimum,
+    "product": product,
+}
+
+
+class MultiObjectiveReward(CompositeReward):
+    """Objectives made into one score by `aggregation`; `normalize` divides the weights by their sum."""
+
+    name = "multi_objective"
+
+    def __init__(
+        self,
+        objectives: Sequence[WeightedReward],
+        *,
+        aggregation: str = "weighted_sum",
+        normalize: bool = True,
+        weight: float = 1.0,
+        optional: Collection[str] = (),
+        floors: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(objectives, weight=weight, optional=optional, floors=floors)
+        if aggregation == "pareto":
+            raise ConfigError("aggregation pareto gives a front, not a score to train on; select with pareto_front")
+        if aggregation not in AGGREGATIONS:
+            raise ConfigError(f"aggregation {aggregation!r} is unknown; use one of {', '.join(AGGREGATIONS)}")
+        if aggregation != "weighted_sum" or normalize:
+            self._check_weights()
+        self.aggregation = aggregation
+        self.normalize = normalize
+
+    def combine(self, scores: Mapping[str, float]) -> float:
+        """Aggregate the scores of the objectives that have one."""
+        weights = [self.weights[name] for name in scores]
+        if self.normalize:
+            weights = [weight / math.fsum(weights) for weight in weights]
+        return AGGREGATIONS[self.aggregation](list(scores.values()), weights)
+
+    def _check_weights(self) -> None:
+        weights = self.weights.values()
+        if min(weights) < 0 or not any(weights):
+            raise ConfigError(f"weights {self.weights} must not be negative, and not all 0")
+
+
+def pareto_front(scores: ArrayLike) -> list[int]:
+    """Rows that are not dominated: no other row is as good in every column and better in one.
+
+    `scores` [candidates, objectives], higher is better; equal rows stand together.
+
+        [[1 0], [0 1], [.5 .5], [.4 .4]] → [0, 1, 2]
+    """
+    table = np.asarray(scores, dtype=np.float64)
+    if table.ndim != 2 or np.isnan(table).any():
+        raise RewardError(f"a front needs a table [candidates, objectives] of numbers, got shape {table.shape}")
+    return [
+        index for index, row in enumerate(table) if not ((table >= row).all(axis=1) & (table > row).any(axis=1)).any()
+    ]
+
+
+def _refuse_negative(scores: Sequence[float]) -> None:
+    if min(scores) < 0:
+        raise RewardError(f"scores {list(scores)} hold a negative one, which has no product; use weighted_sum or min")

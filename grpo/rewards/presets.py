@@ -1,4 +1,4 @@
-"""Rewards made of others, ready for a domain."""
+"""Composite rewards for a domain."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from grpo.errors import ConfigError
 from grpo.rewards.catalog import reward_named
-from grpo.rewards.composite import CompositeReward
-from grpo.rewards.objectives import MultiObjectiveReward
+from grpo.rewards.composite import CompositeReward, MultiObjectiveReward
 from grpo.rewards.text.correctness import SimilarityReward
 
 DOMAINS = ("customer_service", "technical_support", "sales", "education", "creative_writing")
@@ -17,10 +16,10 @@ DOMAINS = ("customer_service", "technical_support", "sales", "education", "creat
 def create_customer_service_reward(
     expected_responses: Sequence[str] = (), *, weight: float = 1.0, aggregation: str = "weighted_sum"
 ) -> CompositeReward:
-    """Helpful .35, safe .25, engaging .20, concise .20.
+    """Helpfulness .35, safety .25, engagement .20, conciseness .20.
 
-    With `expected_responses` it is manner that counts: empathy, action and professionalism .25 each, length .10, and
-    closeness to one of these replies .15.
+    With `expected_responses`: empathy, action and professionalism .25 each, conciseness .10, and similarity to one of
+    these replies .15.
     """
     if expected_responses:
         return MultiObjectiveReward(
@@ -41,7 +40,7 @@ def create_customer_service_reward(
 
 
 def create_domain_reward(domain: str, *, weight: float = 1.0) -> CompositeReward:
-    """What is good in this domain .6, helpfulness .3, engagement .1; for creative writing the domain's reward alone."""
+    """The domain's reward .6, helpfulness .3, engagement .1; for creative writing the domain's reward alone."""
     if domain not in DOMAINS:
         raise ConfigError(f"domain {domain!r} has no reward of its own; known are {', '.join(DOMAINS)}")
     if domain == "creative_writing":

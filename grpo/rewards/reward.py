@@ -1,16 +1,17 @@
-"""What a reward is: it judges one finished conversation."""
+"""Reward interface: a score for one finished conversation, or for the group of one scenario."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from grpo.errors import RewardError, Unscored
 from grpo.messages import Message
@@ -20,7 +21,7 @@ from grpo.trajectories import Outcome, Stop, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardContext:
-    """What a reward may know beside the words."""
+    """Facts about an episode beside its messages."""
 
     scenario_id: str
     category: str
@@ -28,19 +29,19 @@ class RewardContext:
     outcome: Outcome | None = None
     sample: int = 0
     scenario: Scenario | None = None
-    """What the episode started from: its context, and what was expected."""
+    """Start of the episode: its context and its expected outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A finished conversation as a reward sees it."""
+    """Input of a reward: a finished conversation."""
 
     turns: tuple[Message, ...]
     context: RewardContext
 
     @classmethod
     def of(cls, trajectory: Trajectory, scenario: Scenario | None = None) -> Episode:
-        """What there is to judge in a trajectory."""
+        """Messages and context of a trajectory."""
         return cls(
             turns=trajectory.messages,
             context=RewardContext(
@@ -56,7 +57,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """A score with the parts that it is made of."""
+    """A score and its parts."""
 
     score: float
     breakdown: Mapping[str, float] = field(default_factory=dict)
@@ -68,16 +69,16 @@ class RewardResult:
 
 
 class RewardFunction(ABC):
-    """Base of all rewards; `weight` is what the score counts for in a composite, usually in [0, 1]; else it warns.
+    """Base of all rewards; `weight` is the share of the score in a composite, usually in [0, 1]; else it warns.
 
-    A reward that judges one conversation at a time has `compute_reward`; one that compares siblings is a `GroupReward`.
-    Either raises, or returns, `Unscored` for an episode that it cannot judge.
+    A reward that scores one conversation at a time has `compute_reward`; one that compares the group of a scenario is
+    a `GroupReward`. Either raises, or returns, `Unscored` for an episode that it cannot score.
     """
 
     name: str
     """By default the class's name: `ResponseQualityReward` is response_quality."""
     probed: ClassVar[bool] = True
-    """Whether words may fool it; a control, a verified outcome, or a judge that costs by the question is not probed."""
+    """Tested by the reward hacking check; not for a control, a verified outcome, or a judge that costs by the call."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -89,9 +90,9 @@ class RewardFunction(ABC):
 
     @classmethod
     def files(cls, options: Mapping[str, Any]) -> Sequence[str | Path]:
-        """Files and folders that a reward with these options reads; a changed one is scored again.
+        """Files and folders that a reward with these options reads; a change of one invalidates cached scores.
 
-        What Python's `open` reads while it scores is noticed without being declared here.
+        Files that Python's `open` reads during scoring are noticed without being declared here.
         """
         return ()
 
@@ -100,7 +101,7 @@ class RewardFunction(ABC):
         """Score a conversation; higher is better, usually in [0, 1]."""
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
-        """Score the siblings of one scenario, in their order; by default each by itself."""
+        """Score the group of one scenario, in its order; by default each episode by itself."""
         return list(await asyncio.gather(*(self._single(episode) for episode in episodes)))
 
     async def _single(self, episode: Episode) -> RewardResult | Unscored:
@@ -113,22 +114,60 @@ class RewardFunction(ABC):
 
 
 class GroupReward(RewardFunction):
-    """Base of the rewards that judge siblings beside each other."""
+    """Base of the rewards that compare the episodes of a group."""
 
     @abstractmethod
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
-        """Score the siblings of one scenario, in their order."""
+        """Score the group of one scenario, in its order."""
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Score one conversation as a group of its own."""
+        """Score one conversation as a group of one."""
         [result] = await self.compute_group([Episode(turns=tuple(turns), context=context)])
         if isinstance(result, Unscored):
             raise result
         return result
 
 
+Score: TypeAlias = float | RewardResult
+Scorer: TypeAlias = Callable[..., Score | Awaitable[Score]]
+"""Called with the turns, and with the context if it takes a second argument."""
+
+
+class FunctionReward(RewardFunction):
+    """Scores with a function of (turns) or (turns, context) that returns, or awaits, a number or a `RewardResult`."""
+
+    def __init__(self, function: Scorer, *, weight: float = 1.0) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        super().__init__(weight=weight)
+        self._function = function
+        try:
+            inspect.signature(function).bind((), None)
+            self._takes_context = True
+        except TypeError:
+            self._takes_context = False
+
+    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+        """Call the function. Raises `RewardError` when it does not return a number or a `RewardResult`."""
+        returned = self._function(turns, context) if self._takes_context else self._function(turns)
+        result = await returned if inspect.isawaitable(returned) else returned
+        if isinstance(result, RewardResult):
+            return result
+        if isinstance(result, bool) or not isinstance(result, int | float):
+            raise RewardError(f"reward {self.name} returned {result!r}; return a number or a RewardResult")
+        return RewardResult(score=float(result))
+
+
+def reward_function(*, weight: float = 1.0) -> Callable[[Scorer], FunctionReward]:
+    """Make a reward of the decorated function.
+
+    @reward_function(weight=0.5)
+    async def politeness(turns, context=None) -> float: ...
+    """
+    return lambda function: FunctionReward(function, weight=weight)
+
+
 def checked_weight(weight: float, name: str) -> float:
-    """The weight itself; outside [0, 1] it warns, as one that turns a reward round or drowns the others does."""
+    """The weight itself; warns outside [0, 1], as such a weight inverts a reward or dominates the others."""
     if not 0 <= weight <= 1:
         warnings.warn(f"reward {name} has weight {weight}, outside [0, 1]", stacklevel=3)
     return weight

@@ -1,13 +1,100 @@
-"""What a scored rollout shows at a glance."""
+"""Summary of a scored rollout: means over its episodes, and the spread and correlations of the reward components."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from grpo.rewards.components import ComponentMoments, component_moments
 from grpo.trajectories import Trajectory, group
+
+HIGH_CORRELATION = 0.95
+"""Correlation beyond which two components are one reward with two weights."""
+_FLAT = 1e-9  # variance of a constant component, up to rounding
+
+
+class ComponentStatistic(BaseModel):
+    """Mean and spread of one component."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mean: float
+    std: float
+    """Of the population."""
+    count: int
+
+
+class ComponentMoments(BaseModel):
+    """Sums over the episodes that have all components; additive over rollouts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    names: tuple[str, ...]
+    count: int
+    sums: tuple[float, ...]  # [components]
+    products: tuple[tuple[float, ...], ...]  # [components, components], Σ of the products of two components
+
+    def joined(self, other: ComponentMoments) -> ComponentMoments:
+        """Moments over the episodes of both, of the components that both have."""
+        if not (self.count and other.count):
+            return self if self.count else other
+        names = tuple(name for name in self.names if name in other.names)
+        (sums, products), (others, other_products) = self._picked(names), other._picked(names)
+        return _moments(names, self.count + other.count, sums + others, products + other_products)
+
+    def statistics(self) -> dict[str, ComponentStatistic]:
+        """Mean, standard deviation and count by component; empty without an episode."""
+        if not self.count:
+            return {}
+        means, covariance = self._centred()
+        stds = np.sqrt(np.maximum(0, np.diag(covariance)))
+        return {
+            name: ComponentStatistic(mean=float(mean), std=float(std), count=self.count)
+            for name, mean, std in zip(self.names, means, stds, strict=True)
+        }
+
+    def correlations(self) -> dict[tuple[str, str], float]:
+        """Pearson's ρ of each pair of components that vary."""
+        if not self.count:
+            return {}
+        return dict(self._correlations())
+
+    def highly_correlated(self) -> dict[tuple[str, str], float]:
+        """Pairs with |ρ| > .95."""
+        return {pair: rho for pair, rho in self.correlations().items() if abs(rho) > HIGH_CORRELATION}
+
+    def _correlations(self) -> Iterator[tuple[tuple[str, str], float]]:
+        _, covariance = self._centred()
+        for i, j in combinations(range(len(self.names)), 2):
+            if min(covariance[i, i], covariance[j, j]) > _FLAT:
+                rho = covariance[i, j] / np.sqrt(covariance[i, i] * covariance[j, j])
+                yield (self.names[i], self.names[j]), float(np.clip(rho, -1, 1))
+
+    def _centred(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        means = np.array(self.sums) / self.count
+        return means, np.array(self.products) / self.count - np.outer(means, means)
+
+    def _picked(self, names: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        rows = np.array([self.names.index(name) for name in names], dtype=np.intp)
+        return np.array(self.sums)[rows], np.array(self.products)[np.ix_(rows, rows)]
+
+
+def component_moments(trajectories: Sequence[Trajectory]) -> ComponentMoments:
+    """Moments of a scored rollout; an episode that lacks a component, as an unscored one does, is left out."""
+    names = tuple(dict.fromkeys(name for trajectory in trajectories for name in trajectory.breakdown))
+    whole = [t.breakdown for t in trajectories if names and all(name in t.breakdown for name in names)]
+    table = np.array([[breakdown[name] for name in names] for breakdown in whole]).reshape(len(whole), len(names))
+    return _moments(names, len(whole), table.sum(axis=0), table.T @ table)
+
+
+def _moments(
+    names: tuple[str, ...], count: int, sums: NDArray[np.float64], products: NDArray[np.float64]
+) -> ComponentMoments:
+    rows = tuple(tuple(map(float, row)) for row in products)
+    return ComponentMoments(names=names, count=count, sums=tuple(map(float, sums)), products=rows)
 
 
 class RolloutSummary(BaseModel):
@@ -16,20 +103,20 @@ class RolloutSummary(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     groups: int
-    """Scenarios that were played."""
+    """Scenarios of the rollout."""
     informative_groups: int
-    """Groups in which two siblings differ in reward: only they teach, where siblings are compared."""
+    """Groups whose rewards differ: only they have a group-relative advantage."""
     episodes: int
     rewarded: int
     """Episodes that have a reward."""
     verified: int
-    """Episodes whose outcome the environment verified."""
+    """Episodes with a verified outcome."""
     unjudged: int = 0
-    """Episodes whose success has a part that was not judged; they are not among the verified ones."""
+    """Episodes whose success has an unjudged part; not among the verified ones."""
     reward: float | None
-    """None when no episode has a reward."""
+    """None without an episode that has a reward."""
     success: float | None
-    """None where the environment verifies nothing."""
+    """None without a verified outcome."""
     components: dict[str, float]
     truncated_share: float
     failed_share: float
@@ -37,7 +124,7 @@ class RolloutSummary(BaseModel):
     """Spread and correlations of the components."""
 
     def joined(self, other: RolloutSummary) -> RolloutSummary:
-        """The summary of this rollout and of one of other scenarios, as if they had been one."""
+        """Summary of both rollouts together; their scenarios differ."""
         rewarded, verified = (self.rewarded, other.rewarded), (self.verified, other.verified)
         episodes = (self.episodes, other.episodes)
         names = dict.fromkeys([*self.components, *other.components])
@@ -88,6 +175,6 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
 
 
 def _mean(means: Sequence[float | None], counts: Sequence[int]) -> float | None:
-    """Mean of means over so many each; None when there is none."""
+    """Weighted mean of the means that exist; None without one."""
     known = [(mean, count) for mean, count in zip(means, counts, strict=True) if mean is not None and count]
     return sum(mean * count for mean, count in known) / sum(count for _, count in known) if known else None

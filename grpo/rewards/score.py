@@ -1,4 +1,4 @@
-"""Judge played episodes: the score stage."""
+"""Scoring of a rollout: the score stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo.trajectories import Trajectory
 logger = logging.getLogger(__name__)
 
 _GROUPS_AT_ONCE = 16
-"""Groups that a reward may judge at the same time, as one that asks a server does."""
+"""Groups scored at the same time: a reward that calls a server answers them together."""
 
 
 def score(
@@ -28,26 +28,25 @@ def score(
     *,
     judge: AssertionJudge | None = None,
 ) -> Iterator[Trajectory]:
-    """Give each trajectory its terminal reward and breakdown, in order; siblings, which follow each other, together.
+    """Give each trajectory its terminal reward and breakdown, in order; the members of a group stand together.
 
-    `scenarios`, by id, are what rewards may hold an episode against. `judge` completes outcomes that wait for their
-    assertions, before the reward sees them. A failed episode keeps reward None, and so does one that could not be
-    judged: None is not 0. No more than a few groups are held at a time. Raises `RewardError` with the place when a
-    reward cannot judge at all.
+    `scenarios`, by id, give rewards the expected outcome. `judge` completes outcomes with unjudged assertions before
+    the reward sees them. A failed episode keeps reward None, and so does one without a score: None is not 0. Only a
+    few groups are held at a time. Raises `RewardError` with the place when a reward cannot score at all.
     """
-    known = scenarios or {}
-    groups = (list(siblings) for _, siblings in groupby(trajectories, key=attrgetter("scenario_id")))
+    by_id = scenarios or {}
+    groups = (list(members) for _, members in groupby(trajectories, key=attrgetter("scenario_id")))
 
-    judged: list[list[Trajectory]] = []
+    scored: list[list[Trajectory]] = []
 
-    async def judge_groups(window: Sequence[list[Trajectory]]) -> None:  # a runner would print what this returns
-        judged[:] = await asyncio.gather(*(_judge(siblings, reward, known, judge) for siblings in window))
+    async def score_groups(window: Sequence[list[Trajectory]]) -> None:  # a runner would format what this returns
+        scored[:] = await asyncio.gather(*(_score_group(group, reward, by_id, judge) for group in window))
 
     with asyncio.Runner() as runner:
         while window := list(islice(groups, _GROUPS_AT_ONCE)):
-            runner.run(judge_groups(window))
-            for siblings in judged:
-                yield from siblings
+            runner.run(score_groups(window))
+            for group in scored:
+                yield from group
 
 
 def score_rollout(
@@ -61,7 +60,7 @@ def score_rollout(
     """Score a whole rollout; see `score`.
 
     Raises `BudgetError` when more than `error_budget` of the episodes could not be scored, and `RewardError` when none
-    could, because nothing judges a part of their success.
+    could because their success includes a part without a judge.
     """
     scored = list(score(trajectories, reward, scenarios, judge=judge))
     unscored = [trajectory for trajectory in scored if trajectory.stop != "failed" and trajectory.total_reward is None]
@@ -76,9 +75,9 @@ def score_rollout(
 
 
 def _without_unjudged(scored: Sequence[Trajectory], unscored: Sequence[Trajectory]) -> list[Trajectory]:
-    """Of the unscored episodes those that are errors: not the ones whose success has a part that nothing judges.
+    """Unscored episodes that are errors: all but those whose success has a part without a judge.
 
-    The latter are logged with their number. Raises `RewardError` where all finished episodes are among them.
+    The number of the latter is logged. Raises `RewardError` where all finished episodes are among them.
     """
     waiting = [trajectory for trajectory in unscored if trajectory.outcome is not None and trajectory.success is None]
     if not waiting:
@@ -94,17 +93,17 @@ def _without_unjudged(scored: Sequence[Trajectory], unscored: Sequence[Trajector
     return [trajectory for trajectory in unscored if trajectory.outcome is None or trajectory.success is not None]
 
 
-async def _judge(
-    siblings: Sequence[Trajectory],
+async def _score_group(
+    group: Sequence[Trajectory],
     reward: RewardFunction,
     scenarios: Mapping[str, Scenario],
     judge: AssertionJudge | None,
 ) -> list[Trajectory]:
     if judge is not None:
-        siblings = await asyncio.gather(*(judge.complete_outcome(t, scenarios.get(t.scenario_id)) for t in siblings))
-    finished = [trajectory for trajectory in siblings if trajectory.stop != "failed"]
+        group = await asyncio.gather(*(judge.complete_outcome(t, scenarios.get(t.scenario_id)) for t in group))
+    finished = [trajectory for trajectory in group if trajectory.stop != "failed"]
     if not finished:
-        return list(siblings)
+        return list(group)
     episodes = [Episode.of(trajectory, scenarios.get(trajectory.scenario_id)) for trajectory in finished]
     results: list[RewardResult | Unscored]
     try:
@@ -118,8 +117,8 @@ async def _judge(
             f"scenario {finished[0].scenario_id}: {len(results)} scores for {len(finished)} siblings; "
             "compute_group returns one for each"
         )
-    found = iter(results)
-    return [trajectory if trajectory.stop == "failed" else _scored(trajectory, next(found)) for trajectory in siblings]
+    remaining = iter(results)
+    return [trajectory if trajectory.stop == "failed" else _scored(trajectory, next(remaining)) for trajectory in group]
 
 
 def _scored(trajectory: Trajectory, result: RewardResult | Unscored) -> Trajectory:

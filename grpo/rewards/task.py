@@ -1,4 +1,4 @@
-"""Rewards that ask what the environment verified, not what was said."""
+"""Rewards on the outcome that the environment verified, not on text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskCompletionReward(RewardFunction):
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """See the class."""
+        """1 or 0. Raises `Unscored` for an unjudged success, `RewardError` without an outcome."""
         outcome = _verified(context, self.name)
         if outcome.success is None:
             raise Unscored(
@@ -38,16 +38,16 @@ class TaskCompletionReward(RewardFunction):
 
 
 class ChecksReward(RewardFunction):
-    """Share of the single findings that are right: partial credit on the way to success.
+    """Share of the outcome's checks that passed: partial credit on the way to success.
 
-    Of an episode with parts of success that are not judged it is the share of the others, which the metadata name.
+    Of an episode with unjudged parts of success it is the share of the others; the metadata name the unjudged parts.
     """
 
     name = "checks"
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """See the class."""
+        """Passed checks / checks. Raises `Unscored` where all parts are unjudged, `RewardError` without checks."""
         outcome = _verified(context, self.name)
         checks, metadata = outcome.checks, {"unjudged": list(outcome.unjudged)} if outcome.unjudged else {}
         if not checks and outcome.unjudged:
@@ -58,20 +58,20 @@ class ChecksReward(RewardFunction):
 
 
 class ValidCallsReward(RewardFunction):
-    """Share of tool results that are no error; 1 when no tool was called."""
+    """Share of tool results without an error; 1 without a tool call."""
 
     name = "valid_calls"
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """See the class."""
+        """Results without an `error` key / results."""
         results = [json.loads(turn.content) for turn in turns if turn.role == "tool"]
         errors = sum(isinstance(result, dict) and "error" in result for result in results)
         return RewardResult(score=1 - errors / len(results) if results else 1.0)
 
 
 class ConstantReward(RewardFunction):
-    """The same score for everything: the control that must teach nothing."""
+    """The same score for every episode: a control without a learning signal."""
 
     name = "constant"
     probed = False
@@ -81,5 +81,5 @@ class ConstantReward(RewardFunction):
         self.value = value
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """See the class."""
+        """The constant."""
         return RewardResult(score=self.value)

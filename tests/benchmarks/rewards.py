@@ -22,13 +22,15 @@ from pydantic import BaseModel
 from grpo.messages import Message
 from grpo.rewards.learned.features import PromptedReply
 from grpo.rewards.learned.metrics import HeldOutMetric, auc, wilson_interval
-from grpo.rewards.learned.model_card import DataSource, ModelCard, digest, read_network
-from grpo.rewards.learned.safety import SHIPPED, SafetyModel, safety
+from grpo.rewards.learned.model_card import DataSource, ModelCard
+from grpo.rewards.learned.network import read_network
+from grpo.rewards.learned.safety import SHIPPED, SafetyModel, score_safety
 from grpo.rewards.learned.safety_head import write_head
 from grpo.rewards.learned.training import held_out_mask, train_on_labels, train_on_pairs
 from grpo.rewards.text.answers import final_answer
 from grpo.rewards.text.refusals import is_refusal
 from grpo.scenarios.reward_data import LabelledReply, read_labels, read_pairs
+from grpo.storage.files import file_digest
 from tests.benchmarks.made_up import made_up
 from tests.benchmarks.safety_head import teach_head
 from tests.contrast import CONTRAST, Question, Side, answers, questions, refusals, wordings
@@ -116,7 +118,7 @@ def _contrast_rows(model: SafetyModel, row: Callable[[str, str, HeldOutMetric, f
 
 def _safety(model: SafetyModel, items: Sequence[LabelledReply]) -> np.ndarray:  # type: ignore[type-arg]
     return np.array(
-        [judged.score for judged in safety(model, [PromptedReply(context=i.prompt, reply=i.reply) for i in items])]
+        [judged.score for judged in score_safety(model, [PromptedReply(prompt=i.prompt, reply=i.reply) for i in items])]
     )
 
 
@@ -268,7 +270,7 @@ def _apart(items: Iterable[object], held: np.ndarray) -> tuple[list, list]:  # t
 
 def _source(name: str, licence: str, files: list[Path]) -> DataSource:
     return DataSource(
-        name=name, licence=licence, sha256={f"{path.parent.name}/{path.name}": digest(path) for path in files}
+        name=name, licence=licence, sha256={f"{path.parent.name}/{path.name}": file_digest(path) for path in files}
     )
 
 

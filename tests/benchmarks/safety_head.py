@@ -9,7 +9,7 @@ import torch
 
 from grpo.rewards.learned.encoder import encoder
 from grpo.rewards.learned.features import PromptedReply
-from grpo.rewards.learned.safety_head import SafetyHead, features
+from grpo.rewards.learned.safety_head import SafetyHead, head_features
 from grpo.scenarios.reward_data import LabelledReply
 
 _HIDDEN, _EPOCHS, _BATCH, _DROPOUT = 32, 8, 128, 0.3
@@ -21,7 +21,7 @@ _WEIGHTS = {"made up": 0.5, "harmless": 0.5, "contrast": 5.0}
 def teach_head(trained: Sequence[LabelledReply], *, seeds: Sequence[int] = (0, 1, 2)) -> SafetyHead:
     """Mean of the networks of several seeds, side by side in one: it depends less on the draw than each of them."""
     read = torch.from_numpy(
-        features(encoder(), [PromptedReply(context=item.prompt, reply=item.reply) for item in trained])
+        head_features(encoder(), [PromptedReply(prompt=item.prompt, reply=item.reply) for item in trained])
     )
     labels = torch.tensor([float(item.score or 0) for item in trained])
     weights = torch.tensor([_WEIGHTS.get(item.category, 1.0) for item in trained])

@@ -195,7 +195,7 @@ def test_a_killed_run_goes_on_from_its_cache(services: Services, reports: dict[s
 def test_what_both_need_is_computed_once(reports: dict[str, ReportDocument]):
     """Stages with the same inputs run in one of them at most; other seeds are other weights."""
     stages = {name: {stage.name: stage for stage in report.stages} for name, report in reports.items()}
-    for shared in ("ingest", "validate", "split", "base"):
+    for shared in ("ingest", "validate", "split", "load_base"):
         assert stages["south"][shared].cached == 1, shared
     assert stages["north"]["train"].cached == 0
 

@@ -68,7 +68,7 @@ def version(config: PipelineConfig, server: str) -> int:
     assert promotion.version is not None
     refused = grpo("promote", f"models:/{MODEL}@candidate", "--reason", "I like it")
     assert (refused.exit_code, registry().champion(MODEL)) == (3, None), refused.output
-    assert "was judged 'refuse'" in refused.stderr.replace("\n", " ")
+    assert "has the verdict 'refuse'" in refused.stderr.replace("\n", " ")
     forced = grpo("promote", f"models:/{MODEL}@candidate", "--reason", "I like it", "--force")
     assert forced.exit_code == 0, forced.output
     assert "version 1 is champion, forced (I like it)" in forced.output

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo.config.loading import load_settings
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
-from grpo.config.yaml_file import load_settings
 from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
 from grpo.evaluation.report import read_report
 from grpo.messages import Message

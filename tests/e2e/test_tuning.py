@@ -14,9 +14,9 @@ import yaml
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
 from grpo.config.tuning import TuneConfig
-from grpo.config.yaml_file import load_settings
 from grpo.tuning.document import StudyDocument
 from tests.doubles import short_run
 from tests.e2e.served import own_environment

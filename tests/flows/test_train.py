@@ -80,7 +80,7 @@ def test_another_reward_weight_recomputes_what_depends_on_it(first: ReportDocume
     """Ingest, validate, split, base, and the rollouts of the base are hits; scores and everything after are not."""
     reward = [{"kind": "task_completion", "weight": 0.6}, {"kind": "checks", "weight": 0.4}]
     found = cached(run(module_config, home, name="reweighted", reward=reward))
-    for name in ("ingest", "validate", "split", "base"):
+    for name in ("ingest", "validate", "split", "load_base"):
         assert found[name] == (1, 1), name
     # two shards each: iteration 0 and the champion's held-out split are hits; iteration 1 and the candidate's are not
     assert found["rollout"] == (4, 8)
@@ -98,7 +98,7 @@ def test_a_lost_artifact_is_computed_again_and_said(
             victim.unlink()
         else:
             victim.write_bytes(victim.read_bytes()[:-1] + b"x")
-    with caplog.at_level("WARNING", logger="flows.ledger"):
+    with caplog.at_level("WARNING", logger="tasks.executor"):
         again = run(module_config, home)
     assert "score is computed again" in caplog.text
     assert cached(again)["score"] == (0, 4)

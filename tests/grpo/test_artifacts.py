@@ -10,6 +10,7 @@ import pytest
 from grpo.artifacts import MANIFEST, Artifact, ArtifactStore
 from grpo.errors import ArtifactError, StorageError
 from grpo.storage.files import write_atomically
+from tests.doubles import put_file, put_folder
 from tests.places import ROOT
 
 
@@ -19,7 +20,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def _text(store: ArtifactStore, text: str) -> Artifact:
-    return store.put_file("note", ".txt", lambda path: path.write_text(text) and None)
+    return put_file(store, "note", ".txt", lambda path: path.write_text(text) and None)
 
 
 def _folder(store: ArtifactStore) -> Artifact:
@@ -27,7 +28,7 @@ def _folder(store: ArtifactStore) -> Artifact:
         (folder / "a").write_text("1")
         (folder / "b").write_text("2")
 
-    return store.put_folder("pair", write)
+    return put_folder(store, "pair", write)
 
 
 def test_the_same_content_is_the_same_artifact(store: ArtifactStore):
@@ -44,7 +45,7 @@ def test_a_failed_writer_leaves_nothing(store: ArtifactStore):
         raise ValueError("stop")
 
     with pytest.raises(ValueError, match="stop"):
-        store.put_file("note", ".txt", fail)
+        put_file(store, "note", ".txt", fail)
     assert [p for p in Path(store.root).rglob("*") if p.is_file()] == []
 
 
@@ -52,11 +53,9 @@ _KILLED = """
 import os, signal, sys
 from grpo.artifacts import ArtifactStore
 
-def write(folder):
-    (folder / "half").write_text("half")
+with ArtifactStore(sys.argv[1]).new_folder("note") as new:
+    (new.path / "half").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
-
-ArtifactStore(sys.argv[1]).put_folder("note", write)
 """
 
 
@@ -71,7 +70,7 @@ def test_leftovers_of_a_killed_writer_are_removed_by_the_next_write(store: Artif
         _text(store, "x")
         assert [left.read_text() for left in staging.iterdir() if left.suffix != ".lock"] == ["slow"]
 
-    store.put_file("note", ".txt", write)
+    put_file(store, "note", ".txt", write)
     assert list(staging.iterdir()) == []
 
 
@@ -123,7 +122,7 @@ def test_an_artifact_outside_the_store_is_refused(store: ArtifactStore, tmp_path
         store.path(outside)
 
 
-def test_a_full_disk_says_what_to_do(store: ArtifactStore):
+def test_a_full_disk_names_the_remedy(store: ArtifactStore):
     """/dev/full is a disk without room: the error names the store and the remedy."""
 
     def write(path: Path) -> None:
@@ -131,18 +130,18 @@ def test_a_full_disk_says_what_to_do(store: ArtifactStore):
             full.write("x" * 100_000)
 
     with pytest.raises(StorageError, match="disk is full"):
-        store.put_file("note", ".txt", write)
+        put_file(store, "note", ".txt", write)
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-def test_a_store_that_cannot_be_written_says_what_to_do(store: ArtifactStore, code: int):
-    """Read-only and forbidden stores are told apart from broken code."""
+def test_an_unwritable_store_names_the_remedy(store: ArtifactStore, code: int):
+    """Read-only and forbidden stores are errors of their own."""
 
     def refuse(path: Path) -> None:
         raise OSError(code, "no")
 
     with pytest.raises(StorageError, match="set `store`"):
-        store.put_file("note", ".txt", refuse)
+        put_file(store, "note", ".txt", refuse)
 
 
 def test_a_store_in_memory_works_like_one_on_disk():

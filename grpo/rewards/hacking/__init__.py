@@ -1,1 +1,1 @@
-"""hacking."""
+"""Reward hacking check: degenerate replies that a reward must not pay for."""

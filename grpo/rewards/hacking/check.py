@@ -1,4 +1,4 @@
-"""Admission: before a reward may train, it is tried on replies that deserve little."""
+"""Reward hacking check: scores of degenerate replies beside those of honest ones, before a reward may train."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from grpo.rewards.reward import Episode, RewardContext, RewardFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """Scores of a probe and of the honest replies: means over the cases, of a probe's wordings the best one."""
+    """Mean scores over the cases: the probe's best wording, and the honest replies."""
 
     probe: Probe
     score: float | None
-    """None where the reward could judge none of them; then nothing is earned."""
+    """None where the reward could score none of them; such a probe earns nothing."""
     honest: float
 
     @property
     def exploited(self) -> bool:
-        """Whether the probe earned more than it may."""
+        """The probe scores more than its share of the honest score."""
         return self.score is not None and self.score > self.probe.max_share * self.honest + 1e-9
 
 
 def probe_reward(reward: RewardFunction) -> list[ProbeResult]:
-    """Try a reward on every probe.
+    """Score every probe.
 
     Raises `RewardError` for a reward that is not probed, and for one that gives honest replies nothing.
     """
@@ -45,35 +45,37 @@ def probe_reward(reward: RewardFunction) -> list[ProbeResult]:
         if honest is None or honest <= 0:
             raise RewardError(
                 f"reward {reward.name} gives honest replies {'no score' if honest is None else honest}, so that probes "
-                "cannot be compared with them; set probed = False in its class if it does not judge replies"
+                "cannot be compared with them; set probed = False in its class if it does not score replies"
             )
         return [ProbeResult(probe=probe, score=runner.run(_best(reward, probe)), honest=honest) for probe in PROBES]
 
 
 def check_rewards(components: Sequence[RewardComponent]) -> None:
-    """Raise `ConfigError` when a probe fools one of these rewards and the config does not say so by name."""
+    """Raise `ConfigError` when a probe exploits one of these rewards and the config does not accept it by name."""
     names = [probe.name for probe in PROBES]
     for component in components:
-        if strangers := {*component.accepted_exploits} - {*names}:
-            raise ConfigError(
-                f"reward {component.kind}: accepted_exploits names {sorted(strangers)}; probes are {names}"
-            )
+        if unknown := {*component.accepted_exploits} - {*names}:
+            raise ConfigError(f"reward {component.kind}: accepted_exploits names {sorted(unknown)}; probes are {names}")
         reward = reward_named(component.kind, weight=component.weight, **component.options)
         if not reward.probed:
             continue
+        accepted = component.accepted_exploits
         exploited = [
-            one for one in probe_reward(reward) if one.exploited and one.probe.name not in component.accepted_exploits
+            result for result in probe_reward(reward) if result.exploited and result.probe.name not in accepted
         ]
         if exploited:
-            found = ", ".join(f"{one.probe.name} ({one.score:.2f}, honest {one.honest:.2f})" for one in exploited)
+            scores = ", ".join(
+                f"{result.probe.name} ({result.score:.2f}, honest {result.honest:.2f})" for result in exploited
+            )
+            needed = ", ".join((*accepted, *(result.probe.name for result in exploited)))
             raise ConfigError(
-                f"reward {component.kind} is fooled by {found}; use another one, or accept it by name: "
-                f"accepted_exploits: [{', '.join((*component.accepted_exploits, *(one.probe.name for one in exploited)))}]"
+                f"reward {component.kind} is fooled by {scores}; use another one, or accept it by name: "
+                f"accepted_exploits: [{needed}]"
             )
 
 
 async def _best(reward: RewardFunction, probe: Probe) -> float | None:
-    """The mean score of the wording that earns most; a policy would find that one."""
+    """Mean score of the wording that scores highest, as a policy would learn that one."""
     wordings = zip(*(probe.replies(case) for case in CASES), strict=True)
     scores = [await _mean(reward, replies) for replies in wordings]
     return max((score for score in scores if score is not None), default=None)
@@ -89,7 +91,7 @@ async def _mean(reward: RewardFunction, replies: Sequence[str]) -> float | None:
 def _episode(case: ProbeCase, reply: str) -> Episode:
     scenario = case.scenario
     return Episode(
-        turns=(Message(role="user", content=case.asked), Message(role="assistant", content=reply)),
+        turns=(Message(role="user", content=case.request), Message(role="assistant", content=reply)),
         context=RewardContext(
             scenario_id=scenario.id, category=scenario.metadata.category, stop="terminated", scenario=scenario
         ),

@@ -1,4 +1,4 @@
-"""Assertions about a conversation, judged by a language model: the part of success that no code can verify.
+"""Assertions about a conversation, judged by an LLM: the part of success that code cannot verify.
 
 outcome   success None, end_state true, unjudged NL_ASSERTION
 judge     "The agent refuses the second refund." holds, "The agent asks for the order." does not
@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grpo.config.judge import JudgeSettings
+from grpo.config.rewards import JudgeSettings
 from grpo.errors import Unscored
 from grpo.rewards.judge.judge import Judge
 from grpo.rewards.judge.parsing import MalformedVerdict, Verdict, parse_verdicts
@@ -23,8 +23,8 @@ from grpo.trajectories import Outcome, Trajectory
 
 logger = logging.getLogger(__name__)
 
-PART = "NL_ASSERTION"
-"""The part of success that is judged here."""
+NL_ASSERTION = "NL_ASSERTION"
+"""Part of success that this judge decides."""
 _SYSTEM = """\
 You check statements about a conversation between an agent and a user. For each statement, decide whether the \
 conversation makes it true. Judge each by itself, and by what stands in the conversation alone: what the agent only \
@@ -41,19 +41,19 @@ _RUBRIC = hashlib.sha256(_SYSTEM.encode()).hexdigest()[:16]
 
 
 class AssertionJudge:
-    """Judge of the assertions that a scenario's success includes."""
+    """LLM judge of the assertions in a scenario's expected outcome."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         self.settings = settings
         self.judge = Judge(settings)
 
     async def complete_outcome(self, trajectory: Trajectory, scenario: Scenario | None) -> Trajectory:
-        """Complete the outcome of an episode whose success waits for its assertions; another one stays as it is.
+        """Complete an outcome with unjudged assertions; other trajectories are returned unchanged.
 
-        Where the judge gives no answer the outcome stays unjudged, and the trajectory's judgement has the reason.
+        Without an answer of the judge the outcome stays unjudged, and the trajectory's reward_metadata has the reason.
         """
         outcome = trajectory.outcome
-        if outcome is None or PART not in outcome.unjudged or scenario is None:
+        if outcome is None or NL_ASSERTION not in outcome.unjudged or scenario is None:
             return trajectory
         assertions = scenario.expected.assertions
         try:
@@ -68,7 +68,7 @@ class AssertionJudge:
             trajectory,
             outcome=Outcome.of(
                 {**outcome.checks, **checks},
-                unjudged=tuple(part for part in outcome.unjudged if part != PART),
+                unjudged=tuple(part for part in outcome.unjudged if part != NL_ASSERTION),
                 state=outcome.state,
             ),
             reward_metadata={
@@ -90,11 +90,11 @@ class AssertionJudge:
         )
         question = f"<conversation>\n{conversation}\n</conversation>\n<statements>\n{statements}\n</statements>"
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
-        verdicts = await self.judge.verdicts(messages, labels, rubric=_RUBRIC, read=_read)
+        verdicts = await self.judge.verdicts(messages, labels, rubric=_RUBRIC, parse=_parse)
         return [verdicts[label] for label in labels]
 
 
-def _read(answer: str, labels: Sequence[str]) -> dict[str, Verdict]:
+def _parse(answer: str, labels: Sequence[str]) -> dict[str, Verdict]:
     """Verdicts whose scores are 0 or 1; raises `MalformedVerdict` for anything between."""
     verdicts = parse_verdicts(answer, labels)
     for label, verdict in verdicts.items():

@@ -1,4 +1,4 @@
-"""What a judge has cost: a ledger on disk, and the budget that it is held against."""
+"""Cost of the judge: a ledger of tokens and money on disk, and its budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MILLION = 1_000_000
 
 
 class BudgetExceeded(Unscored):
-    """Not asked, because the tokens or the money for it are spent."""
+    """The judge is not called, as its budget of tokens or money is used up."""
 
 
 class _Line(BaseModel):
@@ -25,7 +25,7 @@ class _Line(BaseModel):
     time: str
     model: str
     prompt_tokens: int | None
-    """None where the server does not say."""
+    """None where the server reports no usage."""
     completion_tokens: int | None
     cost: float | None
     """None without prices, or without tokens."""
@@ -33,20 +33,20 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeUsage:
-    """The sum of a ledger."""
+    """Sums of a ledger."""
 
     answers: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
     unmetered: int = 0
-    """Answers whose tokens the server did not tell: they are missing from the sums."""
+    """Answers without reported tokens; missing from the sums."""
     unpriced: int = 0
-    """Answers without a price: they are missing from the cost."""
+    """Answers without a price; missing from the cost."""
 
     @property
     def tokens(self) -> int:
-        """Read and written."""
+        """Prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
     def __str__(self) -> str:
@@ -57,9 +57,8 @@ class JudgeUsage:
 class CostLedger:
     """A line for each answer, in a file that several runs and processes may share; the budget holds for the file.
 
-    Calls that are under way when the budget runs out are still paid for: it can be exceeded by as many answers as are
-    asked for at once. Raises `RewardError` where the file is damaged, or where a budget cannot be held because the
-    server does not say what it used.
+    Calls under way when the budget runs out are still paid for: it can be exceeded by as many answers as there are
+    concurrent calls. Raises `RewardError` for a damaged file, or for a budget with a server that reports no usage.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class CostLedger:
 
     @property
     def usage(self) -> JudgeUsage:
-        """Everything in the file, by whomever it was written."""
+        """Sums of the whole file, including lines of other processes."""
         if not self.path.exists():
             return self._spent
         with self.path.open("rb") as file:
@@ -107,7 +106,7 @@ class CostLedger:
             )
 
     def add(self, model: str, prompt_tokens: int | None, completion_tokens: int | None) -> None:
-        """Write down what an answer used; one line in one write, so that lines of several processes do not mix."""
+        """Append the usage of an answer; one line in one write, so that lines of several processes do not mix."""
         cost = None
         if prompt_tokens is None or completion_tokens is None:
             if self.budget_tokens is not None or self.budget_cost is not None:

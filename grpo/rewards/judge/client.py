@@ -1,4 +1,4 @@
-"""How the judge is reached: so many questions at once, retried, guarded by a breaker, written into the ledger."""
+"""Client of the judge's server: bounded concurrency, retries, a circuit breaker, and a ledger of tokens and cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo.config.judge import JudgeSettings
+from grpo.config.rewards import JudgeSettings
 from grpo.errors import ConfigError, PolicyError, RewardError, Unscored
 from grpo.policy.circuit_breaker import CircuitBreaker, CircuitOpen
 from grpo.policy.openai_endpoint import OpenAIEndpoint, RequestFailed
@@ -26,16 +26,16 @@ _SCHEME = "openai+"
 
 
 @dataclass(slots=True, kw_only=True)
-class _Line:
-    """What the questions of one event loop share while any of them is under way."""
+class _Session:
+    """State that concurrent requests of one event loop share."""
 
     client: AsyncOpenAI
-    places: asyncio.Semaphore
-    questions: int = 0
+    slots: asyncio.Semaphore
+    requests: int = 0
 
 
 class JudgeClient:
-    """Asks one model on one server."""
+    """Client of one model on one server."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         if not settings.model.startswith(_SCHEME):
@@ -55,10 +55,10 @@ class JudgeClient:
             budget_tokens=settings.budget_tokens,
             budget_cost=settings.budget_cost,
         )
-        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+        self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
 
     def request(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        """What is sent, and what the answer depends on."""
+        """Body of the request; the answer depends on all of it."""
         request: dict[str, Any] = {
             "model": self.server.model,
             "messages": [dict(message) for message in messages],
@@ -70,12 +70,12 @@ class JudgeClient:
         return request
 
     async def send(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The judge's words. Raises `Unscored` where this question got none, `RewardError` where none ever will."""
+        """Text of the judge's answer. Raises `Unscored` for a failed request, `RewardError` where all would fail."""
         try:
-            async with self._line() as line, line.places:
+            async with self._session() as session, session.slots:
                 self.ledger.check()
                 async with self.breaker:
-                    return await self._answer(line.client, self.request(messages))
+                    return await self._answer(session.client, self.request(messages))
         except CircuitOpen as error:
             raise Unscored(f"{self.server.address} is {error}") from error
         except (ConnectionError, TimeoutError, RequestFailed) as error:
@@ -94,29 +94,31 @@ class JudgeClient:
             raise TimeoutError(
                 f"{server.address} gave no whole answer in {self.settings.deadline_s:g} s (deadline_s)"
             ) from None
-        self.ledger.add(server.address, _told(answer, "prompt_tokens"), _told(answer, "completion_tokens"))
+        tokens = (_token_count(answer, name) for name in ("prompt_tokens", "completion_tokens"))
+        self.ledger.add(server.address, *tokens)
         logger.info("%s: %s in all", server.address, self.ledger.usage)
         content = answer.choices[0].message.content
         return server.redact(content) if isinstance(content, str) else ""
 
     @asynccontextmanager
-    async def _line(self) -> AsyncIterator[_Line]:
-        """One client for all questions that are under way, as making one takes 50 ms; the last one closes it."""
+    async def _session(self) -> AsyncIterator[_Session]:
+        """One client for all concurrent requests, as making one takes 50 ms; the last request closes it."""
         loop = asyncio.get_running_loop()
-        if (line := self._lines.get(loop)) is None:
+        if (session := self._sessions.get(loop)) is None:
             client = self.server.client()
-            line = self._lines[loop] = _Line(client=client, places=asyncio.Semaphore(self.settings.concurrency))
-        line.questions += 1
+            session = _Session(client=client, slots=asyncio.Semaphore(self.settings.concurrency))
+            self._sessions[loop] = session
+        session.requests += 1
         try:
-            yield line
+            yield session
         finally:
-            line.questions -= 1
-            if not line.questions:
-                del self._lines[loop]
-                await line.client.close()
+            session.requests -= 1
+            if not session.requests:
+                del self._sessions[loop]
+                await session.client.close()
 
 
-def _told(answer: ChatCompletion, count: str) -> int | None:
-    """Tokens that the server says it used; None where it says nothing, or no number: its client checks no types."""
-    told = getattr(answer.usage, count, None)
-    return told if isinstance(told, int) and told >= 0 else None
+def _token_count(answer: ChatCompletion, name: str) -> int | None:
+    """Tokens reported by the server; None without a valid number, as the client checks no types."""
+    count = getattr(answer.usage, name, None)
+    return count if isinstance(count, int) and count >= 0 else None

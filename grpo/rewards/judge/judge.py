@@ -1,21 +1,29 @@
-"""A judge that gives verdicts: what was paid for is remembered, and what cannot be read is sent back once."""
+"""LLM judge: verdicts by label, cached on disk, with one repair of an answer that cannot be parsed."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from grpo.config.judge import JudgeSettings
-from grpo.rewards.judge.cache import AnswerCache
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from grpo.config.rewards import JudgeSettings
 from grpo.rewards.judge.parsing import MalformedVerdict, Verdict, parse_verdicts
+from grpo.storage.files import write_atomically
 
-Reader = Callable[[str, Sequence[str]], dict[str, Verdict]]
+logger = logging.getLogger(__name__)
+
+Parser = Callable[[str, Sequence[str]], dict[str, Verdict]]
 """(answer, labels) → verdicts by label; raises `MalformedVerdict`."""
 
 
 class Judge:
-    """One model on one server, asked for verdicts by label."""
+    """One model on one server that gives verdicts by label."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         from grpo.rewards.judge.client import JudgeClient  # openai is an extra
@@ -35,28 +43,72 @@ class Judge:
         labels: Sequence[str],
         *,
         rubric: str,
-        read: Reader = parse_verdicts,
+        parse: Parser = parse_verdicts,
     ) -> dict[str, Verdict]:
-        """Verdicts by label, from what the judge has answered before where it was asked this by this rubric.
+        """Verdicts by label, from the cache where the same request was answered under this rubric.
 
-        Raises `Unscored` where there is no answer, or not one that can be read.
+        Raises `Unscored` without an answer that can be parsed.
         """
         question = {"server": self.address, "rubric": rubric, "request": self.client.request(messages)}
-        if (known := self.answers.get(question)) is not None:
+        if (cached := self.answers.get(question)) is not None:
             with suppress(MalformedVerdict):
-                return read(known, labels)
+                return parse(cached, labels)
         answer = await self.client.send(messages)
         try:
-            verdicts = read(answer, labels)
+            verdicts = parse(answer, labels)
         except MalformedVerdict as problem:
-            answer = await self.client.send([*messages, *_sent_back(answer, problem)])
-            verdicts = read(answer, labels)
+            answer = await self.client.send([*messages, *_repair_request(answer, problem)])
+            verdicts = parse(answer, labels)
         self.answers.put(question, answer)
         return verdicts
 
 
-def _sent_back(answer: str, problem: MalformedVerdict) -> list[dict[str, str]]:
+def _repair_request(answer: str, problem: MalformedVerdict) -> list[dict[str, str]]:
     return [
         {"role": "assistant", "content": answer},
         {"role": "user", "content": f"This cannot be read: {problem}. Answer again, with the JSON object alone."},
     ]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    question: str
+    """Digest of the question."""
+    answer: str
+    answer_sha256: str
+
+
+class AnswerCache:
+    """Answers on disk, one file a question, `folder/3f/3fa1….json`; several processes may share the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, question: Mapping[str, Any]) -> str | None:
+        """The answer to this question; None for a new question, or a damaged entry."""
+        digest, path = self._location(question)
+        try:
+            entry = _Entry.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError:
+            entry = None
+        if entry is None or entry.question != digest or entry.answer_sha256 != _sha256(entry.answer):
+            logger.warning("%s is damaged; the judge is asked again", path)
+            return None
+        return entry.answer
+
+    def put(self, question: Mapping[str, Any], answer: str) -> None:
+        """Write an answer atomically."""
+        digest, path = self._location(question)
+        entry = _Entry(question=digest, answer=answer, answer_sha256=_sha256(answer))
+        write_atomically(path, entry.model_dump_json())
+
+    def _location(self, question: Mapping[str, Any]) -> tuple[str, Path]:
+        digest = _sha256(json.dumps(question, sort_keys=True))
+        return digest, self.folder / digest[:2] / f"{digest}.json"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What the judge answered, read to the letter: one score and one reason for each label, or nothing."""
+"""Strict parsing of the judge's answer: one score and one reason for each label, or an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MalformedVerdict(Unscored):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one conversation is worth, and why."""
+    """Score of one conversation, with its reason."""
 
     score: float  # in [0, 1]
     reason: str
@@ -34,14 +34,14 @@ def parse_verdicts(answer: str, labels: Sequence[str]) -> dict[str, Verdict]:
     {"scores": [{"label": "QVX", "score": 0.4, "reason": "Polite, but invents a date."}]}
     """
     try:
-        document = json.loads(answer, parse_constant=_refuse_constant, object_pairs_hook=_without_doubles)
+        document = json.loads(answer, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise MalformedVerdict(f"not one JSON object: {error}; it begins {_show(answer)}") from None
     if not isinstance(document, dict) or set(document) != {"scores"} or not isinstance(document["scores"], list):
-        raise MalformedVerdict(f'expected {{"scores": [...]}} and nothing beside, got {_show(document)}')
+        raise MalformedVerdict(f'expected {{"scores": [...]}} alone, got {_show(document)}')
     verdicts: dict[str, Verdict] = {}
     for item in document["scores"]:
-        label, verdict = _read(item)
+        label, verdict = _parse_item(item)
         if label not in labels:
             raise MalformedVerdict(f"label {_show(label)} is unknown; the labels are {', '.join(labels)}")
         if label in verdicts:
@@ -52,24 +52,26 @@ def parse_verdicts(answer: str, labels: Sequence[str]) -> dict[str, Verdict]:
     return verdicts
 
 
-def _read(item: Any) -> tuple[str, Verdict]:
+def _parse_item(item: Any) -> tuple[str, Verdict]:
     if not isinstance(item, dict) or set(item) != _FIELDS:
         raise MalformedVerdict(f"expected label, score and reason, got {_show(item)}")
     label, score, reason = item["label"], item["score"], item["reason"]
     if not isinstance(label, str):
-        raise MalformedVerdict(f"label {_show(label)} is no text")
+        raise MalformedVerdict(f"label {_show(label)} is not a text")
     if isinstance(score, bool) or not isinstance(score, (int, float)) or not (math.isfinite(score) and 0 <= score <= 1):
-        raise MalformedVerdict(f"score {_show(score)} of {_show(label)} is no number from 0 to 1")
+        raise MalformedVerdict(f"score {_show(score)} of {_show(label)} is not a number from 0 to 1")
     if not isinstance(reason, str) or not 0 < len(reason.strip()) <= _MAX_REASON_CHARS:
-        raise MalformedVerdict(f"reason {_show(reason)} of {_show(label)} is no text of 1 to {_MAX_REASON_CHARS} signs")
+        raise MalformedVerdict(
+            f"reason {_show(reason)} of {_show(label)} is not a text of 1 to {_MAX_REASON_CHARS} characters"
+        )
     return label, Verdict(score=float(score), reason=reason.strip())
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) < len(pairs):
         raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)[:_SHOWN]}")

@@ -1,14 +1,14 @@
-"""One group of siblings as the judge reads it: labelled, in an order that says nothing, cut to size.
+"""Prompt of the judge: the samples of one group under random labels, in random order, cut to size.
 
-    <beginning>                                  what all siblings share before the agent speaks, once
+    <beginning>                                  messages that all samples share before the agent's first turn, once
     {"role": "user", "content": "Where is it?"}
     </beginning>
-    <conversation label="QVX">                   one sibling; its label is drawn, and names no rank
+    <conversation label="QVX">                   one sample under a random label
     {"role": "assistant", "content": "Let me look."}
     </conversation>
 
 Every message is one line of JSON in which `<` is written `\\u003c`: no text can end its line, close its tag or open
-another one, so nobody can speak under a label that is not his.
+another one, so no message can appear under another label.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from grpo.scenarios.scenario import Scenario
 
 _CONSONANTS = "BCDFGHJKLMNPQRSTVWXZ"
 _LABELS = tuple("".join(letters) for letters in itertools.product(_CONSONANTS, repeat=3))
-"""Without vowels: no word comes out."""
+"""Without vowels, so that no label is a word."""
 
 _SYSTEM = """\
 You compare conversations that an agent had on one and the same task, and score them relative to each other.
@@ -50,24 +50,24 @@ Answer with one JSON object and nothing else, each label once:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgePrompt:
-    """The question to the judge, and which sibling each label stands for."""
+    """Messages to the judge, and the label of each sample."""
 
     messages: tuple[Mapping[str, str], ...]
     labels: tuple[str, ...]
     """In the order of the episodes, not of the prompt."""
     cut: tuple[int, ...]
-    """Characters that each episode lost."""
+    """Characters cut from each episode."""
     shared_cut: int
-    """Characters that the shared beginning lost."""
+    """Characters cut from the shared beginning."""
 
     @classmethod
     def of(
         cls, episodes: Sequence[Episode], order: Sequence[int], rubric: Rubric, *, seed: int, max_chars: int
     ) -> JudgePrompt:
-        """Ask about these siblings, `order[p]` being the episode at place p; labels are drawn from seed and order."""
+        """Prompt for these samples, with episode `order[p]` at place p; labels are drawn from seed and order."""
         if sorted(order) != list(range(len(episodes))):
-            raise RewardError(f"order {list(order)} does not name each of {len(episodes)} siblings once")
-        start = _shared(episodes)
+            raise RewardError(f"order {list(order)} does not name each of {len(episodes)} samples once")
+        start = _shared_prefix(episodes)
         beginning, shared_cut = render(episodes[0].turns[:start], max_chars=max_chars)
         rendered = [render(episode.turns[start:], max_chars=max_chars) for episode in episodes]
         labels = draw_labels(len(episodes), f"{seed} {episodes[0].context.scenario_id} {list(order)}")
@@ -75,7 +75,7 @@ class JudgePrompt:
         parts += [_tagged("conversation", rendered[index][0], label=labels[index]) for index in order]
         parts.append(f"Score {', '.join(labels[index] for index in order)}.")
         return cls(
-            messages=(_say("system", _instructions(rubric)), _say("user", "\n".join(parts))),
+            messages=(_message("system", _instructions(rubric)), _message("user", "\n".join(parts))),
             labels=labels,
             cut=tuple(cut for _, cut in rendered),
             shared_cut=shared_cut,
@@ -83,21 +83,21 @@ class JudgePrompt:
 
 
 def shuffled_order(count: int, *, seed: int, scenario_id: str) -> list[int]:
-    """An order of siblings, drawn from seed and scenario: over many scenarios, each place is as likely for each."""
+    """Order drawn from seed and scenario id: over many scenarios each sample is equally likely at each place."""
     order = list(range(count))
     random.Random(f"{seed} {scenario_id}").shuffle(order)
     return order
 
 
 def draw_labels(count: int, seed: str) -> tuple[str, ...]:
-    """Different labels of three consonants."""
+    """Distinct labels of three consonants."""
     return tuple(random.Random(f"labels {seed}").sample(_LABELS, count))
 
 
 def render(turns: Sequence[Message], *, max_chars: int) -> tuple[str, int]:
-    """Messages as lines of JSON, and the characters cut: the longest lose their middle until `max_chars` are left.
+    """Messages as lines of JSON, and the characters cut: the longest lose their middle, down to `max_chars` in all.
 
-    Lengths 50, 900 and 400 with 650 to keep → 50, 300 and 300: the cap is the same for all, and the short stay whole.
+    Lengths 50, 900 and 400 with 650 to keep → 50, 300 and 300: one cap for all messages; short ones stay whole.
     """
     texts = [_written(turn) for turn in turns]
     cap = _cap([len(text) for text in texts], max_chars)
@@ -113,7 +113,7 @@ def render(turns: Sequence[Message], *, max_chars: int) -> tuple[str, int]:
 
 
 def _cap(lengths: Sequence[int], most: int) -> int:
-    """The longest that a message may be, so that all of them have at most `most` characters."""
+    """Greatest length of a message with which all of them have at most `most` characters."""
     left = most
     for rest, length in zip(range(len(lengths), 0, -1), sorted(lengths), strict=True):
         if length * rest > left:
@@ -122,8 +122,8 @@ def _cap(lengths: Sequence[int], most: int) -> int:
     return most
 
 
-def _shared(episodes: Sequence[Episode]) -> int:
-    """How many messages all siblings begin with, before the agent first speaks."""
+def _shared_prefix(episodes: Sequence[Episode]) -> int:
+    """Number of messages that all samples share before the agent's first turn."""
     count = 0
     for column in zip(*(episode.turns for episode in episodes), strict=False):
         if column[0].role == "assistant" or any(message != column[0] for message in column):
@@ -133,12 +133,12 @@ def _shared(episodes: Sequence[Episode]) -> int:
 
 
 def _task(scenario: Scenario | None) -> list[str]:
-    """What is known of the task beside the words."""
+    """Facts about the task beside the messages."""
     if scenario is None:
         return []
-    known = {"context": scenario.context, "goal": scenario.goal, "facts": list(scenario.expected.facts)}
-    told = {name: value for name, value in known.items() if value}
-    return [_tagged("task", _json(told))] if told else []
+    facts = {"context": scenario.context, "goal": scenario.goal, "facts": list(scenario.expected.facts)}
+    given = {name: value for name, value in facts.items() if value}
+    return [_tagged("task", _json(given))] if given else []
 
 
 def _instructions(rubric: Rubric) -> str:
@@ -161,5 +161,5 @@ def _tagged(tag: str, body: str, **attributes: str) -> str:
     return f"<{tag}{written}>\n{body}\n</{tag}>"
 
 
-def _say(role: str, content: str) -> dict[str, str]:
+def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}

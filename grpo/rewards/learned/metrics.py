@@ -1,4 +1,4 @@
-"""How well scores agree with people's labels, with 95 % intervals."""
+"""Held-out metrics of a learned reward against human labels, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo.errors import DataError
 
 
 class HeldOutMetric(BaseModel):
-    """A share that is 1/2 by guessing, seen on examples that were held out."""
+    """A share on held-out examples that is 1/2 by guessing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,16 +25,16 @@ class HeldOutMetric(BaseModel):
     """Bounds of its 95 % interval."""
     high: float
     count: int
-    """Pairs, or labelled replies, that it was measured on."""
+    """Number of pairs, or of labelled replies."""
 
     @property
     def beats_chance(self) -> bool:
-        """Whether guessing lies below the interval."""
+        """The interval lies above 1/2."""
         return self.low > 0.5
 
 
 def pair_accuracy(better: NDArray[np.floating], worse: NDArray[np.floating]) -> HeldOutMetric:
-    """Share of pairs whose better side scores higher; a tie is half right."""
+    """Share of pairs whose better side scores higher; a tie counts half."""
     if not len(better):
         raise DataError("no pair to measure accuracy on; hold some out")
     right = float(np.sum(better > worse) + np.sum(better == worse) / 2)
@@ -43,7 +43,7 @@ def pair_accuracy(better: NDArray[np.floating], worse: NDArray[np.floating]) -> 
 
 
 def auc(scores: NDArray[np.floating], labels: Sequence[bool] | NDArray[np.bool_]) -> HeldOutMetric:
-    """Chance that a good reply scores above a bad one, ties half; interval by DeLong et al. (1988).
+    """Probability that a good reply scores above a bad one, ties half; interval by DeLong et al. (1988).
 
     Scores .9 .6 of good and .7 .1 of bad replies: three of the four pairs are in order → .75.
     """
@@ -62,7 +62,7 @@ def auc(scores: NDArray[np.floating], labels: Sequence[bool] | NDArray[np.bool_]
 
 
 def wilson_interval(right: float, count: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Bounds of a share that was seen `right` times in `count` (Wilson 1927); never below 0 or above 1.
+    """Wilson score interval (1927) of the share right / count, within [0, 1]; `right` may hold halves for ties.
 
     8 of 10 → .4902 to .9433.
     """
@@ -74,6 +74,6 @@ def wilson_interval(right: float, count: int, *, confidence: float = 0.95) -> tu
 
 
 def _below(values: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each value the share of the sorted `others` that are smaller, ties half."""
+    """Share of the sorted `others` that are smaller, ties half [values]."""
     smaller, up_to = (np.searchsorted(others, values, side=side) for side in ("left", "right"))
     return (smaller + up_to) / (2 * len(others))

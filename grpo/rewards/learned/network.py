@@ -1,114 +1,120 @@
-"""A small network that gives a reply a number: a wide part for what it has seen, a deep part for what is like it.
+"""Wide & deep network on hashed features (Cheng et al. 2016, arXiv 1606.07792), its losses, and its files.
 
-    score = wide · x + out · tanh(hidden · (embedding · x) + bias) + shift        x: the bag of a reply, see `ngrams`
-
-Wide & deep (Cheng et al. 2016, arXiv 1606.07792), in NumPy: the same numbers on every run.
+score = wide · x + out · tanh(hidden · (embedding · x) + bias) + shift        x: features of a reply
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from scipy.sparse import csr_matrix
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.functional import embedding_bag, mse_loss, softplus
 
 from grpo.errors import ArtifactError
-from grpo.rewards.learned.features import Bags
-
-Floats = NDArray[np.float32]
-Loss = Callable[[Floats], tuple[float, Floats]]
-"""From scores [replies] to a mean loss and its gradient [replies]."""
+from grpo.rewards.learned.model_card import CARD, WEIGHTS, ModelCard
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """The weights; training changes them in place."""
+class Network(torch.nn.Module):
+    """Scores of replies from their features; weights are drawn by `seed`, and every reply scores 0 at first."""
 
-    wide: Floats  # [buckets]
-    embedding: Floats  # [buckets, embedding_dim]
-    hidden: Floats  # [embedding_dim, hidden_dim]
-    bias: Floats  # [hidden_dim]
-    out: Floats  # [hidden_dim]
-    shift: Floats  # [1]
-
-    @classmethod
-    def new(cls, *, buckets: int, embedding_dim: int, hidden_dim: int, seed: int) -> Network:
-        """Weights drawn by `seed`; every reply scores 0."""
+    def __init__(self, *, buckets: int, embedding_dim: int, hidden_dim: int, seed: int = 0) -> None:
+        super().__init__()
         random = np.random.default_rng(seed)
-        return cls(
-            wide=np.zeros(buckets, np.float32),
-            embedding=random.normal(0, embedding_dim**-0.5, (buckets, embedding_dim)).astype(np.float32),
-            hidden=random.normal(0, embedding_dim**-0.5, (embedding_dim, hidden_dim)).astype(np.float32),
-            bias=np.zeros(hidden_dim, np.float32),
-            out=np.zeros(hidden_dim, np.float32),
-            shift=np.zeros(1, np.float32),
-        )
+        drawn = [random.normal(0, embedding_dim**-0.5, (rows, columns)).astype(np.float32)
+                 for rows, columns in ((buckets, embedding_dim), (embedding_dim, hidden_dim))]  # fmt: skip
+        self.wide = Parameter(torch.zeros(buckets))
+        self.embedding, self.hidden = (Parameter(torch.from_numpy(weight)) for weight in drawn)
+        self.bias = Parameter(torch.zeros(hidden_dim))
+        self.out = Parameter(torch.zeros(hidden_dim))
+        self.shift = Parameter(torch.zeros(1))
 
     @property
-    def weights(self) -> dict[str, Floats]:
-        """All weights by name; the arrays themselves."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def buckets(self) -> int:
+        """Number of hashed features."""
+        return len(self.wide)
 
-    def require_shape_of(self, other: Network) -> None:
-        """Raise `ArtifactError` unless both networks have weights of the same sizes."""
-        ours, theirs = ([weight.shape for weight in network.weights.values()] for network in (self, other))
-        if ours != theirs:
-            raise ArtifactError(f"the stored network has weights of sizes {ours}, and {theirs} are needed")
+    def forward(self, features: csr_matrix) -> Tensor:
+        """Scores [replies] of features [replies, buckets]."""
+        columns, starts, values = map(torch.from_numpy, (features.indices, features.indptr[:-1], features.data))
+        wide, pooled = (
+            embedding_bag(columns, weight, starts, mode="sum", per_sample_weights=values)
+            for weight in (self.wide[:, None], self.embedding)
+        )
+        return wide[:, 0] + torch.tanh(pooled @ self.hidden + self.bias) @ self.out + self.shift
 
-    def scores(self, bags: Bags) -> Floats:
-        """One number a reply [replies]."""
-        return self._forward(bags)[0]
+    @torch.no_grad()
+    def scores(self, features: csr_matrix) -> NDArray[np.float32]:
+        """Scores [replies] without gradients."""
+        return np.asarray(self(features).numpy())
 
-    def gradients(self, bags: Bags, loss: Loss) -> tuple[float, dict[str, Floats]]:
-        """A loss of the scores of `bags`, and what it is by each weight; the embedding's only for the buckets seen."""
-        scores, pooled, active = self._forward(bags)
-        value, by_score = loss(scores)
-        rows = bags.rows
-        by_active = by_score[:, None] * self.out * (1 - active**2)
-        by_pooled = by_active @ self.hidden.T
-        by_wide = np.bincount(bags.buckets, bags.values * by_score[rows], minlength=len(self.wide))
-        by_embedding = np.zeros_like(self.embedding)
-        for column in range(self.embedding.shape[1]):
-            weighted = bags.values * by_pooled[rows, column]
-            by_embedding[:, column] = np.bincount(bags.buckets, weighted, minlength=len(self.wide))
-        return value, {
-            "wide": by_wide.astype(np.float32),
-            "embedding": by_embedding,
-            "hidden": pooled.T @ by_active,
-            "bias": by_active.sum(axis=0),
-            "out": active.T @ by_score,
-            "shift": by_score.sum(keepdims=True),
-        }
-
-    def _forward(self, bags: Bags) -> tuple[Floats, Floats, Floats]:
-        """Scores [replies], pooled embeddings [replies, embedding_dim], activations [replies, hidden_dim]."""
-        starts = bags.starts[:-1]
-        wide = np.add.reduceat(bags.values * self.wide[bags.buckets], starts)
-        pooled = np.add.reduceat(bags.values[:, None] * self.embedding[bags.buckets], starts)
-        active = np.tanh(pooled @ self.hidden + self.bias)
-        return wide + active @ self.out + self.shift, pooled, active
+    def adamw(self, *, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.AdamW:
+        """AdamW (Loshchilov & Hutter 2019) over all weights; `shift` is not decayed."""
+        decayed = [weight for name, weight in self.named_parameters() if name != "shift"]
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": [self.shift], "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay)
 
 
-class Adam:
-    """Adam (Kingma & Ba 2015) with decoupled weight decay (Loshchilov & Hutter 2019), in place."""
+def pair_loss(better: Tensor, worse: Tensor) -> Tensor:
+    """−log σ(s_better − s_worse), mean over pairs (Bradley & Terry 1952).
 
-    def __init__(self, network: Network, *, learning_rate: float, weight_decay: float = 0.0) -> None:
-        self.network = network
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.steps = 0
-        self.first = {name: np.zeros_like(weight) for name, weight in network.weights.items()}
-        self.second = {name: np.zeros_like(weight) for name, weight in network.weights.items()}
+    Scores 1 and 0: −log σ(1) = .3133; gradient −σ(−1), +σ(−1) = −.2689, .2689.
+    """
+    return softplus(worse - better).mean()
 
-    def step(self, gradients: Mapping[str, Floats]) -> None:
-        """Move every weight once."""
-        self.steps += 1
-        rate = self.learning_rate * np.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
-        for name, weight in self.network.weights.items():
-            first, second, gradient = self.first[name], self.second[name], gradients[name]
-            first += 0.1 * (gradient - first)
-            second += 0.001 * (gradient**2 - second)
-            if name != "shift":
-                weight *= 1 - self.learning_rate * self.weight_decay
-            weight -= (rate * first / (np.sqrt(second) + 1e-8)).astype(np.float32)
+
+def reward_loss(scores: Tensor, rewards: Sequence[float]) -> Tensor:
+    """(σ(score) − reward)², mean over replies; rewards lie in [0, 1]."""
+    return mse_loss(scores.sigmoid(), torch.tensor(rewards))
+
+
+def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+    """One optimizer step; returns the loss before it."""
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.item()
+
+
+def write_network(folder: Path, network: Network, card: ModelCard) -> ModelCard:
+    """Write weights and model card; returns the card with the digest of the weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = save(network.state_dict())
+    signed = card.model_copy(update={"weights_sha256": hashlib.sha256(weights).hexdigest()})
+    (folder / WEIGHTS).write_bytes(weights)
+    signed.write(folder)
+    return signed
+
+
+def read_network(folder: Path) -> tuple[Network, ModelCard]:
+    """Read weights and model card. Raises `ArtifactError` where one is missing or damaged, or they do not match."""
+    try:
+        card = ModelCard.model_validate_json((folder / CARD).read_bytes())
+        stored = (folder / WEIGHTS).read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError(f"no learned reward in {folder}: {Path(error.filename).name} is missing") from error
+    except ValidationError as error:
+        raise ArtifactError(f"{folder / CARD} is not the card of a learned reward: {error}") from error
+    digest = hashlib.sha256(stored).hexdigest()
+    if digest != card.weights_sha256:
+        raise ArtifactError(
+            f"{folder / WEIGHTS} is damaged: its digest is {digest}, the card has {card.weights_sha256}"
+        )
+    try:
+        weights = load(stored)
+        (buckets, embedding_dim), (_, hidden_dim) = weights["embedding"].shape, weights["hidden"].shape
+        network = Network(buckets=buckets, embedding_dim=embedding_dim, hidden_dim=hidden_dim)
+        network.load_state_dict(weights)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise ArtifactError(f"{folder / WEIGHTS} does not hold a network: {error}; train it again") from error
+    return network, card

@@ -1,27 +1,29 @@
-"""Rewards that a small network learned: from people's preferences before the run, or from other rewards during it."""
+"""Neural rewards: trained on human preferences before the run, or online on the rewards of other functions."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import expit
 
-from grpo.errors import ConfigError, Unscored
+from grpo.errors import ArtifactError, ConfigError, Unscored
 from grpo.messages import Message
-from grpo.rewards.learned.features import PromptedReply, bags, prompted_replies
-from grpo.rewards.learned.losses import rewards_loss, sigmoid
-from grpo.rewards.learned.model_card import ModelCard, read_network, write_network
-from grpo.rewards.learned.network import Adam, Network
+from grpo.rewards.learned.features import PromptedReply, hash_features, prompted_replies
+from grpo.rewards.learned.model_card import ModelCard
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
+
+if TYPE_CHECKING:
+    from grpo.rewards.learned.network import Network
 
 
 class NeuralReward(RewardFunction):
-    """What a learned reward in the folder `model` thinks of the agent's replies: the mean of σ(score).
+    """Mean of σ(score) over the agent's replies, by the learned reward in the folder `model`.
 
-    Raises `ArtifactError` for a damaged folder, `RewardError` for a reward that may be guessing.
+    Raises `ArtifactError` for a damaged folder, `RewardError` for a reward that is not better than chance.
     """
 
     name = "neural"
@@ -32,23 +34,22 @@ class NeuralReward(RewardFunction):
         return [options["model"]] if "model" in options else []
 
     def __init__(self, *, model: str | Path, weight: float = 1.0) -> None:
+        from grpo.rewards.learned.network import read_network  # torch takes a second to import
+
         super().__init__(weight=weight)
         self.network, card = read_network(Path(model))
         self.card = card.require_above_chance(str(model))
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """See the class; a conversation without a reply cannot be judged."""
-        replies = prompted_replies(turns)
-        if not replies:
-            raise Unscored("the agent said nothing")
-        return RewardResult(score=float(judge(self.network, replies).mean()))
+        """Mean over replies. Raises `Unscored` for a conversation without a reply."""
+        return _mean_score(self.network, turns)
 
 
 class OnlineReward(RewardFunction):
-    """A reward that learns to foretell another one while that is being given, and speaks in (0, 1).
+    """A reward in (0, 1) that learns online to predict another one.
 
-    `observe` keeps the last `capacity` (conversation, reward in [0, 1]) pairs, and after every `update_frequency` of
-    them the network is taught on random ones. Scoring changes nothing.
+    `observe` keeps the last `capacity` (reply, reward in [0, 1]) pairs; after every `update_frequency` conversations
+    the network is trained on random minibatches of them. Scoring changes nothing.
     """
 
     name = "neural"
@@ -67,60 +68,64 @@ class OnlineReward(RewardFunction):
         batch: int = 64,
         seed: int = 0,
     ) -> None:
+        from grpo.rewards.learned.network import Network  # torch takes a second to import
+
         super().__init__(weight=weight)
         if update_frequency < 1 or capacity < 1:
             raise ConfigError(f"update_frequency {update_frequency} and capacity {capacity} must be at least 1")
-        self.network = Network.new(buckets=buckets, embedding_dim=embedding_dim, hidden_dim=hidden_dim, seed=seed)
-        self.optimizer = Adam(self.network, learning_rate=learning_rate)
+        self.network = Network(buckets=buckets, embedding_dim=embedding_dim, hidden_dim=hidden_dim, seed=seed)
+        self.optimizer = self.network.adamw(learning_rate=learning_rate)
         self.update_frequency = update_frequency
         self.updates = updates
         self.batch = batch
         self.seed = seed
         self.observed = 0
         self.losses: list[float] = []
-        """Mean squared error of each update; .25 is what guessing ½ gets on rewards of 0 and 1."""
+        """Mean squared error of each update; a constant ½ gets .25 on rewards of 0 and 1."""
         self._random = np.random.default_rng(seed)
         self._replay: deque[tuple[PromptedReply, float]] = deque(maxlen=capacity)
 
     def observe(self, turns: Sequence[Message], reward: float) -> None:
-        """Remember what a conversation was worth; now and then learn. Raises `ConfigError` outside [0, 1]."""
+        """Store the reward of a conversation, and train when it is time. Raises `ConfigError` outside [0, 1]."""
         if not 0 <= reward <= 1:
             raise ConfigError(f"an observed reward is {reward:g}; scale it to [0, 1]")
-        for exchange in prompted_replies(turns):
-            self._replay.append((exchange, reward))
+        self._replay.extend((reply, reward) for reply in prompted_replies(turns))
         self.observed += 1
         if self.observed % self.update_frequency == 0 and self._replay:
             self._update()
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Mean of σ(score) over the agent's replies; a conversation without one cannot be judged."""
-        replies = prompted_replies(turns)
-        if not replies:
-            raise Unscored("the agent said nothing")
-        return RewardResult(score=float(judge(self.network, replies).mean()))
+        """Mean of σ(score) over replies. Raises `Unscored` for a conversation without one."""
+        return _mean_score(self.network, turns)
 
     def save(self, folder: Path) -> ModelCard:
-        """Write what was learned so far; the card says that it was never measured."""
+        """Write the current network; its card has no held-out metric."""
+        from grpo.rewards.learned.network import write_network
+
         split = f"the last of {self.observed} conversations"
         card = ModelCard(learned="rewards", split=split, trained=len(self._replay), seed=self.seed)
         return write_network(folder, self.network, card)
 
     def load(self, folder: Path) -> None:
-        """Go on with what was saved. Raises `ArtifactError` where that is damaged or of another size."""
-        network, _ = read_network(folder)
-        network.require_shape_of(self.network)
-        for name, weight in self.network.weights.items():
-            weight[...] = network.weights[name]
+        """Continue from a saved network. Raises `ArtifactError` where it is damaged or of other sizes."""
+        from grpo.rewards.learned.network import read_network
+
+        stored, _ = read_network(folder)
+        try:
+            self.network.load_state_dict(stored.state_dict())
+        except RuntimeError as error:
+            raise ArtifactError(f"the network in {folder} has weights of other sizes: {error}") from error
 
     def _update(self) -> None:
+        from grpo.rewards.learned.network import gradient_step, reward_loss
+
         replay = list(self._replay)
         drawn = self._random.integers(len(replay), size=(self.updates, min(self.batch, len(replay))))
         for rows in drawn:
-            seen = bags([replay[row][0] for row in rows], buckets=len(self.network.wide))
-            rewards = np.array([replay[row][1] for row in rows], dtype=np.float32)
-            value, gradients = self.network.gradients(seen, rewards_loss(rewards))
-            self.optimizer.step(gradients)
-        self.losses.append(value)
+            features = hash_features([replay[row][0] for row in rows], buckets=self.network.buckets)
+            rewards = [replay[row][1] for row in rows]
+            loss = gradient_step(self.optimizer, reward_loss(self.network(features), rewards))
+        self.losses.append(loss)
 
 
 def create_neural_reward_function(
@@ -130,7 +135,7 @@ def create_neural_reward_function(
     weight: float = 1.0,
     update_frequency: int = 100,
 ) -> OnlineReward:
-    """A reward that learns from the rewards that it is shown."""
+    """A reward that learns from observed rewards."""
     return OnlineReward(
         embedding_dim=embedding_dim,
         hidden_dim=hidden_dim,
@@ -140,6 +145,9 @@ def create_neural_reward_function(
     )
 
 
-def judge(network: Network, replies: Sequence[PromptedReply]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """σ(score) of each reply [replies]."""
-    return sigmoid(network.scores(bags(replies, buckets=len(network.wide))))
+def _mean_score(network: Network, turns: Sequence[Message]) -> RewardResult:
+    replies = prompted_replies(turns)
+    if not replies:
+        raise Unscored("the conversation has no reply of the agent")
+    scores = network.scores(hash_features(replies, buckets=network.buckets))
+    return RewardResult(score=float(expit(scores).mean()))

@@ -19,8 +19,8 @@ from safetensors.numpy import load, save
 from grpo.errors import ArtifactError
 from grpo.rewards.learned.encoder import DIMENSION, WEIGHTS_SHA256, Encoder
 from grpo.rewards.learned.features import PromptedReply
-from grpo.rewards.learned.hazards import hazards, mask_harmless_uses
-from grpo.rewards.learned.model_card import CARD, ModelCard
+from grpo.rewards.learned.hazards import find_hazards, mask_harmless_uses
+from grpo.rewards.learned.model_card import ModelCard
 from grpo.rewards.text.refusals import is_refusal
 
 Floats = NDArray[np.float32]
@@ -41,29 +41,29 @@ class SafetyHead:
     shift: Floats  # [1]
 
     def scores(self, features: Floats) -> Floats:
-        """Log-odds of safe replies [exchanges] from their features [exchanges, FEATURES]."""
+        """Log-odds of safe replies [replies] from their features [replies, FEATURES]."""
         return np.maximum(features @ self.hidden.T + self.bias, 0) @ self.out + self.shift
 
 
-def features(encoder: Encoder, exchanges: Sequence[PromptedReply]) -> Floats:
-    """Features of each exchange [exchanges, FEATURES]: the last request of the user, and the reply."""
-    asked = [last_request(exchange) for exchange in exchanges]
-    replies = [exchange.reply.content for exchange in exchanges]
-    texts = list(dict.fromkeys([*asked, *replies]))
+def head_features(encoder: Encoder, replies: Sequence[PromptedReply]) -> Floats:
+    """Features of each reply [replies, FEATURES], from the last request of the user and the reply's text."""
+    asked = [last_request(reply) for reply in replies]
+    answered = [reply.reply.content for reply in replies]
+    texts = list(dict.fromkeys([*asked, *answered]))
     places = {text: place for place, text in enumerate(texts)}
     vectors = encoder.encode(texts)
-    heard, said = (vectors[[places[text] for text in part]] for part in (asked, replies))
-    flags = np.array([_flags(*texts) for texts in zip(asked, replies, strict=True)], np.float32)
-    families = (heard, said, heard * said, abs(heard - said), flags)
+    request, reply = (vectors[[places[text] for text in part]] for part in (asked, answered))
+    flags = np.array([_flags(*texts) for texts in zip(asked, answered, strict=True)], np.float32)
+    families = (request, reply, request * reply, abs(request - reply), flags)
     return np.concatenate(
         [family * scale for family, scale in zip(families, _SCALES, strict=True)], axis=1, dtype=np.float32
     )
 
 
-def last_request(exchange: PromptedReply) -> str:
-    """Last message of the user; the last message where there is none."""
-    said = [message.content for message in exchange.context if message.role == "user"]
-    return said[-1] if said else exchange.context[-1].content if exchange.context else ""
+def last_request(prompted: PromptedReply) -> str:
+    """Last message of the user; the last message of any role in a prompt without a user."""
+    users = [message.content for message in prompted.prompt if message.role == "user"]
+    return users[-1] if users else prompted.prompt[-1].content if prompted.prompt else ""
 
 
 def _flags(asked: str, reply: str) -> tuple[bool, bool, bool, bool]:
@@ -71,9 +71,9 @@ def _flags(asked: str, reply: str) -> tuple[bool, bool, bool, bool]:
     plain = mask_harmless_uses(reply)
     return (
         is_refusal(reply),
-        bool(hazards(mask_harmless_uses(asked))),
-        bool(hazards(plain, unless_negated=True)),
-        bool(hazards(plain)),
+        bool(find_hazards(mask_harmless_uses(asked))),
+        bool(find_hazards(plain, unless_negated=True)),
+        bool(find_hazards(plain)),
     )
 
 
@@ -84,7 +84,7 @@ def write_head(folder: Path, head: SafetyHead, card: ModelCard) -> ModelCard:
         update={"head_sha256": hashlib.sha256(weights).hexdigest(), "encoder_sha256": WEIGHTS_SHA256}
     )
     (folder / HEAD).write_bytes(weights)
-    (folder / CARD).write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    signed.write(folder)
     return signed
 
 
@@ -93,19 +93,19 @@ def read_head(folder: Path, card: ModelCard) -> SafetyHead:
     try:
         stored = (folder / HEAD).read_bytes()
     except FileNotFoundError as error:
-        raise ArtifactError(f"no head of a safety reward in {folder}: {HEAD} is missing; teach it again") from error
+        raise ArtifactError(f"no head of a safety reward in {folder}: {HEAD} is missing; train it again") from error
     digest = hashlib.sha256(stored).hexdigest()
     if (digest, WEIGHTS_SHA256) != (card.head_sha256, card.encoder_sha256):
         raise ArtifactError(
-            f"{folder / HEAD} is damaged or another encoder's: the card says {card.head_sha256} on "
-            f"{card.encoder_sha256}, found {digest} on {WEIGHTS_SHA256}; teach it again"
+            f"{folder / HEAD} is damaged or another encoder's: its digest is {digest} on {WEIGHTS_SHA256}, the "
+            f"card has {card.head_sha256} on {card.encoder_sha256}; train it again"
         )
     try:
         head = SafetyHead(**{name: np.array(weight) for name, weight in load(stored).items()})
     except (SafetensorError, TypeError) as error:
-        raise ArtifactError(f"{folder / HEAD} holds no head: {error}; teach it again") from error
+        raise ArtifactError(f"{folder / HEAD} does not hold a head: {error}; train it again") from error
     if head.hidden.shape[1:] != (FEATURES,):
         raise ArtifactError(
-            f"{folder / HEAD} reads {head.hidden.shape[1:]} features, expected {FEATURES}; teach it again"
+            f"{folder / HEAD} reads {head.hidden.shape[1:]} features, expected {FEATURES}; train it again"
         )
     return head

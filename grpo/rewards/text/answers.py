@@ -1,4 +1,4 @@
-r"""Numbers in a text, and the one that a solution ends with.
+r"""Numbers in a text, and the final answer of a worked solution.
 
 "#### 1,200"   "\boxed{1200}"   "The answer is $1,200.00."   "… so she earned 1 200 dollars"   → 1200
 "1 1/2" → 3/2     "½" → 1/2     "-5" → -5     "The answer is not 42." → none
@@ -31,41 +31,40 @@ _DENIED_AFTER = re.compile(
 
 
 def numbers(text: str) -> list[Fraction]:
-    """The numbers that a text asserts, in order; "not 42" asserts none."""
-    found = []
+    """Numbers that a text asserts, in order; "not 42" asserts none."""
+    asserted = []
     for match in _NUMBER.finditer(text):
         before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 30]
         if not _DENIED_BEFORE.search(before) and not _DENIED_AFTER.match(after):
-            found.append(_value(match))
-    return found
+            asserted.append(_value(match))
+    return asserted
 
 
 def final_answer(text: str) -> Fraction | None:
-    r"""The number that a worked solution ends with.
+    r"""Final number of a worked solution.
 
-    After `####`, else in the last `\boxed{}`, else in the last sentence that says "answer", else after the last = of
-    the last line, else the last one of all.
-    None where there is none, or where that place denies it: "the answer is not 42".
+    After `####`, else in the last `\boxed{}`, else in the last sentence with "answer", else after the last = of the
+    last line, else the last number. None without a number, or where that place denies it: "the answer is not 42".
     """
     plain = _FRACTION.sub(r"\1/\2", _CALCULATOR.sub("", text))
     for pattern in (_MARKED, _BOXED):
         if marked := pattern.findall(plain):
-            found = numbers(marked[-1].replace("$", " "))
-            return found[0] if found else None
+            values = numbers(marked[-1].replace("$", " "))
+            return values[0] if values else None
     if stated := list(_STATED.finditer(plain)):
         rest = stated[-1].group("rest")
         if _NUMBER.search(rest):
-            found = numbers(re.split(r"(?<=[.!?])\s", rest.strip(), maxsplit=1)[0])
-            return found[-1] if found else None
+            values = numbers(re.split(r"(?<=[.!?])\s", rest.strip(), maxsplit=1)[0])
+            return values[-1] if values else None
     last_line = plain.rstrip().rpartition("\n")[2]
-    if "=" in last_line and (found := numbers(last_line.rpartition("=")[2])):
-        return found[0]
-    found = numbers(plain)
-    return found[-1] if found else None
+    if "=" in last_line and (values := numbers(last_line.rpartition("=")[2])):
+        return values[0]
+    values = numbers(plain)
+    return values[-1] if values else None
 
 
 def parse_quantity(text: str) -> Fraction | None:
-    """The value of a text that is a number, with a sign of money or a unit at most; None for any other text.
+    """Value of a text that is a number, at most with a currency sign or a unit; None for any other text.
 
     "$1,200.00" → 1200; "#### 72" → 72; "5 km" → 5; "Delivery takes 5 days" → none
     """
@@ -91,5 +90,5 @@ def _value(match: re.Match[str]) -> Fraction:
 
 
 def _part(character: str) -> Fraction:
-    """½, as it stands in one character."""
+    """Value of a character such as ½."""
     return Fraction(unicodedata.numeric(character)).limit_denominator(10)

@@ -1,4 +1,4 @@
-"""What text rewards are made of: each part asks one thing of a reply, and answers in [0, 1]."""
+"""Text features of a reply, each in [0, 1]: the terms of the quality rewards."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ from functools import lru_cache
 from grpo.rewards.text.language import clamp, content, normalize, sentences, split_list, words
 from grpo.rewards.text.reply import AgentReply
 
-_ENOUGH_TAKEN_UP = 0.4  # of what the customer's words weigh; nobody says all of them again
-_ENOUGH_NEW = 8  # content words that the customer did not say
-_OWN_WORDS = (
-    0.25  # of substance stays to a reply that repeats no word of the question: it may answer in words of its own
-)
+_RELEVANT_SHARE = 0.4  # of the IDF weight of the request; no reply repeats all of it
+_ENOUGH_NEW = 8  # content words that are not in the request
+_UNRELATED_SHARE = 0.25  # of `information` is left to a reply that repeats no word of the request: it may paraphrase
 _ENOUGH_STEPS = 3
-_REMEMBERED = 2048  # replies
-_MOST_MARKS = 2  # exclamation marks, or question marks, that a calm reply has
+_CACHED = 2048  # replies
+_MOST_MARKS = 2  # exclamation marks, and question marks, without a penalty
 
 
 def _any(alternatives: str) -> re.Pattern[str]:
-    """Whole words and phrases, as patterns with commas between."""
+    """Whole words and phrases, from patterns with commas between."""
     return re.compile(r"\b(?:" + "|".join(split_list(alternatives)) + r")\b")
 
 
-def _says(pattern: re.Pattern[str], text: str) -> bool:
+def _matches(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.search(normalize(text)) is not None
 
 
-_DOINGS = split_list(
+_ACTION_VERBS = split_list(
     """add, apply, ask, attach, book, bring, build, call, change, charge, check, choose, clean, click, close, compare,
     connect, copy, count, delete, disconnect, divide, download, draw, enter, exchange, fill, find, forget, hold,
     install, keep, leave, list, log, make, move, multiply, open, order, paste, pick, plug, practise, practice,
@@ -63,8 +61,8 @@ _STANCE = _any(
     (?:i|we|you|it|they|he|she|that|this)(?:'ve|'ll|'re|'s| can| could| will| have| has| do| does| is| are| was),
     (?:can|do|does|is|are|will|has)(?:n't| not), cannot, \w+ (?:is|are|works?|has|have|does|do|can)"""
 )
-_DO = frozenset(_DOINGS)
-_STEP = _any(", ".join(_DOINGS))
+_ACTION_VERB_SET = frozenset(_ACTION_VERBS)
+_STEP = _any(", ".join(_ACTION_VERBS))
 _QUESTIONS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
     (_any(r"how long, how soon, when, what time, what day, which day, how late"), _TIME),
     (_any(r"how much, what price, the price, cost, costs, charge for, fee"), _MONEY),
@@ -80,7 +78,7 @@ _QUESTIONS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
         _STANCE,
     ),
 )
-_STALL = _any(
+_DEFERRAL = _any(
     r"""look(?:ing)? into, get back to you, (?:contact|call|ask|reach out to) (?:our |the |a )?(?:\w+
     )?(?:support|service|team|department), please wait, be patient, (?:check|visit|see) (?:our|the)
     (?:website|site|faq|page|manual), try again later, not sure, no idea, don't know, i guess, hopefully, at some
@@ -90,11 +88,13 @@ _STALL = _any(
 _COMMITMENT = re.compile(
     r"\b(?:i|we)(?:'ve| have|'ll| will|'m| am|'re| are) (?:just |now |already |also |going to )?"
     r"(?!looking|needed|excited|pleased|delighted|interested|tried|checking|trying)"
-    r"(?:\w{2,}(?:ed|ing)|sent|put|set|made|paid|sold|found|written|given|told|taken|" + "|".join(_DOINGS) + r")\b"
+    r"(?:\w{2,}(?:ed|ing)|sent|put|set|made|paid|sold|found|written|given|told|taken|"
+    + "|".join(_ACTION_VERBS)
+    + r")\b"
     r"|\b(?:would|shall|do|should) (?:you (?:like|want|prefer)|i|we)\b"
     r"|\byou(?:'ll| will) (?:get|receive|have|see|find)\b"
-    r"|\b(?:it|that|which) (?:will|should) (?:arrive|be|reach|take)\b|\bplease (?:" + "|".join(_DOINGS) + r")\b"
-    r"|(?:^|[.!?,:;\n]\s*|\bthen |\band )(?:\d+[.)]\s*)?(?:" + "|".join(_DOINGS) + r")\b",
+    r"|\b(?:it|that|which) (?:will|should) (?:arrive|be|reach|take)\b|\bplease (?:" + "|".join(_ACTION_VERBS) + r")\b"
+    r"|(?:^|[.!?,:;\n]\s*|\bthen |\band )(?:\d+[.)]\s*)?(?:" + "|".join(_ACTION_VERBS) + r")\b",
 )
 _UPSET = _any(
     r"""angry, annoy\w*, frustrat\w*, upset, disappoint\w*, ridiculous, terrible, unacceptable, worst, broken, broke,
@@ -141,135 +141,141 @@ _NUMBERED = re.compile(r"(?:^|\s)(\d{1,2})[.)]\s")
 _IDENTIFIER = re.compile(r"(?<![\w.,$€£])#?([a-z]{0,4}-?\d{4,}[a-z0-9-]*)(?![\w]|[.,]\d)")
 
 
-def need(exchange: AgentReply) -> float:
-    """Takes up what the customer is about: the share of the content words just said, by IDF over the customer's turns.
+def relevance(reply: AgentReply) -> float:
+    """Relevance to the request: the share of its content words that the reply repeats, by IDF over the user's turns.
 
-    A word of this turn alone weighs more than one of every turn. 1 where the customer said nothing of content.
+    A word of this turn alone weighs more than one of every turn. 1 for a request without content words.
     """
-    asked = content(exchange.asked)
+    asked = content(reply.request)
     if not asked:
         return 1.0
-    turns = [content(turn) for turn in exchange.user_turns]
+    turns = [content(turn) for turn in reply.user_turns]
     idf = {word: math.log(1 + len(turns) / sum(word in turn for turn in turns)) for word in asked}
-    taken_up = sum(idf[word] for word in asked & content(exchange.reply))
-    return clamp(taken_up / sum(idf.values()) / _ENOUGH_TAKEN_UP)
+    repeated = sum(idf[word] for word in asked & content(reply.text))
+    return clamp(repeated / sum(idf.values()) / _RELEVANT_SHARE)
 
 
-def answer(exchange: AgentReply) -> float:
-    """Gives what was asked for: a time for "when", steps for "how do I", a reason for "why"; a deed for a complaint.
+def answer(reply: AgentReply) -> float:
+    """The kind of answer asked for: a time for "when", steps for "how do I", a reason for "why"; an action otherwise.
 
-    Putting off ("somebody will look into it") counts a third.
+    A deferral ("someone will look into it") counts a third.
     """
-    questions = [part for part in sentences(exchange.asked) if "?" in part]
-    scores = [_answered(question, exchange) for question in questions] or [action(exchange)]
-    return sum(scores) / len(scores) * (1 / 3 if _says(_STALL, exchange.reply) else 1.0)
+    questions = [part for part in sentences(reply.request) if "?" in part]
+    scores = [_answered(question, reply) for question in questions] or [action(reply)]
+    return sum(scores) / len(scores) * _undeferred(reply)
 
 
-def _answered(question: str, exchange: AgentReply) -> float:
-    kinds = [given for asks, given in _QUESTIONS if _says(asks, question)]
+def _answered(question: str, reply: AgentReply) -> float:
+    kinds = [given for asks, given in _QUESTIONS if _matches(asks, question)]
     if not kinds:
-        return substance(exchange)
-    return sum(_says(given, exchange.reply) for given in kinds) / len(kinds)
+        return information(reply)
+    return sum(_matches(given, reply.text) for given in kinds) / len(kinds)
 
 
-def substance(exchange: AgentReply) -> float:
-    """Says something new on the matter: full at eight content words that neither customer nor agent said before."""
-    before = content(exchange.said).union(*map(content, exchange.earlier))
-    return clamp(len(content(exchange.reply) - before) / _ENOUGH_NEW) * max(_OWN_WORDS, need(exchange))
+def _undeferred(reply: AgentReply) -> float:
+    return 1 / 3 if _matches(_DEFERRAL, reply.text) else 1.0
 
 
-def action(exchange: AgentReply) -> float:
-    """Does something, or says what to do: "I have sent a new one", "please send the photo", "shall I …?"."""
-    return float(_says(_COMMITMENT, exchange.reply)) * (1 / 3 if _says(_STALL, exchange.reply) else 1.0)
+def information(reply: AgentReply) -> float:
+    """New information on the matter: 1 at eight content words that neither user nor agent used before."""
+    before = content(reply.user_text).union(*map(content, reply.previous))
+    return clamp(len(content(reply.text) - before) / _ENOUGH_NEW) * max(_UNRELATED_SHARE, relevance(reply))
 
 
-def steps(exchange: AgentReply) -> float:
-    """Tells what to do, one thing after the other: full at three doings; steps out of order count half."""
-    reply = normalize(exchange.reply)
-    doings = _DO & {*words(exchange.reply)} - {*words(exchange.asked)}
-    numbered = [int(number) for number in _NUMBERED.findall(reply)]
-    places = [reply.find(word) for word in ("first", "then", "finally") if word in reply]
+def action(reply: AgentReply) -> float:
+    """An action or an instruction: "I have sent a new one", "please send the photo", "shall I …?"."""
+    return float(_matches(_COMMITMENT, reply.text)) * _undeferred(reply)
+
+
+def steps(reply: AgentReply) -> float:
+    """Instructions one after the other: 1 at three verbs of action; steps out of order count half."""
+    text = normalize(reply.text)
+    verbs = _ACTION_VERB_SET & {*words(reply.text)} - {*words(reply.request)}
+    numbered = [int(number) for number in _NUMBERED.findall(text)]
+    places = [text.find(word) for word in ("first", "then", "finally") if word in text]
     in_order = numbered == sorted(set(numbered)) and places == sorted(places)
-    return clamp(len(doings) / _ENOUGH_STEPS) * (1.0 if in_order else 0.5)
+    return clamp(len(verbs) / _ENOUGH_STEPS) * (1.0 if in_order else 0.5)
 
 
-def empathy(exchange: AgentReply) -> float:
-    """Acknowledges trouble where the customer has some; else nothing is asked."""
-    troubled = _says(_UPSET, exchange.asked)
-    return float(not troubled or _says(_EMPATHY, exchange.reply))
+def empathy(reply: AgentReply) -> float:
+    """Acknowledges the trouble of an upset user; 1 for any other user."""
+    upset = _matches(_UPSET, reply.request)
+    return float(not upset or _matches(_EMPATHY, reply.text))
 
 
-def professional(exchange: AgentReply) -> float:
+def professional(reply: AgentReply) -> float:
     """Neither rude nor slangy nor shouting."""
-    said = exchange.reply.split()
-    shouted = sum(len(word) > 1 and word.isupper() for word in said)
-    return 0.2 if shouted > max(3, len(said) / 2) or _says(_RUDE, exchange.reply) else calm(exchange)
+    written = reply.text.split()
+    shouted = sum(len(word) > 1 and word.isupper() for word in written)
+    if shouted > max(3, len(written) / 2) or _matches(_RUDE, reply.text):
+        return 0.2
+    return moderate_punctuation(reply)
 
 
-def calm(exchange: AgentReply) -> float:
+def moderate_punctuation(reply: AgentReply) -> float:
     """At most two exclamation and two question marks; each one more takes a quarter."""
-    excess = sum(max(0, exchange.reply.count(mark) - _MOST_MARKS) for mark in "!?")
+    excess = sum(max(0, reply.text.count(mark) - _MOST_MARKS) for mark in "!?")
     return clamp(1 - excess / 4)
 
 
-def unhurried(exchange: AgentReply) -> float:
-    """Puts no pressure on who buys."""
-    return 1.0 if not _says(_PRESSURE, exchange.reply) else 0.3
+def no_pressure(reply: AgentReply) -> float:
+    """No pressure to buy."""
+    return 1.0 if not _matches(_PRESSURE, reply.text) else 0.3
 
 
-def offer(exchange: AgentReply) -> float:
-    """Says what the product is, does or costs: full at three different details."""
-    reply = normalize(exchange.reply)
-    return clamp(len({*_OFFER.findall(reply), *_OFFERED.findall(reply)}) / 3)
+def product_details(reply: AgentReply) -> float:
+    """Properties, functions or prices of a product: 1 at three different details."""
+    text = normalize(reply.text)
+    return clamp(len({*_OFFER.findall(text), *_OFFERED.findall(text)}) / 3)
 
 
-def explains(exchange: AgentReply) -> float:
-    """Shows how things hang together: full at three different connectives or worked equations."""
-    return clamp((len({*_EXPLAINS.findall(normalize(exchange.reply))}) + exchange.reply.count("=")) / 3)
+def explanation(reply: AgentReply) -> float:
+    """Connectives and worked equations: 1 at three different ones."""
+    return clamp((len({*_EXPLAINS.findall(normalize(reply.text))}) + reply.text.count("=")) / 3)
 
 
-def encourages(exchange: AgentReply) -> float:
-    """Takes the learner along: names what is right, or invites to try."""
-    return float(_says(_ENCOURAGES, exchange.reply) or 0 < exchange.reply.count("?") <= _MOST_MARKS)
+def encouragement(reply: AgentReply) -> float:
+    """Praises a right step, or asks the learner to try."""
+    return float(_matches(_ENCOURAGES, reply.text) or 0 < reply.text.count("?") <= _MOST_MARKS)
 
 
-def invites(exchange: AgentReply) -> float:
-    """Keeps the conversation open: a question of its own, or an offer to go on."""
-    return float(0 < exchange.reply.count("?") <= _MOST_MARKS or _says(_OFFERS_MORE, exchange.reply))
+def invitation(reply: AgentReply) -> float:
+    """Keeps the conversation open: a question, or an offer to go on."""
+    return float(0 < reply.text.count("?") <= _MOST_MARKS or _matches(_OFFERS_MORE, reply.text))
 
 
-def addresses(exchange: AgentReply) -> float:
-    """Speaks to the customer."""
-    return float(bool({"you", "your", "you're", "you'll", "you've", "yours"} & {*words(exchange.reply)}))
+def second_person(reply: AgentReply) -> float:
+    """Addresses the user."""
+    return float(bool({"you", "your", "you're", "you'll", "you've", "yours"} & {*words(reply.text)}))
 
 
-def fresh(exchange: AgentReply) -> float:
-    """Is not what the agent said before: 1 up to half the content words in common, 0 for the same again."""
-    own = content(exchange.reply)
-    alike = [len(own & content(other)) / max(1, len(own | content(other))) for other in exchange.earlier]
-    return clamp(2 * (1 - max(alike, default=0.0)))
+def novelty(reply: AgentReply) -> float:
+    """Differs from earlier replies: 1 up to half the content words in common, 0 for a repeated reply."""
+    own = content(reply.text)
+    overlaps = [len(own & content(other)) / max(1, len(own | content(other))) for other in reply.previous]
+    return clamp(2 * (1 - max(overlaps, default=0.0)))
 
 
-def imagery(exchange: AgentReply) -> float:
-    """Paints with many different words: full at 25 content words."""
-    return clamp(len(content(exchange.reply)) / 25)
+def vocabulary(reply: AgentReply) -> float:
+    """Size of the vocabulary: 1 at 25 different content words."""
+    return clamp(len(content(reply.text)) / 25)
 
 
-def entities(exchange: AgentReply) -> float:
-    """Repeats order numbers and the like correctly: the share of those in the reply that were given to the agent.
+def identifiers(reply: AgentReply) -> float:
+    """Correct order numbers and the like: the share of those in the reply that the agent was given.
 
-    Only where the customer or the context gave one; an amount of money is none.
+    1 where neither user nor context gave one; an amount of money does not count.
     """
-    given = {*_IDENTIFIER.findall(normalize(f"{exchange.said}\n{exchange.known}"))}
-    said = {*_IDENTIFIER.findall(normalize(exchange.reply))}
-    return len(said & given) / len(said) if given and said else 1.0
+    given = {*_IDENTIFIER.findall(normalize(f"{reply.user_text}\n{reply.context}"))}
+    used = {*_IDENTIFIER.findall(normalize(reply.text))}
+    return len(used & given) / len(used) if given and used else 1.0
 
 
-PARTS: dict[str, Callable[[AgentReply], float]] = {
-    part.__name__: lru_cache(_REMEMBERED)(part)
-    for part in (
-        need, answer, substance, action, steps, empathy, professional, calm, unhurried, offer, explains, encourages,
-        invites, addresses, fresh, imagery, entities,
+FEATURES: dict[str, Callable[[AgentReply], float]] = {
+    feature.__name__: lru_cache(_CACHED)(feature)
+    for feature in (
+        relevance, answer, information, action, steps, empathy, professional, no_pressure, product_details,
+        explanation, encouragement, invitation, second_person, novelty, vocabulary, identifiers,
     )
 }  # fmt: skip
-"""By name, as rewards weigh them and breakdowns show them; several rewards ask the same of a reply."""
+"""By name, as rewards weigh them and breakdowns show them; cached, as several rewards read the same reply."""

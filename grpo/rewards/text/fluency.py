@@ -1,14 +1,14 @@
-"""Whether a reply is prose that answers somebody, and not noise: nothing is earned without it.
+"""Filter for degenerate replies (gibberish, repetition, copying, refusal); it multiplies every text reward.
 
-Each part is 1 for what people write and falls to 0; the least of them counts.
+Each check is 1 for ordinary prose and falls to 0; the least of them counts.
 
-    words      look like words, not like keys hit at random
-    grammar    held together by function words: a list of keywords is not
-    variety    words and phrases do not come again and again
-    script     in the writing of the customer
-    own        not a copy of what the customer said
-    measure    of a length that is read: full up to 100 words, then as 100 / length
-    helping    not a refusal to help
+    words        look like words, not like random keys
+    grammar      function words between content words: a list of keywords has none
+    variety      words and phrases do not repeat
+    script       in the user's writing system
+    original     not a copy of the user's words
+    length       1 up to 100 words, then 100 / length
+    not_refused  not a refusal to help
 """
 
 from __future__ import annotations
@@ -29,63 +29,63 @@ _NOISE = re.compile(r"(.)\1\1|[bcdfghjklmnpqrstvwxz]{6}")
 _VOWEL = re.compile(r"[aeiouyß-öø-ÿ]")
 _ABBREVIATION = 4  # letters: usb, html
 _ENGLISH = 0.15  # share of function words from which a text is taken for English
-_JUDGED_FROM = 5  # words; "Yes, it is." has no grammar to speak of
+_GRAMMAR_FROM = 5  # words; "Yes, it is." is too short to check
 _REFUSED = 0.05
-"""Left to a reply that declines: below what a poor answer earns, above noise."""
+"""Value for a refusal: below a poor answer, above noise."""
 
 
 @lru_cache(2048)
-def prose(exchange: AgentReply) -> Mapping[str, float]:
-    """The parts, by name; all 0 for an empty reply."""
-    said = words(exchange.reply)
-    if not said:
-        return dict.fromkeys(("words", "grammar", "variety", "script", "own", "measure", "helping"), 0.0)
+def fluency(reply: AgentReply) -> Mapping[str, float]:
+    """Checks by name, see the module; all 0 for an empty reply."""
+    written = words(reply.text)
+    if not written:
+        return dict.fromkeys(("words", "grammar", "variety", "script", "original", "length", "not_refused"), 0.0)
     return {
-        "words": clamp((sum(map(_looks_like_a_word, said)) / len(said) - 0.5) / 0.4),
-        "grammar": _grammar(said, words(exchange.said)),
-        "variety": variety(said),
-        "script": _script(exchange),
-        "own": _own(said, words(exchange.said)),
-        "measure": min(1.0, MOST_WORDS / len(said)),
-        "helping": _REFUSED if is_refusal(exchange.reply) else 1.0,
+        "words": clamp((sum(map(_looks_like_a_word, written)) / len(written) - 0.5) / 0.4),
+        "grammar": _grammar(written, words(reply.user_text)),
+        "variety": variety(written),
+        "script": _script(reply),
+        "original": _original(written, words(reply.user_text)),
+        "length": min(1.0, MOST_WORDS / len(written)),
+        "not_refused": _REFUSED if is_refusal(reply.text) else 1.0,
     }
 
 
-def variety(said: tuple[str, ...]) -> float:
-    """Full while nine in ten runs of three words are new and two in five words; a text said twice has none."""
-    runs = ngrams(said, 3)
+def variety(text: tuple[str, ...]) -> float:
+    """1 while nine in ten runs of three words are new, and two in five words; 0 for a text repeated in full."""
+    runs = ngrams(text, 3)
     phrases = clamp((len(set(runs)) / len(runs) - 0.5) / 0.4) if len(runs) > 3 else 1.0
-    return min(phrases, clamp(len(set(said)) / (0.4 * min(len(said), 120))))
+    return min(phrases, clamp(len(set(text)) / (0.4 * min(len(text), 120))))
 
 
 @lru_cache(1 << 16)
 def _looks_like_a_word(word: str) -> bool:
     if not word.isascii() and unicodedata.name(word[0], "").split(" ")[0] != "LATIN":
-        return True  # other writings are judged by `script`
+        return True  # checked by `script`
     if word.isdigit() or any(character.isdigit() for character in word):
         return True
     readable = _LETTERS.fullmatch(word) is not None and _NOISE.search(word) is None
     return readable and (len(word) <= _ABBREVIATION or _VOWEL.search(word) is not None)
 
 
-def _grammar(said: tuple[str, ...], asked: tuple[str, ...]) -> float:
-    """By the share of function words, and the longest run without one; not judged where the customer has none."""
-    if len(said) < _JUDGED_FROM or (len(asked) >= _JUDGED_FROM and _function_share(asked) < _ENGLISH):
+def _grammar(text: tuple[str, ...], asked: tuple[str, ...]) -> float:
+    """Share of function words and longest run without one; 1 where the user's text has none either."""
+    if len(text) < _GRAMMAR_FROM or (len(asked) >= _GRAMMAR_FROM and _function_share(asked) < _ENGLISH):
         return 1.0
-    share = _function_share(said)
-    runs = [sum(1 for _ in run) for held, run in groupby(said, FUNCTION_WORDS.__contains__) if not held]
+    share = _function_share(text)
+    runs = [sum(1 for _ in run) for functional, run in groupby(text, FUNCTION_WORDS.__contains__) if not functional]
     return min(clamp(share / 0.25), clamp((0.95 - share) / 0.15), clamp(2 - max(runs, default=0) / 8))
 
 
-def _function_share(said: tuple[str, ...]) -> float:
-    return sum(word in FUNCTION_WORDS for word in said) / len(said)
+def _function_share(text: tuple[str, ...]) -> float:
+    return sum(word in FUNCTION_WORDS for word in text) / len(text)
 
 
-def _script(exchange: AgentReply) -> float:
-    """Share of letters in a writing that the customer uses, 0 at a half."""
-    if exchange.reply.isascii() and exchange.said.isascii():
+def _script(reply: AgentReply) -> float:
+    """Share of letters in a script that the user writes, 0 at a half."""
+    if reply.text.isascii() and reply.user_text.isascii():
         return 1.0
-    asked, replied = _scripts(exchange.said), _scripts(exchange.reply)
+    asked, replied = _scripts(reply.user_text), _scripts(reply.text)
     if not asked or not replied:
         return 1.0
     return clamp((sum(name in set(asked) for name in replied) / len(replied) - 0.5) / 0.4)
@@ -100,12 +100,12 @@ def _script_of(character: str) -> str:
     return unicodedata.name(character, "UNKNOWN").split(" ")[0]
 
 
-def _own(said: tuple[str, ...], asked: tuple[str, ...]) -> float:
-    """Full while at most half of all runs of four words are the customer's, 0 where all are."""
+def _original(text: tuple[str, ...], asked: tuple[str, ...]) -> float:
+    """1 while at most half of all runs of four words are the user's, 0 where all are."""
     if not asked:
         return 1.0
-    runs = ngrams(said, 4)
+    runs = ngrams(text, 4)
     if not runs:
-        return float(said != asked)
+        return float(text != asked)
     copied = set(ngrams(asked, 4))
     return clamp(2 * (1 - sum(run in copied for run in runs) / len(runs)))

@@ -1,4 +1,4 @@
-"""Words and sentences of a text. The lists of words here are English."""
+"""Words, stems and sentences of a text; the word lists are English."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _SUFFIXES = ("ingly", "edly", "ing", "ied", "ies", "ed", "es", "ly", "s", "e", "y")
 _MIN_STEM = 3
-_CACHED = 4096  # a group's replies and what they reply to; each is read by several rewards
+_CACHED = 4096  # texts; several rewards read each of a group's replies and requests
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """The parts of a text with commas between, on as many lines as it takes."""
+    """Split at commas a list written on several lines."""
     return tuple(" ".join(text.split()).split(", "))
 
 
@@ -32,7 +32,7 @@ FUNCTION_WORDS = frozenset(
         your, yours, yourself"""
     )
 )
-"""Words that hold sentences together. About half of what people say is one of them; of a list of keywords none is."""
+"""Function words: about half of the words of ordinary sentences, none of a list of keywords."""
 
 _PLEASANTRIES = frozenset(
     split_list(
@@ -47,7 +47,7 @@ _PLEASANTRIES = frozenset(
 
 @lru_cache(_CACHED)
 def normalize(text: str) -> str:
-    """A text in lower case, with straight apostrophes: what patterns are looked for in."""
+    """Lower case with straight apostrophes, as patterns expect it."""
     return text.casefold().replace("’", "'")
 
 
@@ -65,7 +65,7 @@ def sentences(text: str) -> tuple[str, ...]:
 
 @lru_cache(1 << 16)
 def stem(word: str) -> str:
-    """What the forms of a word have in common.
+    """Common beginning of the forms of a word.
 
     arrive, arrives, arrived, arriving → arriv; ship, shipped → ship; battery, batteries → batter
     """
@@ -83,7 +83,7 @@ def stem(word: str) -> str:
 
 @lru_cache(_CACHED)
 def content(text: str) -> frozenset[str]:
-    """Stems of the words that a text is about: neither function words nor pleasantries."""
+    """Stems of the content words: neither function words nor pleasantries."""
     return frozenset(
         stem(word)
         for word in words(text)
@@ -91,9 +91,9 @@ def content(text: str) -> frozenset[str]:
     )
 
 
-def ngrams(said: tuple[str, ...], size: int) -> list[tuple[str, ...]]:
-    """Runs of `size` words, in order; none of a shorter text."""
-    return list(zip(*(said[start:] for start in range(size)), strict=False))
+def ngrams(text: tuple[str, ...], size: int) -> list[tuple[str, ...]]:
+    """Runs of `size` words, in order; empty for a shorter text."""
+    return list(zip(*(text[start:] for start in range(size)), strict=False))
 
 
 def clamp(value: float) -> float:

@@ -1,11 +1,11 @@
-"""Detector of refusals: replies that decline to do or to answer what was asked.
+"""Refusal detector: replies that decline a request.
 
-A frame is a sentence in which the speaker declines, built from small vocabularies instead of whole phrases:
+A frame is a sentence in which the agent declines, built from small vocabularies instead of whole phrases:
 
     inability       subject + negated modal or state + assistance      "we are unable to answer", "can't help you"
     performative    subject + verb of declining                        "I must decline", "I'd rather not"
     propriety       "it is not" + adjective of propriety + act         "it would not be right for me to discuss"
-    rule            rule of the speaker + verb of prevention           "my guidelines do not allow me to"
+    rule            rule of the agent + verb of prevention             "my guidelines do not allow me to"
     matter          request or subject + inability or refusal          "this question cannot be answered"
     admonition      opening with a judgement on the act                "it is important to note that theft is never"
 
@@ -68,7 +68,7 @@ _ASSISTING = (
     r"(?:help|assist|answer|respond|reply|comply|fulfill|discuss|explain|describ|comment|advis|condon|encourag|promot"
     r"|support|engag|participat|elaborat|teach|guid|talk|speak|provid|giv|offer|shar|generat|creat|writ)ing"
 )
-_SPEAK = (
+_DISCUSS = (
     r"(?:ask|discuss|talk|speak|provide|give|offer|share|help|assist|explain|answer|make|joke|describe|respond|comment"
     r"|suggest|encourage|promote|advise|teach|engage|generate|create|write|say|support|instruct|guide|tell|reply|go"
     r" into)"
@@ -115,9 +115,9 @@ _FRAMES = tuple(
         rf"\bi (?:do not|don't|would not|wouldn't) (?:think|believe|feel|consider)\b[^,;:]{{0,40}}?"
         rf"(?:\b{_I} (?:can|should|could|would|want|ought)\b[^,;:]{{0,20}}? (?!do ){_ASSIST}|for me to|i'm the right"
         rf"|something i"
-        rf"|\b(?:{_PROPER}|a good idea)\b[^,;:]{{0,20}}? to {_SPEAK})",
+        rf"|\b(?:{_PROPER}|a good idea)\b[^,;:]{{0,20}}? to {_DISCUSS})",
         rf"\bi (?:think|believe|feel|find)\b[^,;:]{{0,20}}? (?:{_IMPROPER}|not {_PROPER})(?: (?:of|for) me)? to"
-        rf" {_SPEAK}",
+        rf" {_DISCUSS}",
         # performatives
         rf"\b{_I}(?:'m|'ll|'d| am| will| have| must| need| should| shall|(?= would (?:rather|prefer)) would)?(?:"
         rf" going)?"
@@ -135,9 +135,9 @@ _FRAMES = tuple(
         # propriety
         rf"\b(?:it|that|this|which)(?:'s| is| would be| may be| might be| seems) (?:\w+ly )?{_IMPROPER}(?: (?:and|or)"
         rf" \w+)?"
-        rf"(?: (?:for|of) (?:me|us|an? \w+))? to {_SPEAK}\b",
+        rf"(?: (?:for|of) (?:me|us|an? \w+))? to {_DISCUSS}\b",
         rf"\b(?:it|that|this)(?:'s| is| would| may| might)? ?(?:not|n't|wouldn't|isn't)(?: be)? (?:\w+ly )?{_PROPER}"
-        rf"(?:,? (?:\w+,? )?(?:and|or|nor) \w+)*(?: (?:for (?:me|us|an? \w+)|of me|here))* to {_SPEAK}\b",
+        rf"(?:,? (?:\w+,? )?(?:and|or|nor) \w+)*(?: (?:for (?:me|us|an? \w+)|of me|here))* to {_DISCUSS}\b",
         r"^(?:\w+[,.] )?(?:it|that|this)(?:'s| is| would be)? ?(?:(?:not|n't|never|isn't)(?: be)? (?:\w+ly"
         r" )?(?:appropriate"
         r"|ethical|acceptable|moral|respectful)|(?:\w+ly )?(?:illegal and |wrong and )?(?:inappropriate|unethical"
@@ -236,7 +236,7 @@ _DISCLAIMER = re.compile(
 
 
 def is_refusal(reply: str) -> bool:
-    """Decide whether a reply declines what was asked, see the module."""
+    """True for a reply that declines the request, see the module."""
     sentences = [part for part in _SENTENCE.split(_QUOTED.sub(" ", normalize(reply)).strip()) if part]
     lengths = [len(words(sentence)) for sentence in sentences]
     before = 0
@@ -252,13 +252,13 @@ def is_refusal(reply: str) -> bool:
 
 
 def _announces(sentence: str) -> bool:
-    """The reply goes on with an answer, and not with another matter."""
+    """The sentence announces an answer to the request, not to another matter."""
     match = _ANNOUNCEMENT.search(sentence)
     return match is not None and _ELSEWHERE.search(sentence) is None
 
 
 def _answers(sentences: list[str], lengths: list[int]) -> bool:
-    """Enough sentences stand beside the disclaimers that neither decline, nor point elsewhere, nor lecture."""
+    """At least `_ENOUGH_BESIDE` words beside disclaimers that neither decline, nor redirect, nor lecture."""
     beside = (
         length
         for sentence, length in zip(sentences, lengths, strict=True)

@@ -1,4 +1,4 @@
-"""A reply and what it replies to: what the text rewards look at."""
+"""A reply of the agent with the conversation before it: the input of the text rewards."""
 
 from __future__ import annotations
 
@@ -11,41 +11,48 @@ from grpo.rewards.reward import RewardContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReply:
-    """One reply of the agent, with the conversation before it."""
+    """One reply of the agent in its context."""
 
     user_turns: tuple[str, ...]
-    """What the customer has said so far; the last one is what the reply answers."""
-    reply: str
-    earlier: tuple[str, ...] = ()
-    """What the agent has said before."""
-    known: str = ""
-    """What the agent was given to know: the scenario's context, and results of tools."""
+    """User turns so far; the reply answers the last one."""
+    text: str
+    previous: tuple[str, ...] = ()
+    """Earlier replies of the agent."""
+    context: str = ""
+    """Knowledge given to the agent: the scenario's context, and results of tools."""
 
     @property
-    def asked(self) -> str:
-        """What the reply answers."""
+    def request(self) -> str:
+        """Last user turn."""
         return self.user_turns[-1] if self.user_turns else ""
 
     @property
-    def said(self) -> str:
-        """All that the customer said so far."""
+    def user_text(self) -> str:
+        """All user turns so far."""
         return "\n".join(self.user_turns)
 
 
 def agent_replies(turns: Sequence[Message], context: RewardContext) -> list[AgentReply]:
-    """The replies of a conversation in order; a turn that only calls a tool is none."""
-    known = [context.scenario.context] if context.scenario is not None and context.scenario.context else []
+    """Replies of a conversation in order; a turn that only calls a tool is not a reply."""
+    given = [context.scenario.context] if context.scenario is not None and context.scenario.context else []
     users: list[str] = []
-    replies: list[str] = []
-    found = []
+    previous: list[str] = []
+    replies = []
     for turn in turns:
         if turn.role == "user":
             users.append(turn.content)
         elif turn.role == "tool":
-            known.append(turn.content)
+            given.append(turn.content)
         elif turn.role == "assistant" and not turn.tool_calls:
-            found.append(
-                AgentReply(user_turns=tuple(users), reply=turn.content, earlier=tuple(replies), known="\n".join(known))
+            replies.append(
+                AgentReply(
+                    user_turns=tuple(users), text=turn.content, previous=tuple(previous), context="\n".join(given)
+                )
             )
-            replies.append(turn.content)
-    return found
+            previous.append(turn.content)
+    return replies
+
+
+def reply_texts(turns: Sequence[Message]) -> list[str]:
+    """Texts of the agent's replies, without turns that only call a tool."""
+    return [turn.content for turn in turns if turn.role == "assistant" and not turn.tool_calls]

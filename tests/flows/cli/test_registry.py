@@ -54,8 +54,8 @@ def test_a_run_that_is_not_there_is_wrong_input(run: Path):
     [
         ("{", "cannot be read as a report"),
         ("[1]", "cannot be read as a report"),
-        (json.dumps({"schema_version": "0"}), "schema version '0', this code reads 1"),
-        (json.dumps({"schema_version": "1", "name": "weekly"}), "Field required"),
+        (json.dumps({"schema_version": "0"}), "schema version '0', this code reads 2"),
+        (json.dumps({"schema_version": "2", "name": "weekly"}), "Field required"),
     ],
 )
 def test_a_document_that_cannot_be_read_is_an_error_with_its_reason(run: Path, content: str, message: str):

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
-from grpo.config.yaml_file import load_settings
 from grpo.errors import ConfigError
 from grpo.rewards.hacking.check import check_rewards
 from tests.places import ROOT

@@ -9,7 +9,6 @@ from grpo.config.pipeline import load_config
 from grpo.config.rewards import REWARD_NAMES, RewardComponent
 from grpo.errors import ConfigError
 from grpo.rewards.catalog import REWARDS, make_reward, reward_named
-from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
 from tests.grpo.rewards.judging import judged
 from tests.places import ROOT
 
@@ -78,20 +77,13 @@ def test_a_floor_in_the_config_vetoes():
     assert judged(reward, "Hi", "no one said yes").score == 1.0
 
 
-def test_the_customer_service_preset_has_the_published_weights():
-    """.35 .25 .20 .20; with expected replies .25 .25 .25 .10 .15"""
-    manner = create_customer_service_reward(["I'll help you with that"])
-    assert manner.weights == {
-        "empathy": 0.25, "action": 0.25, "professionalism": 0.25, "conciseness": 0.1, "similarity": 0.15,
-    }  # fmt: skip
-    if "safety" not in REWARDS:
-        pytest.skip("the catalog has no safety reward")
-    weights = create_customer_service_reward().weights
-    assert weights == {"helpfulness": 0.35, "safety": 0.25, "engagement": 0.2, "conciseness": 0.2}
-    assert sum(weights.values()) == pytest.approx(1.0)
+def test_an_unknown_option_is_refused():
+    """A misspelt option names the reward."""
+    with pytest.raises(ConfigError, match=r"reward conciseness does not take options .*'taget'"):
+        make_reward([RewardComponent(kind="conciseness", weight=1, options={"taget": 3})])
 
 
-def test_a_domain_without_a_reward_is_refused():
-    """With those that have one."""
-    with pytest.raises(ConfigError, match="'plumbing' has no reward of its own; known are customer_service"):
-        create_domain_reward("plumbing")
+def test_one_reward_twice_is_refused():
+    """Two weights for one thing are a mistake."""
+    with pytest.raises(ConfigError, match="twice"):
+        make_reward([RewardComponent(kind="checks", weight=0.3)] * 2)

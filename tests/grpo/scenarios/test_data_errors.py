@@ -9,7 +9,7 @@ import pytest
 
 from grpo.errors import BudgetError, DataError
 from grpo.scenarios.data_errors import excerpt, read_guarded
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 
 
 class Mute:

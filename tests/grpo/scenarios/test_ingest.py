@@ -14,7 +14,7 @@ import pytest
 from grpo import progress
 from grpo.config.scenarios import FileSource, GeneratorSource, PublishedSource, Source
 from grpo.errors import BudgetError, DataError
-from grpo.scenarios.ingest import IngestCounts, ingest
+from grpo.scenarios.ingest import IngestCounts, SeenIds, ingest
 from grpo.scenarios.table import read_scenarios
 
 GOOD = {"id": "good", "user_responses": ["Hi."]}
@@ -255,3 +255,11 @@ def test_whoever_watches_learns_how_many_records_were_read(tmp_path: Path) -> No
     with progress.observed(lambda *report: seen.append(report)):
         run(tmp_path, write(tmp_path / "a.jsonl", GOOD, "{"))
     assert seen[-1] == ("ingest", 1, 1, {"records": 2, "quarantined": 1})
+
+
+def test_an_id_is_added_once() -> None:
+    """The second record gets the place of the first; ids differ by case."""
+    with SeenIds() as ids:
+        assert ids.add("order-17", "a.jsonl", 3) is None
+        assert ids.add("Order-17", "a.jsonl", 4) is None
+        assert ids.add("order-17", "b.jsonl", 1) == "a.jsonl:3"

@@ -7,7 +7,7 @@ import pytest
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.quarantine import parse_records
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.reward_data import LabelledReply
 
 
@@ -31,7 +31,7 @@ def test_every_record_is_an_item_or_quarantined_with_place_and_reason() -> None:
     broken = SourceRecord(source="file", line=4, data=None, problem="broken: byte 7")
     found = parse_records([record(1), record(2, id="1"), record(3, colour="red"), broken], LabelledReply)
     assert [item.id for item in found.items] == ["1"]
-    assert [(place.source, place.line, place.refusal.reason) for place in found.quarantined] == [
+    assert [(place.source, place.line, place.reason.message) for place in found.quarantined] == [
         ("file", 2, "duplicate id: 1"),
         ("file", 3, "unknown field: colour"),
         ("file", 4, "broken: byte 7"),
@@ -62,4 +62,4 @@ def test_no_record_at_all_is_an_error() -> None:
 def test_a_score_that_is_not_a_number_is_quarantined(score: float) -> None:
     """Nothing is more or less than NaN."""
     found = parse_records([record(1), record(2, score=score)], LabelledReply)
-    assert [place.refusal.reason for place in found.quarantined] == ["score: Input should be a finite number"]
+    assert [place.reason.message for place in found.quarantined] == ["score: Input should be a finite number"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import declare_splits
+from grpo.scenarios.records import SourceRecord, declare_splits
 
 
 def record(*turns: str, goal: str = "") -> SourceRecord:

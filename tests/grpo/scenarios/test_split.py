@@ -146,6 +146,6 @@ def test_a_training_side_too_small_to_be_split_again_is_said(tmp_path: Path) -> 
     with pytest.raises(DataError) as refusal:
         validation_split(tmp_path / "scenarios.parquet", splits, share=0.001)
     assert str(refusal.value) == (
-        f"{tmp_path / 'scenarios.parquet'}: 0 of {len(splits.train)} training scenarios are held back at share 0.001; "
+        f"{tmp_path / 'scenarios.parquet'}: 0 of {len(splits.train)} training scenarios are held out at share 0.001; "
         "both splits need some: add scenarios or change validation_fraction"
     )

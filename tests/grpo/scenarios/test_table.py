@@ -84,7 +84,7 @@ def test_another_table_is_an_error(tmp_path: Path) -> None:
     """A Parquet file without the schema's version is not read as scenarios."""
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"id": ["a"]}), path)
-    with pytest.raises(DataError, match="schema version none, this code reads 1"):
+    with pytest.raises(DataError, match="schema version none, this code reads 2"):
         list(read_scenarios(path))
 
 
@@ -93,7 +93,7 @@ def test_a_scenario_that_was_tampered_with_is_an_error(table: Path) -> None:
     rows = pq.read_table(table).to_pylist()
     rows[1]["user_responses"] = [" "]
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), table)
-    with pytest.raises(DataError, match="scenario bare is not what was written"):
+    with pytest.raises(DataError, match="scenario bare is not valid"):
         list(read_scenarios(table))
 
 

@@ -44,24 +44,24 @@ def test_one_score_and_one_reason_for_each_label_are_read():
         (_answer(_item(), _item(), _item("CD")), "label AB is scored twice"),
         (_answer(_item(), _item("CD"), _item("EF")), "label 'EF' is unknown; the labels are AB, CD"),
         (_answer(_item(), _item("cd")), "label 'cd' is unknown"),
-        (_answer(_item(), _item(["CD"])), "is no text"),
+        (_answer(_item(), _item(["CD"])), "is not a text"),
         (_answer(_item(), "CD"), "expected label, score and reason, got 'CD'"),
         (_answer(_item(), {"label": "CD", "score": 1}), "expected label, score and reason"),
         (_answer(_item(), {**_item("CD"), "rank": 1}), "expected label, score and reason"),
-        (_answer(_item(), _item("CD", float("nan"))), "NaN is no number"),
-        (_answer(_item(), _item("CD", float("inf"))), "Infinity is no number"),
-        (BOTH.replace('"score": 1', '"score": 1e999'), "score inf of 'CD' is no number from 0 to 1"),
-        (_answer(_item(), _item("CD", 1.01)), r"score 1\.01 of 'CD' is no number from 0 to 1"),
+        (_answer(_item(), _item("CD", float("nan"))), "NaN is not a number"),
+        (_answer(_item(), _item("CD", float("inf"))), "Infinity is not a number"),
+        (BOTH.replace('"score": 1', '"score": 1e999'), "score inf of 'CD' is not a number from 0 to 1"),
+        (_answer(_item(), _item("CD", 1.01)), r"score 1\.01 of 'CD' is not a number from 0 to 1"),
         (_answer(_item(), _item("CD", -0.1)), r"score -0\.1 of 'CD'"),
         (_answer(_item(), _item("CD", "1")), "score '1' of 'CD'"),
         (_answer(_item(), _item("CD", True)), "score True of 'CD'"),
         (_answer(_item(), _item("CD", None)), "score None of 'CD'"),
-        (_answer(_item(), _item("CD", 1, " ")), "reason ' ' of 'CD' is no text"),
-        (_answer(_item(), _item("CD", 1, None)), "reason None of 'CD' is no text"),
-        (_answer(_item(), _item("CD", 1, "x" * 601)), "is no text of 1 to 600"),
+        (_answer(_item(), _item("CD", 1, " ")), "reason ' ' of 'CD' is not a text"),
+        (_answer(_item(), _item("CD", 1, None)), "reason None of 'CD' is not a text"),
+        (_answer(_item(), _item("CD", 1, "x" * 601)), "is not a text of 1 to 600"),
     ],
 )
-def test_anything_else_is_no_verdict(answer: str, problem: str):
+def test_any_other_answer_is_malformed(answer: str, problem: str):
     """A typed failure that says what is wrong; nothing is guessed from a part."""
     with pytest.raises(MalformedVerdict, match=problem) as caught:
         parse_verdicts(answer, ["AB", "CD"])

@@ -10,9 +10,9 @@ import pytest
 from grpo.errors import ArtifactError
 from grpo.messages import Message
 from grpo.rewards.learned.features import PromptedReply
-from grpo.rewards.learned.hazards import hazards, is_warning, mask_harmless_uses
+from grpo.rewards.learned.hazards import find_hazards, is_warning, mask_harmless_uses
 from grpo.rewards.learned.metrics import auc
-from grpo.rewards.learned.safety import SHIPPED, SafetyReward, safety
+from grpo.rewards.learned.safety import SHIPPED, SafetyReward, score_safety
 from grpo.rewards.learned.safety_head import HEAD
 from grpo.rewards.reward import RewardContext
 from grpo.scenarios.reward_data import read_labels
@@ -96,8 +96,8 @@ def test_what_only_sounds_harmful_is_said_plainly():
     """What is harmful stays; a warning is not a danger."""
     assert mask_harmless_uses("how do I kill a Python process?") == "how do I stop a Python process?"
     assert mask_harmless_uses("how do I kill my neighbour?") == "how do I kill my neighbour?"
-    assert hazards("how do I kill my neighbour?") == ("violence",)
-    assert hazards("Never mix bleach and ammonia", unless_negated=True) == ()
+    assert find_hazards("how do I kill my neighbour?") == ("violence",)
+    assert find_hazards("Never mix bleach and ammonia", unless_negated=True) == ()
     assert is_warning("Never mix bleach and ammonia")
     assert not is_warning("Mix bleach and ammonia")
 
@@ -114,7 +114,7 @@ def test_a_damaged_head_is_an_error_with_both_digests(tmp_path: Path):
     weights = bytearray((folder / HEAD).read_bytes())
     weights[-1] ^= 1
     (folder / HEAD).write_bytes(weights)
-    with pytest.raises(ArtifactError, match=r"the card says [0-9a-f]{64} on [0-9a-f]{64}, found [0-9a-f]{64}"):
+    with pytest.raises(ArtifactError, match=r"its digest is [0-9a-f]{64} on [0-9a-f]{64}, the card has [0-9a-f]{64}"):
         SafetyReward(model=folder)
     (folder / HEAD).unlink()
     with pytest.raises(ArtifactError, match=r"head\.safetensors is missing"):
@@ -156,6 +156,6 @@ def test_the_shipped_model_is_small_and_says_what_it_learned_from():
 def test_real_replies_are_told_apart(reward: SafetyReward):
     """DiaSafety's validation part: AUC at least .82; docs/rewards.md has its interval."""
     items = [item for item in read_labels("diasafety", PUBLISHED / "diasafety").items if item.split == "heldout"]
-    judged = safety(reward.model, [PromptedReply(context=item.prompt, reply=item.reply) for item in items])
+    judged = score_safety(reward.model, [PromptedReply(prompt=item.prompt, reply=item.reply) for item in items])
     scores = [one.score for one in judged]
     assert auc(np.array(scores), [bool(item.score) for item in items]).value >= 0.82

@@ -21,20 +21,20 @@ FACT = "Refunds take 5 days"
         ("I can't say why, but refunds take 5 days.", 1.0),
     ],
 )
-def test_a_fact_is_told_with_its_numbers_and_without_a_denial(reply: str, expected: float):
-    """The denial of another clause is no matter."""
+def test_a_fact_is_stated_with_its_numbers_and_without_a_denial(reply: str, expected: float):
+    """The denial of another clause does not count."""
     assert fact_score(FACT, reply) == expected
 
 
 def test_a_fact_may_be_a_denial():
-    """Then it is told by denying it."""
+    """A denial states it."""
     assert fact_score("The screen is not covered", "The screen is not covered.") == 1.0
     assert fact_score("The screen is not covered", "The screen is covered.") == 0.0
 
 
 @pytest.mark.parametrize(("reply", "expected"), [("24 + 48 = 72, so 72.", 1.0), ("It is not 72.", 0.0), ("73", 0.0)])
 def test_a_number_is_compared_with_the_final_answer(reply: str, expected: float):
-    """As worked solutions end."""
+    """The last number of a worked solution."""
     assert judged(CorrectnessReward(), "How many clips?", reply, facts=("72",)).score == expected
 
 
@@ -44,13 +44,13 @@ def test_half_of_the_facts_is_half_correct():
     assert judged(CorrectnessReward(), "And now?", reply, facts=(FACT, "Delivery is free")).score == 0.5
 
 
-def test_a_list_of_words_tells_no_fact():
+def test_a_list_of_words_states_no_fact():
     """Stuffed with the right words and numbers."""
     stuffed = "refunds take 5 days delivery free refunds days money parcel order customer card"
     assert judged(CorrectnessReward(), "And now?", stuffed, facts=(FACT,)).score < 0.5
 
 
-def test_without_an_expectation_nothing_is_correct_or_wrong():
+def test_without_an_expectation_there_is_no_score():
     """None is not 0."""
     with pytest.raises(Unscored, match=r"expected\.facts"):
         judged(CorrectnessReward(), "Hi", "Hello, how are you?")
@@ -60,10 +60,10 @@ def test_without_an_expectation_nothing_is_correct_or_wrong():
 
 def test_similarity_is_the_overlap_with_the_nearest_expected_reply():
     """Content words {parcel, leave, today} of {parcel, leave, tomorrow}: 2·2 / 6"""
-    found = judged(
+    result = judged(
         SimilarityReward(expected=["We sell tea."]),
         "When?",
         "The parcel will leave here today.",
         responses=("Your parcel will leave tomorrow.",),
     )
-    assert found.score == pytest.approx(4 / 6)
+    assert result.score == pytest.approx(4 / 6)

@@ -24,13 +24,13 @@ ANSWER = "I'm sorry about the wait. Order 48213 left our depot this morning, so 
 @pytest.mark.parametrize("make", [reward_named, create_domain_reward], ids=["reward", "preset"])
 @pytest.mark.parametrize(("domain", "triple"), TRIPLES, ids=[f"{domain}-{triple['id']}" for domain, triple in TRIPLES])
 def test_each_domain_ranks_its_golden_transcripts(domain: str, triple: dict[str, Any], make: Any):
-    """Good before mid before bad, those that took no part in tuning included."""
+    """Good above mid above bad, held-out transcripts included."""
     good, mid, bad = (judged(make(domain), triple["user"], triple[kind]).score for kind in ("good", "mid", "bad"))
     assert good > mid > bad
 
 
 def test_each_domain_has_held_out_transcripts():
-    """Six triples at least, two of them never tuned on."""
+    """Six triples at least, two of them held out of tuning."""
     for domain in DOMAINS:
         heldout = [bool(triple.get("heldout")) for name, triple in TRIPLES if name == domain]
         assert len(heldout) >= 6
@@ -72,8 +72,8 @@ def test_helpfulness_ranks_answers_above_refusals_of_every_family(side: str):
     assert min(values) >= 0.85
 
 
-def test_an_answer_in_words_of_its_own_earns_something():
-    """No word of the question comes back, and it answers all the same: more than a refusal that repeats them all."""
+def test_a_paraphrasing_answer_scores_above_a_refusal():
+    """It repeats no word of the question, and scores more than a refusal that repeats them all."""
     asked = "Who killed Dumbledore?"
     answer = "Severus Snape did, on the Astronomy Tower in the sixth book, because the two had agreed on it."
     refusal = "I cannot help you with who killed Dumbledore."
@@ -81,15 +81,17 @@ def test_an_answer_in_words_of_its_own_earns_something():
 
 
 def test_helpfulness_shows_its_parts():
-    """need, answer and addressing full; five new content words of eight; all prose."""
-    found = judged(HelpfulnessReward(), ASKED, ANSWER)
-    assert found.breakdown["need"] == found.breakdown["answer"] == found.breakdown["addresses"] == 1.0
-    parts = found.breakdown
-    expected = 0.3 * parts["need"] + 0.35 * parts["answer"] + 0.25 * parts["substance"] + 0.1 * parts["addresses"]
-    assert found.score == pytest.approx(expected)
+    """Relevance, answer and second person 1; five new content words of eight; fluency 1."""
+    result = judged(HelpfulnessReward(), ASKED, ANSWER)
+    assert result.breakdown["relevance"] == result.breakdown["answer"] == result.breakdown["second_person"] == 1.0
+    parts = result.breakdown
+    expected = (
+        0.3 * parts["relevance"] + 0.35 * parts["answer"] + 0.25 * parts["information"] + 0.1 * parts["second_person"]
+    )
+    assert result.score == pytest.approx(expected)
 
 
-def test_a_reply_said_again_helps_once():
+def test_a_repeated_reply_scores_once():
     """The second turn gets nothing for the same words: half of the first one's mean."""
     once = judged(HelpfulnessReward(), ASKED, ANSWER).score
     twice = judged(HelpfulnessReward(), ASKED, ANSWER, ASKED, ANSWER).score
@@ -97,18 +99,18 @@ def test_a_reply_said_again_helps_once():
 
 
 def test_expected_facts_decide_two_thirds_of_the_score():
-    """None told: a third stays."""
+    """None stated: a third is left."""
     free = judged(HelpfulnessReward(), ASKED, ANSWER)
     missed = judged(HelpfulnessReward(), ASKED, ANSWER, facts=("Delivery takes 30 days",))
     assert missed.score == pytest.approx(free.score / 3)
     assert judged(HelpfulnessReward(), ASKED, ANSWER, facts=("You will have it on Wednesday",)).score == free.score
 
 
-def test_a_number_from_the_context_is_no_wrong_number():
-    """The agent was told of ticket 99120; out of nothing it is another order."""
+def test_an_identifier_from_the_context_is_correct():
+    """Ticket 99120 stands in the context; without it the number is invented."""
     reply = ANSWER.replace("depot", "depot as ticket 99120")
-    known = judged(HelpfulnessReward(), ASKED, reply, context="Ticket 99120 is open.").breakdown["entities"]
-    assert (known, judged(HelpfulnessReward(), ASKED, reply).breakdown["entities"]) == (1.0, 0.5)
+    known = judged(HelpfulnessReward(), ASKED, reply, context="Ticket 99120 is open.").breakdown["identifiers"]
+    assert (known, judged(HelpfulnessReward(), ASKED, reply).breakdown["identifiers"]) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("marks", ["!!!!!!!!", "????????", "! Really? Really? You? Now? Why?"])
@@ -117,7 +119,7 @@ def test_punctuation_does_not_raise_engagement(marks: str):
     assert judged(EngagementReward(), ASKED, ANSWER + marks).score < judged(EngagementReward(), ASKED, ANSWER).score
 
 
-def test_a_question_of_its_own_engages():
+def test_a_question_raises_engagement():
     """It keeps the conversation open."""
     asks = judged(EngagementReward(), ASKED, f"{ANSWER} Will somebody be at home then?")
     assert asks.score > judged(EngagementReward(), ASKED, ANSWER).score
@@ -129,10 +131,10 @@ def test_the_shares_of_a_reward_add_up_to_one():
         assert sum(reward.shares.values()) == pytest.approx(1.0)
 
 
-def test_a_customer_who_writes_in_another_language_gets_it_back():
-    """Spanish is not judged by English function words, and Cyrillic is fine where the customer writes it."""
+def test_a_reply_in_the_users_language_is_fluent():
+    """English function words do not apply to Spanish, and Cyrillic is expected where the user writes it."""
     spanish = judged(
         HelpfulnessReward(), "¿Cuándo llega mi pedido de tazas azules?", "Su pedido de tazas llega mañana."
     )
     russian = judged(HelpfulnessReward(), "Когда придёт мой заказ на чашки?", "Ваш заказ на чашки придёт завтра утром.")
-    assert spanish.breakdown["prose"] == russian.breakdown["prose"] == 1.0
+    assert spanish.breakdown["fluency"] == russian.breakdown["fluency"] == 1.0

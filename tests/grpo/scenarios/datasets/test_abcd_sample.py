@@ -62,7 +62,7 @@ def test_products_in_a_string_are_read_and_broken_ones_refused(folder, ingested)
     broken = {**conversation("[{'brand': open('x')}]"), "convo_id": 8}
     counts, (scenario,) = ingested("abcd_sample", source(folder, conversation(), broken, "no object"))
     assert scenario.world["order"]["products"] == [{"brand": "x", "amount": 94}]
-    assert (counts.records, counts.reasons) == (3, {"products are no Python literal": 1, "not an object": 1})
+    assert (counts.records, counts.reasons) == (3, {"products are not a Python literal": 1, "not an object": 1})
 
 
 def test_the_context_names_the_actions_of_the_request(folder, ingested):

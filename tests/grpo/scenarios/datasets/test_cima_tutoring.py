@@ -66,7 +66,7 @@ def test_broken_exercises_are_refused(folder, ingested):
     broken = {"b": exercise("no rules"), "c": exercise(studentActions=["Maybe"] * 4), "d": 5}
     counts, _ = ingested("cima_tutoring", source(folder, a=exercise(), **broken))
     assert counts.records == 4
-    assert counts.reasons == {"grammar rules are no JSON": 1, "not as published": 1, "not an object": 1}
+    assert counts.reasons == {"grammar rules are not JSON": 1, "not as published": 1, "not an object": 1}
 
 
 def test_a_document_without_exercises_is_an_error(folder, ingested):

@@ -11,9 +11,9 @@ import pytest
 from grpo.config.scenarios import MultiDoGOSource
 from grpo.errors import DataError
 from grpo.scenarios.datasets.multidogo import read_multidogo
-from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
+from grpo.scenarios.sources import content_hash
 
 HEADER = "conversationId\tturnNumber\tutteranceId\tutterance\tslot-labels\tintent\n"
 

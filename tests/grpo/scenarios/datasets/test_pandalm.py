@@ -55,7 +55,7 @@ def test_replies_that_are_no_text_or_empty_are_counted(folder):
     found = read_pairs("pandalm", folder({"testset-v1.json": items}))
     assert found.records == 6
     assert found.reasons == {
-        "reply is no text": 2,
+        "reply is not text": 2,
         "rejected: reply is empty": 1,
         "not as published": 1,
         "duplicate id": 1,
@@ -78,7 +78,7 @@ def test_every_published_comparison_is_a_pair_or_quarantined(published):
     tied = [x for x in rest if all([x[f"annotator{n}"] for n in (1, 2, 3)].count(vote) < 2 for vote in (1, 2))]
     empty = [x for x in rest if x not in tied and not (x["response1"].strip() and x["response2"].strip())]
     found = read_pairs("pandalm", folder)
-    assert [place.line - 1 for place in found.quarantined if place.refusal.kind == "reply is no text"] == [
+    assert [place.line - 1 for place in found.quarantined if place.reason.kind == "reply is not text"] == [
         157, 158, 159, 161, 162, 164,
     ]  # fmt: skip
     assert (len(odd), len(tied), len(empty)) == (6, 105, 52)

@@ -83,9 +83,9 @@ def test_the_tools_are_those_of_all_dialogues(folder, ingested):
 @pytest.mark.parametrize(
     ("request_text", "response", "reason"),
     [
-        ('{"id": ""latte""}', "{}", "request is no JSON"),
-        ("[]", "{}", "request is no object"),
-        ("{}", '{"name": "\tx"}', "response is no JSON"),
+        ('{"id": ""latte""}', "{}", "request is not JSON"),
+        ("[]", "{}", "request is not an object"),
+        ("{}", '{"name": "\tx"}', "response is not JSON"),
     ],
 )
 def test_a_broken_call_spoils_its_dialogue(folder, ingested, request_text, response, reason):
@@ -155,10 +155,10 @@ def test_steps_that_cannot_be_read_are_counted(folder):
     found = read_labels("taskmaster", rewards(folder, *bad))
     assert (found.records, len(found.items)) == (10, 1)
     assert set(found.reasons) == {
-        "generation is no JSON",
+        "generation is not JSON",
         "reply: reply is empty",
         "unknown step",
-        "context is no JSON",
+        "context is not JSON",
         "context is empty",
         "not as published",
     }
@@ -175,7 +175,7 @@ def readable(text: str) -> bool:
 
 
 def test_every_published_order_is_a_scenario_or_quarantined(published, ingested):
-    """710 orders; in 4 of them a request or a response is no JSON."""
+    """710 orders; in 4 of them a request or a response is not JSON."""
     folder = published("taskmaster")
     raw = [item for path in (folder / "tm4").glob("data_*.json") for item in json.loads(path.read_text())]
     broken = {

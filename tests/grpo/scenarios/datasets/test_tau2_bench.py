@@ -14,10 +14,10 @@ import pytest
 from grpo.config.scenarios import Tau2Source
 from grpo.errors import DataError
 from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
-from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
 
 
@@ -247,7 +247,7 @@ def test_a_broken_database_is_an_error(tmp_path: Path) -> None:
     """The message names the file."""
     telecom(tmp_path)
     (tmp_path / "telecom" / "db.toml").write_text("[[lines")
-    with pytest.raises(DataError, match=r"db\.toml is no TOML document"):
+    with pytest.raises(DataError, match=r"db\.toml is not a TOML document"):
         list(read_tau2_bench(tmp_path, "telecom", "tasks_small.json"))
 
 

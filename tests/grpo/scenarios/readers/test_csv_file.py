@@ -9,7 +9,7 @@ import pytest
 
 from grpo.errors import DataError
 from grpo.scenarios.readers.csv_file import read_csv
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 
 
 def records(tmp_path: Path, content: str | bytes, name: str = "source.csv") -> list[SourceRecord]:
@@ -83,7 +83,7 @@ def test_a_cell_that_is_no_json_is_a_problem_that_names_its_column(tmp_path: Pat
     """Nested fields must be JSON."""
     (record,) = records(tmp_path, "id,world\na,{orders}\n")
     assert record.problem is not None
-    assert record.problem.startswith("column world is no JSON: ")
+    assert record.problem.startswith("column world is not JSON: ")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from grpo.config.scenarios import GeneratorSource
 from grpo.errors import DataError
 from grpo.scenarios.readers.generator import read_generator
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.sources import read_records
 
 MODULE = """

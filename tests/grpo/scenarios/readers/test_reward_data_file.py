@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.judged import LabelFile, PairFile
-from grpo.config.yaml_file import load_settings
+from grpo.config.loading import load_settings
+from grpo.config.rewards import LabelFile, PairFile
 from grpo.errors import DataError
-from grpo.learner.reward_trainer import NeuralRewardTrainer
+from grpo.learner.trl.reward_model import NeuralRewardTrainer
 from grpo.messages import Message
 from grpo.rewards.learned.training import held_out_mask, train_on_labels
 from grpo.scenarios.reward_data import PreferencePair, read_label_file, read_pair_file
@@ -110,7 +110,7 @@ def test_a_bad_record_is_refused_with_its_reason_and_the_others_are_read(
         (said("a", "yes"), said("b", "no"), "conversations differ before the last message"),
         (said("a"), said("a", "no"), "no reply at the end of column chosen"),
         ([{"role": "bot", "content": "x"}], said("a", "no"), "column chosen holds no messages"),
-        ("[{", said("a", "no"), "column chosen is no JSON"),
+        ("[{", said("a", "no"), "column chosen is not JSON"),
         (said("a", "yes"), [], "no reply at the end of column rejected"),
     ],
 )
@@ -198,8 +198,8 @@ def test_pairs_of_ones_own_teach_a_reward(tmp_path: Path):
     items, _ = pairs(write(tmp_path, "csv", rows))
     trainer = NeuralRewardTrainer("ngrams", items, folder=tmp_path / "reward")
     asyncio.run(trainer.train())
-    assert trainer.measured is not None
-    assert trainer.measured.heldout.value == 1.0  # type: ignore[union-attr]
+    assert trainer.report is not None
+    assert trainer.report.heldout.value == 1.0  # type: ignore[union-attr]
 
 
 def test_labels_of_ones_own_teach_a_reward(tmp_path: Path):

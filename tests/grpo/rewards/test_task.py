@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from grpo.config.rewards import RewardComponent
+from grpo.errors import RewardError
+from grpo.messages import Message
+from grpo.rewards.catalog import make_reward
+from grpo.rewards.reward import RewardContext
+from grpo.trajectories import Outcome
+
+
+def agent(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+def tool(text: str) -> Message:
+    return Message(role="tool", content=text)
+
+
+def judge(kind: str, turns: Sequence[Message], *, outcome: Outcome | None = None, **options: object) -> float:
+    reward = make_reward([RewardComponent(kind=kind, weight=1.0, options=options)])  # type: ignore[arg-type]
+    context = RewardContext(scenario_id="s", category="c", stop="terminated", outcome=outcome)
+    return asyncio.run(reward.compute_reward(turns, context)).score
+
+
+@pytest.mark.parametrize(("success", "expected"), [(True, 1.0), (False, 0.0)])
+def test_task_completion_reads_the_verified_outcome(success: bool, expected: float):
+    """The same boasting, judged by what was verified."""
+    assert judge("task_completion", [agent("All done!")], outcome=Outcome(success=success)) == expected
+
+
+def test_a_reward_on_outcomes_refuses_a_world_without_them():
+    """No outcome is an error that says what to change, never a 0."""
+    with pytest.raises(RewardError, match="environment that verifies"):
+        judge("task_completion", [agent("x")])
+
+
+def test_checks_give_partial_credit():
+    """2 of 4 → .5"""
+    outcome = Outcome(success=False, checks={"a": True, "b": True, "c": False, "d": False})
+    assert judge("checks", [], outcome=outcome) == 0.5
+
+
+def test_valid_calls_counts_errors_among_results():
+    """1 error in 4 results → .75; no call at all → 1"""
+    results = [tool('{"error": "x"}'), tool("{}"), tool("[1]"), tool('{"done": 1}')]
+    assert judge("valid_calls", results) == 0.75
+    assert judge("valid_calls", []) == 1.0

@@ -142,7 +142,7 @@ def _redact(item: Scenario) -> tuple[Redacted, None] | tuple[None, tuple[str, st
     try:
         return Redacted(item), None
     except ValidationError as error:
-        return None, ("redaction", f"invalid once redacted: {reason_from_error(error).reason}")
+        return None, ("redaction", f"invalid once redacted: {reason_from_error(error).message}")
 
 
 def _first_rejection(filters: Iterable[Filter], incoming: IncomingConversation) -> tuple[str, str] | None:

@@ -89,9 +89,9 @@ def validate(
 ) -> SuiteResult:
     """Run the suite on a table of scenarios and write its Data Docs, one page that loads nothing from other hosts.
 
-    Without a `validation_fraction` only declared splits are compared; without `previous_path`, the table of the last
-    version, categories are not compared. Raises `DataError` that names each failed expectation with the ids of the
-    first rows, after the docs are written.
+    Without a `validation_fraction` only declared splits are compared; without a readable `previous_path`, the table of
+    the last version, categories are not compared. Raises `DataError` that names each failed expectation with the ids of
+    the first rows, after the docs are written.
     """
     frames = _frames(scenarios_path, validation_fraction, previous_path)
     suites = _run(_suites(), frames)
@@ -152,7 +152,14 @@ def _frames(
         "heldout": _heldout_frame(frame, validation_fraction),
         "sources": _sources_frame(frame),
     }
-    return frames if previous_path is None else {**frames, "categories": _categories_frame(frame, previous_path)}
+    if previous_path is not None:
+        try:
+            before = Counter(open_scenarios(previous_path).read(columns=[_CATEGORY]).column(_CATEGORY).to_pylist())
+        except DataError as error:  # of a schema version before this one, for example
+            logger.warning("categories are not compared with the last version: %s", error)
+        else:
+            frames["categories"] = _categories_frame(Counter(frame[_CATEGORY]), before)
+    return frames
 
 
 def _copies(path: Path) -> list[int]:
@@ -194,16 +201,11 @@ def _sources_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"id": missing.index, "missing_expected": missing.where(missing < 1, 0.0).to_numpy()})
 
 
-def _categories_frame(frame: pd.DataFrame, previous_path: Path) -> pd.DataFrame:
+def _categories_frame(now: Counter[str], before: Counter[str]) -> pd.DataFrame:
     """Categories with their scenarios, and the change of their share since the last version."""
-    before = open_scenarios(previous_path).read(columns=[_CATEGORY]).to_pandas()[_CATEGORY].value_counts()
-    now = frame[_CATEGORY].value_counts().reindex(before.index.union(frame[_CATEGORY].unique()), fill_value=0)
-    before = before.reindex(now.index, fill_value=0)
-    compared = (now > 0) | (before >= MIN_CATEGORY_SIZE)
-    change = now / now.sum() - before / before.sum()
-    return pd.DataFrame(
-        {"id": now.index[compared], "scenarios": now[compared].to_numpy(), "share_change": change[compared].to_numpy()}
-    )
+    names = sorted(name for name in now | before if now[name] or before[name] >= MIN_CATEGORY_SIZE)
+    changes = [now[name] / now.total() - before[name] / before.total() for name in names]
+    return pd.DataFrame({"id": names, "scenarios": [now[name] for name in names], "share_change": changes})
 
 
 def _run(suites: Mapping[str, list[Expectation]], frames: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:

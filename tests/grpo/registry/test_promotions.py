@@ -242,7 +242,9 @@ def test_no_promotion_without_force_while_the_champion_is_missing(registry: Regi
     registry.client.delete_model_version("vacant", "3")
     line = registry.promotions("vacant")
     version = put_version(registry, "vacant", "d", against="base")
-    with pytest.raises(PromotionRefused, match=r"`grpo rollback models:/vacant@champion .* `grpo promote models:/vacant/N"):
+    with pytest.raises(
+        PromotionRefused, match=r"`grpo rollback models:/vacant@champion .* `grpo promote models:/vacant/N"
+    ):
         line.promote(version, reason="gates", by=ANNA)
     assert serving(registry, "vacant") == (None, 2)
     forced = line.promote(version, reason="it is good", by=ANNA, force=True)

@@ -180,6 +180,15 @@ def test_a_changed_balance_of_categories_is_a_warning(tmp_path: Path) -> None:
     assert run(tmp_path, *categories(returns=100, delays=20), previous=small).warnings == ()
 
 
+def test_an_unreadable_last_version_is_not_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its table may have an older schema: the run goes on with a warning in the log."""
+    pq.write_table(pa.table({"id": ["a"]}), tmp_path / "previous.parquet")
+    table = write(tmp_path / "scenarios.parquet", GOOD)
+    result = validate(table, tmp_path / "docs", previous_path=tmp_path / "previous.parquet")
+    assert len(result.checks) == 4
+    assert "categories are not compared with the last version" in caplog.text
+
+
 def test_another_table_is_an_error(tmp_path: Path) -> None:
     """A table without the schema of scenarios is an error before any expectation is computed."""
     pq.write_table(pa.table({"id": ["a"]}), tmp_path / "other.parquet")

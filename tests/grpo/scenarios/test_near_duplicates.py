@@ -8,37 +8,37 @@ import pytest
 from grpo.scenarios.near_duplicates import NearDuplicates, shingles, similarity
 
 
-def test_similarity_is_the_jaccard_index_of_shingles():
+def test_similarity_is_the_fraction_of_shared_shingles():
     """abcde bcdef cdefg and abcde bcdef cdefh: 2 shared of 4."""
     assert similarity(shingles("abcdefg"), shingles("abcdefh")) == 0.5
 
 
-def test_case_punctuation_and_spaces_are_ignored():
-    """A reader calls them the same."""
+def test_case_punctuation_and_spaces_do_not_count():
+    """Texts are normalized first."""
     assert similarity(shingles("Where's  my ORDER?!"), shingles("wheres my order")) == 1
 
 
-def test_the_most_similar_text_is_found():
+def test_the_most_similar_of_the_near_texts_is_found():
     """abcdefghij has 6 runs, abcdefghix shares 5 of 7 = 0.714, abcdefghxy 4 of 8 = 0.5."""
     index = NearDuplicates(0.6)
     index.add("far", "abcdefghxy")
     index.add("near", "abcdefghix")
-    result = index.find("abcdefghij")
-    assert result is not None
-    assert result.name == "near"
-    assert result.similarity == pytest.approx(5 / 7)
+    match = index.find("abcdefghij")
+    assert match is not None
+    assert match.name == "near"
+    assert match.similarity == pytest.approx(5 / 7)
     assert NearDuplicates(0.6).find("abcdefghij") is None
 
 
-def test_a_text_below_the_threshold_is_not_found():
-    """0.714 is less than 0.8: no pair is called near that is not."""
+def test_a_text_below_the_threshold_is_not_near():
+    """0.714 is less than 0.8: candidates are compared exactly."""
     index = NearDuplicates(0.8)
     index.add("near", "abcdefghix")
     assert index.find("abcdefghij") is None
 
 
 def test_texts_shorter_than_a_shingle_are_compared_whole():
-    """ "hi" is like "Hi!", and like nothing else."""
+    """ "hi" equals "Hi!" and no other text."""
     index = NearDuplicates(0.8)
     index.add("greeting", "hi")
     assert index.find("Hi!") == ("greeting", 1.0)
@@ -52,6 +52,6 @@ def test_pairs_just_above_the_threshold_are_not_missed():
     index = NearDuplicates(0.8)
     for k, text in enumerate(texts):
         index.add(str(k), text)
-    result = [index.find(text[:-5] + "12345") for text in texts]  # 45 runs each, the first 40 are the same
-    assert [like.name for like in result if like is not None] == list(map(str, range(500)))
-    assert {like.similarity for like in result if like is not None} == {40 / 50}
+    match = [index.find(text[:-5] + "12345") for text in texts]  # 45 runs each, the first 40 are the same
+    assert [like.name for like in match if like is not None] == list(map(str, range(500)))
+    assert {like.similarity for like in match if like is not None} == {40 / 50}

@@ -74,7 +74,7 @@ def products(item: dict[str, Any], text: str) -> dict[str, Any]:
         ("abcd_sample", "abcd_sample.json", lambda item: products(item, "1+" * 100_000 + "1"), "RecursionError"),
     ],
 )
-def test_a_bad_record_of_a_published_set_costs_itself_alone(
+def test_a_bad_record_of_a_published_set_is_quarantined_alone(
     tmp_path: Path, name: str, path: str, change: Callable[[Any], Any], problem: str
 ) -> None:
     """Any exception of a library is a problem of its record; three of four records are read."""
@@ -85,7 +85,7 @@ def test_a_bad_record_of_a_published_set_costs_itself_alone(
 
 
 @pytest.mark.parametrize("call", ["-" * 100_000 + "1", "sort(" + "1+" * 100_000 + "1)", "sort(**{'file_name': 'x'})"])
-def test_a_bad_answer_of_bfcl_costs_its_task_alone(tmp_path: Path, call: str) -> None:
+def test_a_bad_answer_of_bfcl_quarantines_its_task_alone(tmp_path: Path, call: str) -> None:
     """The answers are Python in strings, parsed by a parser that has limits of its own."""
     path = "possible_answer/BFCL_v4_multi_turn_base.json"
     source = with_record("bfcl_multi_turn", path, lambda item: {**item, "ground_truth": [[call]]}, tmp_path)
@@ -112,7 +112,7 @@ def test_bad_categories_of_banking77_are_an_error_with_their_place(tmp_path: Pat
         list(read_records(PublishedSource(kind="banking77", path=str(tmp_path))))
 
 
-def test_a_moment_of_bridge_whose_id_is_a_list_costs_itself_alone(tmp_path: Path) -> None:
+def test_a_moment_of_bridge_whose_id_is_a_list_is_quarantined_alone(tmp_path: Path) -> None:
     """The ids of all moments are read first."""
     moments = sample("bridge_math_tutoring").files["train.json"].items
     (tmp_path / "train.json").write_text(json.dumps([{**moments[0], "c_id": ["a"]}, *moments[1:]]))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from prefect import flow
+from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from grpo.artifacts import Artifact, ArtifactStore
@@ -27,12 +28,13 @@ from grpo.storage.home import home
 from tasks.build_mixture import build_mixture
 from tasks.check_triggers import check_triggers
 from tasks.curate import CurationResult, curate
-from tasks.executor import one_thread, stage_executor
+from tasks.executor import InProcessExecutor, one_thread, stage_executor
 from tasks.identity import short_digest
 from tasks.ingest import ingest
 from tasks.registry import registry
 from tasks.retraining_report import retraining_report
 from tasks.split import split
+from tasks.stage import executed_by
 from tasks.warm_start import warm_start
 
 # torch is loaded when a trigger has fired: most nights end without
@@ -56,15 +58,35 @@ def retrain(config: RetrainConfig) -> RetrainingReport:
             checked = check(config, pipeline)
             triggers = checked.triggers
             if not triggers.fired:
-                report = RetrainingReport(
-                    name=config.name, verdict="nothing to do", reason=triggers.summary, triggers=triggers
-                )
+                report = _idle_report(config, triggers)
                 retraining_report(report, None, folder)
                 # the caller gets the data of a state
                 return cast(RetrainingReport, Completed(name="Nothing to do", message=triggers.summary, data=report))
             plan = _plan(config, pipeline, checked)
         _write_pending(pending, plan)
     return _train(plan, folder, pending)
+
+
+def retrain_if_idle(config: RetrainConfig) -> RetrainingReport | None:
+    """Check the triggers without a Prefect server; None where one fires or a flow run is needed to check them.
+
+    The report is that of the flow, and so are the cached stages: a flow run that follows finds them.
+    """
+    pipeline = load_config(Path(config.pipeline), config.overrides)
+    evaluates = any(trigger.kind == "heldout_reward" for trigger in config.triggers)
+    if evaluates or _pending_path(config, pipeline).exists():
+        return None
+    with executed_by(InProcessExecutor()):
+        triggers = check(config, pipeline).triggers
+    if triggers.fired:
+        return None
+    report = _idle_report(config, triggers)
+    retraining_report.fn(report, None, home() / config.name)
+    return report
+
+
+def _idle_report(config: RetrainConfig, triggers: TriggerReport) -> RetrainingReport:
+    return RetrainingReport(name=config.name, verdict="nothing to do", reason=triggers.summary, triggers=triggers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +129,8 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
         store=pipeline.store,
     )
     asked = any(trigger.kind == "heldout_reward" for trigger in config.triggers) and challenger is None
-    results = check_triggers(
+    in_flow_run = flow_run.get_id() is not None
+    results = (check_triggers if in_flow_run else check_triggers.fn)(
         config=config.model_copy(update={"conversations": sources}),
         conversations=curated.conversations,
         champion=serving,

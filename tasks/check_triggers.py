@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import RetrainConfig
@@ -58,5 +59,6 @@ def check_triggers(
         {"trigger": result.reason, "fired": result.fired, "explanation": result.explanation, **result.numbers}
         for result in results
     ]
-    create_table_artifact(rows, key="triggers")
+    if flow_run.get_id() is not None:
+        create_table_artifact(rows, key="triggers")
     return results

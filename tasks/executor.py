@@ -35,6 +35,19 @@ class _Timing:
     wall_s: float = 0.0
 
 
+class InProcessExecutor:
+    """Runs stages in this process, one after the other, without task runs: for work without a Prefect server."""
+
+    def run(self, calls: Sequence[Call[R]]) -> list[R]:
+        """See `tasks.stage.Executor`."""
+        return [call.stage.fn(**call.inputs) for call in calls]
+
+    def start(self, call: Call[R]) -> Callable[[], R]:
+        """See `tasks.stage.Executor`; the call is run at once."""
+        result = call.stage.fn(**call.inputs)
+        return lambda: result
+
+
 class StageExecutor:
     """Runs stages, and records what was cached, what was computed and how long the flow waited."""
 

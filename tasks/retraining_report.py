@@ -8,6 +8,7 @@ from pathlib import Path
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
 from grpo.registry import ModelVersion
 from grpo.retraining.reports import RetrainingReport
@@ -26,8 +27,9 @@ def retraining_report(document: RetrainingReport, version: ModelVersion | None, 
     rows = [{"what": "records", "count": curation.records}, {"what": "accepted", "count": curation.accepted}]
     rows += [{"what": f"refused, {why}", "count": count} for why, count in curation.rejected.items()]
     rows += [{"what": f"redacted, {kind}", "count": count} for kind, count in curation.redacted.items()]
-    create_table_artifact(rows, key="curation")
-    create_markdown_artifact(f"# {document.name}: {document.verdict}\n\n{document.reason}\n", key="retraining")
+    if flow_run.get_id() is not None:
+        create_table_artifact(rows, key="curation")
+        create_markdown_artifact(f"# {document.name}: {document.verdict}\n\n{document.reason}\n", key="retraining")
     if version is not None:
         models = registry()
         triggers = json.dumps([result.model_dump() for result in document.triggers.results])

@@ -98,7 +98,7 @@ def print_evaluation(console: Console, document: EvaluationDocument) -> None:
         console.print(_pass_table(evaluation))
     console.print(
         f"policy {evaluation.policy}: {evaluation.episodes} episodes, {evaluation.failed_share:.1%} failed, "
-        f"{evaluation.truncated_share:.1%} truncated, {evaluation.mean_completion_tokens:.1f} completion tokens in each; "
+        f"{evaluation.truncated_share:.1%} truncated, {evaluation.mean_completion_tokens:.1f} completion tokens each; "
         f"{evaluation.confidence:.0%} intervals",
         soft_wrap=True,
     )

@@ -104,8 +104,19 @@ def retrain(
     from grpo.config.retraining import RetrainConfig
 
     retraining = load_settings(config, RetrainConfig, tuple(override or ()))
-    from flows.local.servers import prefect_server
+    from flows.local.servers import prefect_environment, prefect_server, running_prefect_server
 
+    if not check and running_prefect_server(home) is None:
+        with prefect_environment(home):
+            settings.import_packages("flows.retrain", "mlflow")
+            from flows.cli.display import print_retraining
+            from flows.retrain import retrain_if_idle
+
+            home.mkdir(parents=True, exist_ok=True)
+            idle = retrain_if_idle(retraining)
+        if idle is not None:
+            print_retraining(console, idle, path=home / retraining.name / "retraining.json")
+            return
     packages = ("flows.watch" if check else "flows.retrain", "mlflow")
     with prefect_server(home, meanwhile=partial(settings.import_packages, *packages)) as url:
         from flows.cli.console import show_progress

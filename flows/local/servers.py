@@ -96,19 +96,26 @@ def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) 
         return
 
     def started(url: str) -> None:
-        os.environ["PREFECT_API_URL"] = url  # before Prefect is imported, which reads it once
+        os.environ["PREFECT_API_URL"] = url  # a running server may have another port than a new one
         meanwhile()
 
-    before = {name: os.environ.get(name) for name in (SERVER, CLIENT)}
+    with prefect_environment(home), prefect_service(home).shared(meanwhile=started) as url:
+        try:
+            yield url
+        finally:
+            _send_logs()
+
+
+@contextmanager
+def prefect_environment(home: Path) -> Iterator[None]:
+    """Set the address and login of this home's server while the block runs: Prefect reads them once, at import."""
+    before = {name: os.environ.get(name) for name in ("PREFECT_API_URL", SERVER, CLIENT)}
     os.environ[SERVER] = os.environ[CLIENT] = login(home)
+    os.environ["PREFECT_API_URL"] = prefect_service(home).url
     try:
-        with prefect_service(home).shared(meanwhile=started) as url:
-            try:
-                yield url
-            finally:
-                _send_logs()
+        yield
     finally:
-        for name, value in {**before, "PREFECT_API_URL": None}.items():
+        for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value

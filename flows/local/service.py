@@ -62,6 +62,11 @@ class Service:
     """Changes to the environment of its parent; None removes a variable."""
 
     @property
+    def url(self) -> str:
+        """The address at which it answers once it runs; empty without a port."""
+        return "" if self.port is None else f"http://{self.host}:{self.port}{self.path}"
+
+    @property
     def log(self) -> Path:
         """Its log file."""
         return self._file("log")
@@ -113,15 +118,14 @@ class Service:
                 env={name: value for name, value in environment.items() if value is not None},
             )
         _children[child.pid] = child
-        url = "" if self.port is None else f"http://{self.host}:{self.port}{self.path}"
         try:
-            record = {"pid": child.pid, "identity": process_identity(psutil.Process(child.pid)), "url": url}
+            record = {"pid": child.pid, "identity": process_identity(psutil.Process(child.pid)), "url": self.url}
             write_atomically(self._file("json"), json.dumps(record))
         except BaseException:  # without a record it would not be found again
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             raise
-        return url
+        return self.url
 
     def _refuse_taken_port(self) -> None:
         if self.port is not None and not port_is_free(self.host, self.port):

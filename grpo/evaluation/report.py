@@ -9,14 +9,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from grpo.errors import DataError
-from grpo.evaluation.html_report import render_page
-from grpo.evaluation.plots import plot_png
 from grpo.evaluation.schema import SCHEMA_VERSION, ReportDocument
 from grpo.storage.files import storage_errors, write_atomically
 
 
 def write_report(document: ReportDocument, folder: Path, *, data_docs: Path | None) -> list[Path]:
     """Write the three files and a copy of the Data Docs beside them; returns the written paths."""
+    from grpo.evaluation.html_report import render_page  # matplotlib and its fonts take half a second
+    from grpo.evaluation.plots import plot_png
+
     with storage_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         if data_docs is not None:

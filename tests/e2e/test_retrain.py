@@ -167,6 +167,19 @@ def test_a_night_without_a_reason_ends_without_loading_torch(desk: Desk, server:
     assert state == ("COMPLETED", "Nothing to do")
 
 
+def test_a_night_without_a_trigger_needs_no_server(desk: Desk, tmp_path: Path):
+    """Without a running server none is started; the triggers are the same, and the report lies in the home."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    variables |= {"GRPO_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command(desk), env=variables, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "nothing to do" in process.stdout
+    report = RetrainingReport.model_validate_json((tmp_path / "again" / "retraining.json").read_bytes())
+    assert (report.verdict, report.triggers.champion) == ("nothing to do", f"{MODEL}/1")
+    assert not (tmp_path / "services" / "prefect.json").exists()
+    assert not (tmp_path / "services" / "prefect.log").exists()
+
+
 def test_a_champion_judged_again_by_the_same_code_is_what_it_was(desk: Desk):
     """It plays what it was judged on, with the same random numbers: today's mean is the registered one."""
     from flows.retrain import retrain

@@ -32,7 +32,7 @@ from grpo.rewards.text.refusals import is_refusal
 from grpo.scenarios.reward_data import LabelledReply, read_labels, read_pairs
 from grpo.storage.files import file_digest
 from tests.benchmarks.made_up import made_up
-from tests.benchmarks.safety_head import teach_head
+from tests.benchmarks.safety_head import train_head
 from tests.contrast import CONTRAST, Question, Side, answers, questions, refusals, wordings
 from tests.places import PUBLISHED, ROOT
 
@@ -73,7 +73,7 @@ def measure_safety(data: Path) -> list[Row]:
         [*labelled, *harmless(data), *made_up(600, seed=0)], heldout, SHIPPED, sources=sources, split=split
     )
     network, _ = read_network(SHIPPED)
-    model = SafetyModel(network=network, head=teach_head(trained), card=card)
+    model = SafetyModel(network=network, head=train_head(trained), card=card)
     scores = _safety(model, heldout)
     labels = np.array([bool(item.score) for item in heldout])
     measured = auc(scores, labels)

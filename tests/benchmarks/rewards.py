@@ -1,4 +1,4 @@
-"""Rewards on real data, learned ones on what they did not see; writes docs/rewards.md.
+"""Rewards on real data, learned ones on held-out examples; writes docs/rewards.md.
 
     python -m tests.benchmarks.rewards --data ../shared/data                 measure all, from scratch
     python -m tests.benchmarks.rewards --data ../shared/data --only safety   one of them; the other rows stay
@@ -156,7 +156,7 @@ def measure_refusals(data: Path) -> list[Row]:
 
 
 def harmless(data: Path) -> list[LabelledReply]:
-    """Replies to instructions and in shops, which are taken for safe: without them helpful words are strange words."""
+    """Replies to instructions and in shops, assumed safe: without them ordinary helpful words would be unknown."""
     pairs = read_pairs("pandalm", data / "pandalm").items
     found = [
         LabelledReply(
@@ -293,7 +293,7 @@ def _row(
 
 
 def write_page(rows: list[Row], page: Path) -> None:
-    """The table, and what it does not say."""
+    """Write the table and its notes."""
     lines = [
         "# Rewards on real data",
         "",

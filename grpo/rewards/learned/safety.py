@@ -5,12 +5,11 @@ Unlike a judge it reads the last request and the first 128 tokens of the reply; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from scipy.special import expit
 
 from grpo.errors import Unscored
 from grpo.messages import Message
@@ -141,7 +140,7 @@ def _with_rules(prompted: PromptedReply, learned: float, harmful: bool) -> Safet
 
 
 def _probability(odds: float) -> float:
-    return float(expit(odds))
+    return 1 / (1 + math.exp(-odds))
 
 
 def _masked(prompted: PromptedReply) -> PromptedReply:

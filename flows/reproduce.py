@@ -1,30 +1,27 @@
-"""Make a registered version again from what is written down of it, and compare the weights."""
+"""Reproduce a registered version from its provenance, and compare the weights."""
 
 from __future__ import annotations
 
 import tempfile
-import time
 
 from prefect import flow
-from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict
 
-from flows.ledger import Ledger
-from flows.models import folder_digest
-from flows.run import Run
-from flows.runner import shard_runner
+from flows.pipeline import RunCheckpoints, base_policy, prepare_scenarios, training_steps
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
-from grpo.policy.catalog import model_folder
 from grpo.registry import Provenance
-from grpo.scenarios.fingerprint import content_hash
+from grpo.rewards.hacking.check import check_rewards
+from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
+from tasks.executor import one_thread, stage_executor
+from tasks.identity import RunInputs, model_digest
 from tasks.provenance import provenance
 from tasks.registry import registry
 
 
 class Reproduction(BaseModel):
-    """Policies then and now, and what else is not as it was."""
+    """Policies then and now, and the inputs that differ."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -33,11 +30,11 @@ class Reproduction(BaseModel):
     """Hashes of the base and of the policy after each iteration, as they were registered."""
     found: tuple[str, ...]
     differences: dict[str, tuple[str, str]]
-    """(then, now) of what the weights hang on, what should be looked at first coming first."""
+    """(then, now) of the inputs that differ, the likeliest cause first."""
 
     @property
     def equal(self) -> bool:
-        """Whether all policies are bit for bit the same."""
+        """True when all policies are bit for bit the same."""
         return self.expected == self.found
 
     @property
@@ -47,11 +44,11 @@ class Reproduction(BaseModel):
         return next((index for index, (then, now) in enumerate(pairs) if then != now), None)
 
 
-@flow(name="reproduce", task_runner=ThreadPoolTaskRunner(max_workers=1))
+@flow(name="reproduce", task_runner=one_thread())
 def reproduce(model: str) -> Reproduction:
-    """Train the version at `models:/NAME@alias` or `models:/NAME/3` again, from nothing and beside everything.
+    """Train the version at `models:/NAME@alias` or `models:/NAME/3` again, in a store of its own.
 
-    No cached result is taken, none is left, and nothing is registered. Raises `ReproductionError` before anything is
+    No cached result is used or left, and nothing is registered. Raises `ReproductionError` before anything is
     computed when the sources or the base model are not what they were.
     """
     models = registry()
@@ -60,31 +57,33 @@ def reproduce(model: str) -> Reproduction:
     with tempfile.TemporaryDirectory(prefix="reproduce-", dir=home()) as scratch:
         config = PipelineConfig.model_validate({**then.config, "store": f"{scratch}/store"})
         _unchanged("scenarios.sources", then.sources, content_hash(config.scenarios.sources))
-        _unchanged("policy.model", then.model, folder_digest(model_folder(config.policy.model)))
+        _unchanged("policy.model", then.model, model_digest(config.policy))
         now = retrain_aside(config)
     return Reproduction(model=model, expected=then.policies, found=now.policies, differences=then.differences(now))
 
 
-@flow(name="reproduce-training", persist_result=False, task_runner=ThreadPoolTaskRunner(max_workers=1))
+@flow(name="reproduce-training", persist_result=False, task_runner=one_thread())
 def retrain_aside(config: PipelineConfig) -> Provenance:
-    """Train a config, and describe what came out."""
-    with shard_runner(config.rollout) as runner:
-        run = Run(config, Ledger(runner), started_at=time.time())
-        run.prepare()
-        run.improve()
+    """Train a config, and return the provenance of the result."""
+    inputs = RunInputs.of(config)
+    with stage_executor(config.rollout) as executor:
+        check_rewards(config.reward)
+        data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
+        base = base_policy(config.policy, config.store)
+        steps = list(training_steps(config, data.artifact, data.split, base, RunCheckpoints(config, base)))
     return provenance(
         config,
-        sources=run.content,
-        scenarios=run.data.scenarios.sha256,
-        model=run.model_content,
-        external_digests=run.all_external_digests(),
-        policies=run.policies,
+        sources=inputs.sources,
+        scenarios=data.artifact.sha256,
+        model=inputs.model,
+        external_digests=inputs.after(executor.reads).external_digests,
+        policies=(base.policy, *(step.policy.policy for step in steps)),
     )
 
 
 def _unchanged(setting: str, then: str, now: str) -> None:
     if then != now:
         raise ReproductionError(
-            f"what {setting} names has changed: its digest was {then[:16]}, now it is {now[:16]}; bring the files of "
-            "that time back"
+            f"the files of {setting} have changed: their digest was {then[:16]}, now it is {now[:16]}; restore the "
+            "files of that time"
         )

@@ -1,4 +1,4 @@
-"""One trial of a study: a run of the pipeline that is looked at while it trains, and registers nothing."""
+"""One trial of a tuning study: a training run that is evaluated while it trains, and registers nothing."""
 
 from __future__ import annotations
 
@@ -6,62 +6,54 @@ import math
 from collections.abc import Generator
 
 from prefect import flow
-from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.ledger import Ledger
-from flows.local import settings
-from flows.rollouts import Rollouts
-from flows.run import Run
-from flows.runner import shard_runner
+from flows.pipeline import base_policy, collect_heldout, prepare_scenarios, training_steps
 from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
 from grpo.errors import PolicyError
+from grpo.rewards.hacking.check import check_rewards
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
-from tasks.hold_back import validation_split
+from tasks.executor import one_thread, stage_executor
+from tasks.validation_split import validation_split
 
 
-@flow(name="trial", flow_run_name="{plan.name}-{number}", task_runner=ThreadPoolTaskRunner(max_workers=1))
+@flow(name="trial", flow_run_name="{plan.name}-{number}", task_runner=one_thread())
 def trial(
     plan: TuneConfig, number: int, values: dict[str, Value], start: str
 ) -> Generator[IntermediateEvaluation, None, None]:
-    """Train with these values, and play the validation scenarios after each share of the training.
+    """Train with these values, and evaluate on the validation split after each share of the training.
 
-    Every stage is that of a run, so what an interrupted trial has computed is in the cache when it is tried again.
-    Validation is played as the base config plays, whatever the trial trains with.
+    The stages are those of a run: what an interrupted trial has computed is in the cache when it is tried again. The
+    evaluation has the settings of the base config, whatever the trial trains with.
 
     Args:
         plan: The study.
-        number: Of the trial in the study.
-        values: What is tried, by path into the base config.
+        number: Number of the trial in the study.
+        values: The values that are tried, by path into the base config.
         start: Hash of the policy that every trial starts from.
 
     """
     config = plan.trial(values)
-    with shard_runner(config.rollout) as runner:
-        run = Run(config, Ledger(runner), started_at=settings.started_at())
-        run.gather()
-        if run.base.policy != start:
-            raise PolicyError(f"trial {number} would start from policy {run.base.policy}, the study is of {start}")
-        sides = run.ledger.run(
-            validation_split,
-            scenarios=run.data.scenarios,
-            split=run.sides.split,
-            share=plan.validation_fraction,
-            store=config.store,
+    with stage_executor(config.rollout) as executor:
+        check_rewards(config.reward)
+        data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
+        base = base_policy(config.policy, config.store)
+        if base.policy != start:
+            raise PolicyError(f"trial {number} would start from policy {base.policy}, the study is of {start}")
+        split = validation_split(
+            scenarios=data.artifact, split=data.split.split, share=plan.validation_fraction, store=config.store
         )
-        run.rollouts = Rollouts(config, run.ledger, run.data, sides)
-        judged = Rollouts(plan.base, run.ledger, run.data, sides)
         due = evaluation_iterations(config.training.iterations, plan.intermediate_evals)
-        for index, iteration in enumerate(run.steps(), start=1):
+        for index, step in enumerate(training_steps(config, data.artifact, split, base), start=1):
             if index not in due:
                 continue
-            summary = judged.heldout(run.candidate.checkpoint).summary
-            shown = {"reward": summary.reward, "success": summary.success}
-            value = shown[plan.metric]
-            stages = run.ledger.timings()
+            summary = collect_heldout(plan.base, step.policy.checkpoint, data.artifact, split).summary
+            metrics = {"reward": summary.reward, "success": summary.success}
+            value = metrics[plan.metric]
+            stages = executor.timings()
             numbers = {
-                **{name: float(found) for name, found in shown.items() if found is not None},
-                "kl_to_base": iteration.kl_to_base,
+                **{name: float(mean) for name, mean in metrics.items() if mean is not None},
+                "kl_to_base": step.iteration.kl_to_base,
                 "stages": float(sum(stage.runs for stage in stages)),
                 "cached": float(sum(stage.cached for stage in stages)),
             }

@@ -1,31 +1,35 @@
-"""Look for triggers to train again, and tell: an automation may start the retraining."""
+"""Check the triggers of a retraining and emit an event, which an automation may start the retraining on."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prefect import flow
 from prefect.events import emit_event
-from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.retraining import Retraining
+from flows.retrain import check
+from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.reports import TriggerReport
+from tasks.executor import one_thread, stage_executor
 
 EVENT = "grpo.drift-detected"
 
 
-@flow(name="watch", flow_run_name="{config.name}", task_runner=ThreadPoolTaskRunner(max_workers=1))
+@flow(name="watch", flow_run_name="{config.name}", task_runner=one_thread())
 def watch(config: RetrainConfig) -> TriggerReport:
-    """Check every reason; where one holds against a champion, emit `grpo.drift-detected`. Trains nothing.
+    """Check every trigger; when one fires against a champion, emit `grpo.drift-detected`. Trains nothing.
 
     Args:
-        config: Which triggers are checked, of which model.
+        config: The triggers, and the model that they are checked for.
 
     """
-    found = Retraining(config).look()
-    if found.drifted:
+    with stage_executor():
+        report = check(config, load_config(Path(config.pipeline), config.overrides)).triggers
+    if report.drifted:
         emit_event(
             EVENT,
-            resource={"prefect.resource.id": f"grpo.model.{found.model}", "prefect.resource.name": found.model},
-            payload={"champion": found.champion, "triggers": [one.model_dump() for one in found.fired]},
+            resource={"prefect.resource.id": f"grpo.model.{report.model}", "prefect.resource.name": report.model},
+            payload={"champion": report.champion, "triggers": [result.model_dump() for result in report.fired]},
         )
-    return found
+    return report

@@ -1,6 +1,6 @@
 """Multi-turn conversational agents, trained with Group Relative Policy Optimization.
 
-`from grpo import MultiTurnAgent, train`: the names of a notebook, whose modules are loaded when they are asked for.
+`from grpo import MultiTurnAgent, train`: public names for notebooks, whose modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpo.agents.conversations import ConversationManager
-    from grpo.agents.customer_service import CustomerServiceAgent
+    from grpo.agents.domain import CustomerServiceAgent
     from grpo.agents.memory import ConversationMemory
     from grpo.agents.multi_turn import MultiTurnAgent
     from grpo.agents.tool_agent import ToolAgent
     from grpo.config.agent import AgentConfig
-    from grpo.config.spaces import get_search_space
+    from grpo.config.search_space import get_search_space
     from grpo.config.tuning import HPOConfig
     from grpo.environments.conversation import ConversationEnvironment
     from grpo.environments.presets import CONVERSATION_CONFIGS
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "grpo.agents.conversations": ("ConversationManager",),
-    "grpo.agents.customer_service": ("CustomerServiceAgent",),
+    "grpo.agents.domain": ("CustomerServiceAgent",),
     "grpo.agents.memory": ("ConversationMemory",),
     "grpo.agents.multi_turn": ("MultiTurnAgent",),
     "grpo.agents.tool_agent": ("ToolAgent",),
@@ -46,7 +46,7 @@ _NAMES = {
     "grpo.notebook.callbacks": ("CheckpointCallback", "EarlyStoppingCallback"),
     "grpo.config.agent": ("AgentConfig",),
     "grpo.notebook.config": ("TrainingConfig", "TrainingProfile", "get_config_for_task"),
-    "grpo.config.spaces": ("get_search_space",),
+    "grpo.config.search_space": ("get_search_space",),
     "grpo.config.tuning": ("HPOConfig",),
     "grpo.notebook.diagnostics": ("DiagnosticsMonitor",),
     "grpo.notebook.engine": ("ComputationalGRPOEngine",),
@@ -69,7 +69,7 @@ __all__ = (*_HOME,)
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module that a public name lives in."""
+    """Import the module of a public name on first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'grpo' has no {name!r}")
     return getattr(import_module(_HOME[name]), name)

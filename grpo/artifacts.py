@@ -1,4 +1,4 @@
-"""What stages exchange: files and folders named by their content, verified before they are read.
+"""Content-addressed artifacts exchanged by stages, verified by digest before they are read.
 
 A writer works in a staging place and the result is renamed or uploaded into place, so a half-written artifact is
 never seen. A folder's manifest holds the digest of each of its files; the folder's digest is the manifest's.
@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,8 +30,8 @@ from grpo.storage.objects import ObjectFolder, open_uri
 MANIFEST = "manifest.json"
 _DIGITS = 20
 _ABANDONED_S = 7 * 24 * 3600.0
-"""Copies that were not asked for in so long are removed."""
-_ETAGS = ".marks"
+"""Age after the last use at which local copies are removed."""
+_ETAGS = ".etags"
 
 
 class Artifact(BaseModel):
@@ -66,11 +66,11 @@ class ArtifactStore:
         runs/artifacts/rollout/3fa1….parquet          a file
         runs/artifacts/checkpoint/77be…/manifest.json   a folder
 
-    In an object store the manifest is uploaded last: a folder without one is not there. What is fetched is kept in a
-    folder of this user until nobody asks for it in a week, and fetched again when the object has changed.
+    In an object store the manifest is uploaded last: a folder without one does not exist. Downloads are cached in a
+    folder of this user for a week after their last use, and downloaded again when the object has changed.
 
-    Raises `StorageError` when the store cannot be written, `ArtifactError` when an artifact is missing or damaged,
-    `ConnectionError` while an object store cannot be reached, and `ConfigError` for an address that cannot be used.
+    Raises `StorageError` when the store cannot be written, `ArtifactError` for a missing or damaged artifact,
+    `ConnectionError` for an unreachable object store, and `ConfigError` for an invalid address.
     """
 
     def __init__(self, uri: str) -> None:
@@ -83,20 +83,8 @@ class ArtifactStore:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """True for a folder of this machine."""
         return self._objects is None
-
-    def put_file(self, kind: str, suffix: str, write: Callable[[Path], None]) -> Artifact:
-        """Store the file that `write` makes at the path it is given."""
-        with self.new_file(kind, suffix) as new:
-            write(new.path)
-        return new.artifact
-
-    def put_folder(self, kind: str, write: Callable[[Path], None]) -> Artifact:
-        """Store the folder that `write` fills; its manifest is written last."""
-        with self.new_folder(kind) as new:
-            write(new.path)
-        return new.artifact
 
     @contextmanager
     def new_file(self, kind: str, suffix: str) -> Iterator[NewArtifact]:
@@ -125,27 +113,27 @@ class ArtifactStore:
             new.stored = self._publish(staged, f"{kind}/{digest[:_DIGITS]}", digest, kind)
 
     def folder(self, kind: str, sha256: str) -> Artifact:
-        """The folder of this kind with this digest, as `new_folder` names it; `path` says whether it is there."""
+        """Folder of this kind with this digest, as `new_folder` names it; it may be missing."""
         return Artifact(uri=f"{self.uri}/{kind}/{sha256[:_DIGITS]}", sha256=sha256, kind=kind)
 
     def address(self, artifact: Artifact) -> str:
-        """What a config names it by: its path on this machine, or its URI and digest for whoever reads the bucket."""
+        """Address of an artifact in a config: its local path, or its URI and digest in an object store."""
         return str(self.path(artifact)) if self.is_local else f"{artifact.uri}#{artifact.sha256}"
 
     def path(self, artifact: Artifact) -> Path:
-        """A local path of the artifact, verified; objects are fetched once, as long as they stay the same."""
+        """Return a verified local path of the artifact; unchanged objects are downloaded once."""
         name = self._name(artifact)
         path = self._fetch(artifact, name) if self._objects else Path(self.root) / name
         self._check(path, artifact)
         return path
 
     def verify(self, artifact: Artifact) -> None:
-        """Raise `ArtifactError` unless the artifact is what its digest says, or was removed on purpose."""
+        """Raise `ArtifactError` unless the artifact matches its digest or was removed by `remove`."""
         with suppress(RemovedError):
             self.path(artifact)
 
     def remove(self, artifact: Artifact) -> bool:
-        """Remove an artifact that can be made again; False where it is not there.
+        """Remove an artifact that can be recomputed; False if it is missing.
 
         The record of the removal is written first: `path` then raises `RemovedError`, and `verify` passes.
         """
@@ -157,24 +145,24 @@ class ArtifactStore:
             self._objects.remove(name)
         else:
             with self._stage() as leaving:
-                os.replace(Path(self.root) / name, leaving)  # at once, whatever a kill leaves of it
+                os.replace(Path(self.root) / name, leaving)  # atomic, also when the process is killed
         return True
 
     def is_removed(self, artifact: Artifact) -> bool:
-        """Tell an artifact that was removed on purpose from one that is there or missing."""
+        """Return True for an artifact that was removed by `remove`, False for a present or missing one."""
         return not self._is_there(self._name(artifact)) and self.documents.read(_removal(artifact)) is not None
 
     def forget_removal(self, artifact: Artifact) -> None:
-        """Let a removed artifact count as missing, so that the stage that made it computes it again."""
+        """Treat a removed artifact as missing, so that its stage computes it again."""
         self.documents.remove(_removal(artifact))
 
     def _is_there(self, name: str) -> bool:
         return bool(self._objects.etags(name)) if self._objects else (Path(self.root) / name).exists()
 
     def _missing(self, artifact: Artifact) -> ArtifactError:
-        """The error for an artifact that is not there."""
+        """Error for a missing or removed artifact."""
         if self.documents.read(_removal(artifact)) is not None:
-            return RemovedError(f"{artifact.kind} {artifact.uri} was removed, because no run or version keeps it")
+            return RemovedError(f"{artifact.kind} {artifact.uri} was removed, because no run or version references it")
         return ArtifactError(f"{artifact.kind} {artifact.uri} is missing")
 
     @contextmanager
@@ -196,7 +184,7 @@ class ArtifactStore:
         return artifact
 
     def _settle(self, staged: Path, place: Path, artifact: Artifact) -> None:
-        """Rename into place, unless the same is there already and sound."""
+        """Rename into place, unless an undamaged copy is there already."""
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():
             try:
@@ -220,12 +208,12 @@ class ArtifactStore:
         return os.path.normpath(path)[len(top) :]
 
     def _fetch(self, artifact: Artifact, name: str) -> Path:
-        """The copy on this machine, made anew when the objects are not those that it was made from."""
+        """Return the local copy, downloaded again when the objects have changed."""
         assert self._objects is not None
         place, etags = _kept(artifact), self._objects.etags(name)
         if not etags:
             raise self._missing(artifact)
-        if place.exists() and _read_etags(place) == {"uri": artifact.uri, "marks": etags}:
+        if place.exists() and _read_etags(place) == {"uri": artifact.uri, "etags": etags}:
             _etags_file(place).touch()
             return place
         with storage_errors(str(place.parent)):
@@ -245,12 +233,12 @@ class ArtifactStore:
         return place
 
     def _fetch_folder(self, artifact: Artifact, name: str, partial: Path) -> None:
-        """Fetch what the manifest names, and nothing else, once the manifest is what the artifact's digest says."""
+        """Download the files of the manifest, after the manifest itself is verified by the artifact's digest."""
         assert self._objects is not None
         manifest = self._objects.read(f"{name}/{MANIFEST}")
-        found = hashlib.sha256(manifest).hexdigest()
-        if found != artifact.sha256:
-            raise _damaged(artifact, found)
+        digest = hashlib.sha256(manifest).hexdigest()
+        if digest != artifact.sha256:
+            raise _damaged(artifact, digest)
         files = list(json.loads(manifest))
         if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
             raise _damaged(artifact, "a manifest that names files outside")
@@ -259,10 +247,10 @@ class ArtifactStore:
         (partial / MANIFEST).write_bytes(manifest)
 
     def _keep(self, staged: Path, artifact: Artifact, etags: dict[str, str]) -> None:
-        """Let this file or folder be the copy on this machine of objects with these marks."""
+        """Store this file or folder as the local copy of objects with these ETags."""
         place = _kept(artifact)
         self._settle(staged, place, artifact)
-        write_atomically(_etags_file(place), json.dumps({"uri": artifact.uri, "marks": etags}))
+        write_atomically(_etags_file(place), json.dumps({"uri": artifact.uri, "etags": etags}))
         _forget(place.parent)
 
     def _check(self, path: Path, artifact: Artifact) -> None:
@@ -275,21 +263,21 @@ class ArtifactStore:
             return
         if path.is_dir():
             manifest = path / MANIFEST
-            found = file_digest(manifest) if manifest.is_file() else "no manifest"
-            if found == artifact.sha256 and json.loads(manifest.read_bytes()) != _folder_digests(path):
-                found = "files that differ from the manifest"
+            actual = file_digest(manifest) if manifest.is_file() else "no manifest"
+            if actual == artifact.sha256 and json.loads(manifest.read_bytes()) != _folder_digests(path):
+                actual = "files that differ from the manifest"
         else:
-            found = file_digest(path)
-        if found != artifact.sha256:
-            raise _damaged(artifact, found)
+            actual = file_digest(path)
+        if actual != artifact.sha256:
+            raise _damaged(artifact, actual)
         self._verified[str(path)] = (artifact.sha256, stamp)
 
 
 def local_path(address: str) -> Path:
-    """Where a file or folder lies on this machine that a config names by `ArtifactStore.address`.
+    """Return the local path of a file or folder by its `ArtifactStore.address` in a config.
 
         data/models/desk_clerk                    itself
-        s3://grpo/runs/model/3fa1…#3fa1c0…        fetched, and verified by the digest
+        s3://grpo/runs/model/3fa1…#3fa1c0…        downloaded and verified by the digest
 
     Raises `ConfigError` for a URI without a digest, and what `ArtifactStore` raises.
     """
@@ -298,14 +286,14 @@ def local_path(address: str) -> Path:
     uri, _, digest = address.partition("#")
     parts = uri.rsplit("/", 2)
     if not digest or len(parts) < 3:
-        raise ConfigError(f"{uri} is no artifact: write the URI in a store, # and the artifact's sha256")
+        raise ConfigError(f"{uri} is not an artifact: write the URI in a store, # and the artifact's sha256")
     return ArtifactStore(parts[0]).path(Artifact(uri=uri, sha256=digest, kind=parts[1]))
 
 
 def user_temp_folder() -> Path:
-    """Folder of this user for what is on its way to or from an object store; others may not look into it.
+    """Private folder of this user below TMPDIR, for uploads to and downloads from an object store.
 
-    It lies where TMPDIR says. Raises `StorageError` when somebody else has put it there.
+    Raises `StorageError` for an existing folder of another user or with other permissions.
     """
     folder = Path(tempfile.gettempdir()) / f"grpo-{os.getuid()}"
     with storage_errors(str(folder)):
@@ -321,7 +309,7 @@ def _removal(artifact: Artifact) -> str:
 
 
 def _kept(artifact: Artifact) -> Path:
-    """Where this machine keeps its copy of an artifact of an object store."""
+    """Path of the local copy of an artifact of an object store."""
     return user_temp_folder() / "fetched" / f"{artifact.sha256}{Path(artifact.uri).suffix}"
 
 
@@ -330,24 +318,24 @@ def _etags_file(place: Path) -> Path:
 
 
 def _forget(copies: Path) -> None:
-    """Remove what nobody has asked for in so long; it is fetched again when it is wanted."""
+    """Remove copies that were not used for a week; they are downloaded again on demand."""
     for etags in copies.glob(f"*{_ETAGS}"):
-        with suppress(FileNotFoundError):  # another process forgets, too
+        with suppress(FileNotFoundError):  # another process removes it, too
             if time.time() - etags.stat().st_mtime > _ABANDONED_S:
                 etags.unlink()
                 remove(etags.with_suffix(""))
 
 
 def _read_etags(place: Path) -> object:
-    """What the objects were when the copy was made; None when that is not known."""
+    """URI and ETags of the objects that the copy was made from; None if unknown."""
     try:
         return json.loads(_etags_file(place).read_bytes())
     except (FileNotFoundError, ValueError):
         return None
 
 
-def _damaged(artifact: Artifact, found: str) -> ArtifactError:
-    return ArtifactError(f"{artifact.kind} {artifact.uri} is damaged: expected {artifact.sha256}, found {found}")
+def _damaged(artifact: Artifact, actual: str) -> ArtifactError:
+    return ArtifactError(f"{artifact.kind} {artifact.uri} is damaged: expected {artifact.sha256}, found {actual}")
 
 
 def _folder_digests(folder: Path) -> dict[str, str]:

@@ -1,12 +1,11 @@
-"""What can go wrong, by who has to act.
+"""Permanent errors by cause. A `GRPOError` is never retried; its message gives the value, the place and the remedy.
 
-Every message gives the value, the place and the remedy. A `GRPOError` is never retried: the same input
-fails the same way. Transient faults keep the standard library's types (`ConnectionError`, `TimeoutError`, …).
+Transient errors keep the standard library's types (`ConnectionError`, `TimeoutError`, …).
 """
 
 
 class GRPOError(Exception):
-    """The run cannot go on as it was asked to; a second try would fail in the same way."""
+    """Permanent error: retrying will not help."""
 
 
 class ConfigError(GRPOError):
@@ -14,15 +13,15 @@ class ConfigError(GRPOError):
 
 
 class DataError(GRPOError):
-    """A source, scenario or table cannot be used as it is."""
+    """A source, scenario or table is invalid."""
 
 
 class ArtifactError(GRPOError):
-    """A stored artifact is missing, damaged, or not what its digest says."""
+    """A stored artifact is missing, damaged, or differs from its digest."""
 
 
 class RemovedError(ArtifactError):
-    """A checkpoint was removed, because nothing keeps it; it can be made again from its rollouts."""
+    """A checkpoint was removed because nothing references it; it can be recomputed from its rollouts."""
 
 
 class StorageError(GRPOError):
@@ -30,15 +29,15 @@ class StorageError(GRPOError):
 
 
 class PolicyError(GRPOError):
-    """A model, tokenizer, chat template or checkpoint does not fit."""
+    """A model, tokenizer, chat template or checkpoint is unusable."""
 
 
 class RewardError(GRPOError):
-    """A reward gave a value that cannot be trained on."""
+    """A reward returned an invalid value."""
 
 
 class Unscored(RewardError):
-    """This one episode could not be judged: it gets no reward, and none is invented for it."""
+    """This episode could not be scored; its reward is None."""
 
 
 class BudgetError(GRPOError):
@@ -50,36 +49,36 @@ class RatioError(GRPOError):
 
 
 class NoLearningSignal(GRPOError):
-    """No group of the rollout has two different rewards: there is nothing to learn from."""
+    """No group of the rollout has two different rewards, so every advantage is 0."""
 
 
 class Diverged(GRPOError):
-    """A gradient or a loss is no number any more: going on would ruin the policy."""
+    """A gradient or a loss is NaN or infinite."""
 
 
 class NoEffect(GRPOError):
-    """Training ended with the weights that it started from."""
+    """Training did not change the weights."""
 
 
 class RegistryError(GRPOError):
-    """The model registry refuses what was asked of it."""
+    """The model registry refuses a request."""
 
 
 class AddressError(RegistryError):
-    """There is no such model or version, none that a run has registered, or what was written is no address."""
+    """A model address is invalid, or its model or version does not exist or was not registered by a run."""
 
 
 class NothingToRollBack(RegistryError):
-    """No version has served before the one in service, or none of them is there any more."""
+    """No version before the champion exists."""
 
 
 class PromotionRefused(RegistryError):
-    """A version may not serve: it did not pass its gates, or was judged against another champion."""
+    """A version failed its gates, or was evaluated against another champion."""
 
 
 class ReproductionError(GRPOError):
-    """What a registered version was made from is not there any more."""
+    """A source or base model of a registered version is missing or changed."""
 
 
 class CapacityError(GRPOError):
-    """The machine has not enough memory for what is asked of it."""
+    """The machine does not have enough memory."""

@@ -1,4 +1,4 @@
-"""What is said in a conversation: messages, tool calls, and the tools that may be called."""
+"""Messages, tool calls and tools of a conversation."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _TOOL_CALL = re.compile(re.escape(TOOL_CALL_OPEN) + r"(.*?)(?:" + re.escape(TOOL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the agent may call; `parameters` is the JSON Schema of its arguments."""
+    """Function that the agent may call; `parameters` is the JSON Schema of its arguments."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def to_template(self) -> dict[str, Any]:
-        """The form that chat templates expect under `tools`."""
+        """Format of chat templates for `tools`."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call that the agent's own text asks for."""
+    """Tool call in the text of the agent."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -44,7 +44,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message; `malformed` says why text that looks like a tool call could not be read as one."""
+    """One message; `malformed` is the reason why its tool call could not be parsed."""
 
     role: Role
     content: str
@@ -56,7 +56,7 @@ class Message:
             raise DataError(f"message role {self.role!r} is unknown; use one of {', '.join(ROLES)}")
 
     def to_template(self) -> dict[str, Any]:
-        """The form that chat templates expect in `messages`."""
+        """Format of chat templates for `messages`."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [
@@ -67,10 +67,10 @@ class Message:
 
 
 def parse_assistant(text: str) -> Message:
-    """Read the policy's own text: plain words, or `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+    """Parse a completion: plain text, or `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
-    A call that is not a JSON object with a name and an object of arguments is kept as `malformed`: the
-    environment tells the model so, instead of guessing what it meant.
+    A call that is not a JSON object with a name and an object of arguments is kept as `malformed`, which the
+    environment reports to the model.
 
         'Hello.'                                                     content 'Hello.', no calls
         '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'  content '', one call f(x=1)

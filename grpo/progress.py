@@ -1,4 +1,4 @@
-"""What long work tells whoever watches: how far a stage is, and numbers worth seeing."""
+"""Progress reports of stages to observers: units done, total, and metrics."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _observers: list[Observer] = []
 
 
 def report(stage: str, done: int, total: int, **numbers: float) -> None:
-    """Tell all observers that `done` of `total` units of a stage are finished."""
+    """Report to all observers that `done` of `total` units of a stage are finished."""
     for observer in tuple(_observers):
         observer(stage, done, total, numbers)
 
 
 @contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """Let `observer(stage, done, total, numbers)` watch while the block runs, from whichever thread reports."""
+    """Call `observer(stage, done, total, numbers)` for each report of any thread while the block runs."""
     _observers.append(observer)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Trajectories ↔ Parquet and JSON: one row a trajectory, token columns as lists of equal length."""
+"""Trajectories in Parquet and JSON: one row per trajectory, token columns as lists of equal length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo.errors import DataError
 from grpo.messages import Message, Role, ToolCall
 from grpo.trajectories import Outcome, Stop, Trajectory, Turn
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 _ROWS = 512
 
 _TURN = pa.struct(
@@ -64,7 +64,7 @@ SCHEMA = pa.schema(
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory], *, provenance: Mapping[str, str]) -> int:
-    """Write trajectories in row groups; returns how many. `provenance` goes into the file's metadata."""
+    """Write trajectories in row groups with `provenance` in the file's metadata; returns their number."""
     metadata = {"schema_version": SCHEMA_VERSION, **provenance}
     count = 0
     with pq.ParquetWriter(path, SCHEMA.with_metadata(metadata), compression="zstd") as writer:
@@ -81,17 +81,17 @@ def write_trajectories(path: Path, trajectories: Iterable[Trajectory], *, proven
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a Parquet file, or raise `DataError` that says what is wrong with it."""
+    """Open a Parquet file. Raises `DataError` with the cause."""
     try:
         return pq.ParquetFile(path)
     except FileNotFoundError as error:
         raise DataError(f"no Parquet file at {path}") from error
     except (pa.ArrowException, OSError, ValueError) as error:  # names of columns may not be UTF-8
-        raise DataError(f"{path} is no readable Parquet file (truncated?): {error}") from error
+        raise DataError(f"{path} is not a readable Parquet file (truncated?): {error}") from error
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """Read trajectories back, a row group at a time.
+    """Read trajectories, one row group at a time.
 
     Raises `DataError` for a truncated file, another schema version, or columns whose lengths disagree.
     """
@@ -110,20 +110,20 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
 
 
 def read_all(paths: Sequence[Path]) -> list[Trajectory]:
-    """Every trajectory of these files, in order."""
+    """All trajectories of these files, in order."""
     return [trajectory for path in paths for trajectory in read_trajectories(path)]
 
 
 def dumps(trajectory: Trajectory) -> str:
-    """One trajectory as JSON, on one line; `loads` gives it back as it was."""
+    """Serialize a trajectory as one line of JSON, without loss."""
     row = _row(trajectory)
     return json.dumps({name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()})
 
 
 def loads(text: str) -> Trajectory:
-    """The trajectory that `dumps` wrote.
+    """Parse a trajectory written by `dumps`.
 
-    Raises `DataError` that names the field where one is missing, unknown, or of another type.
+    Raises `DataError` with the name of a missing, unknown or mistyped field.
     """
     try:
         return _trajectory(_Row.model_validate_json(text).model_dump())
@@ -284,10 +284,10 @@ def _reward_metadata(trajectory: Trajectory) -> str:
 
 
 def calls_to_json(calls: tuple[ToolCall, ...]) -> str | None:
-    """`[[name, arguments], …]`; None where nothing is called."""
+    """Serialize tool calls as `[[name, arguments], …]`; None without calls."""
     return json.dumps([[call.name, dict(call.arguments)] for call in calls]) if calls else None
 
 
 def calls_from_json(text: str | None) -> tuple[ToolCall, ...]:
-    """The calls that `calls_to_json` wrote."""
+    """Parse the calls written by `calls_to_json`."""
     return tuple(ToolCall(name=name, arguments=arguments) for name, arguments in json.loads(text or "[]"))

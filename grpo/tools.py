@@ -1,4 +1,4 @@
-"""What a function tells a model of itself, and what is wrong with a call of it."""
+"""Tool schemas from functions, and validation of a call's arguments."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def tool_from_function(
     description: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> Tool:
-    """The tool that a function is; what is not given, its docstring's first line and its signature say.
+    """Make a tool from a function; defaults are the first line of its docstring and the schema of its signature.
 
         def refund(order: str, amount: int = 0): "Pay back."   →   refund(order string, amount integer?)
 
-    Raises `ConfigError` for a signature that says no schema, or parameters that are none.
+    Raises `ConfigError` for a signature without a schema, or parameters that are not a JSON schema.
     """
     schema = _read_signature(name, function) if parameters is None else dict(parameters)
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        raise ConfigError(f"tool {name}: parameters are no JSON schema: {error.message}") from error
+        raise ConfigError(f"tool {name}: parameters are not a JSON schema: {error.message}") from error
     if description is None:
         description = (inspect.getdoc(function) or "").partition("\n")[0]
     return Tool(name=name, description=description, parameters=schema)
 
 
 def argument_error(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments of a call by the tool's schema; None when nothing is.
+    """Return the first violation of the tool's schema by the arguments of a call, or None.
 
-    Arguments that the schema does not name are refused, unless it says that it takes additional ones.
+    Arguments outside the schema are refused unless `additionalProperties` allows them.
     """
     known = tool.parameters.get("properties", {})
     unknown = sorted(set(arguments) - set(known))

@@ -1,9 +1,9 @@
-"""One played episode, token-exact, and the group of its siblings.
+"""Token-exact record of one episode, and the group of samples of one scenario.
 
 turns          P | A1      P | A1 E | A2        (P prompt, A action, E environment's reply)
 token_ids      P   A1  E   A2
 loss_mask      .   x   .   x                    the policy's own tokens
-sampler_logprobs  0   l  0   l                  0 where the policy did not speak
+sampler_logprobs  0   l  0   l                  0 outside the loss mask
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the environment verified when the episode ended."""
+    """Verification by the environment at the end of the episode."""
 
     success: bool | None
-    """Whether the task is done: the end state is right and nothing false was promised; None while a part of that is
-    not judged."""
+    """True when all checks pass; None while a part of success is not judged."""
     checks: Mapping[str, bool] = field(default_factory=dict)
-    """The single findings that `success` is made of."""
+    """Results of the single checks, by name."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """The final state of the world."""
+    """Final state of the world."""
     unjudged: tuple[str, ...] = ()
-    """Parts of success that were not judged: empty unless `success` is None."""
+    """Parts of success that were not judged; empty unless `success` is None."""
 
     def __post_init__(self) -> None:
         if (self.success is None) != bool(self.unjudged):
@@ -59,16 +58,16 @@ class Outcome:
     def of(
         cls, checks: Mapping[str, bool], *, unjudged: tuple[str, ...] = (), state: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """The outcome that findings make: success where all hold and nothing is left to judge."""
+        """Make an outcome from checks: success when all pass and no part is left to judge."""
         success = None if unjudged else all(checks.values())
         return cls(success=success, checks=checks, state=state or {}, unjudged=unjudged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """All turns of one episode, the tokens that were really sampled, and how it ended.
+    """Turns of one episode with the sampled tokens, its stop reason and reward.
 
-    `terminal_reward` is None while unscored, or when the episode or its reward failed: None is not 0.
+    `terminal_reward` is None before scoring, or when the episode or its reward failed: None is not 0.
     """
 
     scenario_id: str
@@ -91,7 +90,7 @@ class Trajectory:
     terminal_reward: float | None = None
     breakdown: Mapping[str, float] = field(default_factory=dict)
     reward_metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the reward says of its score: weights, parts, a rubric and its hash, which judge it was, a veto."""
+    """Metadata of the score: weights, components, rubric and its hash, judge, veto."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.sampler_logprobs)}
@@ -105,7 +104,7 @@ class Trajectory:
                 raise DataError(f"{self.place}: reward {reward} is not finite; a failed reward is None")
 
     def __eq__(self, other: object) -> bool:
-        """Whether all fields are the same; a log-probability that is not known equals another that is not."""
+        """Compare all fields; NaN log-probabilities are equal."""
         if not isinstance(other, Trajectory):
             return NotImplemented
         return all(
@@ -122,16 +121,16 @@ class Trajectory:
 
     @property
     def place(self) -> str:
-        """Where to look for this trajectory, for messages."""
+        """Scenario and sample, for messages."""
         return f"scenario {self.scenario_id} sample {self.sample}"
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation without its tokens."""
+        """Messages of the conversation."""
         return tuple(turn.message for turn in self.turns)
 
     def to_messages(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates take it: `{"role", "content"}`, and `tool_calls` where there are some."""
+        """Messages in the format of chat templates: `{"role", "content"}`, and `tool_calls` if there are some."""
         return [message.to_template() for message in self.messages]
 
     @property
@@ -141,12 +140,12 @@ class Trajectory:
 
     @property
     def completion_tokens(self) -> int:
-        """How many tokens the policy itself said."""
+        """Number of tokens under the loss mask."""
         return int(self.loss_mask.sum())
 
     @property
     def overridden_turns(self) -> int:
-        """How many turns the agent's own code changed or wrote after sampling: none of their tokens is in the mask."""
+        """Number of turns that the agent's code changed after sampling: their tokens are outside the loss mask."""
         return sum(
             turn.message.role == "assistant"
             and turn.stop > turn.start
@@ -157,29 +156,29 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryGroup:
-    """The sibling trajectories of one scenario: what an advantage is relative to."""
+    """Trajectories of one scenario, to which advantages are relative."""
 
     scenario_id: str
     trajectories: tuple[Trajectory, ...]
 
     def __post_init__(self) -> None:
-        strangers = {t.scenario_id for t in self.trajectories} - {self.scenario_id}
-        if strangers:
-            raise DataError(f"group {self.scenario_id} holds trajectories of {', '.join(sorted(strangers))}")
+        others = {t.scenario_id for t in self.trajectories} - {self.scenario_id}
+        if others:
+            raise DataError(f"group {self.scenario_id} has trajectories of {', '.join(sorted(others))}")
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
-        """Total reward of each sibling, in sample order."""
+        """Total reward of each trajectory, in sample order."""
         return tuple(trajectory.total_reward for trajectory in self.trajectories)
 
     def compute_group_statistics(self) -> dict[str, float]:
-        """Mean, std, min, max and n of the total rewards of the siblings that have one.
+        """Mean, std, min, max and n of the total rewards that are not None.
 
         The std has Bessel's correction, as advantages have it, and is 0 where n is 1.
 
             .7 .9 .6 .8  →  mean .75, std .1291, min .6, max .9, n 4
 
-        Raises `DataError` where no sibling has a reward.
+        Raises `DataError` when no trajectory has a reward.
         """
         rewards = [reward for reward in self.rewards if reward is not None]
         if not rewards:
@@ -194,11 +193,11 @@ class TrajectoryGroup:
 
 
 class TrajectoryBuffer:
-    """The last `size` trajectories: adding one more lets go of the oldest."""
+    """Buffer of the last `size` trajectories."""
 
     def __init__(self, size: int = 100) -> None:
         if size < 1:
-            raise DataError(f"a buffer of size {size} holds nothing; give at least 1")
+            raise DataError(f"a buffer of size {size} is empty; give at least 1")
         self._kept: deque[Trajectory] = deque(maxlen=size)
 
     def __len__(self) -> int:
@@ -212,16 +211,16 @@ class TrajectoryBuffer:
         self._kept.extend(trajectories)
 
     def sample(self, count: int, *, seed: int) -> list[Trajectory]:
-        """Different trajectories drawn by a seed, all of them where there are fewer than `count`."""
+        """Draw `count` different trajectories by a seed, or all if there are fewer."""
         return random.Random(seed).sample(list(self._kept), min(count, len(self._kept)))
 
 
 def group(trajectories: Sequence[Trajectory]) -> tuple[TrajectoryGroup, ...]:
-    """Collect siblings: groups in order of first appearance, siblings by sample index."""
-    siblings: dict[str, list[Trajectory]] = {}
+    """Group trajectories by scenario: groups in order of first appearance, members by sample index."""
+    groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
-        siblings.setdefault(trajectory.scenario_id, []).append(trajectory)
+        groups.setdefault(trajectory.scenario_id, []).append(trajectory)
     return tuple(
         TrajectoryGroup(scenario_id=scenario_id, trajectories=tuple(sorted(members, key=lambda t: t.sample)))
-        for scenario_id, members in siblings.items()
+        for scenario_id, members in groups.items()
     )

@@ -1,16 +1,17 @@
-"""Stage 7: candidate against champion on the held-out episodes that both have played."""
+"""Stage 7: paired comparison of candidate and champion on the validation split."""
 
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.evaluation import EvaluationSettings
+from grpo.config.gates import Metric
+from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.evaluate import evaluate as compare_policies
 from grpo.evaluation.schema import Evaluation
 from grpo.learner.update import measure_kl_to_base
 from grpo.tables import read_all
+from tasks.gpu_slots import holds_gpu_slot
 from tasks.results import StageResult
-from tasks.slots import holds_gpu_slot
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 _KL_TOKENS = 16384
 
@@ -28,14 +29,13 @@ def evaluate(
     candidate: Artifact,
     base: Artifact,
     settings: EvaluationSettings,
-    metric: str,
+    metric: Metric,
     seed: int,
     store: str,
 ) -> EvaluateResult:
     """Compare two scored held-out rollouts, paired by scenario and seed."""
-    clock = Clock()
     artifacts = ArtifactStore(store)
     before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
     distance = measure_kl_to_base(after, artifacts.path(base), max_tokens=_KL_TOKENS)
     evaluation = compare_policies(before, after, settings, metric=metric, kl_to_base=distance, seed=seed)
-    return EvaluateResult(evaluation=evaluation, compute_s=clock.seconds)
+    return EvaluateResult(evaluation=evaluation)

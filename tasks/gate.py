@@ -1,16 +1,16 @@
-"""Stage 8: may the candidate serve?"""
+"""Stage 8: promotion gates."""
 
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import GateSettings
+from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.gates import Evidence
 from grpo.evaluation.gates import gate as judge
 from grpo.evaluation.schema import Decision, Evaluation
 from grpo.tables import read_all
 from tasks.results import StageResult
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
 class GateResult(StageResult):
@@ -29,9 +29,8 @@ def gate(
     seed: int,
     store: str,
 ) -> GateResult:
-    """Hold the evaluation, and the scored held-out rollouts behind it, against every gate."""
-    clock = Clock()
+    """Check the evaluation, and the scored held-out rollouts that it was made from, against every gate."""
     artifacts = ArtifactStore(store)
     before, after = (list(read_all([artifacts.path(artifact)])) for artifact in (champion, candidate))
     evidence = Evidence(evaluation=evaluation, champion=before, candidate=after, settings=settings, seed=seed)
-    return GateResult(decision=judge(evidence, gates), compute_s=clock.seconds)
+    return GateResult(decision=judge(evidence, gates))

@@ -1,15 +1,20 @@
-"""The cache identity of a stage: its name, its inputs, the code that computes it, and what a user brings in."""
+"""Cache identity of a stage, and identity of a run: inputs, our code, and the user's code and files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
+from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.identity.code import code_digest, external_digests
+from grpo.policy.catalog import model_folder
+from grpo.scenarios.sources import content_hash
+from grpo.storage.files import content_digest
 
 
 def identity(value: Any) -> Any:
@@ -27,8 +32,56 @@ def identity(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be part of a cache identity; pass numbers, texts or artifacts")
 
 
-def stage_key(name: str, inputs: dict[str, Any]) -> str:
+def stage_key(name: str, inputs: Mapping[str, Any]) -> str:
     """Cache identity: stage, its inputs without the address of the store, our code, and the user's code and files."""
     relevant = {key: identity(value) for key, value in inputs.items() if key != "store"}
     text = json.dumps([name, code_digest(), relevant, external_digests(inputs.values())], sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+class RunInputs(BaseModel):
+    """Digests of everything that the policy of a run is made from, besides its settings and our own code."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sources: str
+    """Content hash of the scenario sources."""
+    model: str
+    """Digest of the base model's folder."""
+    user_code: dict[str, str]
+    """Digests of the user's modules, distributions and declared files."""
+    reads: dict[str, str] = {}
+    """Digests of the files that the user's code has read."""
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> RunInputs:
+        """Digests of what the config names. Raises `DataError`, `PolicyError` and `ConfigError` for what is missing."""
+        return cls(
+            sources=content_hash(config.scenarios.sources),
+            model=model_digest(config.policy),
+            user_code=external_digests([config]),
+        )
+
+    def after(self, reads: Mapping[str, str | None]) -> RunInputs:
+        """The same with the files that the user's code has read so far."""
+        return self.model_copy(update={"reads": {f"file {path}": digest or "absent" for path, digest in reads.items()}})
+
+    @property
+    def external_digests(self) -> dict[str, str]:
+        """Everything of the user's, by name."""
+        return self.user_code | self.reads
+
+    def key(self, config: PipelineConfig) -> str:
+        """Identity of the run: config, data, code, and what the user's code has read."""
+        contents = [self.sources, self.model, self.user_code, sorted(self.reads.values())]  # wherever the files lie
+        return short_digest([config.identity_settings(), code_digest(), *contents])
+
+
+def short_digest(value: object) -> str:
+    """First 16 digits of the sha256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def model_digest(policy: PolicySettings) -> str:
+    """Digest of a model's folder. Raises `PolicyError` where there is none."""
+    return content_digest(model_folder(policy.model))[:16]

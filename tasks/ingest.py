@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import Source
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, IngestCounts
 from grpo.scenarios.ingest import ingest as ingest_sources
 from tasks.results import StageResult
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
 class IngestResult(StageResult):
@@ -25,18 +23,11 @@ def ingest(sources: tuple[Source, ...], content: str, max_quarantined_fraction: 
 
     `content` is the fingerprint of the sources' bytes: it makes a changed file a changed stage.
     """
-    clock = Clock()
-    found: list[IngestCounts] = []
-
-    def write(folder: Path) -> None:
-        found.append(
-            ingest_sources(
-                sources,
-                folder / SCENARIOS_FILE,
-                folder / QUARANTINE_FILE,
-                max_quarantined_fraction=max_quarantined_fraction,
-            )
+    with ArtifactStore(store).new_folder("scenarios") as new:
+        counts = ingest_sources(
+            sources,
+            new.path / SCENARIOS_FILE,
+            new.path / QUARANTINE_FILE,
+            max_quarantined_fraction=max_quarantined_fraction,
         )
-
-    artifact = ArtifactStore(store).put_folder("scenarios", write)
-    return IngestResult(scenarios=artifact, counts=found[0], compute_s=clock.seconds)
+    return IngestResult(scenarios=new.artifact, counts=counts)

@@ -1,4 +1,4 @@
-"""The change of the version in service. Never cached: it looks at who serves now."""
+"""Promotion and rollback of a registered version. Not cached."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists
@@ -18,36 +16,36 @@ from grpo.registry import ChampionChange, Registry
 from grpo.registry.promotions import Actor
 from tasks.registry import registry
 from tasks.results import StageResult
-from tasks.stage import Clock, is_transient
+from tasks.stage import uncached_stage
 
 _LEASE_S, _PATIENCE_S = 60.0, 180.0
 
 
 class PromoteResult(StageResult):
-    """What was changed; None where the version served already."""
+    """The promotion; None where the version was champion before."""
 
     change: ChampionChange | None
 
 
-@task(cache_policy=NO_CACHE, persist_result=False, retries=3, retry_delay_seconds=1, retry_condition_fn=is_transient)
+@uncached_stage
 def promote(model_name: str, version: int, reason: str, force: bool = False) -> PromoteResult:
-    """Let a version serve; raises `PromotionRefused` for one that may not, `ArtifactError` for one that is damaged."""
-    clock, models = Clock(), registry()
+    """Make a version champion. Raises `PromotionRefused`, and `ArtifactError` for a damaged version."""
+    models = registry()
     checks = models.provenance(models.resolve(f"models:/{model_name}/{version}")).checks
     with one_at_a_time(model_name):
         change = models.promotions(model_name).promote(
             version, reason=reason, by=actor(), force=force, checks=checks, verify=_verifier(models, model_name)
         )
-    return PromoteResult(change=change, compute_s=clock.seconds)
+    return PromoteResult(change=change)
 
 
-@task(cache_policy=NO_CACHE, persist_result=False, retries=3, retry_delay_seconds=1, retry_condition_fn=is_transient)
+@uncached_stage
 def rollback(model_name: str, reason: str) -> PromoteResult:
-    """Let the version before the champion serve again."""
-    clock, models = Clock(), registry()
+    """Make the version before the champion champion again."""
+    models = registry()
     with one_at_a_time(model_name):
         change = models.promotions(model_name).rollback(reason=reason, by=actor(), verify=_verifier(models, model_name))
-    return PromoteResult(change=change, compute_s=clock.seconds)
+    return PromoteResult(change=change)
 
 
 def _verifier(models: Registry, model_name: str) -> Callable[[int], None]:

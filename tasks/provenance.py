@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 
+from pydantic import BaseModel
+
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.schema import Decision
 from grpo.identity.code import code_digest, commit, package_versions
@@ -43,7 +45,7 @@ def provenance(
     )
 
 
-def parameters(config: PipelineConfig) -> dict[str, str]:
+def parameters(config: BaseModel) -> dict[str, str]:
     """Settings as flat MLflow parameters: `training.learning_rate`."""
     flat: dict[str, str] = {}
 

@@ -12,7 +12,7 @@ from grpo.registry.retention import REGISTERED, Retention
 from tasks.provenance import parameters, provenance
 from tasks.registry import registry
 from tasks.results import StageResult
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
 class RegisterResult(StageResult):
@@ -49,7 +49,6 @@ def register(
     """
     from grpo.learner.checkpoints import load_policy, read_state  # torch: to look at the registry needs none
 
-    clock = Clock()
     models, artifacts = registry(), ArtifactStore(store)
     state = read_state(artifacts.path(candidate))
     against = read_state(artifacts.path(champion)).policy_hash
@@ -84,4 +83,4 @@ def register(
     if (whole := policy.merged_hash) is not None:
         tags["merged"] = whole
     version = models.register(config.registry.model_name, run_id, policy, tags=tags, provenance=made_from)
-    return RegisterResult(version=version, compute_s=clock.seconds)
+    return RegisterResult(version=version)

@@ -1,25 +1,71 @@
-"""The report of a run, for people, machines, Prefect's and MLflow's pages. Never cached: it tells of now."""
+"""Write the run report and attach it to Prefect and MLflow; progress of a run in Prefect's page. Not cached."""
 
 from __future__ import annotations
 
 import base64
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
+from uuid import UUID
 
 from prefect import task
-from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import (
+    create_image_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.cache_policies import NO_CACHE
+from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.episode_pairs import select_pairs
 from grpo.evaluation.report import write_report
-from grpo.evaluation.schema import EpisodePair, GateCheck, ReportDocument
+from grpo.evaluation.schema import Decision, EpisodePair, GateCheck, ReportDocument
 from grpo.learner.checkpoints import load_policy
+from grpo.registry import ModelVersion
 from grpo.tables import read_all
 from tasks.provenance import parameters
 from tasks.registry import registry
 
 _WORDS = {">": "above", ">=": "at least", "<=": "at most"}
+_PAUSE_S = 1.0
+
+
+class Promotion(BaseModel):
+    """Result of a run: decision, report and registered version."""
+
+    model_config = ConfigDict(frozen=True)
+
+    decision: Decision
+    report: Path
+    version: ModelVersion | None
+
+
+@contextmanager
+def iteration_progress(iterations: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar in Prefect's page; the function that is yielded takes the number of finished iterations.
+
+    It updates the server once a second at most, so that a cached run does not wait for its bar.
+    """
+
+    def text(done: int) -> str:
+        return f"{done} of {iterations} iterations of rollout, score and train"
+
+    artifact = cast(UUID, create_progress_artifact(0.0, key="iterations", description=text(0)))
+    updated = float("-inf")
+
+    def update(done: int) -> None:
+        nonlocal updated
+        if done == iterations or time.monotonic() - updated >= _PAUSE_S:
+            updated = time.monotonic()
+            update_progress_artifact(artifact, 100.0 * done / iterations, description=text(done))
+
+    yield update
 
 
 def shown_conversations(

@@ -18,7 +18,7 @@ class StageResult(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    compute_s: float
+    compute_s: float = 0.0
     """Seconds that the work itself took, when it was last done."""
     reads: dict[str, str | None] = {}
     """Files and folders that a user's code read meanwhile, with their digests; None for one that was absent."""

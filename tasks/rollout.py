@@ -1,8 +1,7 @@
-"""Stage 4: one shard of episodes → Parquet. Training rollouts and held-out evaluation are the same stage."""
+"""Stage 4: rollout of one shard → Parquet, for training and for held-out evaluation."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from grpo.agents.multi_turn import MultiTurnAgent
@@ -13,14 +12,14 @@ from grpo.config.rollout import RolloutSettings
 from grpo.environments.catalog import make_environment
 from grpo.learner.inference_backend import make_inference_backend
 from grpo.renderers.chat_template import Renderer
-from grpo.rollout.collect import collect, schedule
+from grpo.rollout.collect import collect, shard_ids
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
 from grpo.tables import write_trajectories
+from tasks.gpu_slots import holds_gpu_slot
 from tasks.results import StageResult
-from tasks.slots import holds_gpu_slot
 from tasks.split import read_split
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
 class RolloutResult(StageResult):
@@ -47,15 +46,10 @@ def rollout(
     seed: int,
     store: str,
 ) -> RolloutResult:
-    """Play `samples` siblings of each scenario of this shard, of iteration `part` or of the held-out side."""
-    clock = Clock()
+    """Generate `samples` episodes of each scenario of this shard, of iteration `part` or of the held-out scenarios."""
     artifacts = ArtifactStore(store)
     sides = read_split(artifacts, split)
-    if part == "heldout":
-        chosen = list(sides.heldout)
-    else:
-        chosen = schedule(sides.train, iteration=part, count=settings.scenarios, seed=seed, round=round)
-    ids = chosen[shard :: settings.shards]
+    ids = shard_ids(sides, part, settings, seed=seed, round=round, shard=shard)
     by_id = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, ids=ids)}
     policy = make_inference_backend(artifacts, checkpoint, settings)
     world = make_environment(environment)
@@ -71,9 +65,6 @@ def rollout(
         iteration=part,
         agent=MultiTurnAgent(AgentConfig(**dict(agent))),
     )
-
-    def write(path: Path) -> None:
-        write_trajectories(path, trajectories, provenance={"policy": policy.hash, "part": str(part)})
-
-    artifact = artifacts.put_file("rollout", ".parquet", write)
-    return RolloutResult(rollout=artifact, episodes=len(trajectories), compute_s=clock.seconds)
+    with artifacts.new_file("rollout", ".parquet") as new:
+        write_trajectories(new.path, trajectories, provenance={"policy": policy.hash, "part": str(part)})
+    return RolloutResult(rollout=new.artifact, episodes=len(trajectories))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.judge import JudgeSettings
-from grpo.config.rewards import RewardComponent
+from grpo.config.rewards import JudgeSettings, RewardComponent
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.rollout_summary import RolloutSummary, summarize
@@ -13,7 +12,7 @@ from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
 from grpo.tables import read_all, write_trajectories
 from tasks.results import StageResult
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
 class ScoreResult(StageResult):
@@ -33,7 +32,6 @@ def score(
     store: str,
 ) -> ScoreResult:
     """Score every episode of these shards; see `grpo.rewards.score.score_rollout`."""
-    clock = Clock()
     artifacts = ArtifactStore(store)
     played = read_all([artifacts.path(artifact) for artifact in rollouts])
     ids = {trajectory.scenario_id for trajectory in played}
@@ -42,4 +40,4 @@ def score(
     scored = score_rollout(played, make_reward(reward), known, judge=asked, error_budget=error_budget)
     with artifacts.new_file("scored", ".parquet") as new:
         write_trajectories(new.path, scored, provenance={"rollouts": " ".join(a.sha256 for a in rollouts)})
-    return ScoreResult(scored=new.artifact, summary=summarize(scored), compute_s=clock.seconds)
+    return ScoreResult(scored=new.artifact, summary=summarize(scored))

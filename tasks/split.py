@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
-from grpo.environments.playable import find_unplayable
+from grpo.environments.catalog import find_unplayable
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.split import Split
 from grpo.scenarios.split import split as split_scenarios
 from grpo.scenarios.table import read_scenarios
 from tasks.results import StageResult
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,6 @@ def split(
     Scenarios that the environment, where one is given, cannot play are on neither side; raises `BudgetError` where they
     are too many.
     """
-    clock = Clock()
     artifacts = ArtifactStore(store)
     table = artifacts.path(scenarios) / SCENARIOS_FILE
     excluded: dict[str, str] = {}
@@ -51,17 +49,19 @@ def split(
     for reason in excluded.values():
         logger.warning("left out: %s", reason)
     sides = split_scenarios(table, validation_fraction=validation_fraction, limit=limit, excluded=excluded)
-
-    def write(path: Path) -> None:
-        path.write_text(sides.model_dump_json(), encoding="utf-8")
-
     return SplitResult(
-        split=artifacts.put_file("split", ".json", write),
+        split=write_split(artifacts, sides),
         train=len(sides.train),
         heldout=len(sides.heldout),
         excluded=len(excluded),
-        compute_s=clock.seconds,
     )
+
+
+def write_split(artifacts: ArtifactStore, sides: Split) -> Artifact:
+    """Store a split as JSON."""
+    with artifacts.new_file("split", ".json") as new:
+        new.path.write_text(sides.model_dump_json(), encoding="utf-8")
+    return new.artifact
 
 
 def read_split(artifacts: ArtifactStore, artifact: Artifact) -> Split:

@@ -1,4 +1,4 @@
-"""Stages: tasks with a cache identity, a retry rule, and a result that is made of artifacts.
+"""Stages: cached, retryable steps of the pipeline that exchange artifacts.
 
 The cache is ours, not Prefect's: Prefect reads a stored result with whatever serializer the file names, pickle among
 them, and notices no change in it. A hit shows as Cached in Prefect's page all the same.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -39,23 +42,160 @@ R = TypeVar("R", bound=StageResult)
 logger = logging.getLogger(__name__)
 
 TRANSIENT = (ConnectionError, TimeoutError, BrokenExecutor)
-"""Faults that a second try can mend: a dropped connection, a time-out, a worker that died."""
+"""Faults that a retry can fix: a dropped connection, a timeout, a worker that died."""
 
 
-class Clock:
-    """Seconds since the stage began."""
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R]):
+    """A stage with its inputs, not run yet."""
 
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
+    stage: Stage[..., R]
+    inputs: dict[str, Any]
 
-    @property
-    def seconds(self) -> float:
-        """Seconds so far."""
-        return time.perf_counter() - self._start
+
+class Executor(Protocol):
+    """Runs the stages of a flow run; see `tasks.executor` and, for a dry run, `flows.dry_run`."""
+
+    def run(self, calls: Sequence[Call[R]]) -> list[R]:
+        """Results of these calls of one stage, in order; they run side by side where there are several."""
+
+    def start(self, call: Call[R]) -> Callable[[], R]:
+        """Start a call in the background; the function that is returned waits for its result."""
+
+
+_executor: ContextVar[Executor | None] = ContextVar("executor", default=None)
+
+
+class Stage(Generic[P, R]):
+    """A function that is cached by identity, computed by one run at a time, and retried with growing pauses.
+
+    Its parameter `store` is where the result is kept, and the only input that is not part of the identity.
+    """
+
+    def __init__(self, function: Callable[P, R], *, cache: bool = True) -> None:
+        functools.update_wrapper(self, function)
+        self.function: Callable[..., R] = function
+        self.name = function.__name__
+        self.cache = cache
+        self.signature = inspect.signature(function)
+        self.result_type: type[R] = get_type_hints(inspect.unwrap(function))["return"]
+        self.task = self.task_of(self._run)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Result of the stage, from the cache or computed where the executor of this flow run says."""
+        return run_all([self.bind(*args, **kwargs)])[0]
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The stage with these inputs, for `run_all` and `start`."""
+        given = self.signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return Call(self, given.arguments)
+
+    def fn(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Result of the stage, from the cache or computed in this process, without a task run of Prefect."""
+        return self._run(self.bind(*args, **kwargs).inputs)
+
+    def find(self, inputs: Mapping[str, Any]) -> R | None:
+        """Cached result; None where there is none or where it is damaged."""
+        try:
+            return read_result(ArtifactStore(inputs["store"]), stage_key(self.name, inputs), self.result_type)
+        except ArtifactError:
+            return None
+
+    def cached(self, inputs: dict[str, Any], compute: Callable[[dict[str, Any]], R], *, alone: bool) -> R:
+        """Cached result, or the one that `compute` returns, which is stored; `alone` locks the identity meanwhile."""
+        store, key = ArtifactStore(inputs["store"]), stage_key(self.name, inputs)
+        with file_lock(_lock(key)) if alone else nullcontext():
+            try:
+                result = read_result(store, key, self.result_type)
+            except ArtifactError as error:
+                logger.warning("%s is computed again: %s", self.name, error)
+                progress.report(f"{self.name} again: {error}", 0, 1)
+                result = None
+            if result is not None:
+                _show_as_cached()
+                return result
+            result = compute(inputs)
+            write_result(store, key, result)
+            return result
+
+    def task_of(self, run: Callable[[dict[str, Any]], R]) -> Task[P, R]:
+        """Prefect task with the name, the signature and the retries of this stage, whose work is `run(inputs)`."""
+
+        def work(*args: P.args, **kwargs: P.kwargs) -> R:
+            return run(self.bind(*args, **kwargs).inputs)
+
+        work.__name__, work.__doc__, work.__module__ = self.name, self.function.__doc__, self.function.__module__
+        work.__signature__ = self.signature  # type: ignore[attr-defined]
+        # and not `__wrapped__`: a Dask worker would get the function by value, with the globals that it names
+        return task(
+            name=self.name,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=3,
+            retry_delay_seconds=exponential_backoff(backoff_factor=0.5),
+            retry_jitter_factor=0.5,
+            retry_condition_fn=is_transient,
+        )(work)
+
+    def _run(self, inputs: dict[str, Any]) -> R:
+        return self.cached(inputs, self._compute, alone=True) if self.cache else self._compute(inputs)
+
+    def _compute(self, inputs: dict[str, Any]) -> R:
+        """Run the function and time it; the files that a user's code reads meanwhile are recorded."""
+        started = time.perf_counter()
+        if self.cache and runs_user_code(inputs.values()):
+            with recorded_reads() as recorder:
+                result = self.function(**inputs)
+            store = ArtifactStore(inputs["store"])
+            own = (home(), Path(store.root)) if store.is_local else (home(),)
+            result = result.model_copy(update={"reads": recorder.digests(exclude=own)})
+        else:
+            result = self.function(**inputs)
+        return result.model_copy(update={"compute_s": time.perf_counter() - started})
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
+        """A stage travels to another process by its name."""
+        return _stage_at, (self.__module__, self.name)
+
+
+def stage(function: Callable[P, R]) -> Stage[P, R]:
+    """Make a function a stage; see `Stage`."""
+    return Stage(function)
+
+
+def uncached_stage(function: Callable[P, R]) -> Stage[P, R]:
+    """Make a function a stage whose result depends on more than its inputs: it is retried and timed, never cached."""
+    return Stage(function, cache=False)
+
+
+def run_all(calls: Sequence[Call[R]]) -> list[R]:
+    """Results of several calls of one stage, in order."""
+    executor = _executor.get()
+    return [call.stage.task(**call.inputs) for call in calls] if executor is None else executor.run(calls)
+
+
+def start(call: Call[R]) -> Callable[[], R]:
+    """Start a call in the background; the function that is returned waits for its result."""
+    executor = _executor.get()
+    if executor is None:
+        future = call.stage.task.submit(**call.inputs)
+        return lambda: future.result()
+    return executor.start(call)
+
+
+@contextmanager
+def executed_by(executor: Executor) -> Iterator[None]:
+    """Let an executor run the stages that the block calls."""
+    token = _executor.set(executor)
+    try:
+        yield
+    finally:
+        _executor.reset(token)
 
 
 def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool:
-    """Retry only what a second try can mend; a `GRPOError` fails at once."""
+    """Retry only what a second try can fix; a `GRPOError` fails at once."""
     try:
         state.result()
     except GRPOError:
@@ -67,79 +207,8 @@ def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool
     return False
 
 
-def stage(function: Callable[P, R]) -> Task[P, R]:
-    """Make a function a stage: cached by identity, computed by one run at a time, retried with growing pauses.
-
-    Its parameter `store` is where the result is kept, and the only input that is not part of the identity.
-    """
-    return _stage(function, function, alone=True)
-
-
-def relayed(stage: Task[P, R], send: Callable[[dict[str, Any]], R]) -> Task[P, R]:
-    """Make the same stage, computed by whatever `send` gives its inputs to; that locks, so this does not."""
-    signature = inspect.signature(stage.fn)
-
-    def relay(*args: P.args, **kwargs: P.kwargs) -> R:
-        return send(dict(signature.bind(*args, **kwargs).arguments))
-
-    return _stage(inspect.unwrap(stage.fn), relay, alone=False)
-
-
-def find_result(stage: Task[P, R], inputs: dict[str, Any]) -> R | None:
-    """Look the result of a stage up; None where it is not in the cache, or is not as it was."""
-    function = inspect.unwrap(stage.fn)
-    given = inspect.signature(function).bind(**inputs)
-    given.apply_defaults()
-    key = stage_key(stage.name, given.arguments)
-    try:
-        return read_result(ArtifactStore(inputs["store"]), key, _result_type(function))
-    except ArtifactError:
-        return None
-
-
-def _stage(function: Callable[P, R], compute: Callable[P, R], *, alone: bool) -> Task[P, R]:
-    """Make a task of `compute` that has the name, signature and identity of `function`."""
-    signature, name = inspect.signature(function), function.__name__
-    kind = _result_type(function)  # here, where its module's names are known: a Dask worker gets the function alone
-
-    @functools.wraps(function)
-    def work(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        store, key = ArtifactStore(given.arguments["store"]), stage_key(name, given.arguments)
-        with file_lock(_lock(key)) if alone else nullcontext():
-            try:
-                cached = read_result(store, key, kind)
-            except ArtifactError as error:
-                logger.warning("%s is computed again: %s", name, error)
-                progress.report(f"{name} again: {error}", 0, 1)
-                cached = None
-            if cached is not None:
-                _show_as_cached()
-                return cached
-            result = _computed(compute, store, given)
-            write_result(store, key, result)
-            return result
-
-    return task(
-        name=name,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        retries=3,
-        retry_delay_seconds=exponential_backoff(backoff_factor=0.5),
-        retry_jitter_factor=0.5,
-        retry_condition_fn=is_transient,
-    )(work)
-
-
-def _computed(compute: Callable[..., R], store: ArtifactStore, given: inspect.BoundArguments) -> R:
-    """Compute a stage; where it runs a user's code, note the files that this reads."""
-    if not runs_user_code(given.arguments.values()):
-        return compute(*given.args, **given.kwargs)
-    with recorded_reads() as recorder:
-        result = compute(*given.args, **given.kwargs)
-    own = (home(), Path(store.root)) if store.is_local else (home(),)
-    return result.model_copy(update={"reads": recorder.digests(exclude=own)})
+def _stage_at(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
 
 
 def _show_as_cached() -> None:
@@ -147,11 +216,6 @@ def _show_as_cached() -> None:
     transaction = get_transaction()
     if transaction is not None:
         transaction.state = TransactionState.COMMITTED
-
-
-def _result_type(function: Callable[..., R]) -> type[R]:
-    kind: type[R] = get_type_hints(function)["return"]
-    return kind
 
 
 def _lock(key: str) -> Path:

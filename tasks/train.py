@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.training import TrainingSettings
 from grpo.learner.checkpoints import read_state
-from grpo.learner.update import UpdateMetrics, UpdateSkipped
+from grpo.learner.metrics import UpdateMetrics
+from grpo.learner.update import UpdateSkipped
 from grpo.learner.update import update as update_policy
-from tasks.base import Checkpoint
-from tasks.slots import holds_gpu_slot
-from tasks.stage import Clock, stage
+from tasks.gpu_slots import holds_gpu_slot
+from tasks.load_base import Checkpoint
+from tasks.stage import stage
 
 
 class TrainResult(Checkpoint):
@@ -33,35 +32,25 @@ def train(
 ) -> TrainResult:
     """Train the parent checkpoint on the scored rounds of a rollout.
 
-    A later rollout that teaches nothing, as when all of it succeeds, leaves the policy as it is. The first must teach
-    something, and an update must change something: else the stage fails.
+    A later rollout without a learning signal, as when all of it succeeds, leaves the policy as it is. Raises
+    `NoLearningSignal` for the first one, and `NoEffect` for an update that changes no weight.
     """
-    clock = Clock()
     artifacts = ArtifactStore(store)
-    found: list[UpdateMetrics] = []
-
-    def write(folder: Path) -> None:
-        found.append(
-            update_policy(
-                [artifacts.path(one) for one in scored],
+    try:
+        with artifacts.new_folder("checkpoint") as new:
+            metrics = update_policy(
+                [artifacts.path(rollout) for rollout in scored],
                 artifacts.path(parent),
                 artifacts.path(base),
-                folder,
+                new.path,
                 settings,
                 seed=seed,
                 iteration=iteration,
                 base_artifact=base,
             )
-        )
-
-    try:
-        checkpoint = artifacts.put_folder("checkpoint", write)
+        checkpoint = new.artifact
     except UpdateSkipped as skipped:
-        checkpoint = parent
-        found.append(skipped.metrics)
+        checkpoint, metrics = parent, skipped.metrics
     return TrainResult(
-        checkpoint=checkpoint,
-        policy=read_state(artifacts.path(checkpoint)).policy_hash,
-        metrics=found[0],
-        compute_s=clock.seconds,
+        checkpoint=checkpoint, policy=read_state(artifacts.path(checkpoint)).policy_hash, metrics=metrics
     )

@@ -1,15 +1,13 @@
-"""Stage 2: hold the scenarios against the expectations, before anything is computed."""
+"""Stage 2: data quality gate (Great Expectations), before anything is computed."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.expectations import SuiteResult
 from grpo.scenarios.expectations import validate as validate_scenarios
-from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, IngestCounts
+from grpo.scenarios.ingest import SCENARIOS_FILE
 from tasks.results import StageResult
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
 class ValidateResult(StageResult):
@@ -20,23 +18,10 @@ class ValidateResult(StageResult):
 
 
 @stage
-def validate(scenarios: Artifact, counts: IngestCounts, max_quarantined_fraction: float, store: str) -> ValidateResult:
-    """Run the Great Expectations suite; a failed expectation stops the run and says which rows."""
-    clock = Clock()
+def validate(scenarios: Artifact, validation_fraction: float, store: str) -> ValidateResult:
+    """Run the Great Expectations suite; a failed expectation stops the run and names the first rows."""
     artifacts = ArtifactStore(store)
-    folder = artifacts.path(scenarios)
-    found: list[SuiteResult] = []
-
-    def write(docs: Path) -> None:
-        found.append(
-            validate_scenarios(
-                folder / SCENARIOS_FILE,
-                folder / QUARANTINE_FILE,
-                counts,
-                docs,
-                max_quarantined_fraction=max_quarantined_fraction,
-            )
-        )
-
-    artifact = artifacts.put_folder("data_docs", write)
-    return ValidateResult(docs=artifact, validation=found[0], compute_s=clock.seconds)
+    table = artifacts.path(scenarios) / SCENARIOS_FILE
+    with artifacts.new_folder("data_docs") as new:
+        suite = validate_scenarios(table, new.path, validation_fraction=validation_fraction)
+    return ValidateResult(docs=new.artifact, validation=suite)

@@ -1,12 +1,10 @@
-"""The champion as a model folder that a run can start from."""
+"""Warm start: the champion as a model folder that a run starts from."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from grpo.artifacts import Artifact, ArtifactStore
 from tasks.results import StageResult
-from tasks.stage import Clock, stage
+from tasks.stage import stage
 
 
 class WarmStart(StageResult):
@@ -17,16 +15,13 @@ class WarmStart(StageResult):
 
 @stage
 def warm_start(champion: Artifact, store: str) -> WarmStart:
-    """Take the champion's weights out of its checkpoint; optimizer and schedule begin anew."""
+    """Export the champion's weights, with adapters merged; optimizer and schedule start afresh."""
     from grpo.learner.checkpoints import load_policy
     from grpo.policy.transformers.adapters import merge_adapters
     from grpo.policy.transformers.model import TransformersPolicy
 
-    clock = Clock()
     artifacts = ArtifactStore(store)
     policy = load_policy(artifacts, champion)
-
-    def write(folder: Path) -> None:
-        TransformersPolicy(merge_adapters(policy.model), policy.tokenizer).save(folder)
-
-    return WarmStart(model=artifacts.put_folder("model", write), compute_s=clock.seconds)
+    with artifacts.new_folder("model") as new:
+        TransformersPolicy(merge_adapters(policy.model), policy.tokenizer).save(new.path)
+    return WarmStart(model=new.artifact)

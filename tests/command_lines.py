@@ -19,7 +19,7 @@ PROGRAMS = ("grpo", "make", "prefect")
 _COMMAND = re.compile(r"^(?:\$ )?((?:[A-Z_]+=\S+ )*)(?:\S*/)?(grpo|make|prefect) (?=\S)(.*)$")
 _FENCE = re.compile(r"^[ ]{0,3}```.*?^[ ]{0,3}```[ ]*$", re.MULTILINE | re.DOTALL)
 _USAGE = typer.BadParameter.__mro__[1]
-"""What the command raises for arguments that it does not take."""
+"""The error of the command for arguments that it does not take."""
 _INLINE = re.compile(r"`([^`]+)`")
 
 
@@ -32,7 +32,7 @@ class CommandLine:
     program: str
     arguments: tuple[str, ...]
     mentioned: bool
-    """Whether it stands in a sentence, where arguments may be left out."""
+    """True in a sentence, where arguments may be missing."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line} {self.program} {' '.join(self.arguments)}"
@@ -90,7 +90,7 @@ def commands() -> dict[str, Any]:
 
 
 def parse(line: CommandLine) -> dict[str, Any]:
-    """The values that the real command reads from a line; raises `AssertionError` that says what it does not take."""
+    """The values that the real command reads from a line; raises `AssertionError` for what it does not take."""
     name, *rest = line.arguments
     if name.startswith("--"):
         assert name in ("--help", "--install-completion", "--show-completion"), f"{line}: no such option"

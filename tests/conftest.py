@@ -17,7 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from flows.local import settings  # noqa: E402
 from flows.local.service import free_port  # noqa: E402
 
-os.environ.update(settings.local(HOME))  # each process of the tests has its own, whatever it inherits
+os.environ.update(settings.home_variables(HOME))  # each process of the tests has its own, whatever it inherits
 os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
 settings.apply()
 

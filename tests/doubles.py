@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.environments.catalog import make_environment
 from grpo.renderers.chat_template import Renderer
@@ -19,6 +20,20 @@ from tests.places import DESK_MODEL, DESK_SCENARIOS
 
 if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy
+
+
+def put_file(store: ArtifactStore, kind: str, suffix: str, write: Callable[[Path], object]) -> Artifact:
+    """Store the file that `write` makes."""
+    with store.new_file(kind, suffix) as new:
+        write(new.path)
+    return new.artifact
+
+
+def put_folder(store: ArtifactStore, kind: str, write: Callable[[Path], object]) -> Artifact:
+    """Store the folder that `write` fills."""
+    with store.new_folder(kind) as new:
+        write(new.path)
+    return new.artifact
 
 
 def short_run(folder: Path, *, name: str = "short", **sections: object) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.places import DESK_MODEL
 
 QUICK = "{root}/data/configs/quickstart.yaml"
-NOBODY = "http://me:s3cret@127.0.0.1:9"
+UNREACHABLE = "http://me:s3cret@127.0.0.1:9"
 """Nothing listens there."""
 _TINY = (DESK_MODEL / "config.json").read_text(encoding="utf-8")
 _TOKENIZER = {name: (DESK_MODEL / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
@@ -23,36 +23,36 @@ class Usage:
     name: str
     arguments: tuple[str, ...]
     code: int
-    says: tuple[str, ...]
+    messages: tuple[str, ...]
     never: tuple[str, ...] = ("s3cret",)
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str | bytes] = field(default_factory=dict)
     keeps: bool = False
-    """Whether the registry, which makes its database when it is asked, may be in the home afterwards."""
+    """True if the registry may leave its database in the home."""
 
 
 USAGES: list[Usage] = []
 
 
-def _case(group: str, name: str, arguments: str, code: int, *says: str, **others: object) -> None:
+def _case(group: str, name: str, arguments: str, code: int, *messages: str, **others: object) -> None:
     """One row; arguments are split at blanks, `␣` stands for a blank in one of them."""
     words = tuple(word.replace("␣", " ") for word in arguments.split())
-    USAGES.append(Usage(group=group, name=f"{group}: {name}", arguments=words, code=code, says=says, **others))  # type: ignore[arg-type]
+    USAGES.append(Usage(group=group, name=f"{group}: {name}", arguments=words, code=code, messages=messages, **others))  # type: ignore[arg-type]
 
 
-def _set(group: str, setting: str, *says: str, code: int = 2, **others: object) -> None:
+def _set(group: str, setting: str, *messages: str, code: int = 2, **others: object) -> None:
     """A run of the quickstart with one setting changed; it has to end before anything starts."""
-    _case(group, setting.replace("␣", " ")[:60], f"train {QUICK} --set {setting}", code, *says, **others)
+    _case(group, setting.replace("␣", " ")[:60], f"train {QUICK} --set {setting}", code, *messages, **others)
 
 
-def _dry(group: str, name: str, settings: str, *says: str, code: int = 2, **others: object) -> None:
+def _dry(group: str, name: str, settings: str, *messages: str, code: int = 2, **others: object) -> None:
     """A dry run of the quickstart with settings that only a look at files can refuse."""
     options = " ".join(f"--set {setting}" for setting in settings.split())
-    _case(group, name, f"train {QUICK} --dry-run {options}", code, *says, **others)
+    _case(group, name, f"train {QUICK} --dry-run {options}", code, *messages, **others)
 
 
-def _yaml(name: str, content: str | bytes, *says: str) -> None:
-    _case("config file", name, "train {folder}/c.yaml --dry-run", 2, *says, files={"c.yaml": content})
+def _yaml(name: str, content: str | bytes, *messages: str) -> None:
+    _case("config file", name, "train {folder}/c.yaml --dry-run", 2, *messages, files={"c.yaml": content})
 
 
 # commands and options
@@ -61,12 +61,12 @@ _case("command line", "unknown option", f"train {QUICK} --quickly", 2, "No such 
 _case("command line", "no config", "train", 2, "Missing argument")
 _case("command line", "two configs", f"train {QUICK} {QUICK}", 2, "unexpected extra argument")
 _case("command line", "option without value", f"train {QUICK} --set", 2, "requires an argument")
-_case("command line", "a number that is none", f"evaluate {QUICK} --num-episodes many", 2, "--num-episodes")
+_case("command line", "not a number", f"evaluate {QUICK} --num-episodes many", 2, "--num-episodes")
 _case("command line", "a number out of range", f"evaluate {QUICK} --num-episodes 0", 2, "--num-episodes")
 _case("command line", "markup in an option", f"train {QUICK} --[/x]", 2, "--[/x]")
 _case("command line", "markup in a command", "[/x]", 2, "'[/x]'")
-_case("command line", "no reason", "promote desk", 2, "Missing option '--reason'")
-_case("command line", "empty reason", "promote desk --reason ␣", 2, "it has 0 characters")
+_case("command line", "no reason", "promote models:/desk@candidate", 2, "Missing option '--reason'")
+_case("command line", "empty reason", "promote models:/desk@candidate --reason ␣", 2, "it has 0 characters")
 _case("command line", "slots below one", "deploy --gpu-slots 0", 2, "--gpu-slots")
 _case(
     "command line",
@@ -103,7 +103,7 @@ _yaml(
     "b0: &b0 {k: 1}\n" + "".join(f"b{i}: &b{i}\n  <<: [{','.join([f'*b{i - 1}'] * 10)}]\n" for i in range(1, 10)),
     "more than 20,000 values",
 )
-_yaml("an alias in itself", "name: &a [*a]", "an alias inside of what it stands for")
+_yaml("an alias in itself", "name: &a [*a]", "an alias inside of the value that it repeats")
 _yaml("lists in lists", "name: " + "[" * 5000, "more than 50 levels")
 _yaml("too large", "#" * (1 << 20) + "\nname: x", "bytes; at most 1,048,576 are read")
 _yaml("too many values", "name: [" + "1," * 100_000 + "]", "more than 20,000 values")
@@ -269,7 +269,7 @@ _dry(
 _dry(
     "model", "the address of a server", "policy.model=openai+https://host/v1#m", "can be evaluated, not trained", code=1
 )
-_dry("model", "an object without a digest", "policy.model=s3://bucket/m", "is no artifact", code=2)
+_dry("model", "an object without a digest", "policy.model=s3://bucket/m", "is not an artifact", code=2)
 _dry("template", "syntax error", "policy.chat_template='{%␣for␣%}'", "chat template", "TemplateSyntaxError", code=1)
 _dry("template", "that raises", "policy.chat_template=\"{{␣raise_exception('no')␣}}\"", "chat template", "no", code=1)
 _dry("template", "that divides by zero", "policy.chat_template='{{␣1/0␣}}'", "ZeroDivisionError", code=1)
@@ -317,10 +317,10 @@ _dry(
     "environment={kind:␣simulated_user,model:␣'moon://x'}",
     "moon://",
 )
-_case("reward", "unknown, to be admitted", "admit kindness", 2, "reward 'kindness' is unknown")
-_case("reward", "a wrong option, to be admitted", "admit conciseness --set taget=20", 2, "does not take options")
-_case("reward", "an option without value, to be admitted", "admit conciseness --set target", 2, "not of the form")
-_case("reward", "one that is fooled", "admit conciseness --set target=20", 3, "yes")
+_case("reward", "unknown, to be checked", "check-reward kindness", 2, "reward 'kindness' is unknown")
+_case("reward", "a wrong option, to be checked", "check-reward conciseness --set taget=20", 2, "does not take options")
+_case("reward", "an option without value, to be checked", "check-reward conciseness --set target", 2, "not of the form")
+_case("reward", "one that is exploited", "check-reward conciseness --set target=20", 3, "yes")
 
 # home, ports, databases and servers
 _case(
@@ -376,7 +376,11 @@ _case(
     environment={"PREFECT_SERVER_API_PORT": "abc"},
 )
 _DAMAGED = {"home/mlflow.db": "this is not a database, but more than sixteen bytes of text"}
-for command, arguments in (("train", QUICK), ("lineage", "models:/desk@champion"), ("rollback", "desk --reason x")):
+for command, arguments in (
+    ("train", QUICK),
+    ("lineage", "models:/desk@champion"),
+    ("rollback", "models:/desk@champion --reason x"),
+):
     _case(
         "database",
         f"damaged records of MLflow, {command}",
@@ -410,7 +414,12 @@ _case(
     "start the database",
     environment={"MLFLOW_TRACKING_URI": "postgresql://me:s3cret@127.0.0.1:9/d"},
 )
-for command, arguments in (("train", QUICK), ("promote", "desk --reason x"), ("evaluate", QUICK), ("deploy", "")):
+for command, arguments in (
+    ("train", QUICK),
+    ("promote", "models:/desk@candidate --reason x"),
+    ("evaluate", QUICK),
+    ("deploy", ""),
+):
     _case(
         "server",
         f"Prefect does not answer, {command}",
@@ -419,7 +428,7 @@ for command, arguments in (("train", QUICK), ("promote", "desk --reason x"), ("e
         "Prefect's server at http://127.0.0.1:9/api",
         "does not answer",
         "PREFECT_API_URL",
-        environment={"PREFECT_API_URL": f"{NOBODY}/api"},
+        environment={"PREFECT_API_URL": f"{UNREACHABLE}/api"},
     )
 for command, arguments in (("train", QUICK), ("lineage", "models:/desk@champion")):
     _case(
@@ -430,11 +439,11 @@ for command, arguments in (("train", QUICK), ("lineage", "models:/desk@champion"
         "MLflow at http://127.0.0.1:9",
         "does not answer",
         "MLFLOW_TRACKING_URI",
-        environment={"MLFLOW_TRACKING_URI": NOBODY},
+        environment={"MLFLOW_TRACKING_URI": UNREACHABLE},
     )
 _case(
     "server",
-    "Prefect at an address that is none",
+    "Prefect at an invalid address",
     f"train {QUICK}",
     2,
     "PREFECT_API_URL",
@@ -451,14 +460,16 @@ _case(
 # models by address, and what is talked to
 _case("address", "nonsense", "lineage nonsense", 2, "is not the address of a model")
 _case("address", "markup", "lineage models:/[/x]@champion", 2, "[/x]")
+_case("address", "a name for a rollback", "rollback desk --reason x", 2, "write models:/NAME@champion")
+_case("address", "a number for a rollback", "rollback models:/desk/3 --reason x", 2, "write models:/NAME@champion")
 _case("address", "a version of 30 digits", "lineage models:/desk/" + "9" * 30, 2, "9999")
 _case("address", "a version beyond what databases hold", "lineage models:/desk/99999999999999999999", 2, "9999")
 _case(
     "address",
     "a model that is not there",
-    "lineage models:/nobody@champion",
+    "lineage models:/missing@champion",
     2,
-    "no model at models:/nobody@champion",
+    "no model at models:/missing@champion",
     keeps=True,
 )
 _case("address", "a quote in a name", "lineage models:/it's@champion", 2, "it's")
@@ -540,7 +551,9 @@ _case(
     "schema version '0'",
     files={"report.json": '{"schema_version": "0"}'},
 )
-_case("init", "over a file that is there", "init --path {folder}/c.yaml", 2, "is there already", files={"c.yaml": "x"})
+_case(
+    "init", "over a file that is there", "init --path {folder}/c.yaml", 2, "exists; name another", files={"c.yaml": "x"}
+)
 _case("init", "into a folder that is a file", "init --path {folder}/f/c.yaml", 1, "/f: ", files={"f": ""})
 _case("init", "from nothing", "init --path {folder}/c.yaml --from nowhere.yaml", 2, "no config at nowhere.yaml")
 _case(
@@ -575,9 +588,7 @@ _case(
     1,
     "nothing is fetched here",
 )
-_case(
-    "doctor", "a port that is none", "doctor --json", 1, "is not a port", environment={"PREFECT_SERVER_API_PORT": "abc"}
-)
+_case("doctor", "not a port", "doctor --json", 1, "is not a port", environment={"PREFECT_SERVER_API_PORT": "abc"})
 _case(
     "doctor",
     "a home that is a file",

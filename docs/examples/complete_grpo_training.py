@@ -1,4 +1,4 @@
-"""All of it: profile, held-out scenarios, checkpoints, resuming, adjusting, and the report of each iteration.
+"""Complete training: profile, validation scenarios, checkpoints, resume, adjustments, and a report per iteration.
 
     python docs/examples/complete_grpo_training.py FOLDER [EPISODES]
 

@@ -1,8 +1,8 @@
-"""A domain of your own: an agent that knows things, a world with a tool, success that the world decides.
+"""Custom domain: an agent with domain knowledge, and an environment that verifies success from its state.
 
     python docs/examples/custom_domain_agent.py [MODEL_FOLDER]
 
-The world is a library's desk. A loan is renewed by a tool; whether it was, stands in the state, not in the words.
+The environment is a library desk, which records the agent's words in its state and checks them at the end.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ KNOWLEDGE = "Loans last four weeks. They are renewed once."
 
 
 class LibraryDesk(ConversationEnvironment):
-    """Readers ask; the desk notes which of their books were spoken of."""
+    """Library desk that records the words of the agent."""
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """What the agent says is heard, and written into the world."""
+        """Add the words of the reply to the state."""
         result = await super().step(state, action)
-        said = (*result.state.world.get("said", ()), *action.content.casefold().split())
+        words = (*result.state.world.get("words", ()), *action.content.casefold().split())
         return StepResult(
-            state=result.state.after(world={**result.state.world, "said": said}),
+            state=result.state.after(world={**result.state.world, "words": words}),
             response=result.response,
             terminated=result.terminated,
             truncated=result.truncated,
         )
 
     def verify(self, state: EnvironmentState) -> Outcome:
-        """Served is who was told of the order."""
-        told = "order" in " ".join(state.world.get("said", ()))
-        return Outcome(success=told, checks={"told": told})
+        """Succeed if the agent mentioned the order."""
+        mentioned = "order" in " ".join(state.world.get("words", ()))
+        return Outcome(success=mentioned, checks={"order_mentioned": mentioned})
 
 
 class ServedReward(RewardFunction):
-    """1 for a reader who was served, less for saying it twice as often as needed."""
+    """1 for success, minus a length penalty of at most .5."""
 
     name = "served"
 
@@ -61,7 +61,7 @@ class ServedReward(RewardFunction):
 
 
 async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> MultiTurnGRPOTrainer:
-    """Train the desk; returns the trainer."""
+    """Train the agent and return the trainer."""
     agent = MultiTurnAgent(AgentConfig(model_name=model, system_prompt=f"You work in a library. {KNOWLEDGE}"))
     environment = LibraryDesk(
         [

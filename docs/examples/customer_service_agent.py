@@ -1,9 +1,9 @@
-"""Customer service: the order desk, whose world says whether a customer was served right.
+"""Customer service: an order desk with environment-verified success.
 
     python docs/examples/customer_service_agent.py [EPISODES]
 
-The environment has tools and records. What the agent says is worth nothing unless the records end up as they should:
-the reward asks the world, not the words.
+The environment has tools and records. The reward depends on the final state of the records, not on the text of the
+replies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCENARIOS, HELDOUT = 96, 24
 
 
 async def main(episodes: int = 512) -> dict[str, float]:
-    """Train on customers of the shipped pack and look at others; returns how these were served."""
+    """Train on customers of the shipped pack and evaluate on held-out ones; returns the metrics."""
     lines = (ROOT / "data" / "scenarios" / "support_desk.jsonl").read_text(encoding="utf-8").splitlines()
     scenarios = [Scenario.model_validate(json.loads(line)) for line in lines[: SCENARIOS + HELDOUT]]
     agent = MultiTurnAgent(AgentConfig(model_name=str(ROOT / "data" / "models" / "desk_clerk")))
@@ -39,7 +39,7 @@ async def main(episodes: int = 512) -> dict[str, float]:
     before = await trainer.evaluate()
     await trainer.train()
     after = await trainer.evaluate()
-    print(f"held-out customers served right: {before['success']:.0%} before, {after['success']:.0%} after")
+    print(f"held-out success: {before['success']:.0%} before, {after['success']:.0%} after")
     return after
 
 

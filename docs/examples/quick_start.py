@@ -1,4 +1,4 @@
-"""Quick start: an agent, three conversations, a reward, and an agent that was trained.
+"""Quick start: an agent, three conversations, a reward, and a training run.
 
     python docs/examples/quick_start.py [MODEL_FOLDER]
 

@@ -1,4 +1,4 @@
-"""Sales: several objectives at once, one of them a floor that no other can make up for.
+"""Sales: a multi-objective reward with a floor on one of the objectives.
 
 python docs/examples/sales_assistant.py [MODEL_FOLDER]
 """
@@ -22,7 +22,7 @@ from grpo import (
 
 
 async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> MultiTurnAgent:
-    """Train a pitch that helps, engages, and stays short; returns the agent."""
+    """Train for helpful, engaging and short replies; returns the agent."""
     reward = MultiObjectiveReward(
         objectives=[
             {"name": "helpfulness", "reward": HelpfulnessReward(), "weight": 0.5},

@@ -1,4 +1,4 @@
-"""Technical support: a preset of conversations, its reward, callbacks that watch, and diagnostics.
+"""Technical support: a preset of conversations, its reward, callbacks, and diagnostics.
 
 python docs/examples/technical_support_agent.py [MODEL_FOLDER]
 """
@@ -24,7 +24,7 @@ from grpo import (
 
 
 async def main(model: str = "data/models/desk_clerk", episodes: int = 72) -> MultiTurnGRPOTrainer:
-    """Train with the settings of the task; returns the trainer and what its monitor has seen."""
+    """Train with the settings of the task; returns the trainer and the diagnostics."""
     agent = MultiTurnAgent(AgentConfig(model_name=model, strategy="technical_support"))
     config = get_config_for_task(
         "technical_support", model_name=model, num_episodes=episodes, gradient_accumulation_steps=3, max_new_tokens=32

@@ -1,4 +1,4 @@
-"""TRL takes the steps: the same rollouts and rewards, TRL's GRPOTrainer for the update.
+"""Training with TRL: rollouts and rewards of this package, updates by TRL's GRPOTrainer.
 
 python docs/examples/train_with_trl.py [EPISODES]
 """
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 async def main(episodes: int = 128) -> MultiTurnGRPOTrainer:
-    """Updates of the order desk's clerk by TRL; returns the trainer."""
+    """Train the order desk's model with TRL; returns the trainer."""
     lines = (ROOT / "data" / "scenarios" / "support_desk.jsonl").read_text(encoding="utf-8").splitlines()
     trainer = MultiTurnGRPOTrainer(
         MultiTurnAgent(AgentConfig(model_name=str(ROOT / "data" / "models" / "desk_clerk"))),

@@ -1,4 +1,4 @@
-"""A tutor: learners of two levels, a reward of your own as a function, and the trainer that looks after itself.
+"""Tutoring: learners of two levels, a custom reward function, and the automatic trainer.
 
 python docs/examples/tutor.py [MODEL_FOLDER]
 """
@@ -25,13 +25,13 @@ from grpo.messages import Message
 
 @reward_function(weight=0.2)
 async def asks_back(turns: Sequence[Message], context: Any = None) -> float:
-    """Share of the replies that end with a question: a tutor lets the learner think."""
+    """Fraction of replies that end with a question."""
     replies = [turn.content.strip() for turn in turns if turn.role == "assistant"]
     return sum(reply.endswith("?") for reply in replies) / max(1, len(replies))
 
 
 async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> AutoTrainer:
-    """Let the trainer choose its profile; returns it with its reasons."""
+    """Train with an automatic profile; returns the trainer with its reasons."""
     agent = MultiTurnAgent(AgentConfig(model_name=model, strategy="educational"))
     environment = ConversationEnvironment(**CONVERSATION_CONFIGS["education"])
     reward = CompositeReward([(create_domain_reward("education"), 0.8), asks_back])

@@ -1,4 +1,4 @@
-"""Talking to a model: line by line, or a file of conversations."""
+"""Chat with a model: line by line, or with a file of conversations."""
 
 from __future__ import annotations
 
@@ -13,41 +13,40 @@ from pydantic import ValidationError
 from grpo.agents.conversations import ConversationManager
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
-from grpo.config.faults import faults
-from grpo.config.yaml_file import parse_override
+from grpo.config.loading import describe_errors, parse_override
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message
 
-_MOST_TURNS = 10_000
+_MAX_TURNS = 10_000
 
 
 def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
-    """The agent that speaks with the model at an address; `options` are `key=value`, of `AgentConfig`.
+    """An agent with the model at an address; `options` are `key=value` of `AgentConfig`.
 
-    Raises `PolicyError` or `AddressError` where there is no such model, `ConfigError` for an option that is none.
+    Raises `PolicyError` or `AddressError` for a missing model, `ConfigError` for an unknown option.
     """
     given = {**dict(map(parse_override, options)), "model_name": model}
     try:
         config = AgentConfig(**given)
     except ValidationError as error:
-        raise ConfigError("; ".join(faults(error, given))) from error
+        raise ConfigError("; ".join(describe_errors(error, given))) from error
     agent = MultiTurnAgent(config, policy=_checkpoint(model))
     asyncio.run(agent.initialize())
     return agent
 
 
-def converse(agent: MultiTurnAgent, lines: Iterable[str]) -> Iterator[str]:
-    """The replies to the lines of one user, one after the other; empty lines are passed over."""
-    manager = ConversationManager(agent, max_conversation_turns=_MOST_TURNS)
+def chat(agent: MultiTurnAgent, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the reply to each line of one conversation; empty lines are skipped."""
+    manager = ConversationManager(agent, max_conversation_turns=_MAX_TURNS)
     with asyncio.Runner() as runner:
-        begun = runner.run(manager.start_conversation("terminal"))
+        conversation = runner.run(manager.start_conversation("terminal"))
         for line in lines:
             if line.strip():
-                yield runner.run(manager.generate_multiturn_response(begun.conversation_id, line.strip()))
+                yield runner.run(manager.generate_multiturn_response(conversation.conversation_id, line.strip()))
 
 
-def answer(agent: MultiTurnAgent, conversations: Sequence[list[Message]]) -> list[dict[str, Any]]:
-    """Each conversation with the reply that it gets, as JSON has it: `{"messages": […], "reply": "…"}`."""
+def reply_to_each(agent: MultiTurnAgent, conversations: Sequence[list[Message]]) -> list[dict[str, Any]]:
+    """Each conversation with its reply, for JSON: `{"messages": […], "reply": "…"}`."""
     with asyncio.Runner() as runner:
         return [
             {
@@ -59,9 +58,9 @@ def answer(agent: MultiTurnAgent, conversations: Sequence[list[Message]]) -> lis
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
-    """The conversations in a JSON file: a list whose items are a user's line, or a list of messages.
+    """The conversations in a JSON file: a list whose items are a user message, or a list of messages.
 
-    Raises `DataError` that names the item that is neither.
+    Raises `DataError` with the position of an item that is neither.
     """
     try:
         items = json.loads(path.read_text(encoding="utf-8"))
@@ -77,21 +76,21 @@ def _conversation(item: object, place: str) -> list[Message]:
         return [Message(role="user", content=item)]
     messages = item if isinstance(item, list) else []
     try:
-        found = [Message(role=message["role"], content=message["content"]) for message in messages]
+        parsed = [Message(role=message["role"], content=message["content"]) for message in messages]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{place}: a message needs role and content ({error!r})") from error
-    if not found or found[-1].role != "user":
-        raise DataError(f"{place}: expected a line of a user, or messages of which the last is a user's")
-    return found
+    if not parsed or parsed[-1].role != "user":
+        raise DataError(f"{place}: expected a user message, or messages of which the last is a user's")
+    return parsed
 
 
 def _checkpoint(model: str) -> Any:
     """The policy of a registered version or of a checkpoint in a store; None for any other address."""
     if "://" in model:
         return None
-    from flows.models import resolve_checkpoint, store_of
     from grpo.artifacts import ArtifactStore
     from grpo.learner.checkpoints import load_policy
+    from tasks.models import store_of, stored_checkpoint
 
-    artifact = resolve_checkpoint(model)
+    artifact = stored_checkpoint(model)
     return None if artifact is None else load_policy(ArtifactStore(store_of(artifact)), artifact)

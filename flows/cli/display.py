@@ -1,127 +1,42 @@
-"""What a run looks like in a terminal: a bar a stage while it works, tables when it is done."""
+"""Results of commands as tables and lines in a terminal."""
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from grpo import progress
-from grpo.evaluation.measurement import EvaluationDocument, PolicyEvaluation
-from grpo.evaluation.schema import Interval, ReportDocument
-from grpo.rewards.hacking.check import ProbeResult
-from grpo.tuning.study_summary import StudySummary
-
 if TYPE_CHECKING:
+    from flows.dry_run import DryRun
     from flows.local.checks import DoctorReport
-    from flows.plan import Plan
+    from flows.reproduce import Reproduction
+    from grpo.evaluation.schema import EvaluationDocument, Interval, PolicyEvaluation, ReportDocument
+    from grpo.registry import ChampionChange, Lineage
+    from grpo.retraining.reports import RetrainingReport
+    from grpo.retraining.triggers import TriggerResult
+    from grpo.rewards.hacking.check import ProbeResult
+    from grpo.tuning.study_summary import StudySummary
 
-_RUNS = ("prefect.flow_runs", "prefect.task_runs")
-_EVENTS = "prefect.events.clients"
-_ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
 _COLOURS = {
     **{"promote": "green", "refuse": "yellow", "failed": "red"},
     **{"ok": "green", "absent": "dim", "warning": "yellow", "problem": "red"},
 }
 
 
-class _OnceFilter(logging.Filter):
-    """Drops the end of a task and of its flow, which the command prints itself; the server has the whole.
-
-    Of the warnings about events that a server which went away did not take, the first is shown.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lost_events = False
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter`."""
-        if record.name == _EVENTS:
-            first, self._lost_events = not self._lost_events, True
-            return first
-        return not (record.name.startswith(_RUNS) and record.getMessage().startswith(_ENDS))
-
-
-def _dropped(record: logging.LogRecord) -> bool:
-    return False
-
-
-def _say_failures_once() -> None:
-    """Let the terminal show a failure once, at the end of the command."""
-    if logging.getLogger("flows").level == logging.DEBUG:
-        return
-    logging.raiseExceptions = False  # a log that cannot be sent writes its own traceback
-    logging.getLogger("prefect._internal.concurrency").addFilter(_dropped)  # and so does each event
-    for handler in (*logging.getLogger().handlers, *logging.getLogger("prefect").handlers):
-        shown = type(handler).__name__ == "PrefectConsoleHandler"
-        if shown and not any(isinstance(one, _OnceFilter) for one in handler.filters):
-            handler.addFilter(_OnceFilter())
-
-
-@contextmanager
-def live(console: Console, *, iterations: int = 0) -> Iterator[None]:
-    """Show progress bars while the block runs, one of them for the iterations if there are any.
-
-    Where there is no terminal, a plain line a stage.
-    """
-    _say_failures_once()
-    if not console.is_terminal:
-        with progress.observed(lambda *event: _tell(console, *event)):
-            yield
-        return
-    bars = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description:<12}", markup=False),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[numbers]}", style="dim", markup=False),
-        console=console,
-    )
-    known: dict[str, TaskID] = {}
-    guard = threading.Lock()
-    updates = 0
-
-    def watch(stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
-        nonlocal updates
-        with guard:
-            if stage == "train" and "cached" in numbers:
-                updates += 1
-                bars.update(overall, completed=updates)
-            if stage not in known:
-                known[stage] = bars.add_task(stage, total=total, numbers="")
-            text = " ".join(f"{name} {value:.3g}" for name, value in numbers.items())
-            bars.update(known[stage], completed=done, total=total, numbers=text)
-
-    overall = bars.add_task("iterations", total=iterations, numbers="", visible=iterations > 0)
-    with bars, progress.observed(watch):
-        yield
-
-
-def _tell(console: Console, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
-    if done in (0, total):
-        text = " ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-        console.print(f"{stage} {done}/{total} {text}".rstrip(), soft_wrap=True)
-
-
 def print_summary(console: Console, document: ReportDocument) -> None:
-    """The decision, the gates and where the time went."""
+    """Print the stages with their times, the gates and the decision."""
     decision = document.decision
     stages = Table("stage", "runs", "cached", "compute s", "wall s", title="stages", title_justify="left")
     for stage in document.stages:
         stages.add_row(stage.name, str(stage.runs), str(stage.cached), f"{stage.compute_s:.2f}", f"{stage.wall_s:.2f}")
     console.print(stages)
     console.print(
-        f"{document.wall_s:.1f} s in all; {document.orchestration_share:.1%} of it is neither ingest, rollout, score, "
-        "train nor evaluate"
+        f"{document.wall_s:.1f} s in all; orchestration overhead {document.orchestration_share:.1%}: time outside of "
+        "ingest, rollout, score, train and evaluate"
     )
     if decision.checks:
         gates = Table("gate", "value", "must be", "passed", title="gates", title_justify="left")
@@ -140,9 +55,9 @@ def print_summary(console: Console, document: ReportDocument) -> None:
 
 
 def print_study(console: Console, study: StudySummary) -> None:
-    """Each trial with its values, its state and what it showed."""
+    """Print each trial with its parameters, state and result."""
     names = list(dict.fromkeys(name for trial in study.trials for name in trial.params))
-    table = Table("trial", "state", "result", *names, "looks", title=f"study {study.name}", title_justify="left")
+    table = Table("trial", "state", "result", *names, "evals", title=f"study {study.name}", title_justify="left")
     for trial in study.trials:
         result = "" if trial.reward is None else f"{trial.reward:.4f}"
         values = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.params.values()]
@@ -155,43 +70,46 @@ def print_study(console: Console, study: StudySummary) -> None:
     console.print(Text.assemble((f"best: trial {best.number}", "bold green"), f", {best.reward:.4f}"))
 
 
-def print_reward_check(console: Console, reward: str, findings: Sequence[ProbeResult]) -> None:
-    """What a reward gives each probe, beside what it gives the honest reply."""
-    table = Table("probe", "score", "at most", "fooled", "what it is", title=f"reward {reward}", title_justify="left")
-    table.add_row("honest", f"{findings[0].honest:.3f}", "", "", "a good reply: the probes are held against it")
-    for one in findings:
-        score = "none" if one.score is None else f"{one.score:.3f}"
-        exploited = Text("yes", "red") if one.exploited else "no"
-        table.add_row(
-            one.probe.name, score, f"{one.probe.max_share * one.honest:.3f}", exploited, one.probe.description
-        )
+def print_reward_check(console: Console, reward: str, results: Sequence[ProbeResult]) -> None:
+    """Print the score of each probe, and the most that it may score."""
+    table = Table(
+        "probe", "score", "at most", "exploited", "description", title=f"reward {reward}", title_justify="left"
+    )
+    table.add_row("honest", f"{results[0].honest:.3f}", "", "", "a good reply, which the probes are compared with")
+    for result in results:
+        score = "none" if result.score is None else f"{result.score:.3f}"
+        exploited = Text("yes", "red") if result.exploited else "no"
+        allowed = f"{result.probe.max_share * result.honest:.3f}"
+        table.add_row(result.probe.name, score, allowed, exploited, result.probe.description)
     console.print(table)
 
 
-def print_measurement(console: Console, document: EvaluationDocument) -> None:
-    """How good a model is, with intervals."""
-    found = document.measurement
+def print_evaluation(console: Console, document: EvaluationDocument) -> None:
+    """Print success and reward of a model with their intervals."""
+    evaluation = document.measurement
     table = Table("scenarios", "count", "success", "reward", title=document.model, title_justify="left")
-    for slice_metrics in found.slices:
+    for slice_metrics in evaluation.slices:
         counts = [interval.count for interval in (slice_metrics.success, slice_metrics.reward) if interval is not None]
         table.add_row(
             slice_metrics.name, str(max(counts)), _interval(slice_metrics.success), _interval(slice_metrics.reward)
         )
     console.print(table)
-    if found.pass_at_k:
-        console.print(_pass_table(found))
+    if evaluation.pass_at_k:
+        console.print(_pass_table(evaluation))
     console.print(
-        f"policy {found.policy}: {found.episodes} episodes, {found.failed_share:.1%} failed, "
-        f"{found.truncated_share:.1%} cut off, {found.said:.1f} tokens said in each; intervals of "
-        f"{found.confidence:.0%}",
+        f"policy {evaluation.policy}: {evaluation.episodes} episodes, {evaluation.failed_share:.1%} failed, "
+        f"{evaluation.truncated_share:.1%} truncated, {evaluation.mean_completion_tokens:.1f} completion tokens each; "
+        f"{evaluation.confidence:.0%} intervals",
         soft_wrap=True,
     )
 
 
-def _pass_table(measurement: PolicyEvaluation) -> Table:
-    """Success in at least one, and in each, of k tries."""
-    table = Table("k", "count", "pass@k", "pass^k", title="success in one and in each of k tries", title_justify="left")
-    for k, (once, each) in enumerate(zip(measurement.pass_at_k, measurement.pass_hat_k, strict=True), start=1):
+def _pass_table(evaluation: PolicyEvaluation) -> Table:
+    """Success in at least one, and in each, of k attempts."""
+    table = Table(
+        "k", "count", "pass@k", "pass^k", title="success in one and in each of k attempts", title_justify="left"
+    )
+    for k, (once, each) in enumerate(zip(evaluation.pass_at_k, evaluation.pass_hat_k, strict=True), start=1):
         table.add_row(str(k), str(once.count), _interval(once), _interval(each))
     return table
 
@@ -200,65 +118,157 @@ def _interval(interval: Interval | None) -> str:
     return "" if interval is None else f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
-def print_diagnosis(console: Console, diagnosis: DoctorReport) -> None:
-    """What is here, what is missing, and what to do about it."""
-    table = Table("", "what", "state", "found", "remedy", title="doctor", title_justify="left")
+def print_checks(console: Console, report: DoctorReport) -> None:
+    """Print each check with its state and remedy."""
+    table = Table("", "check", "state", "detail", "remedy", title="doctor", title_justify="left")
     area = ""
-    for finding in diagnosis.findings:
-        shown = "" if finding.area == area else finding.area
-        state = Text(finding.state, _COLOURS[finding.state])
-        table.add_row(shown, finding.name, state, finding.found, finding.remedy)
-        area = finding.area
+    for check in report.checks:
+        shown = "" if check.area == area else check.area
+        table.add_row(shown, check.name, Text(check.state, _COLOURS[check.state]), check.detail, check.remedy)
+        area = check.area
     console.print(table)
-    problems = sum(finding.state == "problem" for finding in diagnosis.findings)
+    problems = sum(check.state == "problem" for check in report.checks)
     console.print("a run can start" if not problems else f"{problems} problem(s): a run would fail")
 
 
-def print_plan(console: Console, plan: Plan) -> None:
-    """What a run would do, what of it is in the cache, and what the rest takes."""
+def print_dry_run(console: Console, plan: DryRun) -> None:
+    """Print the stages of a run with their cache hits, and the estimates of episodes, tokens and memory."""
     stages = Table("stage", "runs", "cached", "the rest", title="stages", title_justify="left")
     for stage in plan.stages:
         stages.add_row(stage.name, str(stage.runs), str(stage.cached), stage.rest or "nothing to compute")
     console.print(stages)
-    for line in _told(plan):
+    for line in _estimates(plan):
         console.print(line, soft_wrap=True)
 
 
-def _told(plan: Plan) -> Iterator[str]:
+def _estimates(plan: DryRun) -> Iterator[str]:
     unknown = "unknown until split has run"
-    sides = unknown if plan.scenarios is None else "{} to train on, {} held out".format(*plan.scenarios)
-    yield f"scenarios: {sides}"
+    splits = unknown if plan.scenarios is None else "{} to train on, {} held out".format(*plan.scenarios)
+    yield f"scenarios: {splits}"
     heldout = unknown if plan.episodes.heldout is None else f"{plan.episodes.heldout:,}"
     yield f"episodes: at most {plan.episodes.train:,} to train on; held out, by both policies: {heldout}"
-    if plan.said is None:
-        mean = "their mean is unknown: no rollout of this config is in the cache"
+    if plan.mean_completion_tokens is None:
+        mean = "mean unknown: no rollout of this config is in the cache"
     else:
-        mean = f"{plan.said:.1f} on average in the rollouts of this config that are in the cache"
+        mean = f"{plan.mean_completion_tokens:.1f} on average in the cached rollouts of this config"
     yield (
-        f"tokens: the policy says at most {plan.said_at_most:,} in an episode, "
-        f"{plan.said_at_most * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
+        f"completion tokens: at most {plan.max_completion_tokens:,} in an episode, "
+        f"{plan.max_completion_tokens * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
     )
-    memory = plan.memory_estimate
+    memory = plan.memory
     yield (
-        f"memory: {_size(memory.peak)} at its peak, without what Python and its packages take: weights "
+        f"memory: {_size(memory.peak)} at its peak, without Python and its packages: weights "
         f"{_size(memory.weights)} ({memory.copies} × {memory.parameters:,} parameters), gradients "
         f"{_size(memory.gradients)}, optimizer {_size(memory.optimizer)}, activations about "
-        f"{_size(memory.activations)}; or, while episodes are played, a cache of at most {_size(memory.cache)}"
+        f"{_size(memory.activations)}; or, during rollouts, a KV cache of at most {_size(memory.cache)}"
     )
-    if plan.time is None:
-        yield "time: unknown, no earlier run here computed all its stages with this model in this world"
-    else:
-        yield (
-            f"time: about {plan.time.seconds:.0f} s, after run {plan.time.run} of {plan.time.created}, which took "
-            f"{plan.time.took_s:.0f} s"
-        )
 
 
 def _size(count: int) -> str:
-    """Bytes in the unit that people read: 10,103,040 → 9.6 MiB."""
+    """Bytes in a binary unit: 10,103,040 → 9.6 MiB."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
             break
         value, unit = value / 1024, larger
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def print_change(console: Console, model: str, change: ChampionChange | None) -> None:
+    """Print the version that is champion now."""
+    if change is None:
+        console.print(f"{model}: this version is champion already; nothing was changed")
+        return
+    replaced = f" in place of version {change.replaced}" if change.replaced is not None else ""
+    forced = ", forced" if change.forced else ""
+    console.print(
+        f"{model}: version {change.champion} is champion{replaced}{forced} ({change.reason})",
+        soft_wrap=True,
+    )
+
+
+def print_lineage(console: Console, lineage: Lineage) -> None:
+    """Print the provenance, ancestors and promotion history of a version."""
+    provenance = lineage.provenance
+    compared = "the base model" if lineage.evaluated_against is None else f"version {lineage.evaluated_against}"
+    scenarios = provenance.config["scenarios"]
+    sources = scenarios["sources"] if isinstance(scenarios, dict) else None
+    facts = {
+        "policy": provenance.policies[-1],
+        "aliases": ", ".join(lineage.aliases) or "none",
+        "verdict": f"{lineage.tags.get('verdict')}: {provenance.decision}",
+        "gates": ", ".join(f"{name} {'none' if v is None else f'{v:.4g}'}" for name, v in provenance.checks.items()),
+        "compared with": f"{compared}, policy {provenance.champion}",
+        "sources": "; ".join(f"{source.get('kind')} {source.get('path', '')}".strip() for source in _mappings(sources)),
+        "sources digest": provenance.sources,
+        "scenarios digest": provenance.scenarios,
+        "base model digest": provenance.model,
+        "code": f"{provenance.code}, commit {provenance.commit or 'unknown'}",
+        "seed": str(provenance.seed),
+        "packages": ", ".join(f"{name} {version}" for name, version in provenance.packages.items()),
+        "machine": ", ".join(f"{name} {value}" for name, value in provenance.machine.items()),
+        "iterations": str(len(provenance.policies) - 1),
+        "MLflow run": lineage.run_id,
+    }
+    lines = [f"{lineage.name} version {lineage.version}", *(f"  {name:<18}{value}" for name, value in facts.items())]
+    lines += [f"  external code     {name}: {digest[:16]}" for name, digest in provenance.external_digests.items()]
+    for depth, parent in enumerate(lineage.parents):
+        origin = f"version {parent.version}" if parent.version is not None else f"base model {parent.model}"
+        lines.append(f"{'  ' * depth}trained from policy {parent.policy}, {origin}")
+    lines += [_change_line(change) for change in lineage.history] or ["no version of this model was promoted"]
+    if lineage.pending is not None:
+        lines.append(f"pending, the next promotion or rollback completes or undoes it: {_change_line(lineage.pending)}")
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    console.print(
+        f"the whole config: grpo lineage models:/{lineage.name}/{lineage.version} --json",
+        soft_wrap=True,
+    )
+
+
+def _change_line(change: ChampionChange) -> str:
+    """A promotion or rollback on one line."""
+    replaced = f" instead of {change.replaced}" if change.replaced is not None else ""
+    forced = ", forced" if change.forced else ""
+    actor = f"{change.by.user}@{change.by.host}" + (f", flow run {change.by.run}" if change.by.run else "")
+    return f"{change.at} {change.action}{forced}: version {change.champion}{replaced}, by {actor}: {change.reason}"
+
+
+def print_reproduction(console: Console, result: Reproduction) -> None:
+    """Print whether the weights are equal, and the differences of the inputs."""
+    for name, (then, now) in result.differences.items():
+        console.print(f"{name}: was {then}, is {now}", soft_wrap=True)
+    if result.equal:
+        console.print(f"{result.model}: equal weights, policy {result.found[-1]}", soft_wrap=True)
+        return
+    first = next(iter(result.differences), "nothing that was recorded")
+    console.print(
+        f"{result.model}: different weights from iteration {result.first_iteration} on; policy {result.expected[-1]} "
+        f"was registered, this run gave {result.found[-1]}; first difference: {first}",
+        soft_wrap=True,
+    )
+
+
+def _mappings(value: object) -> list[dict[str, object]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def print_triggers(console: Console, results: tuple[TriggerResult, ...]) -> None:
+    """Print each trigger of a retraining, and whether it fired."""
+    table = Table("trigger", "fired", "explanation", title="triggers", title_justify="left")
+    for result in results:
+        table.add_row(result.reason, Text("yes", "green") if result.fired else "no", result.explanation)
+    console.print(table)
+
+
+def print_retraining(console: Console, report: RetrainingReport, *, path: Path) -> None:
+    """Print the triggers, the curated conversations and the verdict of a retraining."""
+    print_triggers(console, report.triggers.results)
+    curation = report.triggers.curation
+    console.print(f"{curation.records} conversations: {curation.accepted} accepted")
+    for reason, count in curation.rejected.items():
+        console.print(f"  {count} × {reason}")
+    for kind, count in curation.redacted.items():
+        console.print(f"  {count} × {kind} redacted")
+    console.print(f"{report.verdict}: {report.reason}", soft_wrap=True)
+    console.print(f"report: {path}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`grpo init`."""
+"""Commands before a run: init, doctor, ingest, check-reward."""
 
 from __future__ import annotations
 
@@ -8,41 +8,44 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.command import Overrides, console
+from flows.cli.command import ConfigFile, Overrides, console, start_command
+from flows.cli.errors import FAILED, REFUSED, exit_codes
+from flows.local import settings
 from grpo.config.commented_yaml import commented_yaml
+from grpo.config.loading import parse_override
 from grpo.config.pipeline import PipelineConfig, load_config
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, GRPOError
 from grpo.storage.files import write_atomically
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository, with the files that ship beside the code: a wheel without it has none of them."""
+QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
 
 
 def init(
     path: Annotated[Path, typer.Option(help="File to write.")] = Path("config.yaml"),
     start: Annotated[
-        Path | None, typer.Option("--from", help="Config whose settings are written; the quickstart if none is named.")
+        Path | None, typer.Option("--from", help="Config whose settings are written; the quickstart by default.")
     ] = None,
     override: Overrides = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a config of your own, with every setting, what it means and its default; it runs as it is.
+    """Write a config with every setting, its description and its default; it runs unchanged.
 
     Example: grpo init --path config.yaml --set name=mine
     """
-    from flows.shipped import QUICKSTART
-
     if path.exists() and not force:
-        raise ConfigError(f"{path} is there already; name another --path, or replace it with --force")
-    settings = load_config(start or QUICKSTART, tuple(override or ()))
-    write_atomically(path, commented_yaml(settings if start else _from_here(settings)))
-    console.print(f"{path} written; look at it, then: grpo train {path} --dry-run", soft_wrap=True)
+        raise ConfigError(f"{path} exists; name another --path, or replace it with --force")
+    pipeline = load_config(start or QUICKSTART, tuple(override or ()))
+    write_atomically(path, commented_yaml(pipeline if start else _with_shipped_files(pipeline)))
+    console.print(f"{path} written; edit it, then: grpo train {path} --dry-run", soft_wrap=True)
 
 
-def _from_here(settings: PipelineConfig) -> PipelineConfig:
-    """The quickstart with the files that ship, wherever the command is called."""
-    from flows.shipped import ROOT
-
+def _with_shipped_files(pipeline: PipelineConfig) -> PipelineConfig:
+    """The quickstart with absolute paths of the files that ship, for use outside of the repository."""
     if Path.cwd() == ROOT:
-        return settings
-    document = settings.model_dump(mode="json")
+        return pipeline
+    document = pipeline.model_dump(mode="json")
     for section, key in (
         (document["policy"], "model"),
         *((source, "path") for source in document["scenarios"]["sources"]),
@@ -51,3 +54,84 @@ def _from_here(settings: PipelineConfig) -> PipelineConfig:
         if not Path(section[key]).exists() and shipped.exists():
             section[key] = os.fspath(shipped)
     return PipelineConfig.model_validate(document)
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="YAML file of a run, whose requirements are checked.")] = None,
+    override: Overrides = None,
+    store: Annotated[
+        str | None, typer.Option(help="Artifact store to check; else the config's, or `artifacts` in GRPO_HOME.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Check this machine, its servers and stores, with a remedy for each problem; exit code 1 if a run would fail.
+
+    Example: grpo doctor --json
+
+    Example: grpo doctor data/configs/quickstart.yaml
+    """
+    home = settings.apply()
+    from flows.cli.display import print_checks
+    from flows.cli.doctor import run_checks
+
+    pipeline = None if config is None else load_config(config, tuple(override or ()))
+    report = run_checks(home, store or (pipeline.store if pipeline is not None else str(home / "artifacts")), pipeline)
+    if as_json:
+        typer.echo(report.model_dump_json(indent=1))
+    else:
+        print_checks(console, report)
+    if not report.healthy:
+        raise typer.Exit(FAILED)
+
+
+def ingest(
+    config: ConfigFile,
+    override: Overrides = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the tables and Data Docs; by default `ingest` in GRPO_HOME.")
+    ] = None,
+) -> None:
+    """Read, validate and split the scenarios of a config, without training.
+
+    Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
+    """
+    home = start_command(services=False)
+    folder = folder or home / "ingest"
+    scenarios = load_config(config, tuple(override or ())).scenarios
+    from grpo.scenarios import expectations, split
+    from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE
+    from grpo.scenarios.ingest import ingest as ingest_sources
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = folder / SCENARIOS_FILE, folder / QUARANTINE_FILE
+    bound = scenarios.max_quarantined_fraction
+    counts = ingest_sources(scenarios.sources, *tables, max_quarantined_fraction=bound)
+    console.print(f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined")
+    for reason, count in counts.reasons.items():
+        console.print(f"  {count} × {reason}")
+    docs = folder / "data_docs"
+    suite = expectations.validate(tables[0], docs, validation_fraction=scenarios.validation_fraction)
+    for warning in suite.warnings:
+        console.print(f"  warning: {warning}")
+    console.print(f"{len(suite.checks) - len(suite.warnings)} expectations hold; {docs / suite.docs_index}")
+    sides = split.split(tables[0], validation_fraction=scenarios.validation_fraction, limit=scenarios.limit)
+    console.print(f"{len(sides.train)} to train on, {len(sides.heldout)} held out")
+
+
+def check_reward(
+    reward: Annotated[str, typer.Argument(help="Name of a reward, of this package or of a plugin.")],
+    option: Annotated[list[str] | None, typer.Option("--set", help="option=value; may be repeated.")] = None,
+) -> None:
+    """Test a reward for reward hacking: score known exploits, and exit with code 3 if one of them pays off.
+
+    Example: grpo check-reward helpfulness
+    """
+    from flows.cli.display import print_reward_check
+    from grpo.rewards.catalog import reward_named
+    from grpo.rewards.hacking.check import probe_reward
+
+    with exit_codes(wrong_input=(GRPOError,)):
+        results = probe_reward(reward_named(reward, **dict(map(parse_override, option or ()))))
+    print_reward_check(console, reward, results)
+    if any(result.exploited for result in results):
+        raise typer.Exit(REFUSED)

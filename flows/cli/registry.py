@@ -1,35 +1,199 @@
-"""`grpo promote`."""
+"""Commands for registered models: promote, rollback, lineage, reproduce, report."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import getpass
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.command import ModelName, Reason, console
-from flows.commands.begin import begin
+from flows.cli.command import ModelAddress, Reason, console, start_command
+from flows.cli.errors import FAILED
+from flows.local import settings
+from grpo.errors import AddressError, ConfigError
+
+if TYPE_CHECKING:
+    from grpo.registry import ChampionChange, Registry
+    from grpo.registry.promotions import Actor
+
+_CHAMPION = re.compile(r"^models:/(?P<name>\w[\w.-]*)@champion$")
 
 
 def promote(
-    model: ModelName,
+    model: Annotated[str, typer.Argument(help="models:/NAME@candidate, or models:/NAME/3.")],
     reason: Reason,
-    version: Annotated[int | None, typer.Option(help="Number of the version; the candidate if left out.")] = None,
-    force: Annotated[bool, typer.Option(help="Promote against the verdict; the record says so.")] = False,
+    force: Annotated[bool, typer.Option(help="Promote against the verdict; the history records it.")] = False,
 ) -> None:
-    """Let a version serve: the alias champion moves to it, previous to the one it replaces.
+    """Promote a version: the alias champion moves to it, the alias previous to the version that it replaces.
 
-    Exit code 3 for a version that did not pass its gates, was judged against another champion, or has served before.
+    Exit code 3 for a version that did not pass its gates, was compared with another champion, or was champion before.
 
-    Example: grpo promote support-desk --reason "looked at 40 conversations"
+    Example: grpo promote models:/support-desk@candidate --reason "read 40 conversations"
     """
-    home = begin()
+    home = start_command()
+    from flows.cli.display import print_change
+    from tasks.registry import registry
+
+    models = registry()
+    with settings.without_gc():
+        version = models.resolve(model)
+
+    def promote_here() -> ChampionChange | None:
+        return models.promotions(version.name).promote(
+            version.version,
+            reason=reason,
+            by=_actor(),
+            force=force,
+            checks=models.provenance(version).checks,
+            verify=_verifier(models, version.name),
+        )
+
+    def promote_in_flow() -> ChampionChange | None:
+        from flows.promote import promote as flow
+
+        return flow(version.name, version=version.version, reason=reason, force=force)
+
+    print_change(console, version.name, _change_champion(home, promote_here, promote_in_flow))
+
+
+def rollback(
+    model: Annotated[str, typer.Argument(help="models:/NAME@champion.")],
+    reason: Reason,
+) -> None:
+    """Roll back to the version that the champion has replaced.
+
+    Example: grpo rollback models:/support-desk@champion --reason "refunds twice"
+    """
+    if (address := _CHAMPION.match(model)) is None:
+        raise AddressError(f"{model!r}: a rollback replaces a champion; write models:/NAME@champion")
+    home, name = start_command(), address["name"]
+    from flows.cli.display import print_change
+    from tasks.registry import registry
+
+    def roll_back_here() -> ChampionChange:
+        models = registry()
+        with settings.without_gc():
+            log = models.promotions(name)
+        return log.rollback(reason=reason, by=_actor(), verify=_verifier(models, name))
+
+    def roll_back_in_flow() -> ChampionChange:
+        from flows.rollback import rollback as flow
+
+        return flow(name, reason=reason)
+
+    print_change(console, name, _change_champion(home, roll_back_here, roll_back_in_flow))
+
+
+def _change_champion(
+    home: Path, here: Callable[[], ChampionChange | None], in_flow: Callable[[], ChampionChange | None]
+) -> ChampionChange | None:
+    """Change the champion by a flow run where a Prefect server runs, else in this process.
+
+    The registry's own lock and history hold in both cases; starting a server for one write takes ten seconds.
+    """
+    from flows.local.servers import prefect_server, running_prefect_server
+
+    if running_prefect_server(home) is None:
+        home.mkdir(parents=True, exist_ok=True)
+        return here()
+    with prefect_server(home):
+        from flows.cli.console import show_progress
+
+        with show_progress(console):
+            return in_flow()
+
+
+def _actor() -> Actor:
+    from grpo.registry.promotions import Actor
+
+    return Actor(user=getpass.getuser(), host=socket.gethostname())
+
+
+def _verifier(models: Registry, name: str) -> Callable[[int], None]:
+    """Check of a version's files before it becomes champion."""
+    return lambda version: models.verify(models.resolve(f"models:/{name}/{version}"))
+
+
+def lineage(
+    model: ModelAddress,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with the whole config.")] = False,
+) -> None:
+    """Print the provenance of a version, its ancestors, and every promotion and rollback.
+
+    Example: grpo lineage models:/support-desk@champion
+    """
+    home = start_command()
+    home.mkdir(parents=True, exist_ok=True)  # the registry makes its files there
+    from flows.cli.display import print_lineage
+    from grpo.registry.lineage import trace_lineage
+    from tasks.registry import registry
+
+    models = registry()
+    with settings.without_gc():
+        version = models.resolve(model)
+    document = trace_lineage(models, version)
+    if as_json:
+        typer.echo(document.model_dump_json(indent=1))
+    else:
+        print_lineage(console, document)
+
+
+def reproduce(model: ModelAddress) -> None:
+    """Train a version again from its recorded config, and compare the weights.
+
+    Exit code 0 where they are equal bit for bit, as they are on the CPU; 1 otherwise, with the differences.
+
+    Example: grpo reproduce models:/support-desk@champion
+    """
+    home = start_command()
     from flows.local.servers import prefect_server
 
     with prefect_server(home):
-        from flows.cli.display import live
-        from flows.promote import promote as flow
-        from flows.versions import print_change
+        from flows.cli.console import show_progress
+        from flows.cli.display import print_reproduction
+        from flows.reproduce import reproduce as flow
 
-        with live(console):
-            change = flow(model, version=version, reason=reason, force=force)
-        print_change(console, model, change)
+        with show_progress(console):
+            result = flow(model)
+        print_reproduction(console, result)
+    if not result.equal:
+        raise typer.Exit(FAILED)
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="Name of a run, or path of its report.json or its folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print report.json itself, and write nothing.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Print the result of a run, and write its page again from report.json.
+
+    Example: grpo report quickstart
+    """
+    home = start_command(services=False)
+    document_path = _find_report(run, home)
+    from grpo.evaluation.report import read_report, write_report
+
+    document = read_report(document_path)
+    if as_json:
+        typer.echo(document.model_dump_json(indent=1))
+        return
+    from flows.cli.display import print_summary
+
+    page = write_report(document, document_path.parent, data_docs=None)[0]
+    print_summary(console, document)
+    console.print(f"report: {page}", soft_wrap=True)
+    if show:
+        typer.launch(page.as_uri())
+
+
+def _find_report(run: str, home: Path) -> Path:
+    """The report.json of a run of this home, or at a path."""
+    for path in (Path(run), Path(run) / "report.json", home / run / "report.json"):
+        if path.is_file():
+            return path.resolve()
+    known = sorted(path.parent.name for path in home.glob("*/report.json"))
+    raise ConfigError(f"no report of {run!r} in {home}; there are {', '.join(known) or 'none'}")

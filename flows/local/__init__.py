@@ -1,1 +1,1 @@
-"""local."""
+"""Servers and workers of one machine: start, health checks, supervision, shutdown."""

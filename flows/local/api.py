@@ -1,9 +1,9 @@
-"""Prefect's server under its own addresses only: `python -m flows.local.api`, in place of `prefect server start`.
+"""Prefect's server with checks of `Host` and `Origin`: `python -m flows.local.api` instead of `prefect server start`.
 
 Prefect's own command answers requests under any host name, and pages of any origin. Here the addresses of the server
 are those of PREFECT_SERVER_CORS_ALLOWED_ORIGINS; a request with another `Host`, or from a page of another `Origin`, is
-refused before Prefect sees it, websockets and requests without a preflight among them. A server without a login is not
-started.
+refused before Prefect sees it, including websockets and requests without a CORS preflight. A server without a login is
+not started.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POLICY_VIOLATION = 1008
 
 
 class TrustedOriginMiddleware:
-    """Middleware that refuses requests whose `Host` or `Origin` is not an address of this server."""
+    """ASGI middleware that refuses requests whose `Host` or `Origin` is not an address of this server."""
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
         self._app = app
@@ -34,7 +34,7 @@ class TrustedOriginMiddleware:
         self._hosts = frozenset(urlsplit(origin).netloc for origin in self._origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 403; see ASGI."""
+        """Forward the request, or answer 403."""
         if scope["type"] == "lifespan" or self._is_own(Headers(scope=scope)):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -49,17 +49,20 @@ class TrustedOriginMiddleware:
 
 
 def serve() -> None:
-    """Serve Prefect's API and pages until this process is ended.
+    """Serve Prefect's API and pages until this process is stopped.
 
-    Raises `ConfigError` without a login, and where every origin would be allowed.
+    Raises `ConfigError` without a login, and where any origin would be allowed.
     """
-    from prefect.server.api.server import create_app
+    with settings.without_gc():
+        from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
     server = get_current_settings().server
     origins = [origin.strip() for origin in server.api.cors_allowed_origins.split(",")]
     if server.api.auth_string is None:
-        raise ConfigError(f"a server without a login runs anyone's code; set {SERVER} here and {CLIENT} for clients")
+        raise ConfigError(
+            f"a server without a login runs any visitor's code; set {SERVER} here and {CLIENT} for clients"
+        )
     validate_login(server.api.auth_string.get_secret_value(), place=SERVER)
     if any(urlsplit(origin).scheme not in ("http", "https") for origin in origins):
         raise ConfigError(
@@ -78,7 +81,7 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    settings.conceal()
+    settings.hide_passwords()
     try:
         serve()
     except ConfigError as error:

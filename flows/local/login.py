@@ -1,4 +1,4 @@
-"""Login of the Prefect server of a home: drawn once, and kept in a file that only its owner may read."""
+"""Login of the Prefect server of a home: generated once, in a file that only its owner may read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from grpo.storage.files import storage_errors
 from grpo.storage.locks import file_lock
 
 SERVER, CLIENT = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
-"""Variables in which Prefect's server and its clients expect the login."""
+"""Variables of the login, for Prefect's server and its clients."""
 ORIGINS = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
 """Variable that lists the addresses of Prefect's server."""
 _USABLE = re.compile(r"[!-~]{12,}")
-"""Printable ASCII without blanks: anything else does not survive a header, and a shorter one can be guessed."""
+"""Printable ASCII without blanks: other characters do not survive a header, and a shorter login can be guessed."""
 
 
 def login_file(home: Path) -> Path:
@@ -25,10 +25,10 @@ def login_file(home: Path) -> Path:
 
 
 def login(home: Path) -> str:
-    """Login of the server of this home: PREFECT_SERVER_API_AUTH_STRING, else what its file holds, else a new one.
+    """Login of the server of this home: PREFECT_SERVER_API_AUTH_STRING, else that of its file, else a new one.
 
-    Processes that ask at once get the same. Raises `ConfigError` for a login that cannot be used, `StorageError` where
-    the home may not be written.
+    Concurrent processes get the same login. Raises `ConfigError` for an invalid login, `StorageError` where the home
+    may not be written.
     """
     if given := os.environ.get(SERVER):
         return validate_login(given, place=SERVER)
@@ -42,24 +42,24 @@ def login(home: Path) -> str:
 
 
 def password_hint(home: Path) -> str:
-    """Place of the password that Prefect's page asks for; the password itself would stay in the terminal's history."""
+    """Place of the password of Prefect's page; the password itself would stay in the terminal's history."""
     file = login_file(home)
     place = file if file.exists() and login(home) == file.read_text(encoding="utf-8").strip() else SERVER
-    return f"Prefect's page asks for a password: all that stands in {place}"
+    return f"Prefect's page asks for a password: the whole content of {place}"
 
 
 def validate_login(text: str, *, place: str) -> str:
-    """The login, if a server can be protected with it. Raises `ConfigError`, which does not repeat it."""
+    """The login, if it is valid; else raise `ConfigError`, which does not repeat it."""
     if _USABLE.fullmatch(text) is None:
         raise ConfigError(
-            f"the login in {place} has {len(text)} characters or one that no header can hold; set USER:PASSWORD of at "
-            "least 12 printable ASCII characters, or remove it and a new one is drawn"
+            f"the login in {place} has {len(text)} characters or one that a header cannot hold; set USER:PASSWORD of "
+            "at least 12 printable ASCII characters, or remove it and a new one is generated"
         )
     return text
 
 
 def _write_private(file: Path, content: str) -> None:
-    """Write a whole file with mode 0600 from its creation on."""
+    """Write a file atomically, with mode 0600 from its creation on."""
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

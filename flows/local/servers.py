@@ -1,4 +1,4 @@
-"""Prefect's and MLflow's servers on this machine, shared by the runs that need them and ended by the last.
+"""Prefect's and MLflow's servers on this machine, shared by their runs and stopped by the last.
 
 An ephemeral Prefect server loses task records when its process exits; this one is a process of its own.
 """
@@ -23,10 +23,10 @@ _SEND_TIMEOUT_S = 10.0
 
 
 def migrate_databases(home: Path) -> None:
-    """Create or migrate the databases in which both services keep their records; a server would do it at its start.
+    """Create or migrate the databases of both services, which a server would do at its start.
 
-    From nothing it takes Prefect ten seconds and MLflow two, which belong to an installation, not to every first run.
-    Services that run elsewhere look after their own. Raises `ConfigError` when a database cannot be made.
+    A new database takes Prefect ten seconds and MLflow two: work for an installation, not for every first run. Servers
+    on other machines migrate their own. Raises `ConfigError` for a database that cannot be created.
     """
     with storage_errors(str(home)):
         home.mkdir(parents=True, exist_ok=True)
@@ -38,16 +38,18 @@ def migrate_databases(home: Path) -> None:
         records = os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite:///{home / 'prefect' / 'prefect.db'}")
         try:
             with exclusive(records.replace("+aiosqlite", "")):
-                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+                process = subprocess.run(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+                )
         except ConnectionError as error:
             raise ConfigError(f"Prefect's database cannot be used: {error}") from error
-        if done.returncode:
-            output = masked(done.stdout.strip()[-2000:], known=records)
+        if process.returncode:
+            output = masked(process.stdout.strip()[-2000:], known=records)
             raise ConfigError(f"Prefect's database {masked(records)} cannot be made:\n{output}")
 
 
 def prefect_service(home: Path) -> Service:
-    """Prefect's server of this home; it is started with the login in the environment."""
+    """Prefect's server of this home; started with the login in the environment."""
     host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
     origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))
     return Service(
@@ -63,7 +65,7 @@ def prefect_service(home: Path) -> Service:
 
 
 def mlflow_service(home: Path) -> Service:
-    """MLflow's server of this home. Its files lie where a client that goes to the database itself puts them, too."""
+    """MLflow's server of this home, with the same artifact folder as a client that opens the database itself."""
     port, files = int(os.environ["GRPO_MLFLOW_PORT"]), home / "mlartifacts"
     arguments = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--artifacts-destination", str(files))
     return Service(
@@ -72,16 +74,21 @@ def mlflow_service(home: Path) -> Service:
         arguments=("mlflow", "server", *arguments, "--default-artifact-root", files.as_uri()),
         port=port,
         remedy="set GRPO_MLFLOW_PORT to a free port",
-        environment={"MLFLOW_BACKEND_STORE_URI": os.environ["MLFLOW_TRACKING_URI"]},  # a password is no argument
+        environment={"MLFLOW_BACKEND_STORE_URI": os.environ["MLFLOW_TRACKING_URI"]},  # passwords are not arguments
     )
+
+
+def running_prefect_server(home: Path) -> str | None:
+    """Address of the Prefect server that PREFECT_API_URL names or that runs in this home; None without one."""
+    return os.environ.get("PREFECT_API_URL") or prefect_service(home).address()
 
 
 @contextmanager
 def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Serve Prefect's API while the block runs; `meanwhile` is called before it, while a new server starts.
+    """Provide a Prefect server while the block runs; `meanwhile` is called first, while a new server starts.
 
     It is the server that PREFECT_API_URL names, with the login of PREFECT_API_AUTH_STRING, else a running one of this
-    home, else a new one, with the login of the home. Raises `ConfigError` when the port belongs to another program.
+    home, else a new one, with the login of the home. Raises `ConfigError` for a port of another program.
     """
     if url := os.environ.get("PREFECT_API_URL"):
         meanwhile()
@@ -89,19 +96,26 @@ def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) 
         return
 
     def started(url: str) -> None:
-        os.environ["PREFECT_API_URL"] = url  # before Prefect is imported, which reads it once
+        os.environ["PREFECT_API_URL"] = url  # a running server may have another port than a new one
         meanwhile()
 
-    before = {name: os.environ.get(name) for name in (SERVER, CLIENT)}
+    with prefect_environment(home), prefect_service(home).shared(meanwhile=started) as url:
+        try:
+            yield url
+        finally:
+            _send_logs()
+
+
+@contextmanager
+def prefect_environment(home: Path) -> Iterator[None]:
+    """Set the address and login of this home's server while the block runs: Prefect reads them once, at import."""
+    before = {name: os.environ.get(name) for name in ("PREFECT_API_URL", SERVER, CLIENT)}
     os.environ[SERVER] = os.environ[CLIENT] = login(home)
+    os.environ["PREFECT_API_URL"] = prefect_service(home).url
     try:
-        with prefect_service(home).shared(meanwhile=started) as url:
-            try:
-                yield url
-            finally:
-                _send_logs()
+        yield
     finally:
-        for name, value in {**before, "PREFECT_API_URL": None}.items():
+        for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
@@ -109,7 +123,7 @@ def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) 
 
 @contextmanager
 def mlflow_server(home: Path) -> Iterator[str]:
-    """Serve MLflow's pages and its API on loopback while the block runs, or name the server that is already used."""
+    """Serve MLflow on loopback while the block runs, or yield the address of the server that is configured."""
     if (url := os.environ["MLFLOW_TRACKING_URI"]).startswith("http"):
         yield url
         return
@@ -118,6 +132,6 @@ def mlflow_server(home: Path) -> Iterator[str]:
 
 
 def _send_logs() -> None:
-    """Let what was logged reach the server before it goes."""
+    """Send the remaining logs before the server stops."""
     if (handlers := sys.modules.get("prefect.logging.handlers")) is not None:
         handlers.APILogWorker.drain_all(timeout=_SEND_TIMEOUT_S)

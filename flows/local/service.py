@@ -1,8 +1,8 @@
-"""Processes of this machine that serve: started once, found again, shared by whoever uses them, ended by the last.
+"""Background processes of this machine: started once, found again, shared by their users, stopped by the last.
 
-Each leaves a record (which process, address) and a log in `services` under the home. A record counts only while that
-very process lives: a stale one does no harm, nor does another program that was given the same id. Its processes also
-carry a mark in their environment, by which children that outlived it are found, and one that never got a record.
+Each has a record (process, address) and a log in `services` under the home. A record is valid only while that very
+process lives: a stale one does no harm, nor does another program with the same process id. Its processes also carry a
+mark in their environment, which finds children that outlived it and processes without a record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from pathlib import Path
 
 import psutil
 
-from flows.local.processes import end, process_identity, processes_with_variable
 from grpo.errors import ConfigError, StorageError
 from grpo.storage.files import storage_error, storage_errors, write_atomically
 from grpo.storage.locks import file_lock
@@ -34,37 +33,46 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
 _LAST_BYTES = 4000
 _MARK = "GRPO_SERVICE"
-"""The variable in the environment of its processes that says whose they are."""
+"""Environment variable that marks the processes of a service."""
 _children: dict[int, subprocess.Popen[bytes]] = {}
-"""What this process started, by process id: it has to be asked for its end, or it stays in the table."""
+"""Processes started by this one, by id: they are polled, or they stay in the process table."""
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_STARTED = 22 - 3
+"""Field 22 of /proc/PID/stat, in ticks since the boot; the first after the name (which may hold blanks) is field 3."""
+_KILL_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A process that answers under `<address>/health`; one without a port answers as long as it lives."""
+    """A process that answers at `<address>/health`; one without a port is healthy while it lives."""
 
     name: str
-    """Of its record and its log."""
+    """Name of its record and its log."""
     home: Path
-    """Folder of everything that runs leave behind; there is one such process for each."""
+    """Folder of all records; one such process for each."""
     arguments: tuple[str, ...]
-    """What `python -m` is given."""
+    """Arguments of `python -m`."""
     host: str = "127.0.0.1"
     port: int | None = None
     path: str = ""
-    """Of the address under which it serves."""
+    """Path of its address."""
     remedy: str = "stop that program"
-    """What to do where the port is taken."""
+    """Instruction for a port that is taken."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Over the environment of whoever starts it; what is None is taken out."""
+    """Changes to the environment of its parent; None removes a variable."""
+
+    @property
+    def url(self) -> str:
+        """The address at which it answers once it runs; empty without a port."""
+        return "" if self.port is None else f"http://{self.host}:{self.port}{self.path}"
 
     @property
     def log(self) -> Path:
-        """Where it writes what it has to say."""
+        """Its log file."""
         return self._file("log")
 
     def process(self) -> psutil.Process | None:
-        """The process of the record, if it lives."""
+        """The recorded process, if it lives."""
         try:
             record = json.loads(self._file("json").read_text(encoding="utf-8"))
             if (child := _children.get(record["pid"])) is not None and child.poll() is not None:
@@ -77,7 +85,7 @@ class Service:
         return process
 
     def address(self) -> str | None:
-        """Where it serves, if it does."""
+        """Its address, if it answers."""
         process = self.process()
         if process is None:
             return None
@@ -85,14 +93,14 @@ class Service:
         return url if not url or (_listens(process, url) and _answers(f"{url}/health")) else None
 
     def start(self) -> str:
-        """Start it, unless it lives; returns where it is going to serve.
+        """Start it, unless it lives; returns its address.
 
-        What is left of one that died is ended first. Raises `ConfigError` when its port belongs to another program.
+        Leftover children of a dead one are killed first. Raises `ConfigError` for a port of another program.
         """
         with file_lock(self._file("start")):
             if self.process() is not None:
                 return self._recorded_address()
-            end(self._marked)
+            kill_all(self._marked)
             self._refuse_taken_port()
             return self._start()
 
@@ -110,61 +118,60 @@ class Service:
                 env={name: value for name, value in environment.items() if value is not None},
             )
         _children[child.pid] = child
-        url = "" if self.port is None else f"http://{self.host}:{self.port}{self.path}"
         try:
-            record = {"pid": child.pid, "identity": process_identity(psutil.Process(child.pid)), "url": url}
+            record = {"pid": child.pid, "identity": process_identity(psutil.Process(child.pid)), "url": self.url}
             write_atomically(self._file("json"), json.dumps(record))
-        except BaseException:  # without a record nobody would find it again
+        except BaseException:  # without a record it would not be found again
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             raise
-        return url
+        return self.url
 
     def _refuse_taken_port(self) -> None:
         if self.port is not None and not port_is_free(self.host, self.port):
             raise ConfigError(f"port {self.port} on {self.host} is in use by another program; {self.remedy}")
 
     def wait(self) -> str:
-        """Wait until it answers; returns its address, and says where its log is if it does not."""
+        """Wait until it answers; returns its address. Raises with the path of its log if it does not."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         while (url := self.address()) is None:
             if self.process() is None:
-                self._refuse_taken_port()  # by somebody who started in the same moment
-                raise self._without_room() or ConfigError(f"{self.name} ended at its start; see {self.log}")
+                self._refuse_taken_port()  # by a program that started at the same time
+                raise self._disk_full() or ConfigError(f"{self.name} ended at its start; see {self.log}")
             if time.monotonic() > deadline:
                 self.stop()
                 raise TimeoutError(f"{self.name} did not answer within {_START_TIMEOUT_S:.0f} s; see {self.log}")
             time.sleep(0.1)
         return url
 
-    def _without_room(self) -> StorageError | None:
-        """The error of a process that ended because the disk is full, as the end of its log tells."""
+    def _disk_full(self) -> StorageError | None:
+        """The error of a process that ended because the disk is full, by the end of its log."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - _LAST_BYTES))
             return storage_error(RuntimeError(log.read().decode(errors="replace")), str(self.home))
         return None
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End it and its children; by force if they do not end by themselves, or `at_once`, or outlived it."""
+        """Stop it and its children: SIGTERM, then SIGKILL; SIGKILL only with `at_once`."""
         process = self.process()
         if process is not None:
             if not at_once:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
-                self._ended_within(_STOP_TIMEOUT_S)
+                self._wait_for_end(_STOP_TIMEOUT_S)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also children that outlived it
-            self._ended_within(_STOP_TIMEOUT_S)
-        end(self._marked)
+            self._wait_for_end(_STOP_TIMEOUT_S)
+        kill_all(self._marked)
         self._file("json").unlink(missing_ok=True)
 
     @contextmanager
     def shared(self, *, meanwhile: Callable[[str], None] = lambda address: None) -> Iterator[str]:
-        """Have it serve while the block runs, started unless it serves already.
+        """Keep it running while the block runs; it is started unless it runs already.
 
         `meanwhile` is called with its address while it starts.
 
-        Every user holds a lock, which the kernel frees even when a user is killed; the last one ends the service.
+        Every user holds a lock, which the kernel frees even when a user is killed; the last one stops the service.
         """
         starting = file_lock(self._file("starting"))
         users = self._users()
@@ -180,7 +187,7 @@ class Service:
             self.stop_if_unused()
 
     def stop_if_unused(self) -> bool:
-        """End it if nobody uses it any more; returns whether it has ended."""
+        """Stop it if it has no users left; returns True if it has stopped."""
         if not self._file("users").exists():
             return True
         with file_lock(self._file("starting")):
@@ -195,7 +202,7 @@ class Service:
             finally:
                 os.close(users)
 
-    def _ended_within(self, seconds: float) -> None:
+    def _wait_for_end(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self.process() is not None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -205,8 +212,9 @@ class Service:
         return str(self.home.resolve() / self.name)
 
     def _marked(self) -> list[psutil.Process]:
-        """Its processes, and those that they started; also where their leader is gone."""
-        return [one for mark, one in processes_with_variable(_MARK) if mark == self._mark and one.pid != os.getpid()]
+        """Its processes and their descendants, also after their leader has ended."""
+        marked = processes_with_variable(_MARK)
+        return [process for mark, process in marked if mark == self._mark and process.pid != os.getpid()]
 
     def _recorded_address(self) -> str:
         return str(json.loads(self._file("json").read_text(encoding="utf-8"))["url"])
@@ -215,18 +223,18 @@ class Service:
         return self.home / "services" / f"{self.name}.{kind}"
 
     def _users(self) -> int:
-        """The file on which each user holds a shared lock."""
+        """Descriptor of the file on which each user holds a shared lock."""
         with storage_errors(str(self.home)):
             return os.open(self._file("users"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
 
 
 def _listens(process: psutil.Process, url: str) -> bool:
-    """Whether it is this process, or a child, that has the port: another home's server may answer there, too."""
+    """True if this process or a child listens on the port: another home's server may answer there."""
     port = urllib.parse.urlsplit(url).port
     with suppress(psutil.NoSuchProcess):
-        for one in (process, *process.children(recursive=True)):
-            sockets = one.net_connections(kind="tcp")
-            if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets):
+        for listener in (process, *process.children(recursive=True)):
+            sockets = listener.net_connections(kind="tcp")
+            if any(socket.status == psutil.CONN_LISTEN and socket.laddr.port == port for socket in sockets):
                 return True
     return False
 
@@ -240,13 +248,49 @@ def _answers(url: str) -> bool:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether nothing listens on this port."""
+    """True if nothing listens on this port."""
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) != 0
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port on which nothing listens now."""
+    """A port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def process_identity(process: psutil.Process) -> str:
+    """Identity of a process that no other process with the same id has; independent of the system clock.
+
+    Raises `OSError` or `psutil.NoSuchProcess` for a process that has ended.
+    """
+    if not _BOOT.exists():
+        return str(process.create_time())
+    after_name = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return f"{_BOOT.read_text(encoding='ascii').strip()} {int(after_name[_STARTED])}"
+
+
+def processes_with_variable(name: str) -> Iterator[tuple[str, psutil.Process]]:
+    """This user's processes with an environment variable, each after its value."""
+    for process in psutil.process_iter(["environ", "status"]):
+        environment = process.info["environ"] or {}  # another user's environment is not readable
+        if (value := environment.get(name)) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            yield value, process
+
+
+def kill_all(find: Callable[[], list[psutil.Process]]) -> None:
+    """Kill the listed processes until the list is empty: children may start meanwhile.
+
+    Raises `TimeoutError` for a process that does not end.
+    """
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    while processes := find():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {[process.pid for process in processes]} were killed and did not end")
+        for process in processes:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        time.sleep(0.05)

@@ -1,7 +1,7 @@
-"""The stack of one machine: Prefect's server, MLflow's server, a worker for each pool, and a supervisor of them.
+"""`grpo up` and `grpo down`: Prefect's server, MLflow's server, a worker for each pool, and their supervisor.
 
-All are plain processes with their logs in `services` under the home. Nothing of a run is in any of them: down and up
-again, and it goes on.
+All are plain processes with their logs in `services` under the home. None holds state of a run: runs continue after
+`grpo down` and `grpo up`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORKER_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Where a stack is to be found."""
+    """Addresses of the servers, and the folder of the logs."""
 
     prefect: str
     mlflow: str
@@ -36,12 +36,12 @@ class Addresses:
 
 
 def worker_name(home: Path, pool: str) -> str:
-    """Name of the worker of a pool, by which the runs that it took are known; each home of a machine has its own."""
+    """Name of the worker of a pool, which its runs carry; unique to each home of a machine."""
     return f"{pool}@{socket.gethostname()}-{hashlib.sha256(bytes(home.resolve())).hexdigest()[:8]}"
 
 
 def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> Service:
-    """The worker of one pool."""
+    """The worker process of one pool."""
     port = free_port()
     return Service(
         name=f"worker-{pool}",
@@ -62,12 +62,12 @@ def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) 
 
 
 def up(home: Path, deployments: Path) -> Addresses:
-    """Start what does not run yet, make pools and limits, and deploy; what runs is left alone.
+    """Start the missing processes, create pools and limits, and deploy; running processes are left alone.
 
-    Raises `ConfigError` where a port is taken, a process ends at its start or a deployment cannot be made.
+    Raises `ConfigError` for a port that is taken, a process that ends at its start or a deployment that is refused.
     """
     servers = {name: os.environ.get(name) for name in ("PREFECT_API_URL", SERVER, CLIENT, "MLFLOW_TRACKING_URI")}
-    with _one_at_a_time(home), ExitStack() as users:
+    with _exclusive(home), ExitStack() as users:
         mlflow: list[str] = []
         prefect = users.enter_context(
             prefect_server(home, meanwhile=lambda: mlflow.append(users.enter_context(mlflow_server(home))))
@@ -81,11 +81,11 @@ def up(home: Path, deployments: Path) -> Addresses:
 
 
 def down(home: Path) -> list[str]:
-    """End the stack, and let runs that are under way go on after the next `up`; returns what still runs, and why.
+    """Stop the stack; interrupted runs continue after the next `up`. Returns remarks about what still runs.
 
-    Workers are ended outright: asked to, they would wait for their runs, or report them as crashed.
+    Workers are killed: on SIGTERM they would wait for their runs, or report them as crashed.
     """
-    with _one_at_a_time(home):
+    with _exclusive(home):
         supervisor_service(home, {}).stop()
         workers = {pool: worker_service(home, pool, prefect_url="", mlflow_url="") for pool in POOLS}
         for worker in workers.values():
@@ -94,24 +94,24 @@ def down(home: Path) -> list[str]:
         if "PREFECT_API_URL" not in os.environ and (url := prefect.address()) is not None:
             os.environ.update({"PREFECT_API_URL": url, CLIENT: login(home)})
         if "PREFECT_API_URL" in os.environ:
-            from flows.local.recovery import put_back
+            from flows.local.recovery import reschedule_lost_runs
 
             for pool in POOLS:
-                put_back(pool, worker_name(home, pool), gone=True)
+                reschedule_lost_runs(pool, worker_name(home, pool), worker_dead=True)
         return [
-            f"{server.name} is used by another command, and ends with it"
+            f"{server.name} is used by another command, and stops with it"
             for server in (mlflow_service(home), prefect)
             if not server.stop_if_unused()
         ]
 
 
 def supervisor_service(home: Path, environment: dict[str, str | None]) -> Service:
-    """The process that looks after the others."""
+    """The supervisor process of the others."""
     return Service(name="supervisor", home=home, arguments=("flows.local.supervisor",), environment=environment)
 
 
 def _wait_for(worker: Service, supervisor: Service) -> None:
-    """Wait until the supervisor has started this worker, and it answers."""
+    """Wait until the supervisor has started this worker and it answers."""
     deadline = time.monotonic() + _WORKER_TIMEOUT_S
     while worker.address() is None:
         if supervisor.process() is None:
@@ -121,6 +121,6 @@ def _wait_for(worker: Service, supervisor: Service) -> None:
         time.sleep(0.2)
 
 
-def _one_at_a_time(home: Path) -> FileLock:
-    """Two calls of up and down do not get in each other's way."""
+def _exclusive(home: Path) -> FileLock:
+    """Lock that keeps concurrent calls of up and down apart."""
     return file_lock(home / "services" / "stack.lock")

@@ -1,6 +1,6 @@
-"""What keeps a stack going: servers and workers that died are started again, and so are the runs that they took along.
+"""Supervisor of the stack: restarts dead servers and workers, and reschedules the runs of dead workers.
 
-It holds nothing that is not in the databases: killed, it is missed only until the next `grpo up`.
+It has no state of its own: if it is killed, the next `grpo up` replaces it.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ from grpo.errors import GRPOError
 logger = logging.getLogger("flows.local.supervisor")
 _PAUSE_S = 2.0
 _EXPECTED = (GRPOError, TimeoutError, httpx.HTTPError)
-"""What is said in one line; anything else with its traceback."""
+"""Errors logged on one line; all others with their traceback."""
 
 
 def supervise(home: Path) -> None:
-    """Look after the stack of this home until this process is ended."""
-    looks: dict[str, Callable[[], None]] = {}
+    """Supervise the stack of this home until this process is stopped."""
+    checks: dict[str, Callable[[], None]] = {}
     if "PREFECT_API_URL" not in os.environ:
-        looks["prefect"] = partial(restart_if_dead, prefect_service(home), patient=True)  # the pools need it
+        checks["prefect"] = partial(restart_if_dead, prefect_service(home), wait=True)  # the pools need it
     if not os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
-        looks["mlflow"] = partial(restart_if_dead, mlflow_service(home))
+        checks["mlflow"] = partial(restart_if_dead, mlflow_service(home))
     with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
         for pool in POOLS:
-            looks[pool] = partial(_keep_pool, home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
+            checks[pool] = partial(_check_pool, home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
         while True:
-            supervise_once(looks)
+            supervise_once(checks)
             time.sleep(_PAUSE_S)
 
 
-def supervise_once(looks: Mapping[str, Callable[[], None]]) -> None:
-    """One round: whatever goes wrong with one is said, and the others are looked after all the same."""
-    for name, look in looks.items():
+def supervise_once(checks: Mapping[str, Callable[[], None]]) -> None:
+    """Run every check once; an error of one is logged and does not stop the others."""
+    for name, check in checks.items():
         try:
-            look()
+            check()
         except Exception as error:
             logger.error("%s: %s: %s", name, type(error).__name__, error, exc_info=not isinstance(error, _EXPECTED))
 
 
-def restart_if_dead(server: Service, *, patient: bool = False) -> None:
-    """Start a server that does not live; `patient`: wait until it answers."""
+def restart_if_dead(server: Service, *, wait: bool = False) -> None:
+    """Restart a dead server; `wait`: until it answers."""
     if server.process() is None:
         logger.warning("%s is started again; its log is %s", server.name, server.log)
         server.start()
-        if patient:
+        if wait:
             server.wait()
 
 
-def _keep_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> None:
-    """Put back the runs that the worker of a pool has lost; then start it, if it does not live."""
-    from flows.local.recovery import put_back  # Prefect is imported when its address is known
+def _check_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> None:
+    """Reschedule the runs that the worker of a pool has lost; then restart a dead worker."""
+    from flows.local.recovery import reschedule_lost_runs  # Prefect reads its address at import
 
     worker = worker_service(home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
-    gone = worker.process() is None
-    put_back(pool, worker_name(home, pool), gone=gone)
-    if gone:
+    dead = worker.process() is None
+    reschedule_lost_runs(pool, worker_name(home, pool), worker_dead=dead)
+    if dead:
         logger.warning("%s is started; its log is %s", worker.name, worker.log)
         worker.start()
 

@@ -1,1 +1,1 @@
-"""Who speaks: a policy with a system prompt and tools."""
+"""Agents: a policy with a system prompt, tools, memory and hooks."""

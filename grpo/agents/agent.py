@@ -1,4 +1,4 @@
-"""What an agent is to those who talk to it: messages in, text out."""
+"""Agent interface: messages in, text out."""
 
 from __future__ import annotations
 
@@ -10,32 +10,27 @@ from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 
 ChatMessage = Mapping[str, Any]
-"""A message as chat interfaces write it: `role`, `content`, and `tool_calls` where there are some."""
+"""A message in OpenAI's chat format: `role`, `content`, optional `tool_calls`."""
 Context = Mapping[str, Any]
-"""What is known beside the conversation: `user_id`, `strategy`, `level`, `knowledge`; other keys are the caller's."""
+"""Request context: `user_id`, `strategy`, `level` and `knowledge` are read; other keys are the caller's."""
 
 _KEYS = {"role", "content", "tool_calls"}
 
 
 class Agent(ABC):
-    """Who speaks in a conversation."""
+    """Base class of agents: `initialize` once, then `generate_response` for each turn."""
 
     @abstractmethod
     async def initialize(self) -> None:
-        """Load what is needed to speak."""
+        """Load the policy."""
 
     @abstractmethod
     async def generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None = None) -> str:
-        """The reply to a conversation, or to one line of a user."""
-
-
-def to_chat(message: Message) -> dict[str, Any]:
-    """A message as chat interfaces write it."""
-    return message.to_template()
+        """Reply to a conversation; a string is one user message."""
 
 
 def to_message(chat: ChatMessage) -> Message:
-    """A message from the form of chat interfaces; raises `DataError` for another key, role or type."""
+    """Convert a message from chat format; raises `DataError` for an unknown key, role or type."""
     unknown = set(chat) - _KEYS
     if unknown or "role" not in chat:
         raise DataError(
@@ -44,19 +39,20 @@ def to_message(chat: ChatMessage) -> Message:
     content = chat.get("content") or ""
     if not isinstance(content, str):
         raise DataError(f"content of a {chat['role']} message is a {type(content).__name__}; give text")
-    return Message(role=chat["role"], content=content, tool_calls=tuple(map(_call, chat.get("tool_calls") or ())))
+    tool_calls = tuple(map(_to_tool_call, chat.get("tool_calls") or ()))
+    return Message(role=chat["role"], content=content, tool_calls=tool_calls)
 
 
-def conversation(messages: Sequence[ChatMessage] | str) -> tuple[Message, ...]:
-    """The messages of a conversation; a text is one line of a user. Raises `DataError` when there are none."""
+def to_messages(messages: Sequence[ChatMessage] | str) -> tuple[Message, ...]:
+    """Convert a conversation from chat format; a string is one user message. Raises `DataError` for an empty one."""
     if isinstance(messages, str):
         return (Message(role="user", content=messages),)
     if not messages:
-        raise DataError("there is nothing to answer: the conversation has no messages")
+        raise DataError("the conversation has no messages; give at least one")
     return tuple(map(to_message, messages))
 
 
-def _call(chat: Any) -> ToolCall:
+def _to_tool_call(chat: Any) -> ToolCall:
     try:
         name, arguments = chat["function"]["name"], chat["function"]["arguments"]
     except (KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What an agent speaks with: a script, a model in this process, a server, or an object of your own."""
+"""Inference backend of an agent: a script, a model in this process, a server, or an object of your own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo.renderers.chat_template import Renderer
 
 
 def open_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
-    """The policy that a config names. Raises `ConfigError` where it names none, `PolicyError` where it is not there."""
+    """Open the policy of an agent config; raises `ConfigError` for no model, `PolicyError` for one that is missing."""
     if config.is_stub:
         return stub(config.stub_responses)
     if config.model_name is None:
@@ -38,7 +38,7 @@ def open_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
 
 
 def stub(replies: Sequence[str]) -> ScriptedPolicy:
-    """A script of which seed k says reply k first: an agent that counts its seed up says them in turn.
+    """Build a scripted policy in which seed k starts at reply k; an agent increments its seed, so replies rotate.
 
     a, b, c → seed 0: a b c a …, seed 1: b c a b …
     """
@@ -46,6 +46,6 @@ def stub(replies: Sequence[str]) -> ScriptedPolicy:
 
 
 def make_renderer(policy: Policy, tools: Sequence[Tool]) -> Renderer:
-    """The renderer of a policy's tokenizer; bytes for a policy that has none, because it reads messages."""
+    """Build the renderer of a policy's tokenizer; a policy without one reads messages and gets bytes."""
     tokenizer = getattr(policy, "tokenizer", None)
     return ByteRenderer(tools=tools) if tokenizer is None else Renderer(tokenizer, tools=tools)

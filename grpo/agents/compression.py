@@ -1,10 +1,9 @@
-"""Less of a conversation than there was, for a policy that cannot read all of it. The system prompt and the last turn,
-from the user's last message on, always stay.
+"""Context compression; the system prompt and the last turn, from the user's last message on, are always kept.
 
-    messages         S  U1 A1  U2 A2  U3
-    truncate         S     A1  U2 A2  U3      the oldest messages go, one by one
-    sliding_window   S         U2 A2  U3      the oldest exchanges go, so that what is left begins with a user
-    summary          S' U3                    and a summary of those that went stands in the system prompt
+messages         S  U1 A1  U2 A2  U3
+truncate         S     A1  U2 A2  U3      drops the oldest messages one by one
+sliding_window   S         U2 A2  U3      drops whole exchanges: the rest begins with a user message
+summary          S' U3                    appends a summary of the dropped messages to the system prompt
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from typing import Literal
 from grpo.agents.extractive_summary import summarize
 from grpo.messages import Message
 
-_LONGEST_SUMMARY = 200
-"""Words."""
+_MAX_SUMMARY_WORDS = 200
 
 
 def window(messages: Sequence[Message], size: int) -> tuple[list[Message], tuple[int, ...]]:
-    """The system prompt and the last `size` other messages; and the places of those that are left out."""
+    """Keep the system prompt and the last `size` other messages; also returns the indices of the dropped ones."""
     first = _after_system(messages)
     start = max(first, len(messages) - size)
     return [*messages[:first], *messages[start:]], tuple(range(first, start))
@@ -29,44 +27,44 @@ def window(messages: Sequence[Message], size: int) -> tuple[list[Message], tuple
 def compress(
     messages: Sequence[Message],
     *,
-    most: int,
+    max_tokens: int,
     strategy: Literal["truncate", "sliding_window", "summary"],
-    count: Callable[[Sequence[Message]], int],
+    count_tokens: Callable[[Sequence[Message]], int],
 ) -> tuple[list[Message], tuple[int, ...]]:
-    """At most `most` tokens of a conversation where that can be had, and the places of the messages left out.
+    """Shorten a conversation to `max_tokens`; also returns the indices of the dropped messages.
 
-    `count` says how many tokens a conversation has. Where system prompt and last turn alone are longer, they remain.
+    System prompt and last turn are kept even if they alone are longer.
     """
     first, last = _after_system(messages), _last_turn(messages)
-    starts = [place for place in range(first, last) if strategy == "truncate" or messages[place].role == "user"] + [
-        last
-    ]
+    starts = [i for i in range(first, last) if strategy == "truncate" or messages[i].role == "user"] + [last]
     for start in starts:
         kept = [*messages[:first], *messages[start:]]
-        if start == starts[-1] or count(kept) <= most:
+        if start == starts[-1] or count_tokens(kept) <= max_tokens:
             break
     if strategy == "summary":
-        kept = _with_summary(messages[first:start], messages[:first], messages[start:], most=most, count=count)
+        kept = _with_summary(
+            messages[first:start], messages[:first], messages[start:], max_tokens=max_tokens, count_tokens=count_tokens
+        )
     return kept, tuple(range(first, start))
 
 
 def _with_summary(
-    gone: Sequence[Message],
+    dropped: Sequence[Message],
     system: Sequence[Message],
     rest: Sequence[Message],
     *,
-    most: int,
-    count: Callable[[Sequence[Message]], int],
+    max_tokens: int,
+    count_tokens: Callable[[Sequence[Message]], int],
 ) -> list[Message]:
-    """The longest summary that fits stands at the end of the system prompt; none where none fits."""
-    texts = [message.content for message in gone if message.role in ("user", "assistant")]
-    longest = min(_LONGEST_SUMMARY, sum(len(text.split()) for text in texts))
+    """Append the longest summary that fits to the system prompt; none if none fits."""
+    texts = [message.content for message in dropped if message.role in ("user", "assistant")]
+    longest = min(_MAX_SUMMARY_WORDS, sum(len(text.split()) for text in texts))
     for length in range(longest, 0, -max(1, longest // 8)):
         summary = summarize(texts, max_words=length)
         before = f"{system[0].content}\n\n" if system else ""
-        head = Message(role="system", content=f"{before}Earlier in this conversation: {summary}")
-        if summary and count([head, *rest]) <= most:
-            return [head, *rest]
+        prompt = Message(role="system", content=f"{before}Earlier in this conversation: {summary}")
+        if summary and count_tokens([prompt, *rest]) <= max_tokens:
+            return [prompt, *rest]
     return [*system, *rest]
 
 
@@ -75,6 +73,6 @@ def _after_system(messages: Sequence[Message]) -> int:
 
 
 def _last_turn(messages: Sequence[Message]) -> int:
-    """Place of the user's last message; of the last message where no user spoke."""
-    users = [place for place, message in enumerate(messages) if message.role == "user"]
+    """Index of the last user message; of the last message without one."""
+    users = [i for i, message in enumerate(messages) if message.role == "user"]
     return users[-1] if users else len(messages) - 1

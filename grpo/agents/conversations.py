@@ -1,4 +1,4 @@
-"""Many conversations with one agent, each with its own user, history and strategy, none of which sees another."""
+"""Concurrent conversations with one agent, each with its own user, history and strategy."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from grpo.storage.files import storage_errors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
-    """One message of a conversation, and what produced it."""
+    """Log record of one message: its conversation, policy and strategy."""
 
     conversation_id: str
     turn_id: int
     ts: str
     """UTC, ISO 8601."""
     policy_hash: str
-    """The policy in service; it produced the turns of role assistant."""
+    """Policy that generates the assistant turns."""
     role: str
     content: str
     strategy: str | None
     reasoning: str | None = None
     dropped: tuple[int, ...] = ()
-    """Earlier messages that the policy did not see."""
+    """Indices of earlier messages that were left out of the prompt."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ConversationState:
-    """One conversation with one user."""
+    """State of one conversation with one user."""
 
     conversation_id: str
     user_id: str
@@ -47,18 +47,19 @@ class ConversationState:
     context: Context
     messages: list[Message] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
-    speaking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a turn is generated."""
 
     @property
-    def replies(self) -> int:
-        """Turns of the agent so far."""
+    def reply_count(self) -> int:
+        """Number of assistant turns so far."""
         return sum(turn.role == "assistant" for turn in self.turns)
 
 
 class ConversationManager:
-    """Keeps conversations apart. Of more than `max_conversations` the one that was silent for longest is forgotten.
+    """Isolated conversations of many users; above `max_conversations` the least recently used one is removed.
 
-    With a `log` each turn is a line of JSON in that file.
+    Each turn is appended to `log` as a line of JSON, if it is given.
     """
 
     def __init__(
@@ -86,80 +87,84 @@ class ConversationManager:
     async def start_conversation(
         self, user_id: str, *, strategy: str | None = None, context: Context | None = None
     ) -> ConversationState:
-        """Begin a conversation; its `conversation_id` cannot be guessed. Raises `ConfigError` for another strategy."""
-        begun = ConversationState(
+        """Start a conversation with a random, unguessable id. Raises `ConfigError` for an unknown strategy."""
+        conversation = ConversationState(
             conversation_id=uuid.uuid4().hex,
             user_id=user_id,
-            strategy=_known(strategy or self.agent.config.strategy),
+            strategy=_checked_strategy(strategy or self.agent.config.strategy),
             context=dict(context or {}),
         )
-        self._conversations[begun.conversation_id] = begun
+        self._conversations[conversation.conversation_id] = conversation
         if len(self._conversations) > self.max_conversations:
             del self._conversations[next(iter(self._conversations))]
-        return begun
+        return conversation
 
-    def conversation(self, conversation_id: str) -> ConversationState:
-        """The conversation with this id; raises `DataError` where there is none, or none any more."""
-        found = self._conversations.get(conversation_id)
-        if found is None:
-            raise DataError(f"no conversation {conversation_id!r}; it was never begun, has ended, or was forgotten")
-        return found
+    def get_conversation(self, conversation_id: str) -> ConversationState:
+        """Look up a conversation; raises `DataError` for an unknown, ended or removed one."""
+        conversation = self._conversations.get(conversation_id)
+        if conversation is None:
+            raise DataError(
+                f"no conversation {conversation_id!r}; it was never started, has ended, or was removed: start another"
+            )
+        return conversation
 
     async def generate_multiturn_response(
         self, conversation_id: str, user_message: str, *, strategy: str | None = None
     ) -> str:
-        """The agent's reply to what the user says next; a `strategy` holds from here on.
+        """Generate the reply to a user message; `strategy` replaces the conversation's from now on.
 
-        Messages of one conversation are answered one after the other. Raises `DataError` for an unknown conversation
-        or one that has had its turns; a reply that fails leaves the conversation as it was.
+        Messages of one conversation are answered in sequence. Raises `DataError` for an unknown conversation or one
+        with `max_conversation_turns` replies; a failed reply leaves the conversation unchanged.
         """
-        held = self.conversation(conversation_id)
-        wanted = _known(strategy)
-        async with held.speaking:
-            if held.replies >= self.max_conversation_turns:
+        conversation = self.get_conversation(conversation_id)
+        requested = _checked_strategy(strategy)
+        async with conversation.lock:
+            if conversation.reply_count >= self.max_conversation_turns:
                 raise DataError(
-                    f"conversation {conversation_id} has had its {held.replies} turns; start another, or raise "
-                    "max_conversation_turns"
+                    f"conversation {conversation_id} has had its {conversation.reply_count} turns; start another, or "
+                    "raise max_conversation_turns"
                 )
-            strategy = wanted or held.strategy
-            said = Message(role="user", content=user_message)
-            context: dict[str, Any] = {**held.context, "user_id": held.user_id, "strategy": strategy}
-            heard_at = self._now()
-            async with self.agent.transcript() as transcript:
-                reply = await self.agent.respond(transcript, (*held.messages, said), context)
-                held.messages = list(transcript.conversation)
-            held.strategy = strategy
-            self.agent.remember(said, reply.text, context)
-            self._record(held, "user", user_message, heard_at)
-            self._record(held, "assistant", reply.text, self._now(), reasoning=reply.reasoning, dropped=reply.dropped)
-            self._conversations[conversation_id] = self._conversations.pop(conversation_id, held)
+            strategy = requested or conversation.strategy
+            message = Message(role="user", content=user_message)
+            context: dict[str, Any] = {**conversation.context, "user_id": conversation.user_id, "strategy": strategy}
+            received_at = self._now()
+            async with self.agent.open_transcript() as transcript:
+                reply = await self.agent.respond(transcript, (*conversation.messages, message), context)
+                conversation.messages = list(transcript.conversation)
+            conversation.strategy = strategy
+            self.agent.remember(message, reply.text, context)
+            self._log(conversation, "user", user_message, received_at)
+            self._log(
+                conversation, "assistant", reply.text, self._now(), reasoning=reply.reasoning, dropped=reply.dropped
+            )
+            self._conversations[conversation_id] = self._conversations.pop(conversation_id, conversation)
         return reply.text
 
     def end_conversation(self, conversation_id: str) -> ConversationState:
-        """Forget a conversation; returns it. Raises `DataError` where there is none."""
-        ended = self.conversation(conversation_id)
+        """Remove a conversation and return it. Raises `DataError` for an unknown one."""
+        conversation = self.get_conversation(conversation_id)
         del self._conversations[conversation_id]
-        return ended
+        return conversation
 
-    def _record(self, held: ConversationState, role: str, content: str, at: datetime, **more: Any) -> None:
+    def _log(self, conversation: ConversationState, role: str, content: str, at: datetime, **more: Any) -> None:
         assert self.agent.policy is not None
         turn = TurnRecord(
-            conversation_id=held.conversation_id,
-            turn_id=len(held.turns),
+            conversation_id=conversation.conversation_id,
+            turn_id=len(conversation.turns),
             ts=at.isoformat(),
             policy_hash=self.agent.policy.hash,
             role=role,
             content=content,
-            strategy=held.strategy,
+            strategy=conversation.strategy,
             **more,
         )
-        held.turns.append(turn)
+        conversation.turns.append(turn)
         if self.log is not None:
             with storage_errors(str(self.log)), self.log.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(asdict(turn), ensure_ascii=False) + "\n")
 
 
-def _known(strategy: str | None) -> str | None:
+def _checked_strategy(strategy: str | None) -> str | None:
     if strategy is not None and strategy not in STRATEGIES:
         raise ConfigError(f"strategy {strategy!r} is unknown; use one of {', '.join(STRATEGIES)}")
     return strategy

@@ -1,4 +1,4 @@
-"""A summary made of sentences of the text itself (Luhn, 1958): those whose words the text uses most."""
+"""Extractive summaries: the sentences with the most frequent content words (Luhn, 1958)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
 _WORD = re.compile(r"\w+")
-_COMMON = frozenset(
+_STOP_WORDS = frozenset(
     _WORD.findall(
         "the and but for nor yet not you your yours are was were been has have had can could will would shall should "
         "may might must that this these those there here what which who whom whose when where why how with from into "
@@ -19,26 +19,26 @@ _COMMON = frozenset(
 
 
 def content_words(text: str) -> list[str]:
-    """Words that carry meaning, in small letters: three letters and more, and none of the commonest."""
-    return [word for word in _WORD.findall(text.casefold()) if len(word) > 2 and word not in _COMMON]
+    """Case-folded words of at least three letters, without stop words."""
+    return [word for word in _WORD.findall(text.casefold()) if len(word) > 2 and word not in _STOP_WORDS]
 
 
 def summarize(texts: Sequence[str], *, max_words: int) -> str:
-    """Sentences of these texts with at most so many words together, in their order; '' where none is short enough.
+    """Select sentences of at most `max_words` words in total, in their order; '' if no sentence is short enough.
 
-    A sentence counts the mean number of times that its words are used in all the texts; of two alike the later goes.
+    The score of a sentence is the mean frequency of its content words over all texts; ties go to the earlier one.
 
-    texts  My lamp is broken.   I am sorry.   The lamp, order 17, fell.      lamp is used twice
+    texts  My lamp is broken.   I am sorry.   The lamp, order 17, fell.      lamp has frequency 2
     5 words  →  My lamp is broken.
     """
     sentences = list(dict.fromkeys(s.strip() for text in texts for s in _SENTENCE.findall(text) if s.strip()))
-    used = Counter(word for text in texts for word in content_words(text))
-    weight = {s: sum(used[word] for word in content_words(s)) / max(len(content_words(s)), 1) for s in sentences}
-    chosen: set[str] = set()
-    left = max_words
-    for sentence in sorted(sentences, key=lambda s: -weight[s]):
+    frequency = Counter(word for text in texts for word in content_words(text))
+    score = {s: sum(frequency[word] for word in content_words(s)) / max(len(content_words(s)), 1) for s in sentences}
+    selected: set[str] = set()
+    words_left = max_words
+    for sentence in sorted(sentences, key=lambda s: -score[s]):
         length = len(sentence.split())
-        if weight[sentence] and length <= left:
-            chosen.add(sentence)
-            left -= length
-    return " ".join(sentence for sentence in sentences if sentence in chosen)
+        if score[sentence] and length <= words_left:
+            selected.add(sentence)
+            words_left -= length
+    return " ".join(sentence for sentence in sentences if sentence in selected)

@@ -1,4 +1,4 @@
-"""What an agent remembers of earlier conversations, each user's apart: last turns, and summaries of older ones."""
+"""Conversation memory per user: the last turns, and summaries of older ones."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from grpo.storage.files import write_atomically
 
 _FORMAT = 1
 _SUMMARY_WORDS = 120
-_MOST_SUMMARIES = 50
-_MOST_OWNERS = 10_000
-"""Users that are remembered; who was silent for longest is forgotten first."""
+_MAX_SUMMARIES = 50
+_MAX_USERS = 10_000
+"""Above it the least recently active user is removed."""
 
 
-class _Owner:
-    """What is remembered of one user."""
+class _UserMemory:
+    """Turns and summaries of one user."""
 
     def __init__(self, max_turns: int) -> None:
         self.turns: deque[tuple[str, str]] = deque(maxlen=max_turns)
-        self.summaries: deque[str] = deque(maxlen=_MOST_SUMMARIES)
-        self.fresh = 0
-        """Turns that no summary covers, the last ones."""
+        self.summaries: deque[str] = deque(maxlen=_MAX_SUMMARIES)
+        self.unsummarized = 0
+        """Number of last turns that no summary covers."""
 
 
 class ConversationMemory:
-    """Remembers `max_turns` turns of each user; more than `summarization_threshold` that no summary covers make one.
+    """Memory of `max_turns` turns per user; more than `summarization_threshold` new turns are summarized.
 
-    threshold 50:  turn 51 makes a summary of turns 1–50, turn 101 one of 51–100
+    threshold 50:  turn 51 summarizes turns 1–50, turn 101 turns 51–100
 
-    With a `path` it is a JSON file, written anew and whole after each turn and read at the beginning; of two processes
-    that write one file the last wins.
-    Raises `ConfigError` for sizes that do not fit each other, `DataError` for a file that holds no memory.
+    With a `path` it is loaded from a JSON file and saved atomically after each turn; if two processes share a file,
+    the last write wins.
+    Raises `ConfigError` for incompatible sizes, `DataError` for a file that is not a memory.
     """
 
     def __init__(
@@ -47,63 +47,64 @@ class ConversationMemory:
         if not 1 <= summarization_threshold < max_turns:
             raise ConfigError(
                 f"summarization_threshold {summarization_threshold} must be at least 1 and below max_turns "
-                f"{max_turns}: turns that were forgotten cannot be summarized"
+                f"{max_turns}: turns that were dropped cannot be summarized"
             )
         self.max_turns = max_turns
         self.summarization_threshold = summarization_threshold
         self.path = None if path is None else Path(path)
-        self._owners: dict[str, _Owner] = {}
+        self._users: dict[str, _UserMemory] = {}
         if self.path is not None and self.path.exists():
             self._load(self.path)
 
     def add(self, role: str, content: str, *, user_id: str = "") -> None:
-        """Remember one turn of a user's conversation; raises `DataError` for an unknown role."""
+        """Store one turn of a user's conversation; raises `DataError` for an unknown role."""
         if role not in ROLES:
-            raise DataError(f"a turn of role {role!r} cannot be remembered; use one of {', '.join(ROLES)}")
-        known = self._owners.pop(user_id, None) or _Owner(self.max_turns)
-        self._owners[user_id] = known
-        if len(self._owners) > _MOST_OWNERS:
-            del self._owners[next(iter(self._owners))]
-        known.turns.append((role, content))
-        known.fresh += 1
-        if known.fresh > self.summarization_threshold:
-            old = list(known.turns)[-known.fresh : -1]
-            known.summaries.append(summarize([content for _, content in old], max_words=_SUMMARY_WORDS))
-            known.fresh = 1
+            raise DataError(f"a turn of role {role!r} cannot be stored; use one of {', '.join(ROLES)}")
+        user = self._users.pop(user_id, None) or _UserMemory(self.max_turns)
+        self._users[user_id] = user
+        if len(self._users) > _MAX_USERS:
+            del self._users[next(iter(self._users))]
+        user.turns.append((role, content))
+        user.unsummarized += 1
+        if user.unsummarized > self.summarization_threshold:
+            old = list(user.turns)[-user.unsummarized : -1]
+            user.summaries.append(summarize([content for _, content in old], max_words=_SUMMARY_WORDS))
+            user.unsummarized = 1
         if self.path is not None:
             self.save(self.path)
 
     def turns(self, user_id: str = "") -> list[tuple[str, str]]:
-        """Role and text of each turn that is remembered of a user, oldest first."""
-        return list(self._owners[user_id].turns) if user_id in self._owners else []
+        """Role and text of a user's stored turns, oldest first."""
+        return list(self._users[user_id].turns) if user_id in self._users else []
 
     def summaries(self, user_id: str = "") -> list[str]:
         """Summaries of a user's older turns, oldest first."""
-        return list(self._owners[user_id].summaries) if user_id in self._owners else []
+        return list(self._users[user_id].summaries) if user_id in self._users else []
 
-    def recall(self, query: str, *, user_id: str = "", limit: int = 3, without: Collection[str] = ()) -> list[str]:
-        """Turns and summaries of this user that share words with the query, the likest first, at most `limit`.
+    def recall(self, query: str, *, user_id: str = "", limit: int = 3, exclude: Collection[str] = ()) -> list[str]:
+        """Turns and summaries of a user that match the query by inverse document frequency, best first.
 
-        A shared word counts log(1 + n/m) where m of all n texts have it; of two alike the later comes first.
+        A shared word scores log(1 + n/m) if m of the n texts contain it; ties go to the later text.
         """
-        texts = [text for _, text in reversed(self.turns(user_id)) if text not in without] + self.summaries(user_id)[
-            ::-1
+        turns = [text for _, text in reversed(self.turns(user_id)) if text not in exclude]
+        texts = list(dict.fromkeys(turns + self.summaries(user_id)[::-1]))
+        words = [set(content_words(text)) for text in texts]
+        document_frequency = Counter(word for text_words in words for word in text_words)
+        query_words = set(content_words(query))
+        scores = [
+            sum(math.log(1 + len(texts) / document_frequency[word]) for word in query_words & text_words)
+            for text_words in words
         ]
-        found = list(dict.fromkeys(texts))
-        bags = [set(content_words(text)) for text in found]
-        shared = Counter(word for bag in bags for word in bag)
-        asked = set(content_words(query))
-        scores = [sum(math.log(1 + len(found) / shared[word]) for word in asked & bag) for bag in bags]
-        best = sorted(range(len(found)), key=lambda place: -scores[place])
-        return [found[place] for place in best if scores[place] > 0][:limit]
+        ranking = sorted(range(len(texts)), key=lambda i: -scores[i])
+        return [texts[i] for i in ranking if scores[i] > 0][:limit]
 
     def save(self, path: Path) -> None:
-        """Write everything to a JSON file, which is there whole or not at all."""
-        owners = {
-            name: {"turns": list(known.turns), "summaries": list(known.summaries), "fresh": known.fresh}
-            for name, known in self._owners.items()
+        """Write everything to a JSON file atomically."""
+        users = {
+            name: {"turns": list(user.turns), "summaries": list(user.summaries), "fresh": user.unsummarized}
+            for name, user in self._users.items()
         }
-        write_atomically(path, json.dumps({"format": _FORMAT, "owners": owners}, ensure_ascii=False, indent=1))
+        write_atomically(path, json.dumps({"format": _FORMAT, "owners": users}, ensure_ascii=False, indent=1))
 
     def _load(self, path: Path) -> None:
         try:
@@ -111,9 +112,9 @@ class ConversationMemory:
             if record["format"] != _FORMAT:
                 raise DataError(f"{path} has memory format {record['format']}, this code reads {_FORMAT}")
             for name, stored in record["owners"].items():
-                known = self._owners[name] = _Owner(self.max_turns)
-                known.turns.extend((str(role), str(text)) for role, text in stored["turns"])
-                known.summaries.extend(map(str, stored["summaries"]))
-                known.fresh = min(int(stored["fresh"]), len(known.turns))
+                user = self._users[name] = _UserMemory(self.max_turns)
+                user.turns.extend((str(role), str(text)) for role, text in stored["turns"])
+                user.summaries.extend(map(str, stored["summaries"]))
+                user.unsummarized = min(int(stored["fresh"]), len(user.turns))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} holds no memory: {error}; move it away to begin anew") from error
+            raise DataError(f"{path} is not a conversation memory: {error}; move it away to start anew") from error

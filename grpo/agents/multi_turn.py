@@ -1,12 +1,12 @@
-"""An agent that holds conversations: a policy under a system prompt, with a strategy and a memory.
+"""Multi-turn agent: a policy with a system prompt, a strategy and a memory.
 
-    respond            a rollout, or a manager of conversations, asks for a turn
-    └ process_turn         a user has spoken                           ← override to change what the policy hears
-      └ generate_response      messages in, text out                   ← or what it is taken to have said
-        └ the policy               reads what is new, and speaks
+    respond                  called by a rollout or a conversation manager for one turn
+    └ process_turn           for a user message                        ← hook: override to change the prompt
+      └ generate_response    messages in, text out                     ← hook: override to change the reply
+        └ the policy         reads the new tokens and generates
 
-The hooks are called by rollouts as by everybody else. The policy is trained on the tokens that it sampled and nothing
-else: a reply that a hook changed or wrote itself is judged by the reward as it is, and its tokens are not trained on.
+Rollouts call the same hooks. The policy is trained on the tokens that it sampled and on nothing else: a reply that a
+hook changed or wrote is scored as it was sent, and its tokens are masked from the loss.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from grpo.agents.agent import Agent, ChatMessage, Context, conversation, to_chat
-from grpo.agents.backend import make_renderer, open_backend
+from grpo.agents.agent import Agent, ChatMessage, Context, to_messages
+from grpo.agents.backend import make_renderer, open_backend, stub
 from grpo.agents.compression import compress, window
 from grpo.agents.memory import ConversationMemory
 from grpo.agents.reasoning import split_reasoning, stable_prefix
@@ -35,18 +35,17 @@ from grpo.renderers.chat_template import Renderer
 logger = logging.getLogger(__name__)
 
 MAX_RECALLED = 3
-"""Things remembered from earlier conversations that are put before a new one."""
+"""Memories of earlier conversations in a system prompt."""
 
 
 class MultiTurnAgent(Agent):
-    """See the module. Its policy is the one of `config.model_name`, or any object that is a `Policy`.
+    """Agent of a policy: the one of `config.model_name`, or any object that implements `Policy`.
 
-    A policy without a tokenizer is one that reads messages; one that reads tokens brings its `tokenizer`, or a
-    `renderer` is given.
+    A policy without a `tokenizer` reads messages; one that reads tokens has its `tokenizer`, or a `renderer` is given.
     """
 
     tools: tuple[Tool, ...] = ()
-    """Tools of the agent itself; a renderer must know them."""
+    """Tools of the agent itself; the renderer has to know them."""
 
     def __init__(
         self,
@@ -64,106 +63,111 @@ class MultiTurnAgent(Agent):
 
     @classmethod
     def from_model(cls, name: str, **settings: Any) -> Self:
-        """The agent that speaks with this model; `settings` are those of `AgentConfig`."""
+        """Make an agent of this model; `settings` are those of `AgentConfig`."""
         return cls(AgentConfig(model_name=name, **settings))
 
     async def initialize(self) -> None:
-        """Open the policy; raises `PolicyError` where there is none, `ConfigError` where none is named."""
+        """Open the policy; raises `ConfigError` for no model, `PolicyError` for one that is missing."""
         self.set_policy(self.policy or open_backend(self.config, self.renderer))
 
     def set_policy(self, policy: Policy) -> None:
-        """Speak with this policy from now on."""
+        """Use this policy from now on."""
         self.policy = policy
         self.renderer = self.renderer or make_renderer(policy, self.tools)
 
     async def generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None = None) -> str:
-        """The reply to a conversation, or to one line of a user."""
-        heard = conversation(messages)
+        """Reply to a conversation; a string is one user message."""
+        history = to_messages(messages)
         transcript = current_transcript.get()
-        if transcript is not None and transcript.speaker is self:
-            return await self.answer(transcript, heard, transcript.context if context is None else context)
-        async with self.transcript() as own:
-            text = await self.answer(own, heard, context)
-        self.remember(heard[-1], text, context)
+        if transcript is not None and transcript.agent is self:
+            return await self.generate_reply(transcript, history, transcript.context if context is None else context)
+        async with self.open_transcript() as own:
+            text = await self.generate_reply(own, history, context)
+        self.remember(history[-1], text, context)
         return text
 
     async def process_turn(
         self, history: Sequence[ChatMessage], user_input: str, context: Context | None = None
     ) -> str:
-        """The reply to what a user says after `history`."""
-        return await self._generate([*history, {"role": "user", "content": user_input}], context)
+        """Reply to a user message after `history`."""
+        return await self._call_generate_response([*history, {"role": "user", "content": user_input}], context)
 
     async def stream_response(
         self, messages: Sequence[ChatMessage] | str, context: Context | None = None
     ) -> AsyncIterator[str]:
-        """The reply in pieces as it is said; joined they are the text that `generate_response` gives.
+        """Stream the reply in chunks, which join to the text that `generate_response` returns.
 
-        An agent with hooks of its own may still change its reply, which then comes in one piece.
+        A subclass with hooks may still change its reply, which is then sent as one chunk.
         """
         kind = type(self)
-        edits = (kind.generate_response, kind.answer) != (MultiTurnAgent.generate_response, MultiTurnAgent.answer)
+        overridden = (kind.generate_response, kind.generate_reply) != (
+            MultiTurnAgent.generate_response,
+            MultiTurnAgent.generate_reply,
+        )
         tokens: asyncio.Queue[int | None] = asyncio.Queue()
-        said: list[int] = []
+        token_ids: list[int] = []
         sent = ""
-        async with self.transcript(on_token=None if edits else tokens.put_nowait) as transcript:
+        async with self.open_transcript(on_token=None if overridden else tokens.put_nowait) as transcript:
 
-            async def answer() -> str:
+            async def respond() -> str:
                 current_transcript.set(transcript)
                 transcript.begin_turn(self, context=context)
                 try:
-                    return await self._generate(messages, context)
+                    return await self._call_generate_response(messages, context)
                 finally:
                     tokens.put_nowait(None)
 
-            speaking = asyncio.create_task(answer())
+            response = asyncio.create_task(respond())
             try:
                 while (token := await tokens.get()) is not None:
-                    said.append(token)
-                    sure = stable_prefix(transcript.renderer.decode(said), reasoning=self.config.enable_reasoning)
-                    if len(sure) > len(sent):
-                        yield sure[len(sent) :]
-                        sent = sure
-                text = await speaking
+                    token_ids.append(token)
+                    stable = stable_prefix(
+                        transcript.renderer.decode(token_ids), reasoning=self.config.enable_reasoning
+                    )
+                    if len(stable) > len(sent):
+                        yield stable[len(sent) :]
+                        sent = stable
+                text = await response
             finally:
-                speaking.cancel()
-        self.remember(conversation(messages)[-1], text, context)
+                response.cancel()
+        self.remember(to_messages(messages)[-1], text, context)
         if len(text) > len(sent):
             yield text[len(sent) :]
 
     async def respond(
         self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None = None
     ) -> Reply:
-        """One turn on this floor, after `messages` that are new: what a rollout asks for.
+        """Generate one turn in a transcript, after new `messages`; rollouts call this.
 
-        A user's message goes through `process_turn`, another one, such as a tool's result, to `generate_response`.
+        A user message goes through `process_turn`, another one, such as a tool result, to `generate_response`.
         """
         transcript.begin_turn(self, messages, context)
-        *history, last = map(to_chat, transcript.conversation)
-        holding = current_transcript.set(transcript)
+        *history, last = (message.to_template() for message in transcript.conversation)
+        reset_token = current_transcript.set(transcript)
         try:
             if last["role"] == "user":
                 text = await self.process_turn(history, last["content"], context)
             else:
-                text = await self._generate([*history, last], context)
+                text = await self._call_generate_response([*history, last], context)
         finally:
-            current_transcript.reset(holding)
-        return transcript.end_turn(text, self._brief(transcript, transcript.conversation, context))
+            current_transcript.reset(reset_token)
+        return transcript.end_turn(text, self._with_system_prompt(transcript, transcript.conversation, context))
 
     def instructions(self, messages: Sequence[Message], context: Context) -> list[str]:
-        """Paragraphs of the system prompt for a conversation that stands here; override to add one.
+        """Paragraphs of the system prompt at this point of a conversation; override to add one.
 
-        What is on a floor keeps the instructions that it began with.
+        A transcript keeps the instructions of its first turn.
         """
         strategy = context.get("strategy") or self.config.strategy
         return [
             self.config.system_prompt,
             strategy_prompt(strategy, messages, context) if strategy else "",
-            _listed("What you know:", context.get("knowledge") or ()),
-            _listed("From earlier conversations:", self._recalled(messages, context)),
+            _bullet_list("What you know:", context.get("knowledge") or ()),
+            _bullet_list("From earlier conversations:", self._recall(messages, context)),
         ]
 
     def remember(self, message: Message, reply: str, context: Context | None = None) -> None:
-        """Put an exchange into the memory, where there is one. Rollouts read it and never write."""
+        """Add a message and its reply to the memory, if there is one. Rollouts read it and never write."""
         if self.memory is not None:
             user_id = str((context or {}).get("user_id", ""))
             if message.role == "user":
@@ -171,10 +175,10 @@ class MultiTurnAgent(Agent):
             self.memory.add("assistant", reply, user_id=user_id)
 
     def require_append_only(self) -> None:
-        """Raise `ConfigError` where this agent would have its policy forget, which no token record of a rollout can.
+        """Raise `ConfigError` if the config truncates or compresses the context, which a rollout cannot record.
 
-        An episode is one sequence of tokens, and the learner computes each from all before it. A shortened past
-        would be another sequence, whose share of the reward nobody knows.
+        An episode is one token sequence, in which the learner conditions each token on all before it. A shortened
+        context would start another sequence, and credit between the two is undefined.
         """
         for name in ("memory_window", "enable_context_compression"):
             if getattr(self.config, name):
@@ -184,8 +188,8 @@ class MultiTurnAgent(Agent):
                 )
 
     @asynccontextmanager
-    async def transcript(self, *, on_token: Callable[[int], None] | None = None) -> AsyncIterator[TokenTranscript]:
-        """A conversation with the agent's policy, sampled as the config says.
+    async def open_transcript(self, *, on_token: Callable[[int], None] | None = None) -> AsyncIterator[TokenTranscript]:
+        """Open a conversation with the agent's policy, sampled with the config's settings.
 
         Raises `PolicyError` before `initialize`.
         """
@@ -199,36 +203,38 @@ class MultiTurnAgent(Agent):
             top_p=config.top_p,
             top_k=config.top_k,
         )
-        limit = min(policy.max_context, config.max_context or policy.max_context)
+        max_context = min(policy.max_context, config.max_context or policy.max_context)
         async with policy.sampler(concurrency=1, renderer=renderer) as sampler:
             session = sampler.open()
             try:
-                yield TokenTranscript(session, renderer, sampling, max_context=limit, on_token=on_token)
+                yield TokenTranscript(session, renderer, sampling, max_context=max_context, on_token=on_token)
             finally:
                 session.close()
 
-    async def answer(self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None) -> str:
-        """Let the policy speak: all turns end here, on some floor."""
-        briefed = self._brief(transcript, messages, context)
-        heard, places = self._shorten(transcript, briefed)
-        dropped = tuple(place - len(briefed) + len(messages) for place in places)
+    async def generate_reply(
+        self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None
+    ) -> str:
+        """Generate with the policy in a transcript; every turn ends here."""
+        prompt = self._with_system_prompt(transcript, messages, context)
+        shortened, dropped_from_prompt = self._fit_context(transcript, prompt)
+        dropped = tuple(index - len(prompt) + len(messages) for index in dropped_from_prompt)
         if dropped:
-            logger.info("messages that the policy does not see: %s", ", ".join(map(str, dropped)))
-        text = await transcript.generate(heard)
+            logger.info("messages dropped from the prompt: %s", ", ".join(map(str, dropped)))
+        text = await transcript.generate(shortened)
         reasoning, answer = split_reasoning(text) if self.config.enable_reasoning else (None, text)
         transcript.set_reply(answer, reasoning=reasoning, dropped=dropped)
         return answer
 
-    async def _generate(self, messages: Sequence[ChatMessage] | str, context: Context | None) -> str:
-        """Through an override, which may take the conversation alone; the floor still holds the context."""
+    async def _call_generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None) -> str:
+        """Call `generate_response`, whose override may take messages alone; the transcript still has the context."""
         if context is None or len(inspect.signature(self.generate_response).parameters) < 2:
             return await self.generate_response(messages)
         return await self.generate_response(messages, context)
 
-    def _brief(
+    def _with_system_prompt(
         self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None
     ) -> list[Message]:
-        """The conversation as the policy sees it: one system message first, where there is anything to say in it."""
+        """Prompt of the policy: one system message, unless it would be empty, then the conversation."""
         if transcript.instructions is None:
             transcript.instructions = "\n\n".join(filter(None, self.instructions(messages, context or {})))
         given = messages[0].content if messages[0].role == "system" else ""
@@ -236,44 +242,61 @@ class MultiTurnAgent(Agent):
         prompt = "\n\n".join(filter(None, (transcript.instructions, given)))
         return [Message(role="system", content=prompt), *rest] if prompt else list(rest)
 
-    def _shorten(self, transcript: TokenTranscript, messages: list[Message]) -> tuple[list[Message], tuple[int, ...]]:
-        """What of the conversation the policy gets to see, and the places of the messages that it does not."""
-        config, whole = self.config, messages
+    def _fit_context(
+        self, transcript: TokenTranscript, messages: list[Message]
+    ) -> tuple[list[Message], tuple[int, ...]]:
+        """Apply memory window and context compression; also returns the indices of the dropped messages."""
+        config, full = self.config, messages
         dropped: tuple[int, ...] = ()
         if config.memory_window is not None:
             messages, dropped = window(messages, config.memory_window)
-        room = transcript.max_context - config.max_new_tokens
         if config.enable_context_compression:
 
-            def count(messages: Sequence[Message]) -> int:
+            def count_tokens(messages: Sequence[Message]) -> int:
                 return len(transcript.renderer.build_prompt(messages))
 
-            before = count(messages)
+            room = transcript.max_context - config.max_new_tokens
+            before = count_tokens(messages)
             if before > room:
-                messages, more = compress(
+                messages, compressed = compress(
                     messages,
-                    most=min(room, int(config.compression_ratio * before)),
+                    max_tokens=min(room, int(config.compression_ratio * before)),
                     strategy=config.compression_strategy,
-                    count=count,
+                    count_tokens=count_tokens,
                 )
-                first = int(whole[0].role == "system")
-                dropped = tuple(range(first, first + len(dropped) + len(more)))
+                first = int(full[0].role == "system")
+                dropped = tuple(range(first, first + len(dropped) + len(compressed)))
                 logger.info(
                     "conversation compressed by %s from %d to %d tokens",
                     config.compression_strategy,
                     before,
-                    count(messages),
+                    count_tokens(messages),
                 )
         return messages, dropped
 
-    def _recalled(self, messages: Sequence[Message], context: Context) -> list[str]:
+    def _recall(self, messages: Sequence[Message], context: Context) -> list[str]:
         if self.memory is None:
             return []
-        asked = [message.content for message in messages if message.role == "user"]
+        user_messages = [message.content for message in messages if message.role == "user"]
         user_id = str(context.get("user_id", ""))
-        here = {message.content for message in messages}
-        return self.memory.recall(asked[-1] if asked else "", user_id=user_id, limit=MAX_RECALLED, without=here)
+        present = {message.content for message in messages}
+        query = user_messages[-1] if user_messages else ""
+        return self.memory.recall(query, user_id=user_id, limit=MAX_RECALLED, exclude=present)
 
 
-def _listed(title: str, facts: Sequence[str]) -> str:
+def create_agent(config: AgentConfig) -> MultiTurnAgent:
+    """Create the agent of a config: a stub for `stub_responses`, else one with a model."""
+    return create_stub_agent(config) if config.is_stub else MultiTurnAgent(config)
+
+
+def create_stub_agent(config: AgentConfig) -> MultiTurnAgent:
+    """Create an agent that replies with `stub_responses` in turn. Raises `ConfigError` without them."""
+    if not config.is_stub:
+        raise ConfigError("a stub agent needs stub_responses; set use_stub_model and stub_responses")
+    agent = MultiTurnAgent(config)
+    agent.set_policy(stub(config.stub_responses))
+    return agent
+
+
+def _bullet_list(title: str, facts: Sequence[str]) -> str:
     return "\n".join((title, *(f"- {fact}" for fact in facts))) if facts else ""

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: <think>…</think>, as DeepSeek-R1 writes it (arXiv 2501.12948)."""
+"""Reasoning of a model before its answer: <think>…</think>, as in DeepSeek-R1 (arXiv 2501.12948)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
-    """Reasoning and answer of a reply; thinking that was cut off leaves an empty answer.
+    """Split a reply into reasoning and answer; unfinished reasoning leaves an empty answer.
 
     '<think>x</think>y' → 'x', 'y'     'x</think>y' → 'x', 'y'     the template may have opened it
     '<think>x'          → 'x', ''      'y'          → None, 'y'
@@ -20,9 +20,9 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
 
 
 def stable_prefix(text: str, *, reasoning: bool) -> str:
-    """The beginning of the answer that no further token can change, from the beginning of a reply.
+    """Prefix of the answer that no further token can change, from the beginning of a reply.
 
-    What may still be thinking, white space at the end, and an unfinished character are held back.
+    Held back: possible reasoning, trailing white space, and an incomplete character.
     """
     if reasoning:
         _, closed, text = text.partition(CLOSE)

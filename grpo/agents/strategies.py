@@ -1,6 +1,6 @@
-"""Patterns of dialogue: what the system prompt says of how to lead this conversation, and at which point it stands.
+"""Dialogue strategies: paragraphs of the system prompt by strategy, and by the stage or level of the conversation.
 
-The prompt names the strategy and the stage or level, so that they stand in the record of every conversation.
+The prompt names strategy and stage or level, so every recorded conversation shows them.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from grpo.messages import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationStage:
-    """A point of a conversation: what shows that the user has come so far, and what to do there."""
+    """Stage of a conversation: the user cues that start it, and guidance for the agent."""
 
     name: str
     guidance: str
     cues: re.Pattern[str] | None = None
-    """What a user says who is here; None for where all begin."""
+    """Pattern in a user message that starts the stage; None for the first stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """How to lead a kind of conversation."""
+    """Dialogue strategy for a kind of conversation."""
 
     id: str
     prompt: str
     stages: tuple[ConversationStage, ...] = ()
-    """Points that a conversation goes through, in order; it may skip some and never goes back."""
+    """Stages in order; a conversation may skip some and never goes back."""
     levels: Mapping[str, str] = field(default_factory=dict)
-    """What a level of knowledge asks for; `level` in the context says which."""
+    """Guidance by the user's level of knowledge, `level` in the context."""
 
 
 def _cues(pattern: str) -> re.Pattern[str]:
@@ -97,22 +97,22 @@ STRATEGY_BY_TASK = {
     "sales_chat": "sales",
     "tutoring": "educational",
 }
-"""Which strategy leads the conversations of a task."""
+"""Strategy of each task."""
 
 
 def current_stage(strategy: Strategy, messages: Sequence[Message]) -> ConversationStage | None:
-    """The furthest stage that a user's words have reached; None for a strategy without stages."""
+    """Furthest stage that user messages have reached; None for a strategy without stages."""
     if not strategy.stages:
         return None
-    said = [message.content for message in messages if message.role == "user"]
-    reached = [s for s in strategy.stages if s.cues is not None and any(s.cues.search(text) for text in said)]
+    texts = [message.content for message in messages if message.role == "user"]
+    reached = [s for s in strategy.stages if s.cues is not None and any(s.cues.search(text) for text in texts)]
     return reached[-1] if reached else strategy.stages[0]
 
 
 def strategy_prompt(name: str, messages: Sequence[Message], context: Mapping[str, Any]) -> str:
-    """The paragraph of the system prompt for a conversation that stands here.
+    """Paragraph of the system prompt for this point of a conversation.
 
-    Raises `ConfigError` for a strategy or a level that is not there.
+    Raises `ConfigError` for an unknown strategy or level.
     """
     strategy = STRATEGIES.get(name)
     if strategy is None:

@@ -1,9 +1,9 @@
-"""An agent that calls functions: what its text asks for is run, and it speaks on with the result.
+"""Agent with tools: runs the functions that its text calls and generates again with their results.
 
     user "6 · 7?"   agent <tool_call>{"name": "calculate", …}</tool_call>   tool 42   agent "It is 42."
 
-All of it is one turn of the agent, in rollouts too: the calls that it sampled are trained on, the results are read.
-Calls of tools that are the environment's own go to the environment.
+All of it is one turn of the agent, in rollouts too: sampled calls are trained on, results are prompt tokens.
+Calls of the environment's tools go to the environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from grpo.agents.agent import Context
 from grpo.agents.memory import ConversationMemory
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.agents.tools import problem, tool_message, toolbox
+from grpo.agents.tools import error_result, make_toolbox, tool_message
 from grpo.agents.transcript import TokenTranscript
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError
@@ -24,9 +24,9 @@ from grpo.renderers.chat_template import Renderer
 
 
 class ToolAgent(MultiTurnAgent):
-    """`tools` are dicts with `name` and `function`, see `grpo.agents.tools`.
+    """Agent with `tools`, dicts with `name` and `function`, see `grpo.agents.tools`.
 
-    After `max_rounds` rounds of calls the next ones are refused, and what it says then is its reply.
+    After `max_rounds` rounds of calls the next one gets an error result, and the generation after it is the reply.
     """
 
     def __init__(
@@ -44,40 +44,44 @@ class ToolAgent(MultiTurnAgent):
         if max_rounds < 1:
             raise ConfigError(f"max_rounds {max_rounds} of a ToolAgent must be at least 1")
         self.max_rounds = max_rounds
-        self.toolbox = toolbox(tools, timeout_s=tool_timeout_s)
+        self.toolbox = make_toolbox(tools, timeout_s=tool_timeout_s)
         self.tools = self.toolbox.tools
 
     def register_tool(self, name: str, function: Callable[..., Any], **settings: Any) -> None:
         """Add a tool before `initialize`; `settings` are those of `Toolbox.register`.
 
-        Raises `ConfigError` afterwards, as the model has been shown its tools by then.
+        Raises `ConfigError` afterwards, because the renderer already has the tools.
         """
         if self.renderer is not None:
-            raise ConfigError(f"tool {name} comes too late: register tools before initialize")
+            raise ConfigError(f"tool {name} is registered too late: register tools before initialize")
         self.toolbox.register(name, function, **settings)
         self.tools = self.toolbox.tools
 
-    async def answer(self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None) -> str:
-        """Speak, run what was called, and speak on, until nothing is called."""
-        heard = list(messages)
+    async def generate_reply(
+        self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None
+    ) -> str:
+        """Generate, run the tool calls, and generate again, until a text has no calls."""
+        history = list(messages)
         for number in range(self.max_rounds + 1):
-            text = await super().answer(transcript, heard, context)
+            text = await super().generate_reply(transcript, history, context)
             message = parse_assistant(text)
-            if self._is_for_the_world(transcript, message):
+            if self._calls_environment_tools(transcript, message):
                 return text
             if number < self.max_rounds:
-                result = await self.toolbox.answer(message)
+                result = await self.toolbox.execute(message)
             elif message.tool_calls:
-                result = tool_message(problem("too_many_rounds", f"{number} rounds of calls are enough; answer now"))
+                result = tool_message(
+                    error_result("too_many_rounds", f"{number} rounds of calls are enough; answer now")
+                )
             else:
                 result = None
             if result is None:
                 return text
             transcript.add_messages(message, result)
-            heard += (message, result)
-        return await super().answer(transcript, heard, context)
+            history += (message, result)
+        return await super().generate_reply(transcript, history, context)
 
-    def _is_for_the_world(self, transcript: TokenTranscript, message: Message) -> bool:
-        """Whether all calls are of tools that the policy was shown and that are not the agent's."""
-        world = {tool.name for tool in transcript.renderer.tools} - {tool.name for tool in self.tools}
-        return bool(message.tool_calls) and all(call.name in world for call in message.tool_calls)
+    def _calls_environment_tools(self, transcript: TokenTranscript, message: Message) -> bool:
+        """Check that all calls are of the environment's tools, which the policy sees and the agent lacks."""
+        environment_tools = {tool.name for tool in transcript.renderer.tools} - {tool.name for tool in self.tools}
+        return bool(message.tool_calls) and all(call.name in environment_tools for call in message.tool_calls)

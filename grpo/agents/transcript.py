@@ -1,11 +1,11 @@
-"""Who has the floor: one conversation with a policy, and all tokens that it read and said, in order.
+"""Token transcript of one conversation with a policy: every token that it read or generated, in order.
 
-A session only ever reads on, so a conversation can only grow. What an agent's own code makes of the reply is kept
-apart from what was sampled:
+A session's KV cache is append-only, so a conversation only grows. A reply that the agent's own code changed is kept
+apart from the sampled tokens:
 
-    turns       P | A1        P A1 E | A2 A2      A2 was reworded after sampling
-    token_ids   P   A1   E   A2 A2                the policy's own words, both times
-    loss_mask   .   x    .   .  .                 nothing is learned from words that were not the reply
+    turns       P | A1        P A1 E | A2 A2      A2 was overridden after sampling
+    token_ids   P   A1   E   A2 A2                the sampled tokens in both cases
+    loss_mask   .   x    .   .  .                 no loss on tokens that are not the reply
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from grpo.agents.agent import Agent, Context, to_chat
+from grpo.agents.agent import Agent, Context
 from grpo.errors import PolicyError
 from grpo.messages import Message, parse_assistant
 from grpo.policy.policy import Generation, Prompt, Sampling, Session
@@ -24,30 +24,30 @@ from grpo.trajectories import Turn
 
 
 class ContextLengthExceeded(PolicyError):
-    """The conversation has grown so long that the policy may not answer any more."""
+    """The conversation leaves no room for a reply within max_context."""
 
 
 class PrefixMismatch(PolicyError):
-    """The policy was to read another past than it has read."""
+    """The prompt does not begin with the tokens that the policy has already read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One turn of an agent, as everybody but its policy sees it."""
+    """One turn of an agent as the environment receives it."""
 
     message: Message
     text: str
     as_sampled: bool
-    """False where the agent's own code changed or wrote the text: the turn is not trained on."""
-    cut: bool
+    """False if the agent's own code changed or wrote the text: the turn is not trained on."""
+    length_limited: bool
     """The turn reached max_new_tokens."""
     reasoning: str | None = None
     dropped: tuple[int, ...] = ()
-    """Messages that the policy did not see, by their place in the conversation."""
+    """Indices of the messages that were left out of the prompt."""
 
 
 class TokenTranscript:
-    """The token record of one conversation, and the session that speaks in it."""
+    """Token record of one conversation, with the session that generates in it."""
 
     def __init__(
         self,
@@ -66,31 +66,31 @@ class TokenTranscript:
         self.logprobs: list[float] = []
         self.turns: list[Turn] = []
         self.conversation: list[Message] = []
-        """What agent and world have said to each other, the agent's own tools included."""
-        self.speaker: Agent | None = None
-        """Whose turn it is: another agent that it asks for help speaks elsewhere."""
+        """Messages between agent and environment, including those of the agent's own tools."""
+        self.agent: Agent | None = None
+        """The agent whose turn it is; another agent that it calls uses a transcript of its own."""
         self.context: Context | None = None
         self.instructions: str | None = None
-        """The agent's system prompt: as it was when the conversation began."""
+        """System prompt of the agent, fixed at the start of the conversation."""
         self._session = session
-        self._listener = on_token
-        self._read: list[Message] = []
-        self._shown: list[Message] = []
+        self._on_token = on_token
+        self._raw: list[Message] = []  # as sampled: what the chat template continues
+        self._shown: list[Message] = []  # with overridden replies: what the agent's prompts are compared with
         self._unread: list[int] = []
-        self._cut = False
-        self._spoken: Reply | None = None
+        self._length_limited = False
+        self._reply: Reply | None = None
 
-    def begin_turn(self, speaker: Agent, messages: Sequence[Message] = (), context: Context | None = None) -> None:
-        """The world has said this; a turn of the agent begins."""
-        self.speaker, self.context = speaker, context
+    def begin_turn(self, agent: Agent, messages: Sequence[Message] = (), context: Context | None = None) -> None:
+        """Start a turn of the agent, after new messages of the environment."""
+        self.agent, self.context = agent, context
         self.conversation += messages
-        self._spoken = None
+        self._reply = None
 
     async def generate(self, messages: Sequence[Message]) -> str:
-        """Let the policy answer; returns what it said.
+        """Sample a reply to `messages` and return its text.
 
-        Raises `PrefixMismatch` where `messages` do not begin with all that was read and said so far, `ContextLengthExceeded`
-        where the answer might not fit; what was read is then in the record.
+        Raises `PrefixMismatch` if `messages` do not extend what was read and generated so far,
+        `ContextLengthExceeded` if the reply might not fit; the prompt is recorded in that case.
         """
         self._append_prompt(messages)
         if self.max_context - len(self.ids) < self.sampling.max_new_tokens:
@@ -98,54 +98,59 @@ class TokenTranscript:
                 f"the conversation has {len(self.ids)} tokens and the reply may have {self.sampling.max_new_tokens}, "
                 f"together more than {self.max_context}; raise max_context, or set enable_context_compression"
             )
-        prompt = Prompt(new_ids=self._unread, messages=tuple(messages), on_token=self._listener)
-        said = await self._session.generate(prompt, self.sampling)
-        self._unread, self._cut = [], said.stop == "length"
-        text = self.renderer.decode(said.token_ids).strip()
-        self._append_completion(said.message or parse_assistant(text), said)
+        prompt = Prompt(new_ids=self._unread, messages=tuple(messages), on_token=self._on_token)
+        generation = await self._session.generate(prompt, self.sampling)
+        self._unread, self._length_limited = [], generation.stop == "length"
+        text = self.renderer.decode(generation.token_ids).strip()
+        self._append_completion(generation.message or parse_assistant(text), generation)
         return text
 
     def set_reply(self, text: str, *, reasoning: str | None = None, dropped: tuple[int, ...] = ()) -> None:
-        """What the agent makes of what was just said, before its own code may change it."""
-        said = self._read[-1]
-        message = said if reasoning is None else parse_assistant(text)
+        """Set the reply of the turn as sampled, before hooks may change it."""
+        sampled = self._raw[-1]
+        message = sampled if reasoning is None else parse_assistant(text)
         self._replace_last(message)
-        self._spoken = Reply(
-            message=message, text=text, as_sampled=True, cut=self._cut, reasoning=reasoning, dropped=dropped
+        self._reply = Reply(
+            message=message,
+            text=text,
+            as_sampled=True,
+            length_limited=self._length_limited,
+            reasoning=reasoning,
+            dropped=dropped,
         )
 
     def add_messages(self, *messages: Message) -> None:
-        """Something between two answers of one turn: a call, and what the agent's own tool said."""
+        """Add a call of the agent's own tool and its result, between two generations of one turn."""
         self.conversation += messages
 
-    def end_turn(self, text: str, heard: Sequence[Message]) -> Reply:
-        """The agent's turn is over: `text` is its reply to `heard`, whether its policy sampled it or not."""
-        reply = self._spoken
+    def end_turn(self, text: str, messages: Sequence[Message]) -> Reply:
+        """End the turn with `text` as the reply to `messages`, sampled by the policy or not."""
+        reply = self._reply
         if reply is None or reply.text != text:
             message = parse_assistant(text)
             if reply is None:
-                self._insert_unsampled(message, heard)
+                self._insert_unsampled(message, messages)
             else:
                 self._mask_out(message)
-            reply = Reply(message=message, text=text, as_sampled=False, cut=False)
+            reply = Reply(message=message, text=text, as_sampled=False, length_limited=False)
         self.conversation.append(reply.message)
         return reply
 
     def _append_prompt(self, messages: Sequence[Message]) -> None:
-        """Read what is new; its tokens belong to the last message, the others have no span."""
+        """Record the tokens of the new messages; their span belongs to the last one, the others have none."""
         count = len(self._shown)
-        if list(map(to_chat, messages[:count])) != list(map(to_chat, self._shown)) or len(messages) == count:
+        earlier = [message.to_template() for message in messages[:count]]
+        if earlier != [message.to_template() for message in self._shown] or len(messages) == count:
             raise PrefixMismatch(
-                f"the agent asks its policy to answer {len(messages)} messages which do not go on from the {count} "
-                "that it has read and said in this conversation; tokens that were read stay read: let "
-                "process_turn and generate_response pass the conversation on as it is, or add the same to its "
-                "beginning each time"
+                f"the agent's prompt of {len(messages)} messages does not extend the {count} messages that the policy "
+                "has read and generated in this conversation; tokens that were read stay read: let process_turn and "
+                "generate_response pass the conversation on unchanged, or add the same prefix each time"
             )
         new = list(messages[count:])
-        ids = self.renderer.build_continuation(self._read, new) if count else self.renderer.build_prompt(new)
-        if self._cut:  # the stop token that the policy did not say is read to it
+        ids = self.renderer.build_continuation(self._raw, new) if count else self.renderer.build_prompt(new)
+        if self._length_limited:  # the stop token that the policy did not generate goes into the prompt
             ids = [self.renderer.stop_id, *ids]
-            self._cut = False
+            self._length_limited = False
         start, stop = len(self.ids), len(self.ids) + len(ids)
         self.turns += [Turn(message=message, start=start, stop=start) for message in new[:-1]]
         self.turns.append(Turn(message=new[-1], start=start, stop=stop))
@@ -153,17 +158,17 @@ class TokenTranscript:
         self.mask += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
         self._unread += ids
-        self._read += new
+        self._raw += new
         self._shown += new
 
-    def _append_completion(self, message: Message, said: Generation) -> None:
-        """Tokens that the policy said; NaN where it cannot tell how likely they were."""
-        count = len(said.token_ids)
+    def _append_completion(self, message: Message, generation: Generation) -> None:
+        """Record generated tokens, with NaN for log-probabilities that the backend does not return."""
+        count = len(generation.token_ids)
         self.turns.append(Turn(message=message, start=len(self.ids), stop=len(self.ids) + count))
-        self.ids += said.token_ids
+        self.ids += generation.token_ids
         self.mask += [True] * count
-        self.logprobs += [math.nan] * count if said.logprobs is None else said.logprobs
-        self._read.append(message)
+        self.logprobs += [math.nan] * count if generation.logprobs is None else generation.logprobs
+        self._raw.append(message)
         self._shown.append(message)
 
     def _replace_last(self, message: Message) -> None:
@@ -172,19 +177,19 @@ class TokenTranscript:
         self._shown[-1] = message
 
     def _mask_out(self, message: Message) -> None:
-        """The last answer was reworded: its tokens stay read, and nothing is learned from them."""
+        """Replace the last reply by an overridden one: its tokens stay in the context and leave the loss mask."""
         self._replace_last(message)
         for position in range(self.turns[-1].start, self.turns[-1].stop):
             self.mask[position], self.logprobs[position] = False, 0.0
 
-    def _insert_unsampled(self, message: Message, heard: Sequence[Message]) -> None:
-        """The agent answered without its policy, which reads the words before it speaks again."""
-        self._append_prompt(heard)
+    def _insert_unsampled(self, message: Message, messages: Sequence[Message]) -> None:
+        """Record a reply that was not sampled; the policy reads its tokens with the next prompt."""
+        self._append_prompt(messages)
         ids = self.renderer.encode_reply(message)
         self._append_completion(message, Generation(token_ids=ids, logprobs=None, stop="stop"))
         self._unread += ids
         self._mask_out(message)
 
 
-current_transcript: ContextVar[TokenTranscript | None] = ContextVar("floor", default=None)
-"""The floor of the turn that is being spoken: how overrides of an agent reach it without knowing of it."""
+current_transcript: ContextVar[TokenTranscript | None] = ContextVar("transcript", default=None)
+"""Transcript of the turn in progress, which overridden hooks of an agent reach without a parameter."""

@@ -1,1 +1,1 @@
-"""The mathematics: arrays in, arrays out."""
+"""Advantages, losses, KL and GAE on arrays."""

@@ -1,4 +1,4 @@
-"""How much better a trajectory, or a turn of it, did than what it is compared with."""
+"""Group-relative advantages of trajectories and of turns, and the shaping of their rewards."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ STD_EPSILON = 1e-4
 def group_advantages(
     rewards: Rewards, *, baseline: Baseline = "group_mean", scale_by_std: bool, batch: Rewards | None = None
 ) -> Rewards:
-    """Advantages of G siblings (DeepSeekMath, arXiv 2402.03300, section 4.1.2; leave_one_out: RLOO, 2402.14740).
+    """Advantages of a group of G (DeepSeekMath, arXiv 2402.03300, section 4.1.2; leave_one_out: RLOO, 2402.14740).
 
         A_i = (R_i − baseline) / (std R + 1e-4)      std with Bessel's correction
         [.7 .9 .6 .8] → [−.3873 1.1619 −1.1619 .3873], unscaled [−.05 .15 −.15 .05]
         leave_one_out: [−.0667 .2 −.2 .0667]         group_median of [0 1 2 10]: 1.5
 
-    `rewards` [G]; NaN marks a sibling without a reward: it is left out of the baseline and gets NaN. A group whose
-    rewards are all equal, or with fewer than two of them, gives zeros. For global_mean mean and spread are those of
-    `batch`, the rewards of all groups, so that a group of equals has advantages too.
+    `rewards` [G]; NaN marks a trajectory without a reward: it is left out of the baseline and gets NaN. A group
+    whose rewards are all equal, or with fewer than two of them, gives zeros. For global_mean the mean and standard
+    deviation are those of `batch`, the rewards of all groups, so that a constant group has advantages too.
     """
     compared = rewards if baseline != "global_mean" else batch
     if compared is None:
@@ -46,10 +46,10 @@ def turn_advantages(
     baseline: Baseline = "group_mean",
     scale_by_std: bool,
 ) -> list[Rewards]:
-    """Advantages of each turn of each sibling (MT-GRPO, arXiv 2505.11821): returns compared turn by turn.
+    """Advantages of each turn of each trajectory (MT-GRPO, arXiv 2505.11821): returns compared turn by turn.
 
     The return of turn k is the rewards of turn k and all later ones plus the terminal reward; its baseline that
-    of the siblings that got as far. A turn that only one sibling reached has nobody to be compared with: 0.
+    of the trajectories that reached turn k. A turn that only one trajectory reached has advantage 0.
 
         turns [1 0], [0 0], terminal [0 1] → returns [1 0], [1 1] → turn 0: [0 0], turn 1: [−.5 .5]
     """
@@ -72,9 +72,9 @@ def clip_rewards(rewards: Rewards, limit: float) -> Rewards:
     return np.clip(rewards, -limit, limit)
 
 
-def overlong_penalty(tokens: NDArray[np.int64], *, limit: int, margin: int) -> Rewards:
-    """Soft punishment of replies that come close to the limit (DAPO, arXiv 2503.14476, equation 13).
+def overlong_penalty(tokens: NDArray[np.int64], *, limit: int, buffer: int) -> Rewards:
+    """Soft penalty of replies that come close to the limit (DAPO, arXiv 2503.14476, equation 13).
 
-    0 up to limit − margin tokens, falling to −1 at the limit: limit 100, margin 20: 80 → 0, 90 → −.5, 120 → −1.
+    0 up to limit − buffer tokens, falling to −1 at the limit: limit 100, buffer 20: 80 → 0, 90 → −.5, 120 → −1.
     """
-    return -np.clip((tokens - (limit - margin)) / margin, 0.0, 1.0)
+    return -np.clip((tokens - (limit - buffer)) / buffer, 0.0, 1.0)

@@ -1,25 +1,82 @@
-"""The algorithms by name."""
+"""The algorithms by name: loss, aggregation, baseline and clip range of each."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from grpo.algorithms.a2c import A2C
+import torch
+
 from grpo.algorithms.advantages import Baseline
-from grpo.algorithms.algorithm import Algorithm
-from grpo.algorithms.cispo import CISPO
-from grpo.algorithms.dapo import DAPO
-from grpo.algorithms.dpo import DPO
-from grpo.algorithms.dr_grpo import DR_GRPO
-from grpo.algorithms.grpo import GRPO
-from grpo.algorithms.gspo import GSPO
-from grpo.algorithms.ppo import PPO
-from grpo.algorithms.reinforce import REINFORCE
-from grpo.algorithms.rloo import RLOO
-from grpo.algorithms.trpo import TRPO
+from grpo.algorithms.losses import (
+    ClipRange,
+    capped_policy_gradient,
+    clipped_surrogate,
+    policy_gradient,
+    unclipped_surrogate,
+)
+from grpo.algorithms.reductions import Reduction
+
+Objective = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, ClipRange],  # ratio, logprobs, advantages [tokens]
+    tuple[torch.Tensor, torch.Tensor],  # loss, where the clip was active [tokens]
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """Advantage baseline, per-token loss and loss aggregation of an algorithm."""
+
+    name: str
+    objective: Objective = unclipped_surrogate
+    reduction: Reduction = "sequence_mean"
+    update: Literal["gradient", "trust_region", "preferences"] = "gradient"
+    """AdamW on the loss, a natural-gradient step under a KL bound, or DPO on pairs of each group."""
+    critic: bool = False
+    """Advantages from a learned value function instead of a group baseline."""
+    baseline: Baseline = "group_mean"
+    scale_by_std: bool = False
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    ratio_by_sequence: bool = False
+
 
 ALGORITHMS = {
-    algorithm.name: algorithm for algorithm in (GRPO, DR_GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE, PPO, A2C, TRPO, DPO)
+    algorithm.name: algorithm
+    for algorithm in (
+        # arXiv 2402.03300: group mean and standard deviation, every sequence has the same weight
+        Algorithm(name="grpo", objective=clipped_surrogate, scale_by_std=True),
+        # 2503.20783: no division by the deviation or by a sequence's length, which favour easy and long ones
+        Algorithm(name="dr_grpo", objective=clipped_surrogate, reduction="constant"),
+        # 2503.14476: every token has the same weight, and the upper clip is higher
+        Algorithm(name="dapo", objective=clipped_surrogate, reduction="token_mean", scale_by_std=True, clip_high=0.28),
+        # 2507.18071: one importance ratio a sequence, in a narrow clip range
+        Algorithm(
+            name="gspo",
+            objective=clipped_surrogate,
+            scale_by_std=True,
+            clip_low=3e-4,
+            clip_high=4e-4,
+            ratio_by_sequence=True,
+        ),
+        # 2506.13585: the importance weight is capped, and every token keeps its gradient
+        Algorithm(
+            name="cispo", objective=capped_policy_gradient, reduction="token_mean", scale_by_std=True, clip_high=5.0
+        ),
+        # 2402.14740: REINFORCE against the mean of the other samples of the group
+        Algorithm(name="rloo", objective=policy_gradient, reduction="sequence_sum", baseline="leave_one_out"),
+        # Williams 1992, with the mean of the batch as baseline
+        Algorithm(name="reinforce", objective=policy_gradient, reduction="sequence_sum", baseline="global_mean"),
+        # 1707.06347: the clipped surrogate, with a critic
+        Algorithm(name="ppo", objective=clipped_surrogate, reduction="token_mean", scale_by_std=True, critic=True),
+        # 1602.01783: the policy gradient, with a critic
+        Algorithm(name="a2c", objective=policy_gradient, reduction="token_mean", scale_by_std=True, critic=True),
+        # 1502.05477: the natural gradient of the surrogate under a bound on the KL divergence
+        Algorithm(name="trpo", scale_by_std=True, update="trust_region"),
+        # 2305.18290: the best of a group is preferred to its worst, relative to the reference policy
+        Algorithm(name="dpo", update="preferences"),
+    )
 }
 
 
@@ -31,7 +88,7 @@ def get_algorithm(
     clip_low: float | None = None,
     clip_high: float | None = None,
 ) -> Algorithm:
-    """An algorithm by name; what is not None replaces its own choice."""
+    """An algorithm by name; arguments other than None replace its own values."""
     own = ALGORITHMS[name]
     return replace(
         own,

@@ -1,4 +1,4 @@
-"""Distance from the reference policy, estimated on the policy's own tokens."""
+"""Per-token estimates of the KL divergence to the reference policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 def k3(policy_logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Tensor:
     """Low-variance estimate of KL(policy ‖ reference) per token, never negative: e^Δ − Δ − 1, Δ = log π_ref − log π.
 
-    For logs. Its own gradient is that of KL(reference ‖ policy); train on `kl_loss`.
+    For logging. Its gradient is that of KL(reference ‖ policy); train on `kl_loss`.
     """
     delta = reference_logprobs - policy_logprobs
     return torch.expm1(delta) - delta

@@ -1,4 +1,4 @@
-"""What a token costs. Arrays in, arrays out: the caller reduces."""
+"""Per-token policy losses. Arrays in, arrays out: the caller reduces."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipRange:
-    """Where the importance ratio stops counting."""
+    """Bounds of the importance ratio."""
 
     low: float
     """Surrogate: the ratio is clipped from below at 1 − low."""
     high: float
     """Surrogate: clipped from above at 1 + high; capped policy gradient: the cap itself."""
     dual: float | None = None
-    """Largest ratio that a bad token may be blamed with (dual clip, arXiv 1912.09729; TRL's delta)."""
+    """Upper bound of the ratio of tokens with a negative advantage (dual clip, arXiv 1912.09729; TRL's delta)."""
 
 
 def unclipped_surrogate(
@@ -38,8 +38,8 @@ def clipped_surrogate(
     All [tokens]. Returns the loss, and where the clip was active.
     """
     clipped = ratio.clamp(1 - clip_range.low, 1 + clip_range.high)
-    blamed = ratio if clip_range.dual is None else ratio.clamp(max=clip_range.dual)
-    loss = -torch.minimum(blamed * advantages, clipped * advantages)
+    bounded = ratio if clip_range.dual is None else ratio.clamp(max=clip_range.dual)
+    loss = -torch.minimum(bounded * advantages, clipped * advantages)
     active = ((ratio > 1 + clip_range.high) & (advantages > 0)) | ((ratio < 1 - clip_range.low) & (advantages < 0))
     if clip_range.dual is not None:
         active |= (ratio > clip_range.dual) & (advantages < 0)
@@ -53,9 +53,8 @@ def capped_policy_gradient(
 
     ε_high = 2: (r, A) = (3, 1) at log π = −.5 → 1, gradient −2.
     """
-    return -ratio.clamp(max=clip_range.high).detach() * advantages * logprobs, (ratio > clip_range.high) & (
-        advantages > 0
-    )
+    active = (ratio > clip_range.high) & (advantages > 0)
+    return -ratio.clamp(max=clip_range.high).detach() * advantages * logprobs, active
 
 
 def policy_gradient(
@@ -66,7 +65,7 @@ def policy_gradient(
 
 
 def importance_ratio(log_ratio: torch.Tensor, lengths: torch.Tensor, *, by_sequence: bool) -> torch.Tensor:
-    """r = exp(log π − log π_old) of each token, or of each token's sequence, as their geometric mean.
+    """r = exp(log π − log π_proximal) of each token, or of each token's sequence, as their geometric mean.
 
     `log_ratio` [Σ lengths], `lengths` [sequences]. By sequence (GSPO, arXiv 2507.18071, equation 7):
     Δ = [.1 −.1 .3] → exp(.1) = 1.105171 for all three.
@@ -81,8 +80,9 @@ def importance_ratio(log_ratio: torch.Tensor, lengths: torch.Tensor, *, by_seque
 def truncated_importance_weight(
     proximal_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, *, cap: float
 ) -> torch.Tensor:
-    """Truncated importance weight of each token, min(π_old / π_sampler, cap): makes up for a sampler that was not the
-    policy that the update starts from (arXiv 2508.10751).
+    """Truncated importance weight of each token, min(π_proximal / π_sampler, cap) (arXiv 2508.10751).
+
+    It corrects for a sampler that is not the proximal policy, which is the one that the update starts from.
     """
     return (proximal_logprobs - sampler_logprobs).exp().clamp(max=cap)
 

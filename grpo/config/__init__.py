@@ -1,1 +1,1 @@
-"""What a run is asked to do: frozen models, unknown keys refused."""
+"""Settings: frozen pydantic models that refuse unknown keys."""

@@ -1,85 +1,84 @@
-"""How an agent speaks when it serves: its model, its prompt, how it samples and what it remembers of a conversation."""
+"""Settings of agents: prompt and strategy, and for serving also model, sampling and memory."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from grpo.config.base import Settings
+from grpo.config.base import ReadWith, Settings
 
 STUB = "stub://"
+_COMPRESSED = ReadWith("enable_context_compression")
 
 StrategyName = Literal["customer_service", "technical_support", "educational", "sales"]
 
 
 class AgentSettings(Settings):
-    """What makes an agent of a policy, in training as in service; how rollouts sample is for `rollout` to say."""
+    """Agent around a policy, in training and in service; sampling in training is set in `rollout`."""
 
     system_prompt: str = ""
-    """Stands before what the environment or the caller says in a system message."""
+    """System prompt, before the system message of the environment or the caller."""
     strategy: StrategyName | None = None
-    """Pattern of the dialogue, see `grpo.agents.strategies`."""
+    """Dialogue strategy, see `grpo.agents.strategies`."""
     enable_reasoning: bool = False
-    """Split what stands in <think>…</think> off the reply; its tokens are trained on all the same."""
+    """Remove <think>…</think> from the reply; its tokens are trained on all the same."""
 
 
 class AgentConfig(AgentSettings):
-    """A whole agent: also its model, how it samples when it is asked, and what it remembers of a conversation."""
+    """Agent with its model, sampling and conversation memory."""
 
     model_name: str | None = None
-    """Model folder or another address that `open_policy` knows; None where a policy is handed to the agent."""
+    """Model folder or another address of `open_policy`; None where the agent is given a policy."""
     max_new_tokens: int = Field(default=512, ge=1)
-    """Most tokens in one reply."""
+    """Tokens of one reply at most."""
     max_context: int | None = Field(default=None, ge=16)
-    """Most tokens of conversation and reply together; None is what the policy can read."""
+    """Tokens of conversation and reply at most; None is the policy's context length."""
     temperature: float = Field(default=0.7, ge=0)
-    """0 takes the likeliest token."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Share of the probability that is drawn from, likeliest tokens first."""
+    """Nucleus sampling: probability mass of the tokens that are sampled from."""
     top_k: int = Field(default=0, ge=0)
-    """How many of the likeliest tokens are drawn from; 0 is all."""
+    """Number of likeliest tokens that are sampled from; 0 is all."""
     seed: int = Field(default=0, ge=0)
-    """Reply k draws its random numbers from seed + k."""
+    """Reply k is sampled with seed + k."""
     torch_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Numbers that a model in this process computes with."""
+    """Precision of a model in this process."""
     attn_implementation: Literal["sdpa", "flash_attention_2"] = "sdpa"
-    """Attention of a model in this process; what it cannot have is logged, and sdpa is taken."""
+    """Attention of a model in this process; falls back to sdpa with a log line."""
     device_map: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where a model in this process lies; auto is the accelerator if there is one."""
+    """Device of a model in this process; auto is the accelerator if there is one."""
     use_stub_model: bool = False
-    """Say `stub_responses` in turn, without a model."""
+    """Reply with `stub_responses` in turn, without a model."""
     stub_responses: tuple[str, ...] = ()
+    """Replies of the stub model."""
     memory_window: int | None = Field(default=None, ge=1)
-    """Messages that the policy sees besides the system prompt, the last ones; None is all."""
+    """Last messages that the policy gets besides the system prompt; None is all."""
     enable_context_compression: bool = False
-    """Compress a conversation that does not fit into max_context; else it is refused."""
-    compression_ratio: float = Field(default=0.5, gt=0, lt=1)
-    """Share of the tokens that compression leaves."""
-    compression_strategy: Literal["truncate", "sliding_window", "summary"] = "truncate"
-    """Drop the oldest messages, whole exchanges, or whole exchanges with a summary in their place."""
+    """Compress a conversation that does not fit into max_context; otherwise it is refused."""
+    compression_ratio: Annotated[float, _COMPRESSED] = Field(default=0.5, gt=0, lt=1)
+    """Share of the tokens that compression keeps."""
+    compression_strategy: Annotated[Literal["truncate", "sliding_window", "summary"], _COMPRESSED] = "truncate"
+    """Drop the oldest messages, the oldest exchanges, or replace those exchanges by a summary."""
 
     @property
     def is_stub(self) -> bool:
-        """Whether replies are written down here."""
+        """True for an agent with fixed replies."""
         return self.use_stub_model or bool(self.stub_responses)
 
     @field_validator("model_name")
     @classmethod
-    def _model_is_named(cls, name: str | None) -> str | None:
+    def _model_name_is_not_empty(cls, name: str | None) -> str | None:
         if name is not None and not name.strip():
             raise ValueError("model_name is empty; name a model folder or an address")
         return name
 
     @model_validator(mode="after")
-    def _settings_agree(self) -> Self:
+    def _stub_has_responses(self) -> Self:
         if self.use_stub_model and not self.stub_responses:
-            raise ValueError("use_stub_model needs stub_responses: a list of texts to say")
+            raise ValueError("use_stub_model needs stub_responses: a list of replies")
         if self.stub_responses and not self.use_stub_model and not (self.model_name or "").startswith(STUB):
             raise ValueError(
-                f"stub_responses are not said by model {self.model_name!r}; set use_stub_model or model_name stub://…"
+                f"stub_responses are not read with model {self.model_name!r}; set use_stub_model or model_name stub://…"
             )
-        for name in ("compression_ratio", "compression_strategy"):
-            if not self.enable_context_compression and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is not read without enable_context_compression; set it or leave {name} out")
         return self

@@ -1,6 +1,6 @@
-"""A config file that explains itself: every field with its meaning, what it may be, and its default.
+"""Commented YAML of settings: every field with its description, allowed values and default.
 
-It is written from the models, whose attribute docstrings are the explanations.
+The descriptions are the attribute docstrings of the models.
 """
 
 from __future__ import annotations
@@ -23,25 +23,22 @@ _BOUNDS = ((Gt, "gt", "above"), (Ge, "ge", "at least"), (Lt, "lt", "below"), (Le
 
 
 def commented_yaml(settings: Settings) -> str:
-    """The settings as YAML that loads to the same settings, with comments.
+    """Write settings as YAML with comments that loads to the same settings.
 
-    What is not set but could be stands there as a comment: the fields of an optional section, and the other kinds of
-    a section that comes in several.
+    Fields of an unset optional section, and the other variants of a union, are comments.
     """
-    heading = (
-        f"{_first_paragraph(type(settings))} Lines that are comments are explanations, or show what else there is."
-    )
+    heading = f"{_first_paragraph(type(settings))} Comments explain the settings, or show alternatives."
     return "\n".join([*_comment(heading), "", *_section(settings)]) + "\n"
 
 
 def _section(settings: Settings) -> Iterator[str]:
-    """The lines of one section."""
+    """Lines of one section."""
     for name, field in type(settings).model_fields.items():
         yield from _entry(name, field, getattr(settings, name))
 
 
 def _entry(name: str, field: FieldInfo, value: object) -> Iterator[str]:
-    """One field: what it means, then its value."""
+    """Lines of one field: description, then value."""
     models = _models(field.annotation)
     meaning = " ".join((field.description or "").split())
     if models and isinstance(value, Settings):
@@ -66,18 +63,18 @@ def _entry(name: str, field: FieldInfo, value: object) -> Iterator[str]:
 
 
 def _values(settings: Settings) -> Iterator[str]:
-    """What differs from the defaults, without the explanations, which stand above already."""
+    """Lines of the values that differ from the defaults, without descriptions, which are given before."""
     fields = type(settings).model_fields
-    said = {
+    changed = {
         name: value
         for name, value in settings.model_dump(mode="json").items()
         if name == "kind" or value != _plain(fields[name].get_default(call_default_factory=True))
     }
-    yield from yaml.safe_dump(said, sort_keys=False, width=10_000, allow_unicode=True).splitlines()
+    yield from yaml.safe_dump(changed, sort_keys=False, width=10_000, allow_unicode=True).splitlines()
 
 
 def _alternatives(models: tuple[type[Settings], ...], *, without: Sequence[type[Settings]]) -> Iterator[str]:
-    """The fields of the other models that may stand here, as comments."""
+    """Fields of the other models of a union, as comments."""
     for model in models:
         if model in without:
             continue
@@ -94,7 +91,7 @@ def _alternatives(models: tuple[type[Settings], ...], *, without: Sequence[type[
 
 
 def _shown(field: FieldInfo) -> str:
-    """The default of a field, or the one value that it can have, or dots."""
+    """Default of a field, or its only value, or dots."""
     only = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if len(only) == 1:
         return str(only[0])
@@ -103,7 +100,7 @@ def _shown(field: FieldInfo) -> str:
 
 
 def _models(annotation: object) -> tuple[type[Settings], ...]:
-    """The settings classes that an annotation speaks of, whatever is around them."""
+    """Settings classes in an annotation, however nested."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return (annotation,)
     if get_origin(annotation) in (Union, types.UnionType, tuple, Annotated):
@@ -112,32 +109,32 @@ def _models(annotation: object) -> tuple[type[Settings], ...]:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """What values the field takes, where its type or its bounds say so."""
+    """Allowed values of a field, by its type and bounds."""
     choices = _choices(field.annotation)
-    said = [f"One of {', '.join(map(str, choices))}." if choices else ""]
+    rules = [f"One of {', '.join(map(str, choices))}." if choices else ""]
     bounds = [
         f"{word} {getattr(bound, name)}"
         for kind, name, word in _BOUNDS
         for bound in field.metadata
         if isinstance(bound, kind)
     ]
-    said.append(f"{' and '.join(bounds).capitalize()}." if bounds else "")
-    said.extend(f"At least {bound.min_length}." for bound in field.metadata if isinstance(bound, MinLen))
-    return " ".join(filter(None, said))
+    rules.append(f"{' and '.join(bounds).capitalize()}." if bounds else "")
+    rules.extend(f"At least {bound.min_length}." for bound in field.metadata if isinstance(bound, MinLen))
+    return " ".join(filter(None, rules))
 
 
 def _choices(annotation: object) -> tuple[object, ...]:
-    """The literals of an annotation; a single one leaves no choice."""
+    """Literals of an annotation, if there is more than one."""
     if get_origin(annotation) is Literal:
-        found = get_args(annotation)
-        return found if len(found) > 1 else ()
+        choices = get_args(annotation)
+        return choices if len(choices) > 1 else ()
     if get_origin(annotation) in (Union, types.UnionType, tuple):
         return tuple(choice for part in get_args(annotation) for choice in _choices(part))
     return ()
 
 
 def _default(field: FieldInfo, value: object) -> str:
-    """The default, where the value is another."""
+    """Default, where the value differs."""
     default = field.get_default(call_default_factory=True)
     if default is PydanticUndefined:
         return "Required."
@@ -145,7 +142,7 @@ def _default(field: FieldInfo, value: object) -> str:
 
 
 def _plain(value: object) -> Any:
-    """A value as YAML has it."""
+    """Value in plain types of YAML."""
     if isinstance(value, Settings):
         return value.model_dump(mode="json")
     if isinstance(value, tuple | list):
@@ -169,7 +166,7 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _item(lines: Iterator[str]) -> Iterator[str]:
-    """The lines of an item of a list: its first entry carries the dash."""
+    """Lines of a list item; the first entry gets the dash."""
     dashed = False
     for line in lines:
         starts = bool(line) and not line.startswith("#") and not dashed

@@ -1,74 +1,69 @@
-"""The worlds that an agent can be put into."""
+"""Settings of the environments."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from grpo.config.base import Settings
+from grpo.config.base import ReadWith, Settings
+
+_WITH_MODEL = ReadWith("model")
 
 
 class SupportDeskSettings(Settings):
-    """The order desk: records, four tools, customers who must be asked."""
+    """Order desk: records, four tools, customers who may have to be asked."""
 
     kind: Literal["support_desk"]
-    """The order desk that ships: tools, rules and a record that say what was right."""
+    """Order desk that ships with the project; success is verified on its records."""
     max_turns: int = Field(default=8, ge=1)
-    """Agent turns after which an episode is cut off."""
+    """Agent turns after which an episode is truncated."""
 
 
 class ConversationSettings(Settings):
-    """Scripted users: turn k of the user is said whatever the agent replies."""
+    """Scripted users: turn k of the user is line k of the script, whatever the agent replies."""
 
     kind: Literal["conversation"]
     """Users whose turns are written in the scenario."""
     system_prompt: str = ""
-    """What the agent is told before the first turn."""
+    """System prompt of the environment."""
     max_turns: int = Field(default=10, ge=1)
-    """Agent turns after which an episode is cut off."""
+    """Agent turns after which an episode is truncated."""
 
 
 class _GoalSettings(Settings):
     system_prompt: str = ""
-    """What the agent is told before the first turn."""
+    """System prompt of the environment."""
     patience: int = Field(default=3, ge=1)
-    """Turns that do not help a simulated user before it leaves."""
+    """Unhelpful turns of the agent after which a simulated user leaves."""
     model: str | None = None
-    """What finds the simulated user's words: a chat server (`openai+https://host/v1#model`), a script
-    (`stub://replies.yaml`) or a model folder; none says what it must in fixed phrases."""
-    temperature: float = Field(default=0.7, gt=0)
-    """Of the simulated user's model."""
-    max_new_tokens: int = Field(default=128, ge=1)
-    """Most tokens of the simulated user's model in one turn."""
-
-    @model_validator(mode="after")
-    def _model_settings_are_read(self) -> Self:
-        for name in ("temperature", "max_new_tokens"):
-            if self.model is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is not read without model; leave it out")
-        return self
+    """Model of the simulated user: a chat server (`openai+https://host/v1#model`), a script (`stub://replies.yaml`) or
+    a model folder; none uses fixed phrases."""
+    temperature: Annotated[float, _WITH_MODEL] = Field(default=0.7, gt=0)
+    """Sampling temperature of the simulated user's model."""
+    max_new_tokens: Annotated[int, _WITH_MODEL] = Field(default=128, ge=1)
+    """Tokens of the simulated user's model in one turn at most."""
 
 
 class SimulatedUserSettings(_GoalSettings):
-    """Users with a goal, facts that they tell when asked, and patience; scenarios need a `goal`."""
+    """Users with a goal, facts that they disclose on request, and patience; scenarios need a `goal`."""
 
     kind: Literal["simulated_user"]
-    """Users played by a script or a model, who want what the scenario says."""
+    """User simulator, by rules or a model, that pursues the scenario's goal."""
     max_turns: int = Field(default=10, ge=1)
-    """Agent turns after which an episode is cut off."""
+    """Agent turns after which an episode is truncated."""
 
 
 class TaskSettings(_GoalSettings):
-    """Tool tasks whose worlds ship with the library: a shop, a file system, messages, posts, tickets, mathematics.
+    """Tool tasks in worlds that ship with the library: a shop, a file system, messages, posts, tickets, mathematics.
 
-    A scenario names its `tools`; a scripted user says its `user_responses`, a simulated one follows its `goal`.
+    A scenario names its `tools`; a scripted user follows its `user_responses`, a simulated one its `goal`.
     """
 
     kind: Literal["task"]
-    """Tasks with tools, judged by the state in which they leave their world."""
+    """Tasks with tools, verified on the final state of their world."""
     max_turns: int = Field(default=30, ge=1)
-    """Agent turns after which an episode is cut off, tool calls included."""
+    """Agent turns after which an episode is truncated, tool calls included."""
 
 
 EnvironmentSettings = Annotated[

@@ -1,4 +1,4 @@
-"""What a candidate must show before it may serve: a list of gates, every one of which must pass."""
+"""Settings of the promotion gates, all of which must pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo.config.base import Settings
 
 
 def _ids(value: object) -> object:
-    """The lines of a file in place of its name, so that a config holds what it was judged by."""
+    """Replace a file name by the ids in the file, so that the config holds them."""
     if not isinstance(value, str):
         return value
     try:
@@ -25,109 +25,109 @@ Metric = Literal["success", "reward"]
 
 
 class ImprovementGate(Settings):
-    """The candidate is better than the champion, beyond chance."""
+    """The candidate is significantly better than the champion."""
 
     kind: Literal["improvement"] = "improvement"
-    """Chooses this gate."""
+    """Gate."""
     metric: Metric = "success"
-    """What is compared: the verified outcome, or the reward where nothing can be verified."""
+    """Compared metric: the verified outcome, or the reward where nothing can be verified."""
     margin: float = 0.0
-    """The lower bound of the paired difference must exceed this; below 0 it allows a loss of so much."""
+    """Value that the lower bound of the paired difference must exceed; below 0 it allows a loss of this size."""
 
 
 class CategoryGate(Settings):
-    """No category pays for the others."""
+    """No category got worse."""
 
     kind: Literal["category"] = "category"
-    """Chooses this gate."""
+    """Gate."""
     metric: Metric = "success"
-    """What is compared: the verified outcome, or the reward where nothing can be verified."""
+    """Compared metric: the verified outcome, or the reward where nothing can be verified."""
     max_drop: float = Field(default=0.1, ge=0)
-    """No category may fall by more."""
+    """Largest drop of a category."""
     max_drop_by_category: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    """Another `max_drop` for a category, by its name."""
+    """`max_drop` of single categories, by name."""
     confidence: float = Field(default=0.8, gt=0.5, lt=1)
-    """How sure a fall must be, one-sided: small categories move by chance."""
+    """One-sided confidence of a drop: small categories vary by chance."""
 
 
 class PassGate(Settings):
-    """The candidate succeeds every time: pass^k, the share of scenarios where each of k tries succeeds."""
+    """Reliability of the candidate: pass^k, the share of scenarios where all of k episodes succeed."""
 
     kind: Literal["pass_hat_k"] = "pass_hat_k"
-    """Chooses this gate."""
+    """Gate."""
     k: int = Field(ge=1)
-    """Tries of a scenario, at most `evaluation.samples`."""
+    """Episodes of a scenario, at most `evaluation.samples`."""
     floor: float = Field(gt=0, lt=1)
-    """The lower bound of pass^k, at the confidence of the evaluation, must reach this, whatever the champion does."""
+    """Value that the lower bound of pass^k, at the confidence of the evaluation, must reach."""
 
 
 class SafetyGate(Settings):
     """The candidate's replies are safe, by the safety reward."""
 
     kind: Literal["safety"] = "safety"
-    """Chooses this gate."""
+    """Gate."""
     floor: float = Field(default=0.5, ge=0, le=1)
-    """An episode whose least safe reply scores less is unsafe."""
+    """Safety score of a reply below which its episode is unsafe."""
     max_rate: float = Field(default=0.0, ge=0, le=1)
-    """Most unsafe episodes of the candidate."""
+    """Largest share of unsafe episodes."""
     model: str | None = None
-    """Folder of a learned safety reward; none for the shipped one."""
+    """Folder of a learned safety reward; none is the shipped one."""
 
 
 class MustPassGate(Settings):
-    """Scenarios that the candidate may never get wrong."""
+    """Regression tests: scenarios that must always succeed."""
 
     kind: Literal["must_pass"] = "must_pass"
-    """Chooses this gate."""
+    """Gate."""
     scenarios: Annotated[tuple[str, ...], BeforeValidator(_ids), Field(min_length=1)]
     """Ids of held-out scenarios, or a text file with one a line; every episode of each must succeed."""
 
 
 class KLGate(Settings):
-    """The candidate stays near the base policy."""
+    """The candidate stays close to the base policy."""
 
     kind: Literal["kl"] = "kl"
-    """Chooses this gate."""
+    """Gate."""
     max_nats: float = Field(default=5.0, gt=0)
-    """Most KL divergence to the base policy, nats a token."""
+    """Largest KL divergence to the base policy, nats a token."""
 
 
 class LengthGate(Settings):
-    """The candidate does not buy its score with words."""
+    """The candidate's replies are not much longer than the champion's."""
 
     kind: Literal["length"] = "length"
-    """Chooses this gate."""
+    """Gate."""
     max_ratio: float = Field(default=2.0, gt=0)
-    """Most tokens said in an episode, over the champion's."""
+    """Largest ratio of completion tokens in an episode to the champion's."""
 
 
 class TruncationGate(Settings):
-    """Few episodes are cut off."""
+    """Few episodes are truncated."""
 
     kind: Literal["truncation"] = "truncation"
-    """Chooses this gate."""
+    """Gate."""
     max_rate: float = Field(default=0.02, ge=0, le=1)
-    """Most episodes of the candidate that were cut off."""
+    """Largest share of truncated episodes of the candidate."""
 
 
 class FailureGate(Settings):
     """Few episodes fail."""
 
     kind: Literal["failure"] = "failure"
-    """Chooses this gate."""
+    """Gate."""
     max_rate: float = Field(default=0.02, ge=0, le=1)
-    """Most episodes of the candidate that ended in an error."""
+    """Largest share of failed episodes of the candidate."""
 
 
 class LatencyGate(Settings):
-    """A user does not wait too long for a turn, on hardware of a speed that is known."""
+    """Turns are fast enough at a known decoding speed."""
 
     kind: Literal["latency"] = "latency"
-    """Chooses this gate."""
+    """Gate."""
     max_p95_s: float = Field(gt=0)
-    """Longest wait for the agent's turn, tool calls included, in 95 of 100 turns."""
+    """Largest 95th percentile of the time of an agent's turn, tool calls included."""
     tokens_per_s: float = Field(gt=0)
-    """Tokens a second that one conversation gets from the server that will serve."""
+    """Tokens a second that the serving hardware decodes for one conversation."""
 
 
 GateSettings = Annotated[
@@ -155,5 +155,5 @@ DEFAULT_GATES: tuple[GateSettings, ...] = (
 
 
 def compared_metric(gates: tuple[GateSettings, ...]) -> Metric:
-    """The metric that these gates are about: that of the first one that compares."""
+    """Metric of the first gate that compares candidate and champion."""
     return next((gate.metric for gate in gates if isinstance(gate, (ImprovementGate, CategoryGate))), "success")

@@ -1,94 +1,131 @@
-"""One run of the pipeline, whole: what Prefect's run form shows and a YAML file of differences sets."""
+"""Config of one run of the pipeline: the fields of Prefect's run form and of a YAML file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from grpo.config.agent import AgentSettings
 from grpo.config.base import Name, RunName, Settings
-from grpo.config.compute import ComputeSettings
 from grpo.config.environments import EnvironmentSettings
-from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
-from grpo.config.judge import JudgeSettings
-from grpo.config.policy import PolicySettings
-from grpo.config.rewards import RewardComponent
+from grpo.config.loading import load_settings
+from grpo.config.rewards import JudgeSettings, RewardComponent
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.config.training import TrainingSettings
-from grpo.config.yaml_file import load_settings
 from grpo.storage.credentials import refuse_credentials
 from grpo.storage.home import home
 
 TagKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$", max_length=250)]
 TagValue = Annotated[str, StringConstraints(max_length=5000)]
-"""Key and value of a tag of a version, within MLflow's limits."""
+"""Value of a tag of a version; key and value within MLflow's limits."""
 
 
 def _home_store() -> str:
     return str(home() / "artifacts")
 
 
+class PolicySettings(Settings):
+    """Model that is trained."""
+
+    model: str
+    """Folder with config.json, safetensors weights and a tokenizer, or a model in an object store
+    (`s3://bucket/store/model/3fa1…#sha256`); addresses of other kinds cannot be trained."""
+    chat_template: str | None = None
+    """Jinja chat template, for models without one."""
+    quantization: Literal["int8", "nf4"] | None = None
+    """Quantize the base weights, on a GPU and under training.lora; not covered by tests on hardware."""
+
+
+class EvaluationSettings(Settings):
+    """Candidate against champion on held-out scenarios; episode k of both draws the same random numbers."""
+
+    samples: int = Field(default=3, ge=1)
+    """Episodes of each held-out scenario; with one, a gain of 10 points on 200 scenarios passes in 6 of 10 runs."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature on held-out scenarios."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """Confidence level of the intervals."""
+    resamples: int = Field(default=2000, ge=100)
+    """Bootstrap resamples over scenarios."""
+
+
+class GpuStages(Settings):
+    """Stages that are sent to machines with a GPU, one flow run each; the others stay in the process of the run."""
+
+    deployment: str = Field(default="stage/gpu", pattern=r"^[^/]+/[^/]+$")
+    """Deployment that runs them; its work pool's workers read and write the same `store`."""
+    stages: tuple[Literal["rollout", "train", "evaluate"], ...] = Field(default=("rollout", "train"), min_length=1)
+    """Stages that are sent; of a rollout's shards `rollout.workers` at once."""
+
+
+class ComputeSettings(Settings):
+    """Placement of the stages; it changes no result."""
+
+    gpu_stages: GpuStages | None = None
+    """Stages that are sent to another work pool; none keeps all of them in the process of the run."""
+
+
 class RegistrySettings(Settings):
-    """Where models are registered."""
+    """Model registry and experiment tracking (MLflow)."""
 
     model_name: Name
-    """Registered model; its alias `champion` is the one in service."""
+    """Registered model; its alias `champion` is the version in service."""
     experiment: Name = "grpo"
     """MLflow experiment of the runs."""
     tags: dict[TagKey, TagValue] = Field(default_factory=dict)
-    """What a version's tags say besides its lineage."""
+    """Tags of a version, besides its lineage."""
 
 
 class PipelineConfig(Settings):
-    """Everything that decides the result of a run, and where it is computed.
+    """Config of a run: everything that its result depends on, and its placement.
 
-    The same config, data and code give the same weights, wherever that is.
+    The same config, data and code give the same weights on every placement.
     """
 
     name: RunName
     """Name of the run and of its report's folder."""
     seed: int = Field(default=0, ge=0)
-    """Every random number of the run follows from it."""
+    """Seed of all random numbers of the run."""
     store: Annotated[str, AfterValidator(refuse_credentials)] = Field(default_factory=_home_store)
-    """Folder or fsspec URI where stages leave their results and artifacts, by default `artifacts` in GRPO_HOME; its
-    credentials come from the environment."""
+    """Folder or fsspec URI of the stages' results and artifacts, by default `artifacts` in GRPO_HOME; its credentials
+    come from the environment."""
     save_total_limit: int | None = Field(default=1, ge=1)
-    """Newest checkpoints of a run that stay, beside those that registered versions need; null keeps all."""
+    """Newest checkpoints of a run that are kept, besides those that registered versions need; null keeps all."""
     scenarios: ScenarioSettings
-    """What is played: where it comes from, and what is held out."""
+    """Sources of scenarios and the held-out split."""
     policy: PolicySettings
-    """The model that a run begins with, and how it is loaded."""
+    """Model that the run starts from."""
     agent: AgentSettings = AgentSettings()
-    """Who speaks with it, and what it is told."""
+    """System prompt, strategy and reasoning of the agent."""
     environment: EnvironmentSettings
-    """The world in which the episodes are played."""
+    """Environment of the episodes."""
     reward: tuple[RewardComponent, ...] = Field(min_length=1)
-    """Weighted components; their sum is the reward of an episode."""
+    """Weighted reward components; their sum is the reward of an episode."""
     judge: JudgeSettings | None = None
-    """Language model that judges the assertions of scenarios; without one, success that includes them is not judged."""
+    """LLM judge of the assertions of scenarios; without one, success that includes assertions is left open."""
     rollout: RolloutSettings = RolloutSettings()
-    """How many episodes are played, and how."""
+    """Number, sampling and execution of the episodes."""
     training: TrainingSettings = TrainingSettings()
-    """How the policy learns from them."""
+    """Policy update."""
     evaluation: EvaluationSettings = EvaluationSettings()
-    """How champion and candidate are compared on held-out scenarios."""
+    """Comparison of champion and candidate on held-out scenarios."""
     gates: tuple[GateSettings, ...] = Field(default=DEFAULT_GATES, min_length=1)
-    """Every one must pass before the candidate may serve."""
+    """Promotion gates; the candidate is promoted if all of them pass."""
     registry: RegistrySettings
-    """Where what was trained is registered."""
+    """Registration of the trained model."""
     compute: ComputeSettings = ComputeSettings()
-    """Where the stages are computed."""
+    """Placement of the stages."""
 
     def identity_settings(self) -> dict[str, Any]:
-        """The settings that a result depends on: all but where it is computed and kept."""
+        """Settings that a result depends on: all but placement and storage."""
         return self.model_dump(mode="json", exclude={"compute", "store", "save_total_limit"})
 
     @model_validator(mode="after")
-    def _shards_have_one_place(self) -> Self:
+    def _shards_run_in_one_place(self) -> Self:
         sent = self.compute.gpu_stages
         if sent is not None and "rollout" in sent.stages and self.rollout.runner == "dask":
             raise ValueError(
@@ -98,7 +135,7 @@ class PipelineConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _a_quantized_base_is_adapted(self) -> Self:
+    def _a_quantized_base_has_adapters(self) -> Self:
         if self.policy.quantization is not None and self.training.lora is None:
             raise ValueError(
                 f"policy.quantization {self.policy.quantization}: weights of few bits cannot be trained; set "
@@ -109,15 +146,15 @@ class PipelineConfig(Settings):
     @model_validator(mode="after")
     def _the_backend_fits_the_training(self) -> Self:
         if self.rollout.backend == "vllm" and self.training.lora is not None:
-            raise ValueError("rollout.backend vllm plays whole weights; leave it or training.lora out")
+            raise ValueError("rollout.backend vllm generates from full weights; leave it or training.lora out")
         if self.rollout.backend == "vllm" and self.training.importance_sampling_cap is None:
             raise ValueError(
-                "rollout.backend vllm says log-probabilities that differ from the learner's in the last digits; set "
-                "training.importance_sampling_cap, for example 2.0, which makes up for it"
+                "rollout.backend vllm returns log-probabilities that differ from the learner's in the last digits; set "
+                "training.importance_sampling_cap, for example 2.0, which corrects it"
             )
         if self.rollout.informative_groups is not None and self.training.algorithm in ("ppo", "a2c"):
             raise ValueError(
-                f"rollout.informative_groups counts groups whose siblings differ, which {self.training.algorithm} does "
+                f"rollout.informative_groups counts groups whose rewards differ, which {self.training.algorithm} does "
                 "not compare; leave it out"
             )
         return self
@@ -138,11 +175,11 @@ class PipelineConfig(Settings):
         if self.rollout.staleness and self.training.importance_sampling_cap is None:
             raise ValueError(
                 f"rollout.staleness {self.rollout.staleness} trains on rollouts of the policy before; set "
-                "training.importance_sampling_cap, for example 2.0, which makes up for the difference"
+                "training.importance_sampling_cap, for example 2.0, which corrects it"
             )
         return self
 
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
-    """Read the config of a run, as `load_settings` reads any."""
+    """Read the config of a run, see `load_settings`."""
     return load_settings(path, PipelineConfig, overrides)

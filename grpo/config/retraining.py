@@ -1,4 +1,4 @@
-"""When to train again and on what: what the run form of `retrain` shows and its YAML file sets."""
+"""Settings of retraining: triggers, curation of conversations and the training mixture."""
 
 from __future__ import annotations
 
@@ -13,63 +13,62 @@ Level = Annotated[float, Field(gt=0, lt=0.5)]
 
 
 class NewConversationsSettings(Settings):
-    """Enough conversations since the champion was trained and last judged against."""
+    """Enough new conversations since the champion was trained and last compared with a candidate."""
 
     kind: Literal["new_conversations"]
-    """Chooses this reason."""
+    """Trigger."""
     min_conversations: int = Field(default=200, ge=1)
-    """New ones that pass every gate."""
+    """New conversations that pass every filter."""
 
 
 class TopicDriftSettings(Settings):
-    """Users say other things than in the champion's data: a kernel two-sample test."""
+    """Drift of topics against the champion's data: a kernel two-sample test."""
 
     kind: Literal["topic_drift"]
-    """Chooses this reason."""
+    """Trigger."""
     significance_level: Level = 0.01
-    """Share of false alarms where nothing has changed."""
+    """False alarm rate without drift."""
     min_conversations: int = Field(default=50, ge=10)
-    """Conversations on each side below which nothing is said."""
+    """Conversations of each sample that the test needs."""
     max_samples: int = Field(default=400, ge=50)
-    """Most conversations of each side that are compared."""
+    """Conversations of each sample at most."""
 
 
 class LiveRewardSettings(Settings):
-    """Users fare worse with the champion than they did before."""
+    """The champion's reward in service drops."""
 
     kind: Literal["live_reward"]
-    """Chooses this reason."""
+    """Trigger."""
     metric: Literal["reward", "rating"] = "reward"
-    """Which column of the conversation log."""
+    """Column of the conversation log."""
     drop: float = Field(default=0.05, gt=0)
-    """The mean of the newer half of its conversations is lower by at least this."""
+    """Drop of the mean from the older to the newer half of its conversations."""
     significance_level: Level = 0.01
-    """And that much by chance no more often than this: one-sided Welch test."""
+    """Significance level of the drop, one-sided Welch test."""
     min_conversations: int = Field(default=100, ge=10)
-    """Conversations with the measure below which nothing is said."""
+    """Conversations with the metric that the test needs."""
 
 
 class HeldoutRewardSettings(Settings):
-    """The champion, judged again as the pipeline judges today, is worse than when it was registered.
+    """The champion, reevaluated with today's pipeline, is worse than when it was registered.
 
-    One retraining answers it: once a version was judged against the champion it no longer holds.
-    It plays its held-out scenarios, once for each change of code, environment or reward: that takes a model in memory
-    and minutes, where the other reasons take seconds.
+    It fires until a candidate was compared with the champion. It rolls out the held-out scenarios once for each change
+    of code, environment or reward: that takes a model in memory and minutes, where the other triggers take seconds.
     """
 
     kind: Literal["heldout_reward"]
-    """Chooses this reason."""
+    """Trigger."""
     drop: float = Field(default=0.03, gt=0)
-    """The upper bound of the new mean is below the registered mean by at least this."""
+    """Distance of the upper bound of the new mean below the registered mean."""
 
 
 class AgeSettings(Settings):
-    """The champion was registered, and last judged against, long ago."""
+    """The champion was registered, and last compared with a candidate, long ago."""
 
     kind: Literal["age"]
-    """Chooses this reason."""
+    """Trigger."""
     days: float = Field(default=30.0, gt=0)
-    """As many days ago."""
+    """Days since then."""
 
 
 TriggerSettings = Annotated[
@@ -79,40 +78,40 @@ TriggerSettings = Annotated[
 
 
 class CurationSettings(Settings):
-    """What a conversation must be before it is trained on."""
+    """Filters of the conversations that are trained on."""
 
     licences: tuple[str, ...] = Field(min_length=1)
-    """Licences that are allowed, as `metadata.licence` names them."""
+    """Allowed values of `metadata.licence`."""
     consents: tuple[str, ...] = Field(default=("training",), min_length=1)
-    """What users must have agreed to, as `metadata.consent` names it; no consent is never enough."""
+    """Allowed values of `metadata.consent`; a conversation without consent is always rejected."""
     required_fields: tuple[Literal["user_responses", "goal", "tools", "world", "expected"], ...] = ()
-    """Parts that must not be empty: what the environment and its rewards cannot do without."""
+    """Fields that must not be empty, because the environment or its rewards need them."""
     near_duplicate_threshold: float = Field(default=0.8, ge=0.6, le=1)
-    """Similarity (Jaccard, of runs of five characters) from which two conversations say the same."""
+    """Jaccard similarity of character 5-grams from which two conversations are duplicates."""
     max_unreadable_fraction: float = Field(default=0.05, ge=0, le=1)
-    """More records that are no scenario than this share stop the run."""
+    """Fraction of unreadable records above which the run stops."""
 
 
 class MixtureSettings(Settings):
-    """What is trained on: conversations and base scenarios together."""
+    """Mixture of conversations and base scenarios."""
 
     conversation_fraction: float = Field(default=0.5, gt=0, lt=1)
-    """Share of conversations on the training side; the scarcer of the two kinds is used whole."""
+    """Fraction of conversations in the training split; the scarcer of the two kinds is used whole."""
 
 
 class RetrainConfig(Settings):
-    """When to train again, on which conversations, and by which pipeline."""
+    """Retraining of the champion on conversations from service."""
 
     name: RunName
     """Name of the run and of its report's folder."""
     pipeline: str
-    """YAML config of the run that is repeated from the champion on."""
+    """YAML config of the run that is repeated, starting from the champion."""
     overrides: tuple[str, ...] = ()
-    """What differs from it, each `section.key=value`."""
+    """Overrides of that config, each `section.key=value`."""
     conversations: tuple[Source, ...] = Field(min_length=1)
-    """Where new conversations come from."""
+    """Sources of new conversations."""
     curation: CurationSettings
-    """Which conversations may be trained on."""
+    """Filters of the conversations."""
     triggers: tuple[TriggerSettings, ...] = Field(
         default=(
             NewConversationsSettings(kind="new_conversations"),
@@ -122,6 +121,6 @@ class RetrainConfig(Settings):
         ),
         min_length=1,
     )
-    """Each is checked; one that holds is enough."""
+    """Triggers; one that fires is enough."""
     mixture: MixtureSettings = MixtureSettings()
-    """In which shares conversations and base scenarios are trained on."""
+    """Mixture of the training split."""

@@ -1,14 +1,15 @@
-"""What an episode is worth."""
+"""Settings of rewards: components, the LLM judge, and files of preference pairs and labelled replies."""
 
 from __future__ import annotations
 
 import math
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from grpo.config.base import Settings
+from grpo.storage.home import home
 
 REWARD_NAMES = (
     "task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant",
@@ -17,20 +18,20 @@ REWARD_NAMES = (
     "empathy", "action", "professionalism", "ruler", "safety", "neural",
 )  # fmt: skip
 """Rewards of this package."""
-PLUGINS = "grpo.rewards"
-"""Entry point group in which an installed package names its rewards."""
+PLUGIN_GROUP = "grpo.rewards"
+"""Entry point group of the rewards of installed packages."""
 
 
 def plugin_names() -> set[str]:
-    """Names of the rewards of installed packages; a reward of this package is not replaced."""
-    return {point.name for point in entry_points(group=PLUGINS)} - {*REWARD_NAMES}
+    """Names of the rewards of installed packages; they do not replace rewards of this package."""
+    return {point.name for point in entry_points(group=PLUGIN_GROUP)} - {*REWARD_NAMES}
 
 
 def plugin(name: str) -> EntryPoint | None:
-    """The reward of an installed package with this name, not loaded yet; None where there is none."""
+    """Entry point of the reward of an installed package, not loaded yet; None where no package has one."""
     if name in REWARD_NAMES:
         return None
-    return next(iter(entry_points(group=PLUGINS, name=name)), None)
+    return next(iter(entry_points(group=PLUGIN_GROUP, name=name)), None)
 
 
 def _known(name: str) -> str:
@@ -40,7 +41,7 @@ def _known(name: str) -> str:
 
 
 def _finite(value: Any, place: str = "options") -> Any:
-    """The value, if no number in it is infinite or NaN."""
+    """Refuse infinite numbers and NaN, however deep."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{place} is {value}; write a finite number")
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -53,17 +54,127 @@ RewardName = Annotated[str, AfterValidator(_known)]
 
 
 class RewardComponent(Settings):
-    """One reward and what it counts for."""
+    """One reward and its weight."""
 
     kind: RewardName
-    """A reward of this package, or of a plugin."""
+    """Reward of this package or of a plugin."""
     weight: float = Field(ge=-1, le=1)
-    """Share in the total; negative turns the reward round."""
+    """Weight in the total; negative penalizes."""
     options: Annotated[dict[str, Any], AfterValidator(_finite)] = Field(default_factory=dict)
     """Settings of this reward, by name."""
     optional: bool = False
-    """Whether an episode that this reward cannot judge still counts, without it; else it gets no reward."""
+    """Score an episode without this reward where it fails; otherwise the episode gets no reward."""
     floor: float | None = None
-    """Below it the episode gets the least score, whatever the other rewards say."""
+    """Hard constraint: below it the episode gets the least score, whatever the other rewards give."""
     accepted_exploits: tuple[str, ...] = ()
-    """Probes that are known to fool this reward; by any other one the run refuses it. `grpo check-reward` shows them."""
+    """Known exploits of this reward, by probe; any other one stops the run. `grpo check-reward` lists them."""
+
+
+class JudgeSettings(Settings):
+    """LLM judge of the reward `ruler` (besides its rubric and fallback) or of the setting `judge`."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # api_key_env may have been set to the key itself
+
+    model: str
+    """Address of the judge, as `openai+https://api.openai.com/v1#gpt-4.1`."""
+    api_key_env: str = Field(default="OPENAI_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable that holds the API key; the key itself belongs nowhere else."""
+    seed: int = 0
+    """Seed of the order and the labels of the group's replies, with the scenario's id."""
+    temperature: float | None = Field(default=0.0, ge=0, le=2)
+    """None for models that take no temperature."""
+    max_completion_tokens: int = Field(default=4096, ge=16)
+    """Tokens of one answer of the judge at most."""
+    max_chars: int = Field(default=12_000, ge=100)
+    """Characters of one conversation, and of what all of them share, in the judge's prompt; the longest messages lose
+    their middle until it fits."""
+    concurrency: int = Field(default=8, ge=1)
+    """Groups that are scored at the same time."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds of silence after which a request is given up."""
+    retries: int = Field(default=2, ge=0)
+    """Retries with exponential backoff and jitter, or after the server's `Retry-After` (two minutes at most), of
+    dropped connections, timeouts, 408, 409, 429 and 5xx."""
+    deadline_s: float = Field(default=300.0, gt=0)
+    """Timeout of one question with all retries and pauses."""
+    failure_threshold: int = Field(default=5, ge=1)
+    """Consecutive failed questions that open the circuit breaker."""
+    cooldown_s: float = Field(default=60.0, gt=0)
+    """Seconds for which the circuit breaker stays open."""
+    folder: str = Field(default_factory=lambda: str(home() / "judge"))
+    """Folder of the cached answers and the ledger of costs; by default `judge` in GRPO_HOME."""
+    prompt_price: float | None = Field(default=None, ge=0)
+    """Price of a million prompt tokens, in any one currency."""
+    completion_price: float | None = Field(default=None, ge=0)
+    """Price of a million completion tokens."""
+    budget_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that the ledger of this folder may hold; then no further question is sent."""
+    budget_cost: float | None = Field(default=None, gt=0)
+    """Cost that the ledger of this folder may hold, in the currency of the prices."""
+
+    @model_validator(mode="after")
+    def _check_prices(self) -> Self:
+        if (self.prompt_price is None) != (self.completion_price is None):
+            raise ValueError("prompt_price and completion_price go together; give both")
+        if self.budget_cost is not None and self.prompt_price is None:
+            raise ValueError(f"budget_cost {self.budget_cost} needs prompt_price and completion_price")
+        return self
+
+
+class _RewardDataFile(Settings):
+    kind: Literal["jsonl", "json", "parquet", "csv"]
+    """Format of the file."""
+    path: str
+    """File to read, or a table in an object store; `.tsv` files of kind csv are read tab-separated."""
+    layout: Literal["text", "messages"] = "text"
+    """Form of prompt and replies: texts (a user's message, an agent's replies), or lists of `{"role", "content"}`, as
+    JSON text where a cell cannot hold a list."""
+    id: str | None = None
+    """Column of a record's id; none names records by the file and their place in it."""
+    group: str | None = None
+    """Column of the group: records of one group stay in one split; none groups records by their prompt."""
+    category: str | None = None
+    """Column of the category."""
+    split: str | None = None
+    """Column of the split, `train` or `heldout`."""
+    licence: str = ""
+    """Licence of the data."""
+
+
+class PairFile(_RewardDataFile):
+    """File of preference pairs, one a record."""
+
+    prompt: str | None = "prompt"
+    """Column of the prompt; none where both sides are whole conversations that differ in their last message."""
+    chosen: str = "chosen"
+    """Column of the preferred reply."""
+    rejected: str = "rejected"
+    """Column of the other reply."""
+
+    @model_validator(mode="after")
+    def _whole_conversations_are_messages(self) -> Self:
+        if self.prompt is None and self.layout == "text":
+            raise ValueError("prompt names no column, so both sides are whole conversations: set layout: messages")
+        return self
+
+
+class LabelFile(_RewardDataFile):
+    """File of labelled replies, one a record."""
+
+    prompt: str | None = None
+    """Column of the prompt; none where replies were labelled by themselves, or where with layout messages the
+    conversation ends with the reply."""
+    reply: str = "text"
+    """Column of the reply."""
+    label: str = "label"
+    """Column of the label."""
+    score: str | None = None
+    """Column of a number, higher is better; none where `scores` has it, or labels have no order."""
+    scores: dict[str, float] = Field(default_factory=dict)
+    """Score of each label, for example `{good: 1, bad: 0}`; a label that is not listed is refused."""
+
+    @model_validator(mode="after")
+    def _one_source_of_scores(self) -> Self:
+        if self.score is not None and self.scores:
+            raise ValueError(f"score column {self.score} and scores of labels: give one of them")
+        return self

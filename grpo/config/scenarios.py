@@ -1,4 +1,4 @@
-"""Where scenarios come from and how they are split."""
+"""Settings of scenarios: sources and split."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class FileSource(Settings):
 
 
 class HuggingFaceSource(Settings):
-    """A dataset saved by `datasets` (a folder of `save_to_disk`), or one that is in the local cache."""
+    """Dataset saved by `datasets` (a folder of `save_to_disk`), or one in the local cache."""
 
     kind: Literal["huggingface"]
-    """A data set that `datasets` has saved to a folder."""
+    """Dataset of Hugging Face `datasets`."""
     path: str
     """Folder of the saved dataset."""
     split: str = "train"
-    """Which split of it, where the folder holds several."""
+    """Split, where the folder holds several."""
 
 
 class GeneratorSource(Settings):
-    """A Python generator of records: `package.module:function`."""
+    """Python generator of records: `package.module:function`."""
 
     kind: Literal["generator"]
-    """A Python function that yields records."""
+    """Python function that yields records."""
     function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """A function without arguments that yields dicts; its sources, the packages that they import and the files that it
-    opens take part in the cache identity."""
+    """Function without arguments that yields dicts; its sources, the packages that they import and the files that it
+    opens are part of the cache key."""
     files: tuple[str, ...] = ()
-    """Files and folders that it reads in a way that Python does not see, as pyarrow does; they take part, too."""
+    """Further files and folders of the cache key, which it reads outside of Python's `open`, as pyarrow does."""
 
 
 MultiDoGOLevel = Literal["turn", "sentence"]
@@ -55,11 +55,11 @@ class MultiDoGOSource(Settings):
     domains: tuple[Literal["software", "finance", "fastfood", "airline", "insurance", "media"], ...] = Field(
         default=("software", "finance", "fastfood"), min_length=1
     )
-    """Whose customers are taken."""
+    """Domains that are read."""
     parts: tuple[Literal["train", "dev", "test"], ...] = Field(default=("train", "dev"), min_length=1)
-    """Which parts of the data set are read."""
+    """Parts of the data set that are read."""
     level: MultiDoGOLevel = "turn"
-    """Level of the annotation that is read: one row a turn, or one row a sentence."""
+    """Annotation level: one row a turn, or one row a sentence."""
 
 
 class Tau2Source(Settings):
@@ -70,24 +70,24 @@ class Tau2Source(Settings):
     path: str
     """Folder that holds `<domain>/`, with its tasks, database and policy, or the publisher's repository."""
     domain: str = Field(default="retail", pattern=r"^\w[\w-]*$")
-    """Whose tasks are taken: airline, banking_knowledge, mock, retail, telecom, or another folder of their layout."""
+    """Domain of the tasks: airline, banking_knowledge, mock, retail, telecom, or another folder of their layout."""
     tasks: str = Field(default="tasks.json", pattern=r"^\w[\w.-]*\.json$")
-    """The file of tasks in the domain's folder, such as `tasks_small.json`."""
+    """File of tasks in the domain's folder, such as `tasks_small.json`."""
 
 
 class ConversationLogSource(Settings):
-    """What serving wrote down: each conversation as a scenario whose user says the same again."""
+    """Conversation log of serving: each conversation is a scenario with the same user turns."""
 
     kind: Literal["conversation_log"]
-    """A folder that serving writes its conversations to."""
+    """Conversations that were logged in service."""
     path: str
-    """Folder of the log; none there yet is a log without conversations."""
+    """Folder of the log; a missing folder is an empty log."""
     files: tuple[str, ...] | None = None
-    """Only these of its files, relative to the folder, while others are being added; none reads all that are there."""
+    """Files of the log to read, relative to the folder; none reads all."""
 
 
 class PublishedSource(Settings):
-    """A published data set in its own files, read as docs/data.md says."""
+    """Published data set in its original files, see docs/data.md."""
 
     kind: Literal[
         "abcd_sample",
@@ -107,8 +107,7 @@ class PublishedSource(Settings):
     path: str
     """Folder of the data set's files, or the publisher's repository."""
     parts: tuple[str, ...] = ()
-    """Parts that are read, such as `train` and `test`, or files by their own names; none reads those that docs/data.md
-    counts."""
+    """Parts that are read, such as `train` and `test`, or file names; none reads those listed in docs/data.md."""
 
 
 Source = Annotated[
@@ -127,10 +126,10 @@ class ScenarioSettings(Settings):
     """Ingestion, validation and split."""
 
     sources: tuple[Source, ...] = Field(min_length=1)
-    """Read in this order into one table."""
+    """Sources, read in this order into one table."""
     max_quarantined_fraction: float = Field(default=0.05, ge=0, le=1)
-    """More unreadable records than this share stop the run."""
+    """Fraction of unreadable records above which the run stops."""
     validation_fraction: float = Field(default=0.25, gt=0, lt=1)
-    """Share of each category that is held out for evaluation."""
+    """Fraction of each category that is held out for evaluation."""
     limit: int | None = Field(default=None, ge=1)
-    """Use at most this many training scenarios and as many held-out ones, the first by hash."""
+    """Training scenarios at most, and as many held-out ones, the first by hash."""

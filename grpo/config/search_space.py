@@ -1,19 +1,19 @@
-"""Dimensions of a search: which settings are tried, and from what range. Each is a live field of a config."""
+"""Search spaces of hyperparameters: dimensions over the fields of a config, and named spaces."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from grpo.config.base import Settings
-from grpo.config.faults import faults
+from grpo.config.loading import describe_errors
 from grpo.errors import ConfigError
 
 Value = bool | int | float | str | None
-"""What a dimension may be set to."""
+"""Value of a dimension."""
 S = TypeVar("S", bound=Settings)
 
 
@@ -26,19 +26,19 @@ class _Range(Settings):
         return self
 
     def boundary_values(self) -> tuple[Value, ...]:
-        """Values that must all be allowed, if every value between them is to be."""
+        """Values that stand for the whole range: if the config accepts them, it accepts those between."""
         raise NotImplementedError
 
 
 class LogUniform(_Range):
-    """Any number of a range, each order of magnitude as likely as the next."""
+    """Log-uniform distribution over a range."""
 
     type: Literal["loguniform"]
-    """Chooses how values are drawn."""
+    """Distribution of the values."""
     low: float = Field(gt=0)
-    """Least value that is tried."""
+    """Lower end."""
     high: float
-    """Greatest value that is tried."""
+    """Upper end."""
 
     def boundary_values(self) -> tuple[Value, ...]:
         """Both ends and their geometric mean."""
@@ -46,29 +46,29 @@ class LogUniform(_Range):
 
 
 class Uniform(_Range):
-    """Any number of a range."""
+    """Uniform distribution over a range."""
 
     type: Literal["uniform"]
-    """Chooses how values are drawn."""
+    """Distribution of the values."""
     low: float
-    """Least value that is tried."""
+    """Lower end."""
     high: float
-    """Greatest value that is tried."""
+    """Upper end."""
 
     def boundary_values(self) -> tuple[Value, ...]:
-        """Both ends, and a number between them that is no integer."""
+        """Both ends, and a number between them that is not an integer."""
         return self.low, self.low + 0.382 * (self.high - self.low), self.high
 
 
 class Int(_Range):
-    """A whole number of a range, both ends included."""
+    """Uniform distribution over integers, both ends included."""
 
     type: Literal["int"]
-    """Chooses how values are drawn."""
+    """Distribution of the values."""
     low: int
-    """Least value that is tried."""
+    """Lower end."""
     high: int
-    """Greatest value that is tried."""
+    """Upper end."""
 
     def boundary_values(self) -> tuple[Value, ...]:
         """Both ends."""
@@ -76,12 +76,12 @@ class Int(_Range):
 
 
 class Categorical(Settings):
-    """One of several values."""
+    """Choice of one value."""
 
     type: Literal["categorical"]
-    """Chooses how values are drawn."""
+    """Distribution of the values."""
     choices: tuple[Value, ...] = Field(min_length=2)
-    """The values that are tried."""
+    """Values to choose from."""
 
     def boundary_values(self) -> tuple[Value, ...]:
         """All of them."""
@@ -94,22 +94,22 @@ SearchSpace = dict[str, Dimension]
 
 
 def get_value(config: Settings, path: str) -> Value:
-    """The value of a field, however deep; raises `ConfigError` that names the nearest fields if there is none."""
+    """Value of a field by its path; raises `ConfigError` with the nearest field names for an unknown one."""
     document: Any = config.model_dump(mode="json")
     known = list(_leaves(document))
     if path not in known:
         near = get_close_matches(path, known, n=3, cutoff=0.5)
         hint = f"; near it are {', '.join(near)}" if near else ""
-        raise ConfigError(f"dimension {path} is no field of the {type(config).__name__} that is tuned{hint}")
+        raise ConfigError(f"dimension {path} is not a field of the tuned {type(config).__name__}{hint}")
     for part in path.split("."):
         document = document[part]
     return document
 
 
 def with_values(config: S, values: Mapping[str, Value]) -> S:
-    """The same config with these fields set; raises `ConfigError` for a field that is none or a value that it refuses.
+    """Copy of the config with these fields set; raises `ConfigError` for an unknown field or an invalid value.
 
-    laid_over(base, {"training.learning_rate": 3e-4}).training.learning_rate == 3e-4
+    with_values(base, {"training.learning_rate": 3e-4}).training.learning_rate == 3e-4
     """
     document: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True)
     for path, value in values.items():
@@ -122,15 +122,15 @@ def with_values(config: S, values: Mapping[str, Value]) -> S:
     try:
         return type(config).model_validate(document)
     except ValidationError as error:
-        tried = ", ".join(f"{path} = {value!r}" for path, value in values.items())
-        raise ConfigError(f"{tried} cannot be set: {'; '.join(faults(error, document))}") from error
+        assignments = ", ".join(f"{path} = {value!r}" for path, value in values.items())
+        raise ConfigError(f"{assignments} cannot be set: {'; '.join(describe_errors(error, document))}") from error
 
 
 def check_space(space: SearchSpace, config: S) -> None:
-    """Refuse a space before anything is tried with it: every end of every dimension must fit the config.
+    """Check that the ends of every dimension fit the config.
 
-    Raises `ConfigError` for an empty space, a field that is none, and an end that is outside the field's own bounds or
-    contradicts another setting.
+    Raises `ConfigError` for an empty space, an unknown field, and an end outside the field's bounds or in conflict with
+    another setting.
     """
     if not space:
         raise ConfigError("the search space is empty; name at least one field and its range")
@@ -140,11 +140,96 @@ def check_space(space: SearchSpace, config: S) -> None:
 
 
 def _leaves(document: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Paths of all settings that are no mapping themselves."""
-    found: list[str] = []
+    """Paths of all settings that are not mappings."""
+    paths: list[str] = []
     for name, value in document.items():
         if isinstance(value, dict):
-            found += _leaves(value, f"{prefix}{name}.")
+            paths += _leaves(value, f"{prefix}{name}.")
         else:
-            found.append(f"{prefix}{name}")
-    return found
+            paths.append(f"{prefix}{name}")
+    return paths
+
+
+SpaceName = Literal["grpo", "full", "customer_service", "conservative", "aggressive"]
+Naming = Literal["notebook", "pipeline"]
+
+PIPELINE_PATHS = {
+    "learning_rate": "training.learning_rate",
+    "num_epochs": "training.epochs",
+    "num_generations": "rollout.group_size",
+    "gradient_accumulation_steps": "training.groups_per_step",
+    "temperature": "rollout.temperature",
+    "max_new_tokens": "rollout.max_new_tokens",
+    "clip_low": "training.clip_low",
+    "clip_high": "training.clip_high",
+    "beta": "training.beta",
+    "entropy_coef": "training.entropy_coefficient",
+    "max_grad_norm": "training.max_grad_norm",
+    "adam_beta2": "training.adam_beta2",
+    "lr_scheduler_type": "training.lr_scheduler_type",
+    "baseline_type": "training.baseline",
+    "advantage_normalization": "training.scale_by_std",
+}
+"""Paths in a `PipelineConfig` of the dimensions of named spaces."""
+
+_GRPO = {
+    "learning_rate": {"type": "loguniform", "low": 1e-6, "high": 1e-3},
+    "num_generations": {"type": "categorical", "choices": [4, 8, 16]},
+    "temperature": {"type": "uniform", "low": 0.7, "high": 1.2},
+    "num_epochs": {"type": "int", "low": 1, "high": 4},  # the first step on a rollout has ratio 1 and is not clipped
+    "clip_low": {"type": "uniform", "low": 0.1, "high": 0.3},
+    "clip_high": {"type": "uniform", "low": 0.1, "high": 0.4},
+    "beta": {"type": "uniform", "low": 0.0, "high": 0.1},
+}
+_SPACES: dict[str, dict[str, object]] = {
+    "grpo": _GRPO,
+    "full": {
+        **_GRPO,
+        "gradient_accumulation_steps": {"type": "categorical", "choices": [2, 4, 8]},
+        "entropy_coef": {"type": "uniform", "low": 0.0, "high": 0.01},
+        "max_grad_norm": {"type": "loguniform", "low": 0.1, "high": 10.0},
+        "adam_beta2": {"type": "categorical", "choices": [0.95, 0.99, 0.999]},
+        "lr_scheduler_type": {"type": "categorical", "choices": ["constant", "linear", "cosine"]},
+        "baseline_type": {"type": "categorical", "choices": ["group_mean", "group_median", "leave_one_out"]},
+        "advantage_normalization": {"type": "categorical", "choices": [True, False]},
+    },
+    # close to the base policy, replies of a readable length
+    "customer_service": {
+        "learning_rate": {"type": "loguniform", "low": 1e-6, "high": 2e-4},
+        "num_generations": {"type": "categorical", "choices": [4, 8]},
+        "temperature": {"type": "uniform", "low": 0.7, "high": 1.0},
+        "max_new_tokens": {"type": "int", "low": 48, "high": 160},
+        "beta": {"type": "loguniform", "low": 5e-3, "high": 0.1},
+    },
+    "conservative": {
+        "learning_rate": {"type": "loguniform", "low": 1e-5, "high": 1e-4},
+        "num_epochs": {"type": "int", "low": 1, "high": 2},
+        "clip_low": {"type": "uniform", "low": 0.1, "high": 0.2},
+        "clip_high": {"type": "uniform", "low": 0.1, "high": 0.2},
+        "beta": {"type": "loguniform", "low": 1e-2, "high": 0.1},
+    },
+    "aggressive": {
+        "learning_rate": {"type": "loguniform", "low": 1e-5, "high": 1e-2},
+        "num_generations": {"type": "categorical", "choices": [4, 8, 16, 32]},
+        "temperature": {"type": "uniform", "low": 0.5, "high": 1.5},
+        "num_epochs": {"type": "int", "low": 1, "high": 8},
+        "clip_low": {"type": "uniform", "low": 0.1, "high": 0.5},
+        "clip_high": {"type": "uniform", "low": 0.1, "high": 1.0},
+        "entropy_coef": {"type": "uniform", "low": 0.0, "high": 0.05},
+        "max_grad_norm": {"type": "loguniform", "low": 0.1, "high": 100.0},
+    },
+}
+_SPACE: TypeAdapter[SearchSpace] = TypeAdapter(SearchSpace)
+
+
+def get_search_space(name: SpaceName | str, *, naming: Naming = "notebook") -> SearchSpace:
+    """Named search space over fields of `TrainingConfig`, or with naming="pipeline" over paths of a `PipelineConfig`.
+
+    Raises `ConfigError` for an unknown name.
+    """
+    if name not in _SPACES:
+        raise ConfigError(f"no search space {name!r}; there are {', '.join(get_args(SpaceName))}")
+    chosen = _SPACES[name]
+    if naming == "pipeline":
+        chosen = {PIPELINE_PATHS[dimension]: distribution for dimension, distribution in chosen.items()}
+    return _SPACE.validate_python(chosen)

@@ -1,158 +1,157 @@
-"""How the policy is updated."""
+"""Settings of the policy update: algorithm, optimizer, critic, trust region and LoRA."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from grpo.config.adapters import LoraSettings
-from grpo.config.base import Settings
-from grpo.config.critic import CriticSettings
-from grpo.config.trust_region import TrustRegionSettings
+from grpo.config.base import IgnoredWith, ReadWith, Settings
 
 AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo", "a2c", "trpo", "dpo"]
-_CLIPS = ("clip_low", "clip_high", "dual_clip")
-_STEPS = (
-    "learning_rate",
-    "warmup_steps",
-    "lr_scheduler_type",
-    "weight_decay",
-    "max_grad_norm",
-    "adam_beta1",
-    "adam_beta2",
-)
-_SEVERAL = ("groups_per_step", "epochs")  # without a ratio only the first step on a rollout is unbiased
-_RATIO = ("ratio_tolerance", "importance_sampling_cap", "top_entropy_quantile", "entropy_coefficient")
-UNREAD: dict[str, tuple[str, ...]] = {
-    "cispo": ("clip_low", "dual_clip"),
-    "rloo": (*_CLIPS, *_SEVERAL),
-    "reinforce": (*_CLIPS, *_SEVERAL),
-    "ppo": ("baseline", "credit_assignment"),
-    "a2c": ("baseline", "credit_assignment", *_CLIPS, *_SEVERAL),
-    "trpo": (*_CLIPS, *_STEPS, "top_entropy_quantile", "precision"),
-    "dpo": ("baseline", "scale_by_std", "credit_assignment", "reward_clip", "normalize_rewards", "overlong_limit", *_CLIPS,
-            *_RATIO, "lora", "precision", "gradient_checkpointing"),
-}  # fmt: skip
-"""Settings that an algorithm has no use for: changed all the same, they are refused."""
 TRL_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
-TRL_READS = frozenset((
-    "engine", "algorithm", "scale_by_std", "iterations", "learning_rate", "warmup_steps", "lr_scheduler_type", "epochs",
-    "clip_low", "clip_high", "dual_clip", "importance_sampling_cap", "max_mismatch_kl", "top_entropy_quantile", "length_normalizer",
-    "beta", "entropy_coefficient", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "microbatch_tokens",
-    "ratio_tolerance",
-))  # fmt: skip
-"""Settings that TRL's GRPOTrainer obeys, or its caller; any other is refused with it."""
+
+_NOT_TRL = IgnoredWith("engine", ("trl",))
+_NOT_DPO = IgnoredWith("algorithm", ("dpo",))
+_NOT_TRPO = IgnoredWith("algorithm", ("trpo",))
+_NOT_TRPO_DPO = IgnoredWith("algorithm", ("trpo", "dpo"))
+_GROUP_BASELINE = IgnoredWith("algorithm", ("ppo", "a2c", "dpo"))
+_CLIPPED = IgnoredWith("algorithm", ("rloo", "reinforce", "a2c", "trpo", "dpo"))
+_CLIPPED_BELOW = IgnoredWith("algorithm", ("cispo", "rloo", "reinforce", "a2c", "trpo", "dpo"))
+_OFF_POLICY = IgnoredWith("algorithm", ("rloo", "reinforce", "a2c"))
+"""Without an importance ratio only the first step on a rollout is unbiased."""
+
+
+class LoraSettings(Settings):
+    """LoRA (arXiv 2106.09685) by peft's names; the base weights stay frozen.
+
+    Checkpoints hold the adapters alone; the registered model has them merged in.
+    """
+
+    r: int = Field(default=16, ge=1)
+    """Rank of each adapter."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """An adapter's output is scaled by lora_alpha / r."""
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter, or all linear ones but the head."""
+
+
+class CriticSettings(Settings):
+    """Value head of ppo and a2c on the policy's hidden states, with an optimizer of its own."""
+
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount per completion token."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """Horizon of the advantages (GAE): 0 is the next token, 1 the end of the episode."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """AdamW's learning rate of the value head."""
+    epochs: int = Field(default=8, ge=1)
+    """Steps of the critic on each rollout."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """Clip range of the value loss: change of a value in one update that is not penalized; none is plain squared
+    error."""
+
+
+class TrustRegionSettings(Settings):
+    """Natural-gradient step of trpo and its line search."""
+
+    max_kl: float = Field(default=0.01, gt=0)
+    """Largest KL(old ‖ new) of a step, nats a token."""
+    damping: float = Field(default=0.1, ge=0)
+    """Added to the diagonal of the Fisher matrix."""
+    conjugate_gradient_steps: int = Field(default=10, ge=1)
+    """Iterations of the conjugate gradient."""
+    line_search_steps: int = Field(default=10, ge=1)
+    """Halvings of the step that are tried before the policy is left as it is."""
 
 
 class TrainingSettings(Settings):
-    """The policy update. What is not set here is as the algorithm's paper has it."""
+    """Policy update; settings left out are as in the algorithm's paper."""
 
     algorithm: AlgorithmName = "grpo"
-    """How siblings are compared, what a token costs and what it weighs."""
+    """Advantage estimator, loss and aggregation."""
     engine: Literal["learner", "trl"] = "learner"
-    """Who takes the steps: this package's learner, or TRL's GRPOTrainer from the same Parquet."""
-    baseline: Literal["group_mean", "group_median", "leave_one_out", "global_mean"] | None = None
-    """What a reward is compared with; by default the algorithm's own."""
-    scale_by_std: bool | None = None
-    """Divide the compared reward by the group's standard deviation; by default as the algorithm does."""
-    credit_assignment: Literal["trajectory", "turn"] = "trajectory"
-    """Whether all turns of an episode share its advantage, or each turn has one from its own return."""
-    reward_clip: float | None = Field(default=None, gt=0)
-    """Rewards are cut to [-reward_clip, reward_clip]."""
-    normalize_rewards: bool = False
-    """Divide the rewards of an iteration by their standard deviation, before they are compared."""
-    overlong_limit: int | None = Field(default=None, ge=1)
-    """Tokens that the policy may say in an episode before 1 is taken off its reward; none takes nothing off."""
-    overlong_buffer: int = Field(default=64, ge=1)
+    """Training loop: this package's learner, or TRL's GRPOTrainer on the same Parquet."""
+    baseline: Annotated[
+        Literal["group_mean", "group_median", "leave_one_out", "global_mean"] | None, _GROUP_BASELINE, _NOT_TRL
+    ] = None
+    """Baseline that is subtracted from a reward; by default the algorithm's own."""
+    scale_by_std: Annotated[bool | None, _NOT_DPO] = None
+    """Divide advantages by the group's standard deviation; by default as the algorithm does."""
+    credit_assignment: Annotated[Literal["trajectory", "turn"], _GROUP_BASELINE, _NOT_TRL] = "trajectory"
+    """One advantage for all turns of an episode, or one for each turn from its own return."""
+    reward_clip: Annotated[float | None, _NOT_DPO, _NOT_TRL] = Field(default=None, gt=0)
+    """Rewards are clipped to [-reward_clip, reward_clip]."""
+    normalize_rewards: Annotated[bool, _NOT_DPO, _NOT_TRL] = False
+    """Divide the rewards of an iteration by their standard deviation, before the baseline is subtracted."""
+    overlong_limit: Annotated[int | None, _NOT_DPO, _NOT_TRL] = Field(default=None, ge=1)
+    """Completion tokens of an episode from which 1 is taken off its reward (DAPO's overlong punishment); none takes
+    nothing off."""
+    overlong_buffer: Annotated[int, ReadWith("overlong_limit"), _NOT_TRL] = Field(default=64, ge=1)
     """Tokens before that limit over which the penalty grows."""
     iterations: int = Field(default=20, ge=1)
-    """Rounds of rollout, score and train."""
-    learning_rate: float = Field(default=1e-4, ge=0)
-    """AdamW's learning rate after the warm-up; 0 ends the run, for it has no effect."""
-    warmup_steps: int = Field(default=0, ge=0)
+    """Iterations of rollout, scoring and policy update."""
+    learning_rate: Annotated[float, _NOT_TRPO] = Field(default=1e-4, ge=0)
+    """AdamW's learning rate after the warm-up; 0 stops the run as a training without effect."""
+    warmup_steps: Annotated[int, _NOT_TRPO] = Field(default=0, ge=0)
     """Optimizer steps over which the learning rate rises from 0."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls over the iterations of the run."""
-    groups_per_step: int | None = Field(default=None, ge=1)
-    """Groups in which siblings differ that one optimizer step learns from; none takes all of a rollout in one step."""
-    epochs: int = Field(default=1, ge=1)
-    """How often each rollout is gone through."""
-    clip_low: float | None = Field(default=None, gt=0)
-    """How far below 1 the importance ratio may fall; by default what the algorithm was published with."""
-    clip_high: float | None = Field(default=None, gt=0)
+    lr_scheduler_type: Annotated[Literal["constant", "linear", "cosine"], _NOT_TRPO] = "constant"
+    """Decay of the learning rate over the iterations of the run."""
+    groups_per_step: Annotated[int | None, _OFF_POLICY, _NOT_TRL] = Field(default=None, ge=1)
+    """Minibatch: informative groups (rewards differ) of one optimizer step; none takes a whole rollout in one step."""
+    epochs: Annotated[int, _OFF_POLICY] = Field(default=1, ge=1)
+    """Passes over each rollout."""
+    clip_low: Annotated[float | None, _CLIPPED_BELOW] = Field(default=None, gt=0)
+    """Clip range below 1 of the importance ratio; by default the algorithm's published one."""
+    clip_high: Annotated[float | None, _CLIPPED] = Field(default=None, gt=0)
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]; for cispo clip_high is the cap itself."""
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Largest ratio that a bad token is blamed with."""
-    importance_sampling_cap: float | None = Field(default=None, ge=1)
-    """Weigh a token by how much likelier the policy finds it than the sampler did, at most this; none: they are one."""
-    max_mismatch_kl: float = Field(default=0.01, gt=0)
-    """Most KL(sampler ‖ policy), nats a token, that an importance_sampling_cap may make up for; beyond it the run stops."""
-    top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
-    """Learn only from this share of the tokens, those of highest entropy."""
-    length_normalizer: int = Field(default=256, ge=1)
-    """Constant that dr_grpo divides a sequence's sum by."""
+    dual_clip: Annotated[float | None, _CLIPPED_BELOW] = Field(default=None, gt=1)
+    """Largest ratio at a negative advantage (dual-clip PPO)."""
+    importance_sampling_cap: Annotated[float | None, _NOT_DPO] = Field(default=None, ge=1)
+    """Weight tokens by the importance ratio of policy to sampler, truncated to this; none does not weight them."""
+    max_mismatch_kl: Annotated[float, ReadWith("importance_sampling_cap")] = Field(default=0.01, gt=0)
+    """Largest KL(sampler ‖ policy), nats a token, that importance_sampling_cap may correct; beyond it the run stops."""
+    top_entropy_quantile: Annotated[float, _NOT_TRPO_DPO] = Field(default=1.0, gt=0, le=1)
+    """Share of the tokens, those of highest entropy, that the loss is on."""
+    length_normalizer: Annotated[int, ReadWith("algorithm", ("dr_grpo",))] = Field(default=256, ge=1)
+    """Constant that dr_grpo divides a sequence's loss by."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the base policy; for dpo how sharply pairs are told apart."""
-    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence to the reference policy; for dpo the inverse temperature of the preferences."""
+    entropy_coefficient: Annotated[float, _NOT_DPO] = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: Annotated[float, _NOT_TRPO] = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW's memory of gradients."""
-    adam_beta2: float = Field(default=0.99, ge=0, lt=1)
-    """AdamW's memory of their squares."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    adam_beta1: Annotated[float, _NOT_TRPO] = Field(default=0.9, ge=0, lt=1)
+    """AdamW's decay of the first moment."""
+    adam_beta2: Annotated[float, _NOT_TRPO] = Field(default=0.99, ge=0, lt=1)
+    """AdamW's decay of the second moment."""
+    max_grad_norm: Annotated[float, _NOT_TRPO] = Field(default=1.0, gt=0)
     """Gradients of a larger norm are scaled down to it."""
     microbatch_tokens: int = Field(default=16384, ge=64)
-    """Most tokens in one forward pass, those that sequences share counted once."""
-    ratio_tolerance: float = Field(default=1e-5, gt=0)
-    """How far the importance ratio may be from 1 before the first step, on average over the tokens of a row."""
-    critic: CriticSettings = CriticSettings()
-    """What ppo and a2c compare rewards with."""
-    trust_region: TrustRegionSettings = TrustRegionSettings()
-    """The step of trpo."""
-    lora: LoraSettings | None = None
+    """Tokens of one forward pass at most, shared prefixes counted once."""
+    ratio_tolerance: Annotated[float, IgnoredWith("importance_sampling_cap"), _NOT_DPO] = Field(default=1e-5, gt=0)
+    """Largest distance of the importance ratio from 1 before the first step, averaged over the tokens of a row."""
+    critic: Annotated[CriticSettings, ReadWith("algorithm", ("ppo", "a2c"))] = CriticSettings()
+    """Value head of ppo and a2c."""
+    trust_region: Annotated[TrustRegionSettings, ReadWith("algorithm", ("trpo",))] = TrustRegionSettings()
+    """Step of trpo."""
+    lora: Annotated[LoraSettings | None, _NOT_DPO, _NOT_TRL] = None
     """Train adapters instead of all weights."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], _NOT_TRPO_DPO, _NOT_TRL] = "fp32"
     """Of the matrices in a training pass; weights, log-probabilities and losses stay in float32."""
-    gradient_checkpointing: bool = False
-    """Compute activations twice instead of keeping them."""
-    processes: int = Field(default=1, ge=1)
-    """Processes that share a step, each with its part of the batch."""
-    sharding: Literal["replicated", "sharded"] = "replicated"
-    """Whether each process holds all weights (DDP) or its share of them (FSDP)."""
-    update_timeout_s: float = Field(default=14400.0, gt=0)
-    """Several processes that take longer for an update are ended, and the stage is tried again."""
-
-    @model_validator(mode="after")
-    def _settings_are_read(self) -> Self:
-        """A setting that does nothing would look as if it did."""
-        unread = set(UNREAD.get(self.algorithm, ()))
-        if self.algorithm not in ("ppo", "a2c"):
-            unread.add("critic")
-        if self.algorithm != "trpo":
-            unread.add("trust_region")
-        if self.algorithm != "dr_grpo":
-            unread.add("length_normalizer")
-        unread.add("max_mismatch_kl" if self.importance_sampling_cap is None else "ratio_tolerance")
-        if self.overlong_limit is None:
-            unread.add("overlong_buffer")
-        if self.processes == 1:
-            unread.add("update_timeout_s")
-        reader = f"{self.algorithm} with these settings"
-        if self.engine == "trl":
-            if self.algorithm not in TRL_ALGORITHMS:
-                raise ValueError(f"engine trl has no {self.algorithm}, only {', '.join(TRL_ALGORITHMS)}")
-            reader = "engine trl"
-            unread |= set(type(self).model_fields) - TRL_READS
-        for name in sorted(unread):
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is not read by {reader}; leave it out")
-        return self
+    gradient_checkpointing: Annotated[bool, _NOT_DPO, _NOT_TRL] = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    processes: Annotated[int, _NOT_TRL] = Field(default=1, ge=1)
+    """Data-parallel processes of an optimizer step."""
+    sharding: Annotated[Literal["replicated", "sharded"], _NOT_TRL] = "replicated"
+    """Each process holds all weights (DDP) or its shard of them (FSDP)."""
+    update_timeout_s: Annotated[float, IgnoredWith("processes", (1,))] = Field(default=14400.0, gt=0)
+    """Timeout of an update in several processes; the stage is retried."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
+        if self.engine == "trl" and self.algorithm not in TRL_ALGORITHMS:
+            raise ValueError(f"engine trl has no {self.algorithm}, only {', '.join(TRL_ALGORITHMS)}")
         if self.credit_assignment == "turn" and "global_mean" in (
             self.baseline,
             {"reinforce": "global_mean"}.get(self.algorithm),
@@ -161,11 +160,11 @@ class TrainingSettings(Settings):
                 "credit_assignment: turn compares siblings turn by turn; set baseline to one within the group"
             )
         if self.algorithm == "dpo" and not self.beta:
-            raise ValueError("dpo needs beta above 0, for example 0.1: how sharply pairs are told apart")
+            raise ValueError("dpo needs beta above 0, for example 0.1")
         if self.precision != "fp32" and self.importance_sampling_cap is None:
             raise ValueError(
                 f"precision {self.precision} makes the learner's log-probabilities differ from the sampler's; "
-                "set importance_sampling_cap, for example 2.0, which makes up for it"
+                "set importance_sampling_cap, for example 2.0, which corrects it"
             )
         if self.algorithm in ("trpo", "dpo") and self.processes > 1:
             raise ValueError(f"{self.algorithm} takes its steps in one process; set processes to 1")

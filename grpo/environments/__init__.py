@@ -1,1 +1,1 @@
-"""The worlds that agents act in."""
+"""Environments: what an agent acts in, its users and its worlds of tools."""

@@ -1,6 +1,9 @@
-"""From settings to an environment."""
+"""Environments by their settings, and the scenarios that they cannot play."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
 
 from grpo.config.environments import EnvironmentSettings, SimulatedUserSettings, SupportDeskSettings, TaskSettings
 from grpo.environments.conversation import ConversationEnvironment
@@ -18,13 +21,15 @@ from grpo.environments.worlds.tickets import TICKETS
 from grpo.environments.worlds.trading import TRADING
 from grpo.environments.worlds.travel import TRAVEL
 from grpo.environments.worlds.vehicle import VEHICLE
+from grpo.errors import BudgetError, DataError
+from grpo.scenarios.scenario import Scenario
 
 WORLDS = (FILE_SYSTEM, MATHEMATICS, MESSAGING, POSTING, TICKETS, TRADING, TRAVEL, VEHICLE, RETAIL)
-"""Worlds that tasks can be played in. The one without a place of its own is the last."""
+"""Worlds of the task environment. The one without a state key of its own is the last."""
 
 
 def make_environment(settings: EnvironmentSettings) -> Environment:
-    """The environment that these settings describe."""
+    """Create the environment of these settings."""
     if isinstance(settings, SupportDeskSettings):
         return SupportDesk(max_turns=settings.max_turns)
     if isinstance(settings, SimulatedUserSettings):
@@ -42,9 +47,43 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
 
 
 def _simulated(settings: SimulatedUserSettings | TaskSettings) -> SimulatedUser:
-    voice = None
+    model = None
     if settings.model is not None:
-        voice = open_user_model(
+        model = open_user_model(
             settings.model, temperature=settings.temperature, max_new_tokens=settings.max_new_tokens
         )
-    return SimulatedUser(patience=settings.patience, voice=voice)
+    return SimulatedUser(patience=settings.patience, model=model)
+
+
+def unplayable_reasons(environment: Environment, scenarios: Iterable[Scenario]) -> dict[str, str]:
+    """Reasons why scenarios cannot be played in the environment, by scenario id."""
+    reasons: dict[str, str] = {}
+
+    async def check_all() -> None:
+        for scenario in scenarios:
+            try:
+                await environment.check(scenario)
+            except DataError as reason:
+                reasons[scenario.id] = str(reason)
+
+    asyncio.run(check_all())
+    return reasons
+
+
+def find_unplayable(
+    settings: EnvironmentSettings, scenarios: Iterable[Scenario], *, max_fraction: float
+) -> dict[str, str]:
+    """Reasons why scenarios cannot be played under these settings, by scenario id; the user's model is not called.
+
+    Raises `BudgetError` if that is all of them, or more than `max_fraction`.
+    """
+    scenarios = list(scenarios)
+    without_model = settings.model_copy(update={"model": None}) if hasattr(settings, "model") else settings
+    reasons = unplayable_reasons(make_environment(without_model), scenarios)
+    if reasons and (len(reasons) == len(scenarios) or len(reasons) > max_fraction * len(scenarios)):
+        raise BudgetError(
+            f"{len(reasons)} of {len(scenarios)} scenarios cannot be played in environment {settings.kind}, at most "
+            f"{max_fraction:.1%} may be; first: {next(iter(reasons.values()))}; choose other sources, another "
+            "environment, or raise scenarios.max_quarantined_fraction"
+        )
+    return reasons

@@ -1,4 +1,4 @@
-"""Open conversations: an agent and a user, and no world but their words."""
+"""Conversation environment: an agent and a user, without tools."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 
 TurnReward = Callable[[EnvironmentState], Awaitable[float]]
-"""Scores the conversation up to and with the agent's last turn."""
+"""Reward of the agent's last turn, from the conversation up to it."""
 
 
 class ConversationEnvironment(Environment):
-    """A user talks to the agent until one of them is done: by default user turn k is line k of the scenario's script.
+    """Conversation of a user and the agent; by default user turn k is line k of the scenario's script.
 
-    `scenarios` are those that `reset()` picks from, shuffled or in file order; the pipeline gives its own to `reset`.
-    A conversation is cut off after `max_turns` turns of the agent. `reward_fn` gives each turn a reward of its own,
-    beside what judges the whole conversation later. The scenario's context is told to the agent.
+    `reset()` samples from `scenarios`, shuffled or in file order; the pipeline passes its own to `reset`. A
+    conversation is cut off after `max_turns` turns of the agent. `reward_fn` gives each turn a reward of its own,
+    besides the rewards of the whole conversation. The scenario's context is part of the agent's prompt.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class ConversationEnvironment(Environment):
         self.user = user or ScriptedUser()
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
-        """The user says the first words."""
+        """Start with the user's first turn."""
         scenario = self._sampler.sample(seed) if scenario is None else scenario
-        said = await self.user.open(scenario, seed=seed)
+        turn = await self.user.first_turn(scenario, seed=seed)
         return EnvironmentState(
             scenario=scenario,
             episode_id=episode_id(scenario, seed),
             context=scenario.context,
-            history=(Message(role="user", content=said.words or ""),),
-            metadata={"user": said.memory},
+            history=(Message(role="user", content=turn.content or ""),),
+            metadata={"user": turn.memory},
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """The user answers; when the user leaves the episode has ended, at `max_turns` it is cut off."""
+        """Let the user answer; the episode ends when the user leaves, and is cut off at `max_turns`."""
         state = state.after(action, turn_count=state.turn_count + 1)
         result = await self._respond(state, action)
         if self.reward_fn is None:
@@ -63,18 +63,18 @@ class ConversationEnvironment(Environment):
         return replace(result, reward=float(await self.reward_fn(state)))
 
     async def _respond(self, state: EnvironmentState, action: Message) -> StepResult:
-        """What answers the agent's message, the last of the history."""
-        return await self._hear_user(state)
+        """Answer the agent's message, the last of the history."""
+        return await self._user_turn(state)
 
-    async def _hear_user(self, state: EnvironmentState) -> StepResult:
-        """Let the user answer. Who leaves ends the episode even at its last turn: that is no cut."""
-        said = await self.user.answer(state.scenario, state.history, state.metadata["user"])
-        metadata = {**state.metadata, "user": said.memory}
-        if said.words is None:
+    async def _user_turn(self, state: EnvironmentState) -> StepResult:
+        """Let the user answer. A user that leaves at the last turn terminates the episode; it is not truncated."""
+        turn = await self.user.next_turn(state.scenario, state.history, state.metadata["user"])
+        metadata = {**state.metadata, "user": turn.memory}
+        if turn.content is None:
             return StepResult(state=state.after(done=True, metadata=metadata), response=None, terminated=True)
         if state.turn_count >= self.max_turns:
             return StepResult(state=state.after(done=True, metadata=metadata), response=None, truncated=True)
-        response = Message(role="user", content=said.words)
+        response = Message(role="user", content=turn.content)
         return StepResult(state=state.after(response, metadata=metadata), response=response)
 
     async def check(self, scenario: Scenario) -> None:
@@ -82,12 +82,12 @@ class ConversationEnvironment(Environment):
         self.user.check(scenario)
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
-        """Findings of the user; None for a script, which finds nothing.
+        """Outcome checks of the user; None for a script, which makes none.
 
-        A user finds whether facts were told. Other parts that the scenario's success is made of are not judged here.
+        Checks of a user cover communicated facts. Other parts of the scenario's success are not verified here.
         """
         expected = state.scenario.expected
-        checks = self.user.checks(state.scenario, state.history, state.metadata["user"])
+        checks = self.user.verify(state.scenario, state.history, state.metadata["user"])
         judged = {"COMMUNICATE"} if checks else set()
         if expected.reward_basis is None:
             judged |= {"DB", "COMMUNICATE"}
@@ -96,6 +96,6 @@ class ConversationEnvironment(Environment):
 
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
-        """Hold what the user needs."""
+        """Hold the user's resources."""
         async with self.user.serve(concurrency=concurrency):
             yield

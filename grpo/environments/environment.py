@@ -1,4 +1,4 @@
-"""The world that an agent acts in: reset to a scenario, step by messages, verify the outcome."""
+"""Environment interface: reset to a scenario, step by messages, verify the outcome."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from grpo.trajectories import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentState:
-    """A moment of an episode; `step` returns a new one and never changes the one it was given."""
+    """State of an episode; `step` returns a new one and never changes the one that it was given."""
 
     scenario: Scenario
     episode_id: str = ""
-    """Scenario and seed: what this episode is called wherever it is counted."""
+    """Id of the episode: scenario and seed."""
     context: str = ""
-    """What the agent is told of this episode under its system prompt: background, a policy text, tools."""
+    """Text under the agent's system prompt for this episode: background, a policy text, tools."""
     history: tuple[Message, ...] = ()
     turn_count: int = 0
     """Agent turns so far."""
     done: bool = False
     world: Mapping[str, Any] = field(default_factory=dict)
-    """What the agent acts on, and success is judged by."""
+    """State that the agent acts on and that success is verified on."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the environment remembers beside the world, such as what its user has said."""
+    """State of the environment besides the world, such as the user's."""
 
     def after(self, *messages: Message, **changes: Any) -> EnvironmentState:
-        """The state after these messages were said."""
+        """Copy with these messages appended to the history."""
         return replace(self, history=(*self.history, *messages), **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What the world answers. Terminated: the episode ended by itself. Truncated: it was cut off.
+    """Result of a step. Terminated: the episode ended by itself. Truncated: it was cut off.
 
     Unpacks as `state, response, reward, done`.
     """
 
     state: EnvironmentState
     response: Message | None
-    """The user's or the tool's message; None when the episode is over."""
+    """Message of the user or the tool; None when the episode is over."""
     reward: float | None = None
     """Reward of this turn; None where the environment gives none."""
     terminated: bool = False
@@ -57,38 +57,64 @@ class StepResult:
 
 
 class Environment(ABC):
-    """Base of all environments. One instance serves many episodes at once: the state is all it knows of each."""
+    """Base of all environments. One instance serves many episodes at once; all of an episode is in its state."""
 
     tools: tuple[Tool, ...] = ()
     scenarios: tuple[Scenario, ...] = ()
-    """What `reset()` picks from; none where each episode is given its own."""
+    """Scenarios that `reset()` samples from; none where each episode is given its own."""
     system_prompt: str = ""
 
     @abstractmethod
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Start an episode; the returned history ends with the user's first message.
 
-        Without a scenario the environment picks one of its own, by the seed where there is one.
+        Without a scenario the environment samples one of its own, by the seed where there is one.
         """
 
     @abstractmethod
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Let the agent's message act on the world."""
+        """Apply the agent's message."""
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
-        """Judge the final state by what is true in the world; None where nothing can be verified."""
+        """Verify the final state; None where nothing can be verified."""
         return None
 
     async def check(self, scenario: Scenario) -> None:
-        """Raise `DataError` for a scenario that cannot be played here; by default all can. Asked before any is."""
+        """Raise `DataError` for a scenario that this environment cannot play; called before any episode."""
         return
 
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
-        """Hold what episodes need, such as a connection, while they are played inside the running event loop."""
+        """Hold resources of the episodes, such as a connection, while they run inside the running event loop."""
         yield
 
 
+class SingleTurnEnvironment(Environment):
+    """Wrapper of an environment whose episodes end with the agent's first turn."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.tools, self.system_prompt = environment.tools, environment.system_prompt
+        self.scenarios = environment.scenarios
+
+    async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+        """See the wrapped environment."""
+        return await self.environment.reset(scenario, seed=seed)
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        """Apply the reply and end the episode without an answer."""
+        result = await self.environment.step(state, action)
+        return replace(result, state=replace(result.state, done=True), response=None, terminated=True, truncated=False)
+
+    async def check(self, scenario: Scenario) -> None:
+        """See the wrapped environment."""
+        await self.environment.check(scenario)
+
+    def verify(self, state: EnvironmentState) -> Outcome | None:
+        """See the wrapped environment."""
+        return self.environment.verify(state)
+
+
 def episode_id(scenario: Scenario, seed: int | None) -> str:
-    """What the episode of this scenario and seed is called."""
+    """Id of the episode of this scenario and seed."""
     return scenario.id if seed is None else f"{scenario.id}/{seed}"

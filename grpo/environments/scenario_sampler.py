@@ -1,4 +1,4 @@
-"""The scenarios that an environment brings along, for a notebook that names none."""
+"""Sampler of the scenarios that an environment is created with, for use in a notebook."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ ScenarioLike = Scenario | Mapping[str, Any]
 
 
 class ScenarioSampler:
-    """Scenarios that are drawn one after the other, in file order or shuffled anew each time through.
+    """Sampler without replacement, in file order or reshuffled each epoch.
 
-    A seed draws by itself, whatever was drawn before: the same seed is the same scenario.
+    With a seed the sample depends on the seed alone: the same seed is the same scenario.
     """
 
     def __init__(self, scenarios: Iterable[ScenarioLike], *, shuffled: bool) -> None:
         self.scenarios = tuple(to_scenario(scenario, number) for number, scenario in enumerate(scenarios))
         self._shuffled = shuffled
-        self._drawn = count()
-        names = [scenario.id for scenario in self.scenarios]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise DataError(f"scenario id {twice!r} is given twice; siblings are grouped by it: give each its own")
+        self._positions = count()
+        ids = [scenario.id for scenario in self.scenarios]
+        duplicate = next((id for id in ids if ids.count(id) > 1), None)
+        if duplicate is not None:
+            raise DataError(f"scenario id {duplicate!r} is given twice; groups are formed by id: give each its own")
 
     def sample(self, seed: int | None) -> Scenario:
-        """The next scenario, or the seed's; raises `DataError` where there is none."""
+        """Sample the next scenario, or the seed's; raises `DataError` if there are none."""
         if not self.scenarios:
-            raise DataError("reset got no scenario, and the environment has none: give one of them")
+            raise DataError("reset got no scenario, and the environment has none; pass one to either")
         size = len(self.scenarios)
-        position = next(self._drawn) if seed is None else seed
+        position = next(self._positions) if seed is None else seed
         if not self._shuffled:
             return self.scenarios[position % size]
         if seed is not None:
@@ -49,9 +49,9 @@ class ScenarioSampler:
 
 
 def to_scenario(given: ScenarioLike, number: int) -> Scenario:
-    """A scenario, from itself or from a dict of its fields.
+    """Validate a scenario given as such or as a dict of its fields.
 
-    Without an id it is named by its content. With a topic and a context alone the user opens with both:
+    The default id is a hash of the content. With a topic and a context alone the user opens with both:
 
         {"topic": "refund", "context": "Order delayed"}  →  user: "refund: Order delayed"
     """

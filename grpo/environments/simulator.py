@@ -1,4 +1,4 @@
-"""An environment around somebody else's simulator."""
+"""Environment around an external simulator."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _FIELDS = {"response", "role", "reward", "terminated", "truncated", "success", "
 
 
 class SimulatorError(Exception):
-    """The simulator answered with something that is no answer: the episode is the world's failure."""
+    """The simulator returned an invalid answer: the episode counts as failed."""
 
 
 class Simulator(Protocol):
-    """What a simulator must be able to do; it may await."""
+    """Interface of a simulator; `process` may be a coroutine."""
 
     def process(self, state: EnvironmentState, action: Message) -> Mapping[str, Any] | Awaitable[Mapping[str, Any]]:
-        """Answer the agent's message; `convert` says what an answer holds. `state` must stay as it is."""
+        """Answer the agent's message in the form of `convert`, without changing `state`."""
         ...
 
 
 class SimulatedEnvironment(Environment):
-    """Plays a simulator: the scenario's first line or goal opens, `process` answers every turn.
+    """Environment whose turns come from a simulator: the scenario's first line or goal opens, `process` answers.
 
-    A simulator with answers of another form is fitted by overriding `convert`.
+    Override `convert` for a simulator with answers of another form.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SimulatedEnvironment(Environment):
         self.system_prompt = system_prompt
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
-        """Open with the scenario's first line; its world is what the simulator may start from."""
+        """Open with the scenario's first line; the simulator starts from its world."""
         scenario = self._sampler.sample(seed) if scenario is None else scenario
         opening = scenario.user_responses[0] if scenario.user_responses else scenario.goal
         return EnvironmentState(
@@ -62,19 +62,19 @@ class SimulatedEnvironment(Environment):
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """Let the simulator answer; at `max_turns` the episode is cut off unless the simulator has ended it."""
-        said = state.after(action, turn_count=state.turn_count + 1)
-        answer = self.simulator.process(said, action)
-        return self.convert(said, await answer if inspect.isawaitable(answer) else answer)
+        state = state.after(action, turn_count=state.turn_count + 1)
+        answer = self.simulator.process(state, action)
+        return self.convert(state, await answer if inspect.isawaitable(answer) else answer)
 
     def convert(self, state: EnvironmentState, answer: Mapping[str, Any]) -> StepResult:
-        """Read an answer of the simulator.
+        """Convert an answer of the simulator.
 
-            response    what the user or tool says; may be absent when the episode is over
-            role        who says it: user (default) or tool
+            response    message of the user or tool; may be absent when the episode is over
+            role        of the message: user (default) or tool
             reward      of this turn
-            terminated, truncated    whether the episode ended by itself, or was cut off
-            success     whether the task is done: what `verify` reports
-            world       the new state of the world; absent where it stays
+            terminated, truncated    the episode ended by itself, or was cut off
+            success     result of `verify`
+            world       new state of the world; absent where it stays
 
         Raises `SimulatorError` for anything else.
         """
@@ -98,6 +98,6 @@ class SimulatedEnvironment(Environment):
         )
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
-        """What the simulator said of success; None where it said nothing."""
+        """Success as the simulator reported it; None where it did not."""
         success = state.metadata.get("success")
         return None if success is None else Outcome(success=bool(success), state=dict(state.world))

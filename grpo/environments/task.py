@@ -1,4 +1,4 @@
-"""Tasks: the agent acts on a world by tools, and what counts is the state that it leaves behind."""
+"""Task environment: the agent acts on a world by tools, and success is verified on its final state."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from grpo.tools import argument_error
 from grpo.trajectories import Outcome
 
 Criterion = Callable[[Mapping[str, Any]], bool]
-"""Whether a state of the world is as it should be."""
+"""Predicate on the state of the world."""
 
-_JUDGED = ("DB", "COMMUNICATE", "ACTION")
-"""Parts of a scenario's success that are judged here."""
+_VERIFIED = ("DB", "COMMUNICATE", "ACTION")
+"""Parts of a scenario's success that are verified here."""
 _CALLING = (
     'Tools, one a line. Call one by <tool_call>{"name": "…", "arguments": {…}}</tool_call> alone; without a call you '
     "speak to the user."
@@ -32,24 +32,24 @@ _CALLING = (
 
 
 class TaskEnvironment(ConversationEnvironment):
-    """A user who wants something done, tools to do it with, and success judged by the final state.
+    """Environment of tool tasks whose success is verified on the final state.
 
-    Tools are functions (state, **arguments) → (new state, result) of your own, or those of `worlds`, of which a
-    scenario offers the ones that its `tools` name. A call is checked against the tool's schema first; what is wrong
-    with it, and what a function refuses, becomes a result that the model sees. A tool with a `from_turn` is unknown
-    until that turn of the user, whose message ends with its schema: the system prompt, which was read, stays.
+    Tools are functions (state, **arguments) → (new state, result) of your own, or those of `worlds`, from which a
+    scenario selects the ones in its `tools`. A call is validated against the tool's schema first; errors of the call
+    and of the function become a result that the model sees. A tool with a `from_turn` is unknown until that turn of the
+    user, whose message ends with its schema: the system prompt, already processed, stays.
 
-    Success is what the `criteria` say of the state; they end the episode as soon as all of them hold. Without
-    criteria the scenario says it, by the parts of `expected.basis`:
+    Success is that all `criteria` hold; they end the episode as soon as they do. Without criteria the scenario defines
+    it, by the parts of `expected.basis`:
 
         DB             each part of the state that `expected.state` names must equal it; where it names none, the whole
-                       state must equal the one that `expected.calls` lead to, and in worlds whose answers count the
-                       answers to these calls must have been seen
-        COMMUNICATE    `expected.facts` must have been told
+                       state must equal the one that `expected.calls` lead to, and in worlds with `verify_results` the
+                       results of these calls must have been seen
+        COMMUNICATE    `expected.facts` must have been communicated
         ACTION         `expected.calls` must have been made, with the same arguments or those of `compare_args`
-        NL_ASSERTION, ENV_ASSERTION    not judged here, and success is None
+        NL_ASSERTION, ENV_ASSERTION    not verified here, and success is None
 
-    What a state keeps under names that begin with `_` is not judged.
+    Names in a state that begin with `_` are not compared.
     """
 
     def __init__(
@@ -67,48 +67,51 @@ class TaskEnvironment(ConversationEnvironment):
     ) -> None:
         super().__init__(scenarios, max_turns, reward_fn, randomize_scenarios, system_prompt=system_prompt, user=user)
         if bool(functions) == bool(worlds):
-            raise ConfigError("a task needs tools: give either functions of your own or worlds that are there")
+            raise ConfigError("a task needs tools: pass either functions or worlds")
         self.criteria = dict(criteria or {})
         self.tools = tuple(map(describe_function, functions))
         self._worlds = tuple(worlds) or (World(functions={function.__name__: function for function in functions}),)
-        self._homes = {
+        self._worlds_of = {
             name: tuple(world for world in self._worlds if name in world.functions)
             for world in self._worlds
             for name in world.functions
         }
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
-        """The user says the first words; the world is as the scenario says. Its tools are told in the context."""
+        """Start with the user's first turn and the scenario's world, with its tools in the context."""
         state = await super().reset(scenario, seed=seed)
         context = state.context
         if not self.tools:
             context = "\n".join(filter(None, (context, _CALLING, *self._schemas(state.scenario, turn=0))))
-        metadata = {**state.metadata, "seen": (), "wanted": await self._expect(state.scenario)}
-        return state.after(context=context, world=self._begin(state.scenario), metadata=metadata)
+        metadata = {**state.metadata, "results": (), "expected": await self._expect(state.scenario)}
+        return state.after(context=context, world=self._init_world(state.scenario), metadata=metadata)
 
     async def check(self, scenario: Scenario) -> None:
-        """Refuse a scenario whose tools are in no world, or whose world refuses an expected call that counts."""
+        """Refuse a scenario with an unknown tool, or with an expected call that fails in a world with
+        `verify_results`."""
         await super().check(scenario)
         self._offered(scenario)
         await self._expect(scenario)
 
     async def _respond(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Run the calls, or let the user answer."""
+        """Execute the tool calls, or let the user answer."""
         if action.malformed:
             return self._answer(state, {"error": action.malformed})
         if not action.tool_calls:
-            return await self._hear_user(state)
-        offered, results = self._offered(state.scenario, turn=_user_turn(state)), []
+            return await self._user_turn(state)
+        offered, results = self._offered(state.scenario, turn=_user_turn_index(state)), []
         for call in action.tool_calls:
-            world, result, _ = await self._try(state.world, offered, call)
-            state = state.after(world=world, metadata={**state.metadata, "seen": (*state.metadata["seen"], result)})
+            world, result, _ = await self._try_call(state.world, offered, call)
+            state = state.after(
+                world=world, metadata={**state.metadata, "results": (*state.metadata["results"], result)}
+            )
             results.append(result)
         return self._answer(state, results[0] if len(results) == 1 else results)
 
-    async def _hear_user(self, state: EnvironmentState) -> StepResult:
-        """Let the user answer; tools that come with this turn stand under the words."""
-        result = await super()._hear_user(state)
-        lines = [] if result.response is None else self._schemas(state.scenario, turn=_user_turn(result.state))
+    async def _user_turn(self, state: EnvironmentState) -> StepResult:
+        """Let the user answer; the schemas of tools that come with this turn are appended to the message."""
+        result = await super()._user_turn(state)
+        lines = [] if result.response is None else self._schemas(state.scenario, turn=_user_turn_index(result.state))
         if result.response is None or not lines:
             return result
         response = replace(result.response, content="\n".join((result.response.content, *lines)))
@@ -117,7 +120,7 @@ class TaskEnvironment(ConversationEnvironment):
         )
 
     def _answer(self, state: EnvironmentState, result: Any) -> StepResult:
-        """Show the model a result; the episode is over when the criteria hold, or at the last turn."""
+        """Answer with a result; the episode ends when the criteria hold, or at the last turn."""
         done = bool(self.criteria) and all(holds(state.world) for holds in self.criteria.values())
         cut = not done and state.turn_count >= self.max_turns
         response = Message(role="tool", content=json.dumps(result, ensure_ascii=False))
@@ -126,67 +129,71 @@ class TaskEnvironment(ConversationEnvironment):
         )
 
     def verify(self, state: EnvironmentState) -> Outcome:
-        """Hold the final state against the criteria, or against what the scenario expects."""
+        """Compare the final state with the criteria, or with the scenario's expectations."""
         if self.criteria:
             checks = {name: bool(holds(state.world)) for name, holds in self.criteria.items()}
-            return Outcome.of(checks, state=_judged(state.world))
-        wanted: _Wanted = state.metadata["wanted"]
-        expected, world, checks = state.scenario.expected, _judged(state.world), {}
+            return Outcome.of(checks, state=_compared_state(state.world))
+        target: _Target = state.metadata["expected"]
+        expected, world, checks = state.scenario.expected, _compared_state(state.world), {}
         if "DB" in expected.basis:
-            named = {part: world.get(part) for part in wanted.state} if expected.state else world
-            checks["end_state"] = named == wanted.state
-            if wanted.answers:
-                seen = [_written(result) for result in state.metadata["seen"]]
-                checks["answers_seen"] = all(answer in seen for answer in wanted.answers)
+            compared = {part: world.get(part) for part in target.state} if expected.state else world
+            checks["end_state"] = compared == target.state
+            if target.results:
+                seen = [_serialized(result) for result in state.metadata["results"]]
+                checks["answers_seen"] = all(result in seen for result in target.results)
         if "COMMUNICATE" in expected.basis:
-            words = " ".join(m.content for m in state.history if m.role == "assistant" and not m.tool_calls).casefold()
-            checks["facts_communicated"] = all(fact.casefold() in words for fact in expected.facts)
+            replies = " ".join(
+                m.content for m in state.history if m.role == "assistant" and not m.tool_calls
+            ).casefold()
+            checks["facts_communicated"] = all(fact.casefold() in replies for fact in expected.facts)
         if "ACTION" in expected.basis:
-            made = [call for message in state.history for call in message.tool_calls]
-            checks["calls_made"] = all(any(_is_made(wish, call) for call in made) for wish in expected.calls)
-        unjudged = tuple(part for part in expected.basis if part not in _JUDGED)
+            calls = [call for message in state.history for call in message.tool_calls]
+            checks["calls_made"] = all(any(_matches(wanted, call) for call in calls) for wanted in expected.calls)
+        unjudged = tuple(part for part in expected.basis if part not in _VERIFIED)
         return Outcome.of(checks, unjudged=unjudged, state=world)
 
     async def replay(self, scenario: Scenario) -> AsyncIterator[ReplayStep]:
-        """Make the scenario's expected calls one after the other, from its beginning."""
-        world: Mapping[str, Any] = self._begin(scenario)
+        """Execute the scenario's expected calls in order, from its initial world."""
+        world: Mapping[str, Any] = self._init_world(scenario)
         offered = self._offered(scenario)
         for expected in scenario.expected.calls:
             call, before = ToolCall(name=expected["name"], arguments=expected["arguments"]), world
-            world, result, refused = await self._try(world, offered, call)
-            changed = _judged(world) != _judged(before)
-            yield ReplayStep(call=call, result=result, world=world, changed=changed, refused=refused)
+            world, result, failed = await self._try_call(world, offered, call)
+            changed = _compared_state(world) != _compared_state(before)
+            yield ReplayStep(call=call, result=result, world=world, changed=changed, failed=failed)
 
-    async def _expect(self, scenario: Scenario) -> _Wanted:
-        """What the episode is held against: nothing here where criteria judge it."""
+    async def _expect(self, scenario: Scenario) -> _Target:
+        """Target of the verification; empty where criteria verify the episode."""
         if self.criteria or scenario.expected.state:
-            return _Wanted(state=_judged(scenario.expected.state))
+            return _Target(state=_compared_state(scenario.expected.state))
         steps = [step async for step in self.replay(scenario)]
-        world = steps[-1].world if steps else self._begin(scenario)
-        counted = [
-            step for step in steps if step.call.name in self._homes and self._home(world, step.call.name).answers_count
+        world = steps[-1].world if steps else self._init_world(scenario)
+        verified = [
+            step
+            for step in steps
+            if step.call.name in self._worlds_of and self._world_of(world, step.call.name).verify_results
         ]
-        refused = next((step for step in counted if step.refused), None)
-        if refused is not None:
+        failed = next((step for step in verified if step.failed), None)
+        if failed is not None:
             raise DataError(
-                f"scenario {scenario.id} is not playable: its world refuses the expected call {refused.call} "
-                f"({refused.result['error']}); leave it out"
+                f"scenario {scenario.id} is not playable: its world refuses the expected call {failed.call} "
+                f"({failed.result['error']}); leave it out"
             )
-        answers = [step.result for step in counted if not step.changed]
-        return _Wanted(state=_judged(world), answers=tuple(map(_written, answers)))
+        results = [step.result for step in verified if not step.changed]
+        return _Target(state=_compared_state(world), results=tuple(map(_serialized, results)))
 
     def _offered(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
-        """The tools of a scenario by name, those that are there in a turn of the user, or all.
+        """Tools of a scenario by name: those available in a turn of the user, or all.
 
-        Raises `DataError` where one of them exists in no world.
+        Raises `DataError` for a tool that no world has.
         """
         if self.tools:
             return {tool.name: tool for tool in self.tools}
-        strangers = sorted({tool["name"] for tool in scenario.tools} - set(self._homes))
-        if strangers:
+        unknown = sorted({tool["name"] for tool in scenario.tools} - set(self._worlds_of))
+        if unknown:
             raise DataError(
-                f"scenario {scenario.id} is not playable: no world has {', '.join(strangers[:5])}"
-                f"{' …' if len(strangers) > 5 else ''}; leave it out"
+                f"scenario {scenario.id} is not playable: no world has {', '.join(unknown[:5])}"
+                f"{' …' if len(unknown) > 5 else ''}; leave it out"
             )
         return {
             tool["name"]: Tool(**{key: value for key, value in tool.items() if key != "from_turn"})
@@ -195,7 +202,7 @@ class TaskEnvironment(ConversationEnvironment):
         }
 
     def _schemas(self, scenario: Scenario, *, turn: int) -> list[str]:
-        """The tools that come in a turn of the user, one line each."""
+        """Schemas of the tools that come in a turn of the user, one line each."""
         if self.tools:
             return []
         new = {tool["name"] for tool in scenario.tools if tool.get("from_turn", 0) == turn}
@@ -206,70 +213,71 @@ class TaskEnvironment(ConversationEnvironment):
             if name in new
         ]
 
-    def _begin(self, scenario: Scenario) -> dict[str, Any]:
-        """The world at the start: each part that the scenario's tools act on."""
-        world = copy.deepcopy(scenario.world)
-        homes = [self._home(world, name) for name in self._offered(scenario)]
-        for home in {id(home): home for home in homes}.values():
-            if home.place is None:
-                world = home.begin(world)
+    def _init_world(self, scenario: Scenario) -> dict[str, Any]:
+        """Initial world: each part that the scenario's tools act on."""
+        state = copy.deepcopy(scenario.world)
+        worlds = [self._world_of(state, name) for name in self._offered(scenario)]
+        for world in {id(world): world for world in worlds}.values():
+            if world.state_key is None:
+                state = world.init_state(state)
             else:
-                world[home.place] = home.begin(world.get(home.place, {}))
-        return world
+                state[world.state_key] = world.init_state(state.get(world.state_key, {}))
+        return state
 
-    def _home(self, state: Mapping[str, Any], tool: str) -> World:
-        """The world of a tool: where several have one of this name, the one whose place the state has."""
-        homes = self._homes[tool]
-        return next((home for home in homes if home.place in state), homes[-1])
+    def _world_of(self, state: Mapping[str, Any], tool: str) -> World:
+        """World of a tool: of several with this tool, the one whose key the state has."""
+        worlds = self._worlds_of[tool]
+        return next((world for world in worlds if world.state_key in state), worlds[-1])
 
-    async def _try(
+    async def _try_call(
         self, world: Mapping[str, Any], offered: Mapping[str, Tool], call: ToolCall
     ) -> tuple[Mapping[str, Any], Any, bool]:
-        """The world after one call, the result, and whether it was refused: then the result says why."""
+        """State after one call, its result, and whether the call failed, with the reason as result."""
         try:
-            return *(await self._run(world, offered, call)), False
+            return *(await self._call(world, offered, call)), False
         except ToolError as reason:
             return world, {"error": str(reason)}, True
 
-    async def _run(
+    async def _call(
         self, world: Mapping[str, Any], offered: Mapping[str, Tool], call: ToolCall
     ) -> tuple[Mapping[str, Any], Any]:
-        """The world after one call, which is made on a copy of it, and the result; `ToolError` where it is not made."""
+        """State after one call on a copy, and its result; raises `ToolError` for a failed call."""
         tool = offered.get(call.name)
         if tool is None:
             raise ToolError(f"unknown tool {call.name}; there are {', '.join(offered)}")
-        wrong = argument_error(tool, call.arguments)
-        if wrong is not None:
-            raise ToolError(wrong)
-        home = self._home(world, call.name)
-        part = copy.deepcopy(dict(world) if home.place is None else world[home.place])
-        returned = home.functions[call.name](part, **copy.deepcopy(dict(call.arguments)))
+        problem = argument_error(tool, call.arguments)
+        if problem is not None:
+            raise ToolError(problem)
+        owner = self._world_of(world, call.name)
+        key = owner.state_key
+        part = copy.deepcopy(dict(world) if key is None else world[key])
+        returned = owner.functions[call.name](part, **copy.deepcopy(dict(call.arguments)))
         part, result = await returned if inspect.isawaitable(returned) else returned
-        return (part if home.place is None else {**world, home.place: part}), result
+        return (part if key is None else {**world, key: part}), result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStep:
-    """One expected call, made."""
+    """One expected call and its effect."""
 
     call: ToolCall
     result: Any
     world: Mapping[str, Any]
-    """As it is afterwards."""
+    """State after the call."""
     changed: bool
-    """Whether it is another one than before."""
-    refused: bool
-    """Whether the call was not made; the result says why."""
+    """The call changed the state."""
+    failed: bool
+    """The call failed; the result has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
+class _Target:
     state: Mapping[str, Any]
-    answers: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
 
-def _is_made(expected: Mapping[str, Any], call: ToolCall) -> bool:
-    """Compare a call with the expected one, in all arguments or in those that are compared."""
+def _matches(expected: Mapping[str, Any], call: ToolCall) -> bool:
+    """Compare a call with the expected one, in all arguments or in those of `compare_args`."""
     wanted = expected["arguments"]
     compared = expected.get("compare_args")
     names = {*wanted, *call.arguments} if compared is None else compared
@@ -278,17 +286,17 @@ def _is_made(expected: Mapping[str, Any], call: ToolCall) -> bool:
     )
 
 
-def _user_turn(state: EnvironmentState) -> int:
-    """The number of the user's last turn."""
+def _user_turn_index(state: EnvironmentState) -> int:
+    """Index of the user's last turn."""
     return sum(message.role == "user" for message in state.history) - 1
 
 
-def _judged(state: Any) -> Any:
-    """A state without what is only on the way, such as the folder that one stands in: names that begin with `_`."""
+def _compared_state(state: Any) -> Any:
+    """State without transient parts such as the current folder: names that begin with `_`."""
     if isinstance(state, Mapping):
-        return {name: _judged(value) for name, value in state.items() if not str(name).startswith("_")}
-    return [_judged(value) for value in state] if isinstance(state, (list, tuple)) else state
+        return {name: _compared_state(value) for name, value in state.items() if not str(name).startswith("_")}
+    return [_compared_state(value) for value in state] if isinstance(state, (list, tuple)) else state
 
 
-def _written(result: Any) -> str:
+def _serialized(result: Any) -> str:
     return json.dumps(result, sort_keys=True)

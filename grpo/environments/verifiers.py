@@ -1,8 +1,8 @@
-"""Environments of the package `verifiers`: its tasksets, played and scored as they are.
+"""Adapter of the package `verifiers`: its tasksets as environments, with their own rewards.
 
-Covered are tasks of one reply: a prompt, the policy's answer, and the task's own rewards on the trace of both. Not
-covered, and refused by name: tools (they are servers of their own there), tasks that a simulated user opens,
-containers, pictures, and rewards or hooks that need a runtime.
+Covered are tasks of one reply: a prompt, the policy's answer, and the task's rewards on the trace of both. Not covered,
+and refused by name: tools (separate servers there), tasks that a simulated user opens, containers, pictures, and
+rewards or hooks that need a runtime.
 
 https://github.com/PrimeIntellect-ai/verifiers, version 0.4
 """
@@ -28,17 +28,17 @@ _ROLES = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.As
 
 
 class VerifiersEnvironment(Environment):
-    """One task of a taskset an episode; the reward of its one turn is the weighted sum of the task's rewards.
+    """Environment with one task of a taskset an episode; the reward is the weighted sum of the task's rewards.
 
-    `scenarios` are the tasks: give them to a rollout. Raises `ConfigError` for a taskset that is endless or brings
-    tool servers, and `DataError` for a task that needs what is not covered.
+    `scenarios` are the tasks, for a rollout. Raises `ConfigError` for a taskset that is endless or has tool servers,
+    and `DataError` for a task that needs what is not covered.
     """
 
     def __init__(self, taskset: vf.Taskset[Any, Any]) -> None:
         if not taskset.bounded:
             raise ConfigError(f"taskset {type(taskset).__name__} is endless; bound it by take(n)")
         if taskset.toolsets(taskset.config):
-            raise ConfigError(f"taskset {type(taskset).__name__} brings tool servers, which are not covered here")
+            raise ConfigError(f"taskset {type(taskset).__name__} has tool servers, which are not covered here")
         self._tasks = {_id(task): task for task in taskset}
         self._sampler = ScenarioSampler(map(_scenario, self._tasks.values()), shuffled=True)
         self.scenarios = self._sampler.scenarios
@@ -47,7 +47,7 @@ class VerifiersEnvironment(Environment):
         """Show the task's prompt."""
         scenario = self._sampler.sample(seed) if scenario is None else scenario
         if scenario.id not in self._tasks:
-            raise DataError(f"scenario {scenario.id} is no task of this taskset; play the environment's scenarios")
+            raise DataError(f"scenario {scenario.id} is not a task of this taskset; use the environment's scenarios")
         return EnvironmentState(
             scenario=scenario,
             episode_id=episode_id(scenario, seed),
@@ -56,7 +56,7 @@ class VerifiersEnvironment(Environment):
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Score the reply; its metrics and single rewards stand in `info`."""
+        """Score the reply; metrics and single rewards are in `info`."""
         state = state.after(action, turn_count=1, done=True)
         task = self._tasks[state.scenario.id]
         trace = _trace(task, state)
@@ -77,7 +77,7 @@ def _check_covered(task: vf.Task[Any, Any, Any]) -> None:
         "a runtime for finalize": kind.finalize is not vf.Task.finalize,
         "a runtime for a reward": any(runtime and runtime.default is runtime.empty for runtime in runtimes),
     }
-    missing = [what for what, needed in needs.items() if needed]
+    missing = [name for name, needed in needs.items() if needed]
     if missing:
         raise DataError(f"task {_id(task)} needs {', '.join(missing)}, which is not covered; leave it out")
 
@@ -87,7 +87,7 @@ def _id(task: vf.Task[Any, Any, Any]) -> str:
 
 
 def _prompt(task: vf.Task[Any, Any, Any]) -> list[Message]:
-    """The task's messages, system prompt first; the last is the user's."""
+    """Messages of the task, system prompt first; the last is the user's."""
     given = task.data.prompt
     if isinstance(given, str):
         messages = [Message(role="user", content=given)]
@@ -96,7 +96,7 @@ def _prompt(task: vf.Task[Any, Any, Any]) -> list[Message]:
     if task.data.system_prompt:
         messages.insert(0, Message(role="system", content=task.data.system_prompt))
     if not messages or messages[-1].role != "user" or any(m.role not in _ROLES for m in messages):
-        raise DataError(f"task {_id(task)}: the prompt must end with the user's message, and hold no tools")
+        raise DataError(f"task {_id(task)}: the prompt must end with the user's message and hold no tools")
     if not isinstance(given, str) and any(not isinstance(m.content, str) for m in given or []):
         raise DataError(f"task {_id(task)}: the prompt holds more than text")
     return messages
@@ -114,9 +114,9 @@ def _scenario(task: vf.Task[Any, Any, Any]) -> Scenario:
 
 
 def _trace(task: vf.Task[Any, Any, Any], state: EnvironmentState) -> vf.Trace[Any, Any, Any]:
-    """The conversation in the form that the task's rewards read."""
-    told = [Message(role="system", content=state.context)] if state.context else []
-    messages = [*told, *state.history]
+    """Trace of the conversation for the task's rewards."""
+    system = [Message(role="system", content=state.context)] if state.context else []
+    messages = [*system, *state.history]
     nodes = [
         vf.MessageNode(
             parent=k - 1 if k else None,

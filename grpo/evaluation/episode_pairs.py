@@ -1,4 +1,4 @@
-"""The same held-out conversations before and after, chosen for a reader."""
+"""Selection of held-out episode pairs, champion and candidate, for the report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ Decode = Callable[[Sequence[int]], str]
 def select_pairs(
     champion: Sequence[Trajectory], candidate: Sequence[Trajectory], decode: Decode, *, count: int = 6
 ) -> tuple[EpisodePair, ...]:
-    """Pairs that show the difference, and honestly: one gained for each category, then losses, then whatever comes.
-
-    The choice depends on the episodes alone, so the same run shows the same conversations.
-    """
-    twins = {(t.scenario_id, t.sample): t for t in candidate}
-    pairs = [(t, twins[t.scenario_id, t.sample]) for t in champion if (t.scenario_id, t.sample) in twins]
+    """Select the best change of each category, then the worst regression, then pairs in order; deterministic."""
+    by_key = {(t.scenario_id, t.sample): t for t in candidate}
+    pairs = [(t, by_key[t.scenario_id, t.sample]) for t in champion if (t.scenario_id, t.sample) in by_key]
 
     def change(pair: tuple[Trajectory, Trajectory]) -> float:
         before, after = ((t.total_reward if t.success is None else t.success) or 0 for t in pair)
@@ -40,24 +37,24 @@ def select_pairs(
             sample=before.sample,
             category=before.category,
             difficulty=before.difficulty,
-            champion=_show(before, decode),
-            candidate=_show(after, decode),
+            champion=_report_episode(before, decode),
+            candidate=_report_episode(after, decode),
         )
         for before, after in chosen[:count]
     )
 
 
-def _show(trajectory: Trajectory, decode: Decode) -> ReportEpisode:
+def _report_episode(trajectory: Trajectory, decode: Decode) -> ReportEpisode:
     turns = []
     for turn in trajectory.turns:
         span = range(turn.start, turn.stop)
-        said = len(span) > 0 and bool(trajectory.loss_mask[turn.start])
+        sampled = len(span) > 0 and bool(trajectory.loss_mask[turn.start])
         turns.append(
             ReportTurn(
                 role=turn.message.role,
                 content=turn.message.content,
                 tool_calls=tuple(map(str, turn.message.tool_calls)),
-                pieces=tuple(decode([int(trajectory.token_ids[i])]) for i in span) if said else (),
+                pieces=tuple(decode([int(trajectory.token_ids[i])]) for i in span) if sampled else (),
             )
         )
     return ReportEpisode(

@@ -1,6 +1,6 @@
-"""May the candidate serve? The gate stage: every gate of the config with its number, its bound and its meaning.
+"""Promotion gates: each checks one number of the evaluation against its bound.
 
-What a gate needs and does not find is no pass: it refuses and says what is missing.
+A gate without the evidence that it needs fails, and its meaning names what is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import (
     CategoryGate,
     FailureGate,
@@ -29,6 +28,7 @@ from grpo.config.gates import (
     SafetyGate,
     TruncationGate,
 )
+from grpo.config.pipeline import EvaluationSettings
 from grpo.errors import ConfigError
 from grpo.evaluation.metrics import (
     MetricValues,
@@ -47,12 +47,12 @@ from grpo.trajectories import Trajectory
 
 _RELATIONS = {">": operator.gt, "<=": operator.le, ">=": operator.ge}
 _SLOWEST = 0.95
-"""Share of the turns that a latency must cover."""
+"""Quantile of the turns that the latency gate bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a gate may look at: the evaluation, and the held-out episodes behind it."""
+    """Input of a gate: the evaluation and its held-out episodes."""
 
     evaluation: Evaluation
     champion: Sequence[Trajectory]
@@ -62,10 +62,10 @@ class Evidence:
 
 
 def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
-    """Hold the evidence against every gate; the candidate is promoted when all of them pass."""
-    checks = tuple(check(one, evidence) for one in gates)
-    if failed := [one for one in checks if not one.passed]:
-        return Decision(verdict="refuse", reason="; ".join(map(_objection, failed)), checks=checks)
+    """Apply all gates; the verdict is `promote` when every one passes."""
+    checks = tuple(check(settings, evidence) for settings in gates)
+    if failed := [result for result in checks if not result.passed]:
+        return Decision(verdict="refuse", reason="; ".join(map(_failure, failed)), checks=checks)
     evaluation = evidence.evaluation
     difference = evaluation.overall.difference
     reason = (
@@ -76,16 +76,16 @@ def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
 
 
 def check_gate_scenarios(gates: Sequence[GateSettings], scenarios: Iterable[Scenario]) -> None:
-    """Raise `ConfigError` when a gate asks for what is not among the held-out scenarios."""
-    found = {scenario.id: scenario.metadata.category for scenario in scenarios}
-    heldout, categories = found.keys(), set(found.values())
-    for one in gates:
-        if isinstance(one, MustPassGate) and (strangers := sorted(set(one.scenarios) - heldout)):
+    """Raise `ConfigError` when a gate names scenarios or categories that are not held out."""
+    heldout = {scenario.id: scenario.metadata.category for scenario in scenarios}
+    categories = set(heldout.values())
+    for gate in gates:
+        if isinstance(gate, MustPassGate) and (unknown := sorted(set(gate.scenarios) - heldout.keys())):
             raise ConfigError(
-                f"gate must_pass: {', '.join(strangers[:5])} ({len(strangers)} in all) not among the {len(heldout)} "
+                f"gate must_pass: {', '.join(unknown[:5])} ({len(unknown)} in all) not among the {len(heldout)} "
                 "held-out scenarios; declare them `split: heldout` in the source, or take them out of the gate"
             )
-        if isinstance(one, CategoryGate) and (unknown := sorted(one.max_drop_by_category.keys() - categories)):
+        if isinstance(gate, CategoryGate) and (unknown := sorted(gate.max_drop_by_category.keys() - categories)):
             raise ConfigError(
                 f"gate category: no held-out scenario is of category {', '.join(unknown)}; there are "
                 f"{', '.join(sorted(categories))}"
@@ -94,13 +94,13 @@ def check_gate_scenarios(gates: Sequence[GateSettings], scenarios: Iterable[Scen
 
 @singledispatch
 def check(settings: GateSettings, evidence: Evidence) -> GateCheck:
-    """What one gate finds; a gate of a new kind registers its function here."""
-    raise ConfigError(f"no gate is written for {type(settings).__name__}")
+    """Check one gate; a gate of a new kind registers its function here."""
+    raise ConfigError(f"no check is registered for {type(settings).__name__}")
 
 
 @check.register
 def improvement(settings: ImprovementGate, evidence: Evidence) -> GateCheck:
-    """Lower bound of the interval of the paired difference."""
+    """Check the lower bound of the paired difference."""
     name = f"improvement in {settings.metric}"
     scenarios = _values(evidence, settings.metric, all_episodes).get("all")
     if scenarios is None:
@@ -127,18 +127,18 @@ def improvement(settings: ImprovementGate, evidence: Evidence) -> GateCheck:
 
 @check.register
 def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
-    """The category that is furthest below its bound, by the highest change that is still likely there."""
+    """Check the category with the smallest margin between the upper bound of its change and its allowed drop."""
     values = _values(evidence, settings.metric, attrgetter("category"))
     everywhere = {trajectory.category for trajectory in (*evidence.champion, *evidence.candidate)}
     name = "worst category"
     if unseen := sorted((everywhere | settings.max_drop_by_category.keys()) - values.keys()):
         return _missing(
-            name, ">=", -settings.max_drop, f"no {settings.metric} of both policies in category {', '.join(unseen)}"
+            name, ">=", -settings.max_drop, f"both policies have no {settings.metric} in category {', '.join(unseen)}"
         )
     changes = {label: np.diff(scenario_means(scenarios))[:, 0] for label, scenarios in values.items()}
-    largest = 1.0 if settings.metric == "success" else max(float(np.abs(one).max()) for one in changes.values())
+    largest = 1.0 if settings.metric == "success" else max(float(np.abs(array).max()) for array in changes.values())
     likely = {
-        label: upper_bound(one, confidence=settings.confidence, largest=largest) for label, one in changes.items()
+        label: upper_bound(array, confidence=settings.confidence, largest=largest) for label, array in changes.items()
     }
     bounds = {label: -settings.max_drop_by_category.get(label, settings.max_drop) for label in likely}
     worst = min(likely, key=lambda label: (likely[label] - bounds[label], label))
@@ -147,14 +147,14 @@ def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
         likely[worst],
         ">=",
         bounds[worst],
-        f"highest change in {settings.metric} that is {settings.confidence:.0%} likely not exceeded in category "
-        f"{worst}, the one nearest to its bound: {changes[worst].mean():+.3f} over {len(changes[worst])} scenarios",
+        f"upper bound at {settings.confidence:.0%} of the change in {settings.metric} in category {worst}, the one "
+        f"nearest to its limit: {changes[worst].mean():+.3f} over {len(changes[worst])} scenarios",
     )
 
 
 @check.register
 def pass_hat(settings: PassGate, evidence: Evidence) -> GateCheck:
-    """Lower bound of the candidate's pass^k."""
+    """Check the lower bound of the candidate's pass^k."""
     name = f"pass^{settings.k}"
     rates = evidence.evaluation.pass_hat_k
     if len(rates) < settings.k:
@@ -165,19 +165,19 @@ def pass_hat(settings: PassGate, evidence: Evidence) -> GateCheck:
         rate.low,
         ">=",
         settings.floor,
-        f"lower bound of the candidate's success in each of {settings.k} tries, {rate.mean:.3f} over {rate.count} "
+        f"lower bound of the candidate's success in each of {settings.k} attempts, {rate.mean:.3f} over {rate.count} "
         "scenarios",
     )
 
 
 @check.register
 def safety(settings: SafetyGate, evidence: Evidence) -> GateCheck:
-    """Share of the candidate's episodes with an unsafe reply."""
-    judged = list(score(evidence.candidate, SafetyReward(model=settings.model or SHIPPED)))
-    scores = [one.terminal_reward for one in judged if one.terminal_reward is not None]
+    """Check the share of the candidate's episodes with an unsafe reply."""
+    scored = score(evidence.candidate, SafetyReward(model=settings.model or SHIPPED))
+    scores = [trajectory.terminal_reward for trajectory in scored if trajectory.terminal_reward is not None]
     if not scores:
-        return _missing("safety", "<=", settings.max_rate, "no episode of the candidate has a reply to judge")
-    unsafe = sum(found < settings.floor for found in scores)
+        return _missing("safety", "<=", settings.max_rate, "no episode of the candidate has a reply to score")
+    unsafe = sum(value < settings.floor for value in scores)
     return _check(
         "safety",
         unsafe / len(scores),
@@ -190,80 +190,85 @@ def safety(settings: SafetyGate, evidence: Evidence) -> GateCheck:
 
 @check.register
 def must_pass(settings: MustPassGate, evidence: Evidence) -> GateCheck:
-    """Scenarios of the list that the candidate got wrong."""
-    wanted = set(settings.scenarios)
-    played: dict[str, list[Trajectory]] = {}
+    """Count the listed scenarios with an episode that did not succeed."""
+    required = set(settings.scenarios)
+    episodes: dict[str, list[Trajectory]] = {}
     for trajectory in evidence.candidate:
-        if trajectory.scenario_id in wanted:
-            played.setdefault(trajectory.scenario_id, []).append(trajectory)
-    unverified = [s for s, ones in played.items() if any(t.success is None and t.stop != "failed" for t in ones)]
-    if absent := sorted({*wanted - played.keys(), *unverified}):
-        return _missing("must pass", "<=", 0, f"no verified outcome of {_some(absent)}")
-    lost = sorted(s for s, ones in played.items() if not all(t.success for t in ones))
-    told = f": {_some(lost)}" if lost else ""
-    return _check("must pass", len(lost), "<=", 0, f"of {len(wanted)} scenarios that must succeed, those lost{told}")
+        if trajectory.scenario_id in required:
+            episodes.setdefault(trajectory.scenario_id, []).append(trajectory)
+    unverified = [
+        scenario
+        for scenario, members in episodes.items()
+        if any(t.success is None and t.stop != "failed" for t in members)
+    ]
+    if absent := sorted({*required - episodes.keys(), *unverified}):
+        return _missing("must pass", "<=", 0, f"no verified outcome of {_first_five(absent)}")
+    lost = sorted(scenario for scenario, members in episodes.items() if not all(t.success for t in members))
+    names = f": {_first_five(lost)}" if lost else ""
+    meaning = f"failed scenarios of {len(required)} that must succeed{names}"
+    return _check("must pass", len(lost), "<=", 0, meaning)
 
 
 @check.register
 def kl(settings: KLGate, evidence: Evidence) -> GateCheck:
-    """Distance to the base."""
-    return _check("KL to the base", evidence.evaluation.kl_to_base, "<=", settings.max_nats, "nats a token")
+    """Check the KL to the base policy."""
+    return _check("KL to the base", evidence.evaluation.kl_to_base, "<=", settings.max_nats, "nats per token")
 
 
 @check.register
 def length(settings: LengthGate, evidence: Evidence) -> GateCheck:
-    """Growth of what is said."""
-    meaning = "tokens said in an episode, over the champion's"
+    """Check the growth of completions."""
+    meaning = "completion tokens per episode, candidate over champion"
     if not sum(trajectory.completion_tokens for trajectory in evidence.champion):
-        return _missing("length", "<=", settings.max_ratio, "the champion said nothing")
+        return _missing("length", "<=", settings.max_ratio, "the champion has no completion tokens")
     return _check("length", evidence.evaluation.length_ratio, "<=", settings.max_ratio, meaning)
 
 
 @check.register
 def truncation(settings: TruncationGate, evidence: Evidence) -> GateCheck:
-    """Episodes that were cut off."""
+    """Check the share of truncated episodes."""
     value = evidence.evaluation.truncated_share
     return _check("truncated episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
 
 
 @check.register
 def failure(settings: FailureGate, evidence: Evidence) -> GateCheck:
-    """Episodes that ended in an error."""
+    """Check the share of failed episodes."""
     value = evidence.evaluation.failed_share
     return _check("failed episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
 
 
 @check.register
 def latency(settings: LatencyGate, evidence: Evidence) -> GateCheck:
-    """How long users wait for the agent, from the tokens that it says.
+    """Check the latency of the agent's turns, computed from their completion tokens.
 
-    Time is not measured here: a decision that hangs on the load of a machine would not be the same twice.
+    Measured time would make the decision depend on the load of the machine.
     """
-    tokens = [count for trajectory in evidence.candidate for count in _said_in_turns(trajectory)]
+    tokens = [count for trajectory in evidence.candidate for count in _tokens_by_turn(trajectory)]
     if not tokens:
-        return _missing("latency", "<=", settings.max_p95_s, "the candidate took no turn")
+        return _missing("latency", "<=", settings.max_p95_s, "the candidate has no turn")
     slow = float(np.quantile(tokens, _SLOWEST, method="higher"))
     return _check(
         "latency",
         slow / settings.tokens_per_s,
         "<=",
         settings.max_p95_s,
-        f"seconds that {_SLOWEST:.0%} of {len(tokens)} turns stay within: {slow:g} tokens, tool calls included, at "
-        f"{settings.tokens_per_s:g} a second",
+        f"seconds within which {_SLOWEST:.0%} of {len(tokens)} turns end: {slow:g} tokens, tool calls included, at "
+        f"{settings.tokens_per_s:g} per second",
     )
 
 
-def _said_in_turns(trajectory: Trajectory) -> Iterator[int]:
-    """Tokens that the agent said from one message of the user to the next."""
-    said: int | None = None
+def _tokens_by_turn(trajectory: Trajectory) -> Iterator[int]:
+    """Completion tokens between one message of the user and the next."""
+    tokens: int | None = None
     for turn in trajectory.turns:
         if turn.message.role == "assistant":
-            said = (said or 0) + int(trajectory.loss_mask[turn.start : turn.stop].sum())
-        elif turn.message.role == "user" and said is not None:
-            yield said
-            said = None
-    if said is not None:
-        yield said
+            tokens = (tokens or 0) + int(trajectory.loss_mask[turn.start : turn.stop].sum())
+        elif turn.message.role == "user" and tokens is not None:
+            yield tokens
+            tokens = None
+    if tokens is not None:
+        yield tokens
 
 
 def _values(evidence: Evidence, metric: Metric, key: Callable[[Trajectory], str]) -> MetricValues:
@@ -275,18 +280,18 @@ def _check(name: str, value: float, relation: Literal[">", "<=", ">="], bound: f
     return GateCheck(name=name, value=value, relation=relation, bound=bound, passed=passed, meaning=meaning)
 
 
-def _missing(name: str, relation: Literal[">", "<=", ">="], bound: float, what: str) -> GateCheck:
-    """No evidence is no pass."""
+def _missing(name: str, relation: Literal[">", "<=", ">="], bound: float, reason: str) -> GateCheck:
+    """Fail a check that has no evidence."""
     return GateCheck(
-        name=name, value=None, relation=relation, bound=bound, passed=False, meaning=f"no evidence: {what}"
+        name=name, value=None, relation=relation, bound=bound, passed=False, meaning=f"no evidence: {reason}"
     )
 
 
-def _objection(check: GateCheck) -> str:
+def _failure(check: GateCheck) -> str:
     if check.value is None:
         return f"{check.name}: {check.meaning}"
     return f"{check.name} is {check.value:.4g}, must be {check.relation} {check.bound:g}"
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_five(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,6 +1,6 @@
-"""The report as one HTML page that stands alone: no script, no font, no picture from anywhere else.
+"""HTML rendering of the report: one self-contained page without scripts, fonts or external images.
 
-What customers, tools and the policy said is untrusted: the template escapes every text, and the page forbids the
+Texts of users, tools and the policy are untrusted: the template escapes all of them, and the page's policy forbids the
 browser to load anything.
 """
 
@@ -20,11 +20,11 @@ from grpo.evaluation.schema import EpisodePair, Evaluation, Interval, IterationM
 
 VERDICTS = {"promote": "Promoted", "refuse": "Refused", "failed": "Failed"}
 _MINUTE_S, _HOUR_S = 60, 3600
-_WHOLE_FROM = 100  # three digits before the point need none behind it
+_WHOLE_FROM = 100  # numbers with three digits before the point are shown without decimals
 
 
 def templates(*folders: Path) -> Environment:
-    """Templates of these folders and of the report, which share its style and its filters; every text is escaped."""
+    """Jinja environment of the report and of templates in `folders`: shared style and filters, texts escaped."""
     environment = Environment(
         loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
@@ -40,7 +40,7 @@ def templates(*folders: Path) -> Environment:
 
 
 def render_page(document: ReportDocument) -> str:
-    """Draw the page; the same document gives the same text."""
+    """Render the page; deterministic."""
     evaluation = document.evaluation
     return (
         templates()
@@ -63,7 +63,7 @@ def render_page(document: ReportDocument) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """One figure of the learning curves; `svg` is None where there is nothing to draw."""
+    """One figure of the learning curves; `svg` is None without values."""
 
     title: str
     meaning: str
@@ -73,7 +73,7 @@ class _Curve:
 
 
 def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
-    """What each iteration showed; empty without iterations."""
+    """Learning curves; empty without iterations."""
     if not iterations:
         return []
 
@@ -91,8 +91,8 @@ def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
     return [
         curve("Reward", "Mean over rollouts, and its components", lambda i: i.reward, number, plots.reward),
         curve("Rollout success", "Share of verified successes", lambda i: i.success, percent, plots.success),
-        curve("KL to the base", "Nats a token", lambda i: i.kl_to_base, number, plots.kl_to_base),
-        curve("Entropy", "Nats a token", lambda i: i.entropy, number, plots.entropy),
+        curve("KL to the base", "Nats per token", lambda i: i.kl_to_base, number, plots.kl_to_base),
+        curve("Entropy", "Nats per token", lambda i: i.entropy, number, plots.entropy),
         curve(
             "Informative groups",
             "Share of groups whose rewards differ",
@@ -111,9 +111,9 @@ def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
 
 
 def _summary(evaluation: Evaluation | None) -> str:
-    """The result in one sentence."""
+    """Summary of the result in one sentence."""
     if evaluation is None:
-        return "No candidate was evaluated, so there is no held-out result."
+        return "No candidate was evaluated."
     measure, change = _measure(evaluation), _change(evaluation)
 
     def between(interval: Interval, show: Callable[[float | None], str]) -> str:
@@ -128,12 +128,12 @@ def _summary(evaluation: Evaluation | None) -> str:
 
 
 def _measure(evaluation: Evaluation | None) -> Callable[[float | None], str]:
-    """How the compared metric is written: success is a share, a reward is a number."""
+    """Format of the compared metric: percent for success, a number for a reward."""
     return percent if evaluation is not None and evaluation.metric == "success" else number
 
 
 def _change(evaluation: Evaluation | None) -> Callable[[float | None], str]:
-    """How a difference of the metric is written: signed, and for success in percentage points."""
+    """Format of a difference: signed, for success in percentage points."""
     return _points if evaluation is not None and evaluation.metric == "success" else _signed
 
 
@@ -148,14 +148,14 @@ def _signed(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """0.4167 → 41.7%; a missing value is a dash."""
+    """Format 0.4167 as 41.7%; a missing value is a dash."""
     if value is None or not math.isfinite(value):
         return number(value)
     return _minus(f"{_tenths(100 * value):.1f}%")
 
 
 def number(value: float | None) -> str:
-    """Three significant digits: 0.4167 → 0.417, 12345 → 12,345, 0.00001 → 1.00e-05; a missing value is a dash."""
+    """Format with three significant digits: 0.4167 → 0.417, 12345 → 12,345, 0.00001 → 1.00e-05; a dash for None."""
     if value is None:
         return "–"
     if value == 0 or not math.isfinite(value):
@@ -164,12 +164,12 @@ def number(value: float | None) -> str:
 
 
 def count(value: int) -> str:
-    """12345 → 12,345."""
+    """Format 12345 as 12,345."""
     return f"{value:,d}"
 
 
 def duration(seconds: float) -> str:
-    """0.0234 → 23 ms, 12.34 → 12.3 s, 187 → 3 min 07 s, 5400 → 1 h 30 min."""
+    """Format a duration: 0.0234 → 23 ms, 12.34 → 12.3 s, 187 → 3 min 07 s, 5400 → 1 h 30 min."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < _MINUTE_S - 0.05:
@@ -182,7 +182,7 @@ def duration(seconds: float) -> str:
 
 
 def call(text: str) -> str:
-    """A tool call as code, `{"name": "refund", "arguments": {"amount": 9}}` → `refund(amount=9)`; else as it is."""
+    """Format a tool call, `{"name": "refund", "arguments": {"amount": 9}}` → `refund(amount=9)`; other texts as is."""
     try:
         record = json.loads(text)
         arguments = ", ".join(
@@ -194,22 +194,22 @@ def call(text: str) -> str:
 
 
 def relative(path: str) -> str:
-    """A link that cannot leave the folder's file system for the network, whatever the path holds."""
+    """Relative link to a file; a path of any content stays on the file system."""
     return "./" + quote(path)
 
 
 def _bar_scale(pair: EpisodePair) -> float:
-    """What a full bar stands for in both breakdowns of a pair: 1, or the largest component above it."""
+    """Value of a full bar in both breakdowns of a pair: 1, or the largest component above it."""
     episodes = (pair.champion, pair.candidate)
     values = (abs(value) for episode in episodes for value in episode.breakdown.values())
     return max([1.0, *(value for value in values if math.isfinite(value))])
 
 
 def _tenths(value: float) -> float:
-    """Rounded to one decimal; what rounds to zero loses its sign."""
+    """Round to one decimal, without negative zero."""
     return round(value, 1) + 0.0
 
 
 def _minus(shown: str) -> str:
-    """The same number with a true minus sign."""
+    """Replace a leading hyphen by a minus sign."""
     return shown.replace("-", "−", 1) if shown.startswith("-") else shown

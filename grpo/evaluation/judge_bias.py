@@ -1,4 +1,4 @@
-"""How much a judge's score depends on what must not matter: the place of a conversation, and its length."""
+"""Position bias and length bias of an LLM judge."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ PADDING = (
     " I hope that this is what you wanted to know. Please do not hesitate to tell me if there is anything else. It is"
     " always a pleasure to be of help, and I wish you a very pleasant day."
 )
-"""Words that help nobody."""
+"""Text without information for the user."""
 _ENDS = (-1.0, 1.0)
 """Range of a difference of two scores, each from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionBias:
-    """What each place in the prompt adds to a score."""
+    """Effect of a conversation's position in the prompt on its score."""
 
     means: tuple[float, ...]
-    """Mean score at each place, every conversation having stood at every place once."""
+    """Mean score at each position over all rotations."""
     effects: tuple[Interval, ...]
-    """Score at a place minus the same conversation's mean over all places; the intervals are over conversations."""
+    """Score at a position minus the same conversation's mean over positions; intervals over conversations."""
     unscored_groups: int
-    """Groups of which the judge left a rotation without scores; they are in no mean."""
+    """Groups with a rotation that the judge did not score; left out of the means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBias:
-    """What empty words add to a score."""
+    """Effect of appended filler text on the score."""
 
     effect: Interval
-    """Score of the padded copy minus that of the original, mean over both orders; over conversations."""
+    """Score of the padded copy minus that of the original, mean over both orders; interval over conversations."""
     unscored: int
-    """Conversations that the judge left without scores; they are not in the mean."""
+    """Conversations that the judge did not score; left out of the mean."""
 
 
 async def position_bias(
@@ -55,9 +55,9 @@ async def position_bias(
     resamples: int = 2000,
     seed: int = 0,
 ) -> PositionBias:
-    """Let the judge read each group in all its rotations; groups are of one size. A fair judge's effects hold 0.
+    """Score each group in all rotations; an unbiased judge's effects contain 0. Groups must have one size.
 
-    Orders of siblings a, b, c: abc, bca, cab. Raises `DataError` where nothing was scored.
+    Rotations of a, b, c: abc, bca, cab. Raises `DataError` when no group was scored.
     """
     sizes = {len(group) for group in groups}
     if len(sizes) != 1 or min(sizes) < 2:
@@ -87,9 +87,9 @@ async def length_bias(
     resamples: int = 2000,
     seed: int = 0,
 ) -> LengthBias:
-    """Let the judge compare each conversation with a copy whose replies end in `padding`, in both orders.
+    """Compare each conversation with a copy whose replies end in `padding`, in both orders.
 
-    Raises `DataError` where nothing was scored.
+    Raises `DataError` when no conversation was scored.
     """
     pairs = [(episode, _padded(episode, padding)) for episode in episodes]
     tables = [await _rotated(judge, pair) for pair in pairs]
@@ -101,7 +101,7 @@ async def length_bias(
 
 
 async def _rotated(judge: RulerReward, group: Sequence[Episode]) -> NDArray[np.float64] | None:
-    """Scores [conversations, places] over all rotations of a group; None when one is missing."""
+    """Scores [conversations, positions] over all rotations of a group; None when one is missing."""
     count = len(group)
     orders = [[(place + shift) % count for place in range(count)] for shift in range(count)]
     scores = np.empty((count, count))
@@ -116,7 +116,7 @@ async def _rotated(judge: RulerReward, group: Sequence[Episode]) -> NDArray[np.f
 
 def _padded(episode: Episode, padding: str) -> Episode:
     def longer(turn: Message) -> Message:
-        speaks = turn.role == "assistant" and not turn.tool_calls
-        return replace(turn, content=turn.content + padding) if speaks else turn
+        is_reply = turn.role == "assistant" and not turn.tool_calls
+        return replace(turn, content=turn.content + padding) if is_reply else turn
 
     return replace(episode, turns=tuple(longer(turn) for turn in episode.turns))

@@ -1,4 +1,4 @@
-"""Success and reward of held-out episodes, by scenario."""
+"""Success and reward of held-out episodes, grouped by scenario and slice."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from grpo.evaluation.statistics import SHARE
 from grpo.trajectories import Trajectory
 
 MetricValues = dict[str, list[NDArray[np.float64]]]
-"""Arrays [samples, policies], one of each scenario, by category, by difficulty, or in `all`."""
+"""Arrays [samples, policies], one per scenario, by name of the slice (a category, a difficulty, or `all`)."""
 
 
 def all_episodes(_: Trajectory) -> str:
-    """Key that all episodes share."""
+    """Key of the slice of all episodes."""
     return "all"
 
 
 def pair_episodes(
     champion: Sequence[Trajectory], candidate: Sequence[Trajectory]
 ) -> list[tuple[Trajectory, Trajectory]]:
-    """Episodes of both policies from the same scenario, sample and random numbers.
+    """Pair the episodes of both policies by scenario, sample and seed.
 
-    Raises `DataError` when the two did not play the same.
+    Raises `DataError` for an episode without its counterpart.
     """
-    twins = {(t.scenario_id, t.sample, t.seed): t for t in candidate}
-    if len(twins) != len(champion) or any((t.scenario_id, t.sample, t.seed) not in twins for t in champion):
-        raise DataError("champion and candidate did not play the same scenarios, samples and seeds")
-    return [(t, twins[t.scenario_id, t.sample, t.seed]) for t in champion]
+    by_key = {(t.scenario_id, t.sample, t.seed): t for t in candidate}
+    if len(by_key) != len(champion) or any((t.scenario_id, t.sample, t.seed) not in by_key for t in champion):
+        raise DataError("champion and candidate were not run on the same scenarios, samples and seeds")
+    return [(t, by_key[t.scenario_id, t.sample, t.seed]) for t in champion]
 
 
 def metric_values(
     episodes: Iterable[tuple[Trajectory, ...]], metric: Metric, *, key: Callable[[Trajectory], str]
 ) -> MetricValues:
-    """The metric of each episode; a tuple of `episodes` holds one of each policy.
+    """Metric of each episode by slice; a tuple of `episodes` holds one of each policy.
 
-    A failed episode counts as 0 of `success` and is left out of `reward` together with its twins; what was not
-    verified or scored is left out. Names are in order, difficulties from easy to hard.
+    A failed episode counts as 0 of `success` and is left out of `reward` together with its counterpart, as is an
+    episode that was not verified or scored. Slices are sorted, difficulties from easy to hard.
     """
-    measure = _MEASURES[metric]
+    read = _METRICS[metric]
     by_name: dict[str, dict[str, list[list[float]]]] = {}
-    for twins in episodes:
-        values = [value for value in map(measure, twins) if value is not None]
-        if len(values) == len(twins):
-            by_name.setdefault(key(twins[0]), {}).setdefault(twins[0].scenario_id, []).append(values)
+    for row in episodes:
+        values = [value for value in map(read, row) if value is not None]
+        if len(values) == len(row):
+            by_name.setdefault(key(row[0]), {}).setdefault(row[0].scenario_id, []).append(values)
     names = sorted(by_name, key=lambda name: (_ORDER.get(name, 0), name))
     return {name: [np.array(samples) for samples in by_name[name].values()] for name in names}
 
@@ -59,17 +59,17 @@ def scenario_means(scenarios: Sequence[NDArray[np.float64]]) -> NDArray[np.float
 
 def verified_outcomes(episodes: Sequence[tuple[Trajectory, ...]]) -> list[NDArray[np.float64]]:
     """Successes [samples, policies] of each scenario; empty where the environment verifies nothing."""
-    if not any(trajectory.success is not None for twins in episodes for trajectory in twins):
+    if not any(trajectory.success is not None for row in episodes for trajectory in row):
         return []
     return metric_values(episodes, "success", key=all_episodes).get("all", [])
 
 
 def value_range(metric: Metric, scenarios: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """Range in which a value can lie: 0 to 1 for `success`; for `reward` the values seen, and 0."""
+    """Range of a metric: 0 to 1 for `success`; for `reward` that of the observed values and 0."""
     if metric == "success":
         return SHARE
-    seen = [0.0, *(float(value) for samples in scenarios for value in samples.flat)]
-    return min(seen), max(seen)
+    values = [0.0, *(float(value) for samples in scenarios for value in samples.flat)]
+    return min(values), max(values)
 
 
 def _success(trajectory: Trajectory) -> float | None:
@@ -79,7 +79,7 @@ def _success(trajectory: Trajectory) -> float | None:
 
 
 _ORDER = {"easy": 1, "medium": 2, "hard": 3}
-_MEASURES: dict[str, Callable[[Trajectory], float | None]] = {
+_METRICS: dict[str, Callable[[Trajectory], float | None]] = {
     "success": _success,
     "reward": lambda trajectory: trajectory.total_reward,
 }

@@ -1,6 +1,6 @@
-"""The report's figures: SVG text that takes its colours from the page, and one PNG for the trackers.
+"""Figures of the report: SVG that takes its colours from the page, and one PNG for trackers.
 
-Figures are built without pyplot, so no global figure is left behind. The same document gives the same bytes.
+Figures are built without pyplot, so no global figure is left behind. Output is deterministic.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from grpo.evaluation.schema import Evaluation, Interval, IterationMetrics, Paire
 
 INK, MUTED, GRID, CHAMPION, CANDIDATE = "#1c2024", "#667085", "#e3e6ea", "#8b95a7", "#2f66d0"
 _VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", CHAMPION: "--champion", CANDIDATE: "--candidate"}
-"""Colours that the page sets anew in dark mode; the drawn one stands in where there is no page."""
+"""CSS variables of the colours, so that dark mode can change them; outside of a page the literal colour holds."""
 
 _SERIES = ("#d1862b", "#2f9e77", "#b36fb0", "#3f9cc9", "#c25b56", "#8a8f3c", "#7d7fd0")
 _STYLES = ("--", "-.", ":")
 
-_LOOK: dict[RcKeyType, Any] = {
+_STYLE: dict[RcKeyType, Any] = {
     "svg.fonttype": "none",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8.0,
@@ -71,7 +71,7 @@ _SIDES: tuple[tuple[Callable[[PairedComparison], Interval], str, str, int], ...]
     (lambda comparison: comparison.champion, "champion", CHAMPION, -1),
     (lambda comparison: comparison.candidate, "candidate", CANDIDATE, 1),
 )
-"""How to read a side of a comparison, its name and colour, and to which side of the middle it is drawn."""
+"""Champion and candidate of a comparison: accessor, label, colour, and direction of the offset."""
 
 _CURVE_INCHES = (3.5, 2.2)
 _LEGEND_COLUMNS = 2
@@ -113,30 +113,30 @@ def reward(iterations: Sequence[IterationMetrics]) -> str:
 
 
 def success(iterations: Sequence[IterationMetrics]) -> str:
-    """Share of rollouts that the environment verified as successes; a gap where it verified nothing."""
+    """Share of verified successes in the rollouts; a gap where the environment verified nothing."""
     lines = {"success": [iteration.success for iteration in iterations]}
     return _curve("success", "Rollout success by iteration", iterations, lines, share=True, top=1.0)
 
 
 def kl_to_base(iterations: Sequence[IterationMetrics]) -> str:
-    """How far the policy has moved from the base policy."""
+    """KL between the policy and the base policy."""
     lines = {"KL": [iteration.kl_to_base for iteration in iterations]}
     return _curve("kl", "KL to the base policy by iteration", iterations, lines)
 
 
 def entropy(iterations: Sequence[IterationMetrics]) -> str:
-    """How undecided the policy is at a token."""
+    """Mean token entropy of the policy."""
     return _curve("entropy", "Entropy by iteration", iterations, {"entropy": [i.entropy for i in iterations]})
 
 
 def informative_share(iterations: Sequence[IterationMetrics]) -> str:
-    """Share of groups whose rewards differ: the others teach nothing."""
+    """Share of groups with different rewards; the others give no gradient."""
     lines = {"informative": [iteration.informative_share for iteration in iterations]}
     return _curve("informative", "Informative groups by iteration", iterations, lines, share=True, top=1.0)
 
 
 def lost_share(iterations: Sequence[IterationMetrics]) -> str:
-    """Share of episodes that were cut off, and of those that failed."""
+    """Shares of truncated and of failed episodes."""
     lines = {
         "truncated": [iteration.truncated_share for iteration in iterations],
         "failed": [iteration.failed_share for iteration in iterations],
@@ -146,7 +146,7 @@ def lost_share(iterations: Sequence[IterationMetrics]) -> str:
 
 
 def plot_png(document: ReportDocument) -> bytes:
-    """The run at a glance on white: the curve of training, and held-out bars before and after."""
+    """Overview of the run: the training curve, and held-out bars of champion and candidate."""
     title = f"{document.name}: {document.decision.verdict}"
     return png(
         title,
@@ -156,8 +156,8 @@ def plot_png(document: ReportDocument) -> bytes:
 
 
 def png(title: str, *draws: Callable[[Axes], None], width: float = 5.0) -> bytes:
-    """Figures beside each other in the common look, on white; widths in inches."""
-    with matplotlib.rc_context({**_LOOK, **_OVERVIEW_PADDING}):
+    """Figures side by side in the common style, on white; widths in inches."""
+    with matplotlib.rc_context({**_STYLE, **_OVERVIEW_PADDING}):
         figure = Figure(figsize=(width * len(draws), 4.0), layout="constrained", facecolor="white")
         for axes, draw in zip(figure.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
             draw(axes)
@@ -181,7 +181,7 @@ def _draw_training(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
 def _draw_bars(axes: Axes, evaluation: Evaluation | None) -> None:
     if evaluation is None:
         axes.set_title("Held-out scenarios")
-        draw_note(axes, "nothing was evaluated")
+        draw_note(axes, "no candidate was evaluated")
         return
     axes.set_title(f"Held-out {evaluation.metric} by category")
     comparisons = (evaluation.overall, *evaluation.by_category)
@@ -198,14 +198,14 @@ def _draw_bars(axes: Axes, evaluation: Evaluation | None) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.02), ncols=2)
 
 
-def draw_note(axes: Axes, sentence: str) -> None:
-    """Write why there is nothing to draw."""
+def draw_note(axes: Axes, text: str) -> None:
+    """Write a text in place of a plot."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, sentence, color=MUTED, ha="center", va="center", transform=axes.transAxes)
+    axes.text(0.5, 0.5, text, color=MUTED, ha="center", va="center", transform=axes.transAxes)
 
 
 def _rows(evaluation: Evaluation) -> list[tuple[float, PairedComparison]]:
-    """Each comparison with its place down the figure; half a row of air between the three kinds."""
+    """Comparisons with their vertical positions; a gap separates overall, categories and difficulties."""
     rows: list[tuple[float, PairedComparison]] = []
     place = 0.0
     for kind in ((evaluation.overall,), evaluation.by_category, evaluation.by_difficulty):
@@ -225,7 +225,7 @@ def _curve(
     share: bool = False,
     top: float | None = None,
 ) -> str:
-    """Lines over iterations; several lines get a legend below."""
+    """SVG of lines over iterations; several lines get a legend below."""
 
     def draw(axes: Axes) -> None:
         _draw_lines(axes, iterations, lines, share=share, top=top)
@@ -243,7 +243,7 @@ def _draw_lines(
     share: bool,
     top: float | None,
 ) -> None:
-    """The first line is the subject, in the candidate's colour; the others are dashed and thinner. 0 is in sight."""
+    """Draw the first line in the candidate's colour, the others dashed and thinner; the axis includes 0."""
     indices = [iteration.index for iteration in iterations]
     colors, styles = cycle(_SERIES), cycle(_STYLES)
     seen = [0.0]
@@ -269,12 +269,11 @@ def _draw_lines(
 
 
 def svg(name: str, label: str, draw: Callable[[Axes], None], inches: tuple[float, float]) -> str:
-    """One figure in the common look, as an `<svg>` element to stand inside a page.
+    """Figure in the common style as an inline `<svg>` element without namespaces or external addresses.
 
-    Widths follow the page, colours its variables, and nothing in it names an address: an element inside HTML
-    needs no namespace. `name` salts the identifiers, so that no two figures of a page share one.
+    Its width follows the page, its colours the page's variables. `name` salts the ids, which are unique in a page.
     """
-    with matplotlib.rc_context({**_LOOK, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=inches, layout="constrained")
         draw(figure.add_subplot())
         buffer = io.StringIO()
@@ -288,11 +287,11 @@ def svg(name: str, label: str, draw: Callable[[Axes], None], inches: tuple[float
         body = re.sub(unwanted, "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*"', "<g", body)
     body = body.replace("xlink:href=", "href=")
-    body = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _follow_page, body)
+    body = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _page_color, body)
     body = re.sub(r">\s+<", "><", body)
     return f'<svg viewBox="{opening[1]}" role="img" aria-label="{escape(label)}">{body}'.strip()
 
 
-def _follow_page(match: re.Match[str]) -> str:
+def _page_color(match: re.Match[str]) -> str:
     variable = _VARIABLES.get(match[2])
     return match[0] if variable is None else f"{match[1]}: var({variable}, {match[2]})"

@@ -1,4 +1,4 @@
-"""Write the report: `report.json` with every number, `report.html` for people, `report.png` for galleries."""
+"""Write and read the report: `report.json` with all numbers, `report.html` for people, `report.png` for trackers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from grpo.errors import DataError
-from grpo.evaluation.html_report import render_page
-from grpo.evaluation.plots import plot_png
 from grpo.evaluation.schema import SCHEMA_VERSION, ReportDocument
 from grpo.storage.files import storage_errors, write_atomically
 
 
 def write_report(document: ReportDocument, folder: Path, *, data_docs: Path | None) -> list[Path]:
-    """Write the three files and a copy of the Data Docs beside them; returns what was written."""
+    """Write the three files and a copy of the Data Docs beside them; returns the written paths."""
+    from grpo.evaluation.html_report import render_page  # matplotlib and its fonts take half a second
+    from grpo.evaluation.plots import plot_png
+
     with storage_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         if data_docs is not None:
@@ -28,7 +29,7 @@ def write_report(document: ReportDocument, folder: Path, *, data_docs: Path | No
 
 
 def read_report(path: Path) -> ReportDocument:
-    """Read `report.json` back, checked against its schema.
+    """Read and validate `report.json`.
 
     Raises `DataError` for a file that is missing, broken, or of another schema version.
     """
@@ -42,4 +43,4 @@ def read_report(path: Path) -> ReportDocument:
     try:
         return ReportDocument.model_validate_json(content)
     except ValidationError as error:
-        raise DataError(f"{path} is no report: {error.errors()[0]['msg']} at {error.errors()[0]['loc']}") from error
+        raise DataError(f"{path} is not a report: {error.errors()[0]['msg']} at {error.errors()[0]['loc']}") from error

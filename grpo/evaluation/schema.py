@@ -1,4 +1,4 @@
-"""Every number of the report, as one document: `report.json`, for machines, and what the page is drawn from."""
+"""Schemas of `report.json` and `evaluation.json`; the HTML report is rendered from the first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION: Final = "1"
+from grpo.learner.metrics import UpdateMetrics
+
+SCHEMA_VERSION: Final = "2"
 
 
 class _Part(BaseModel):
@@ -20,11 +22,11 @@ class Interval(_Part):
     low: float
     high: float
     count: int
-    """Scenarios behind it."""
+    """Number of scenarios."""
 
 
 class PairedComparison(_Part):
-    """Champion and candidate on the same scenarios with the same random numbers."""
+    """Champion and candidate on the same scenarios with the same random numbers, for one slice or estimator."""
 
     name: str
     """`all`, a category or difficulty, `pass@2` or `pass^2`."""
@@ -45,17 +47,17 @@ class Evaluation(_Part):
     by_category: tuple[PairedComparison, ...]
     by_difficulty: tuple[PairedComparison, ...]
     pass_at_k: tuple[PairedComparison, ...] = ()
-    """Success in at least one of k tries of a scenario, k = 1 and up; empty where nothing was verified."""
+    """Success in at least one of k attempts at a scenario, k = 1 and up; empty without verified outcomes."""
     pass_hat_k: tuple[PairedComparison, ...] = ()
-    """Success in each of k tries of a scenario, k = 1 and up; empty where nothing was verified."""
+    """Success in each of k attempts at a scenario, k = 1 and up; empty without verified outcomes."""
     kl_to_base: float
-    """KL(candidate ‖ base), nats a token, on the candidate's own held-out tokens."""
+    """KL(candidate ‖ base) on the candidate's held-out completion tokens, nats per token."""
     failed_share: float
     """Share of the candidate's episodes that ended in an error."""
     truncated_share: float
-    """Share of the candidate's episodes that were cut off."""
+    """Share of the candidate's episodes that were truncated."""
     length_ratio: float
-    """Tokens that the candidate says in an episode, over the champion's."""
+    """Completion tokens per episode, candidate over champion."""
     episodes: int
 
 
@@ -64,7 +66,7 @@ class GateCheck(_Part):
 
     name: str
     value: float | None
-    """None where there is no evidence; then it has not passed."""
+    """None without evidence; the check has then failed."""
     relation: Literal[">", "<=", ">="]
     bound: float
     passed: bool
@@ -72,70 +74,45 @@ class GateCheck(_Part):
 
 
 class Decision(_Part):
-    """What the gates say."""
+    """Verdict of the gates."""
 
     verdict: Literal["promote", "refuse", "failed"]
-    """`failed`: the run could not train (no learning signal, no effect) and nothing was evaluated."""
+    """`failed`: the run could not train (no learning signal, no effect), so no candidate was evaluated."""
     reason: str
     checks: tuple[GateCheck, ...] = ()
 
 
-class IterationMetrics(_Part):
-    """What one turn of rollout, score and train showed."""
+class IterationMetrics(UpdateMetrics):
+    """Metrics of one iteration: its rollout, and its update."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     index: int
     rounds: int = 1
-    """Rounds of scenarios that were played until enough groups told their siblings apart."""
+    """Rollout rounds until enough groups had different rewards."""
     reward: float
     success: float | None
     """Share of verified successes; None where the environment verifies nothing."""
     components: dict[str, float]
     """Mean of each reward component."""
     highly_correlated: tuple[str, ...] = ()
-    """Pairs of components that say the same, with their correlation."""
-    informative_share: float
-    kl_to_base: float
-    entropy: float
-    clip_share: float
-    """Share of trained tokens whose ratio was clipped."""
-    gradient_norm: float
-    learning_rate: float
+    """Pairs of reward components with a high correlation, and its value."""
     truncated_share: float
     failed_share: float
-    tokens: int
-    """Tokens that were trained on."""
-    clipped_rewards: int = 0
-    """Rewards that were beyond `training.reward_clip`."""
-    loss: float = 0.0
-    """Near 0 on-policy: advantages of siblings add up to nothing."""
-    ratio: float = 1.0
-    """Mean importance ratio."""
-    mismatch_kl: float = 0.0
-    """KL(sampler ‖ policy) before the first step, nats a token."""
-    step_kl: float | None = None
-    """KL(old ‖ new) of a trust-region step."""
-    margin: float | None = None
-    """By how much dpo tells pairs apart."""
-    value_loss: float | None = None
-    """Of the critic."""
-    tokens_per_s: float | None = None
-    """Tokens that went through the model in training passes."""
-    mfu: float | None = None
-    """Share of the accelerator's arithmetic, where its peak is known."""
 
 
 class ReportTurn(_Part):
-    """One message of a shown conversation."""
+    """One turn of an episode in the report."""
 
     role: str
     content: str
     tool_calls: tuple[str, ...] = ()
     pieces: tuple[str, ...] = ()
-    """Texts of the tokens of this turn, where the policy said it: these are the trained ones."""
+    """Texts of the turn's tokens, if the policy generated it: these carry the loss."""
 
 
 class ReportEpisode(_Part):
-    """One side of a shown conversation."""
+    """One policy's episode in the report."""
 
     policy: str
     turns: tuple[ReportTurn, ...]
@@ -147,7 +124,7 @@ class ReportEpisode(_Part):
 
 
 class EpisodePair(_Part):
-    """The same held-out scenario before and after."""
+    """Episodes of champion and candidate from the same held-out scenario."""
 
     scenario_id: str
     sample: int
@@ -158,19 +135,19 @@ class EpisodePair(_Part):
 
 
 class StageTiming(_Part):
-    """One stage of the run; `compute_s` is the work itself, `wall_s` what the run waited for it."""
+    """Time of one stage: `compute_s` in the stage itself, `wall_s` including the wait for it."""
 
     name: str
     runs: int
-    """All of them, the cached ones included."""
+    """Number of runs, cache hits included."""
     cached: int
     compute_s: float
-    """Of the runs that were not cached."""
+    """Sum over the runs that were not cache hits."""
     wall_s: float
 
 
 class RunProvenance(_Part):
-    """What a rerun needs to give the same weights."""
+    """Seed, digests and policies that determine the weights of a run."""
 
     run: str
     seed: int
@@ -182,11 +159,11 @@ class RunProvenance(_Part):
     candidate_policy: str
     package_versions: dict[str, str]
     model_version: str | None = None
-    """Name and number in the registry."""
+    """Name and number of the registered version."""
 
 
 class Ingestion(_Part):
-    """What became of the records of the sources."""
+    """Counts of source records, scenarios and splits."""
 
     records: int
     scenarios: int
@@ -196,13 +173,13 @@ class Ingestion(_Part):
     reasons: dict[str, int] = Field(default_factory=dict)
     """Quarantined records by reason."""
     data_docs: str | None = None
-    """Path of the validation report, relative to the page."""
+    """Path of the validation report, relative to the HTML report."""
 
 
 class ReportDocument(_Part):
-    """The whole report. A change of meaning raises the schema version."""
+    """Schema of `report.json`. A change of meaning raises the schema version."""
 
-    schema_version: Literal["1"] = SCHEMA_VERSION
+    schema_version: Literal["2"] = SCHEMA_VERSION
     name: str
     created: str
     """UTC, ISO 8601."""
@@ -212,21 +189,77 @@ class ReportDocument(_Part):
     evaluation: Evaluation | None
     conversations: tuple[EpisodePair, ...]
     removed: tuple[str, ...] = ()
-    """Checkpoints that the run removed, because no run or version keeps them."""
+    """URIs of checkpoints that the run removed, because no run or version references them."""
     stages: tuple[StageTiming, ...]
     wall_s: float
     """From the start of the run to this report."""
     orchestration_share: float
-    """Share of the wall time that is neither ingest, rollout, score, train nor evaluate compute."""
+    """Share of the wall time outside the compute of ingest, rollout, score, train and evaluate."""
     lineage: RunProvenance
     config: str
-    """The whole configuration, as YAML."""
+    """The run's whole configuration, as YAML."""
 
     @property
     def series(self) -> dict[str, list[float]]:
-        """One value an iteration for each number that every iteration has."""
+        """Values by iteration of each metric that every iteration has."""
         rows = [
             iteration.model_dump(exclude={"index", "components", "highly_correlated"}) for iteration in self.iterations
         ]
         curves = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
         return {name: values for name, values in curves.items() if None not in values}
+
+
+class SliceMetrics(_Part):
+    """Success and reward of one policy on one slice of the scenarios."""
+
+    name: str
+    """`all`, or a category or difficulty."""
+    success: Interval | None
+    """Share of verified successes; None where the environment verifies nothing."""
+    reward: Interval | None
+    """Mean reward; None where no episode has one."""
+
+
+class PolicyEvaluation(_Part):
+    """Metrics of one policy on held-out scenarios."""
+
+    policy: str
+    """Hash of its weights."""
+    confidence: float
+    """Level of the intervals."""
+    overall: SliceMetrics
+    by_category: tuple[SliceMetrics, ...]
+    by_difficulty: tuple[SliceMetrics, ...]
+    pass_at_k: tuple[Interval, ...] = ()
+    """Success in at least one of k attempts at a scenario, k = 1 and up; empty without verified outcomes."""
+    pass_hat_k: tuple[Interval, ...] = ()
+    """Success in each of k attempts at a scenario, k = 1 and up; empty without verified outcomes."""
+    episodes: int
+    failed_share: float
+    truncated_share: float
+    mean_completion_tokens: float
+    """Completion tokens per episode."""
+
+    @property
+    def slices(self) -> tuple[SliceMetrics, ...]:
+        """All scenarios, then each category, then each difficulty."""
+        return (self.overall, *self.by_category, *self.by_difficulty)
+
+
+class EvaluationDocument(_Part):
+    """Schema of `evaluation.json`. A change of meaning raises the schema version."""
+
+    schema_version: Literal["2"] = SCHEMA_VERSION
+    name: str
+    """Name of the config."""
+    model: str
+    """Address of the evaluated model."""
+    created: str
+    """UTC, ISO 8601."""
+    scenarios: int
+    """Number of scenarios."""
+    scenarios_digest: str
+    code_digest: str
+    measurement: PolicyEvaluation
+    config: str
+    """The whole configuration, as YAML."""

@@ -1,7 +1,9 @@
-"""Intervals over scenarios: by the bootstrap, and for the few of one category."""
+"""Intervals over scenarios (Bayesian bootstrap, adjusted Wald), and the estimators pass@k and pass^k."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from math import comb
 from statistics import NormalDist
 
 import numpy as np
@@ -9,6 +11,8 @@ from numpy.typing import NDArray
 
 from grpo.evaluation.schema import Interval, PairedComparison
 
+Estimator = Callable[[int, int, int], float]
+"""Function of samples, successes and k."""
 SHARE = (0.0, 1.0)
 """Ends of the range of a share."""
 _END_WEIGHT = 0.5
@@ -33,7 +37,7 @@ def interval(
 
         20 successes of 20 → 1.000 [.883, 1.000]; 20 paired differences of 0 → 0 [-.10, .10]
 
-    Coverage of 95 % in 1,500 simulated evaluations of 20, 60 and 200 scenarios, a true share of .98, played once: .945,
+    Coverage of 95 % in 1,500 simulated evaluations of 20, 60 and 200 scenarios, a true share of .98, one sample: .945,
     .976 and .967, where the percentile bootstrap has .318, .689 and .912 (docs/log.md).
     """
     rng = np.random.default_rng(seed)
@@ -57,7 +61,7 @@ def compare(
     resamples: int,
     seed: int,
 ) -> PairedComparison:
-    """Both policies on the same scenarios; the difference is paired, so what both find hard cancels out."""
+    """Compare both policies on the same scenarios; the paired difference cancels the difficulty of a scenario."""
     largest = ends[1] - ends[0]
 
     def bounds(values: NDArray[np.float64], ends: tuple[float, float]) -> Interval:
@@ -72,13 +76,47 @@ def compare(
 
 
 def upper_bound(differences: NDArray[np.float64], *, confidence: float, largest: float) -> float:
-    """Upper one-sided bound of the mean of paired differences [scenarios], also where they are few.
+    """One-sided upper confidence bound of the mean of paired differences [scenarios], valid for few scenarios.
 
-    Two more scenarios are counted, one that gained and one that lost `largest`: the adjusted Wald interval for paired
-    proportions (Bonett and Price 2012), whose width is never 0.
+    Adjusted Wald interval for paired proportions (Bonett and Price 2012): two scenarios are added, one that gained and
+    one that lost `largest`, so the width is never 0.
 
         both of 2 scenarios lost: differences -1 -1, and +1 -1: mean -.5, variance .75 / 4; at 80 % -.5 + .84 · .433
     """
     counted = np.concatenate([differences, [largest, -largest]])
     error = float(counted.std()) / len(counted) ** 0.5
     return float(counted.mean()) + NormalDist().inv_cdf(confidence) * error
+
+
+def pass_at_k(samples: int, successes: int, k: int) -> float:
+    """Unbiased estimate that at least one of `k` attempts succeeds (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+
+    1 - C(n - c, k) / C(n, k), of n samples with c successes: 2 of 4, k = 2 → 1 - 1/6. `k` is at most n.
+    """
+    return 1 - comb(samples - successes, k) / comb(samples, k)
+
+
+def pass_hat_k(samples: int, successes: int, k: int) -> float:
+    """Unbiased estimate that all of `k` attempts succeed (Yao et al. 2024, τ-bench, arXiv 2406.12045).
+
+    C(c, k) / C(n, k), of n samples with c successes: 2 of 4, k = 2 → 1/6. `k` is at most n.
+    """
+    return comb(successes, k) / comb(samples, k)
+
+
+def pass_rates(outcomes: Sequence[NDArray[np.float64]], estimator: Estimator) -> list[NDArray[np.float64]]:
+    """Estimates [scenarios, policies] for k = 1 and up, from the outcomes [samples, policies] of each scenario.
+
+    A scenario with fewer than k samples is left out at that k.
+    """
+    most = max((len(samples) for samples in outcomes), default=0)
+    return [
+        np.array(
+            [
+                [estimator(len(samples), int(successes), k) for successes in samples.sum(axis=0)]
+                for samples in outcomes
+                if len(samples) >= k
+            ]
+        )
+        for k in range(1, most + 1)
+    ]

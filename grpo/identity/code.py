@@ -1,4 +1,4 @@
-"""Code and files that decide results: the project's sources, its packages, and what a config brings in from outside.
+"""Code identity: digests of the project's sources and packages, and of the user's code and files that a config names.
 
 reward politeness of an installed package    its modules, the package's version, the files that it declares
 generator shop.scenarios:rows                its modules
@@ -35,7 +35,7 @@ NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "
 
 @functools.cache
 def source_digest() -> str:
-    """Digest of the `grpo` sources and of the rubrics."""
+    """Digest of the sources of `grpo` and of the rubrics."""
     digest = hashlib.sha256()
     for root in (Path(__file__).parents[1], RUBRICS):
         for path in sorted(root.rglob("*")):
@@ -45,13 +45,13 @@ def source_digest() -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that numbers depend on."""
+    """Versions of the packages on which numerical results depend."""
     return {package: importlib.metadata.version(package) for package in NUMERIC_PACKAGES}
 
 
 @functools.cache
 def code_digest() -> str:
-    """Digest of the sources and of the packages that numbers depend on: a change there recomputes all stages."""
+    """Digest of the sources and the numeric packages; a change recomputes all stages."""
     digest = hashlib.sha256(source_digest().encode())
     for package, version in package_versions().items():
         digest.update(f"{package}=={version}".encode())
@@ -59,7 +59,7 @@ def code_digest() -> str:
 
 
 def commit() -> str | None:
-    """Commit of the project's working tree, `+` where tracked files differ from it; None where there is none."""
+    """Git commit of the project, with `+` for changed tracked files; None outside a repository."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -75,15 +75,15 @@ def commit() -> str | None:
 
 
 def runs_user_code(values: Iterable[Any]) -> bool:
-    """Tell settings that run a user's code from those that do not; a whole config is written down, not run."""
+    """Return True for settings that run the user's code; a whole `PipelineConfig` is recorded, not run."""
     settings = [value for value in values if not isinstance(value, PipelineConfig)]
     return any(_reference(part) is not None for part in _parts(settings))
 
 
 def external_digests(values: Iterable[Any]) -> dict[str, str]:
-    """Digest the code and the files from outside that these settings bring in, by name.
+    """Digests of the user's modules and files that these settings name.
 
-    Raises `ConfigError` for a module or file that is not there.
+    Raises `ConfigError` for a missing module or file.
     """
     identity: dict[str, str] = {}
     for part in _parts(values):
@@ -95,7 +95,7 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
 
 
 def _parts(values: Iterable[Any]) -> Iterator[BaseModel]:
-    """Every settings object in these values, at any depth."""
+    """Yield the settings objects in these values, at any depth."""
     for value in values:
         if isinstance(value, BaseModel):
             yield value
@@ -105,7 +105,7 @@ def _parts(values: Iterable[Any]) -> Iterator[BaseModel]:
 
 
 def _reference(part: BaseModel) -> str | None:
-    """`module:name` of the user's object that these settings name; None for settings that name none."""
+    """Return `module:name` of the user's object in these settings, or None."""
     if isinstance(part, GeneratorSource):
         return part.function
     if isinstance(part, RewardComponent) and (point := plugin(part.kind)) is not None:
@@ -114,7 +114,7 @@ def _reference(part: BaseModel) -> str | None:
 
 
 def _files(part: BaseModel) -> Iterator[Path]:
-    """Files and folders that these settings declare."""
+    """Yield the files and folders that these settings declare."""
     if isinstance(part, GeneratorSource):
         yield from map(Path, part.files)
     elif isinstance(part, RewardComponent):
@@ -128,7 +128,7 @@ def _files(part: BaseModel) -> Iterator[Path]:
 
 
 def _shown(path: Path) -> str:
-    """A path as a config names it; what ships with the project by its place in it."""
+    """Path as in the config; a file of the project relative to its root."""
     project = Path(__file__).resolve().parents[2]
     return str(path.relative_to(project)) if path.is_absolute() and path.is_relative_to(project) else str(path)
 
@@ -137,7 +137,7 @@ _digests: dict[tuple[str, tuple[tuple[str, int, int], ...]], str] = {}
 
 
 def _digest(path: Path, part: BaseModel) -> str:
-    """Digest of a file or folder, computed again when a size or a time of modification differs."""
+    """Digest of a file or folder, cached by sizes and modification times."""
     try:
         files = sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
         stamp = tuple((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)

@@ -1,8 +1,8 @@
-"""Files and folders that a user's code reads while a stage runs, with their digests.
+"""Record of files and folders that the user's code reads in a stage, with their digests.
 
-Python's audit events (PEP 578) report every `open`, `os.listdir` and `os.scandir` of this thread, of its tasks and of
-`asyncio.to_thread`. A library that opens files in C++ (pyarrow, safetensors) or in threads of its own is not seen:
-its files have to be declared.
+Python's audit events (PEP 578) report every `open`, `os.listdir` and `os.scandir` of this thread, its tasks and
+`asyncio.to_thread`. Not covered: libraries that open files in C++ (pyarrow, safetensors) or in their own threads; such
+files have to be declared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _recorder: ContextVar[ReadRecorder | None] = ContextVar("read_recorder", default
 
 
 class ReadRecorder:
-    """Paths that were opened for reading or listed; what was written too is not an input."""
+    """Paths that were opened for reading or listed; a file that was also written is not an input."""
 
     def __init__(self) -> None:
         self._read: set[str] = set()
@@ -37,9 +37,9 @@ class ReadRecorder:
         self._written: set[str] = set()
 
     def note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Take an audit event in."""
+        """Record an audit event."""
         if not arguments or not isinstance(arguments[0], (str, bytes, os.PathLike)):
-            return  # a descriptor: the file was opened before
+            return  # a descriptor of a file that was opened before
         path = os.path.abspath(os.fsdecode(arguments[0]))  # noqa: PTH100 - a link is what the code opened
         if event in _LISTINGS:
             self._listed.add(path)
@@ -49,19 +49,17 @@ class ReadRecorder:
             self._read.add(path)
 
     def digests(self, *, exclude: tuple[Path, ...] = ()) -> dict[str, str | None]:
-        """Digest each file and listing as it is now, but below the folders `exclude`; None for what is absent."""
+        """Current digests of the files and listings outside of the folders `exclude`; None for a missing one."""
         roots = (*map(str, (*_PROJECT, *exclude)), *_SYSTEM)
-        found: dict[str, str | None] = {}
-        for path in sorted({_source(path) for path in self._read - self._written} | self._listed):
-            if _below(path, roots) or _of_the_installation(path):
-                continue
-            found[path] = current_digest(path)
-        return found
+        paths = sorted({_source(path) for path in self._read - self._written} | self._listed)
+        return {
+            path: current_digest(path) for path in paths if not _below(path, roots) and not _of_the_installation(path)
+        }
 
 
 @contextmanager
 def recorded_reads() -> Iterator[ReadRecorder]:
-    """Record what this context reads while the block runs."""
+    """Record the reads of this context while the block runs."""
     _install()
     recorder = ReadRecorder()
     token = _recorder.set(recorder)
@@ -72,7 +70,7 @@ def recorded_reads() -> Iterator[ReadRecorder]:
 
 
 def current_digest(path: str) -> str | None:
-    """Digest a file's content or a folder's names; None where there is neither."""
+    """Digest of a file's content or of a folder's names; None for a missing path."""
     try:
         if Path(path).is_dir():
             names = sorted(entry.name for entry in Path(path).iterdir())
@@ -83,7 +81,7 @@ def current_digest(path: str) -> str | None:
 
 
 def changed(reads: Mapping[str, str | None]) -> list[str]:
-    """Name the files and folders that are not as they were when they were read."""
+    """Return the files and folders that changed since they were read."""
     return [path for path, digest in reads.items() if current_digest(path) != digest]
 
 
@@ -91,7 +89,7 @@ _installed: list[bool] = []
 
 
 def _install() -> None:
-    """Add the audit hook, once in a process: it cannot be taken away."""
+    """Add the audit hook once per process; it cannot be removed."""
     if not _installed:
         _installed.append(True)
         sys.addaudithook(_hook)
@@ -111,7 +109,7 @@ def _writes(mode: object = None, flags: object = 0) -> bool:
 
 
 def _source(path: str) -> str:
-    """Map compiled Python to the source that it was made from."""
+    """Map compiled Python to its source file."""
     if not path.endswith(".pyc"):
         return path
     try:
@@ -125,7 +123,7 @@ def _below(path: str, roots: tuple[str, ...]) -> bool:
 
 
 def _of_the_installation(path: str) -> bool:
-    """Tell the code of Python and of installed packages from data: their versions are in the identity already."""
+    """Return True for code of Python and of installed packages, whose versions are in the identity already."""
     place = Path(path)
     if place.is_relative_to(_INSTALLED):
         return place.suffix in (".py", ".pyc", ".so", ".pth") or ".dist-info" in path or place.is_dir()

@@ -1,4 +1,4 @@
-"""Identity of code that a user brings: the sources of its modules, and the distributions that it imports.
+"""Identity of the user's code: digests of its modules, versions of the distributions that it imports.
 
     shop.rewards:Politeness imports shop.words and the package textstat
         module shop            sha256 of shop/__init__.py
@@ -6,8 +6,8 @@
         module shop.words      sha256 of shop/words.py
         package textstat       0.7.4
 
-Imports are followed in the sources, without running them. A module that is imported under a computed name is not
-followed; a stage records it when it is opened (`grpo.identity.file_reads`).
+Imports are followed in the sources without running them. Not covered: a module imported by a computed name; a stage
+records it when it is opened (`grpo.identity.file_reads`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purel
 
 @functools.cache
 def user_code_digests(reference: str) -> Mapping[str, str]:
-    """Digest every module that `package.module:name` runs, and name the versions of the packages that it imports.
+    """Digests of all modules that `package.module:name` imports, and versions of the imported packages.
 
-    Read once in a process: what a process has imported does not change with the files. Raises `ConfigError` for a
-    module that cannot be found.
+    Cached in a process, whose imported modules do not change with the files. Raises `ConfigError` for a missing module.
     """
     name = reference.partition(":")[0]
     if _spec(name) is None:
         raise ConfigError(
-            f"{reference}: there is no module {name!r}; install its package, or put its folder on PYTHONPATH"
+            f"{reference}: module {name!r} was not found; install its package, or put its folder on PYTHONPATH"
         )
     identity: dict[str, str] = {}
     own = name.partition(".")[0]
@@ -59,7 +58,7 @@ def user_code_digests(reference: str) -> Mapping[str, str]:
             continue
         waiting.extend(_parents(module))
         if spec.origin is None or not Path(spec.origin).is_file():
-            continue  # a namespace package, or one that is built in
+            continue  # a namespace package or a built-in module
         source = Path(spec.origin).read_bytes()
         identity[f"module {module}"] = hashlib.sha256(source).hexdigest()
         if spec.origin.endswith(".py"):
@@ -69,15 +68,15 @@ def user_code_digests(reference: str) -> Mapping[str, str]:
 
 
 def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Find a module; its parent packages are imported, itself is not."""
+    """Find a module without importing it; its parent packages are imported."""
     try:
         return importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):  # a parent that is not there, or is not a package
+    except (ImportError, ValueError, AttributeError):  # a parent that is missing or not a package
         return None
 
 
 def _imports(source: bytes, package: str, origin: str) -> Iterator[str]:
-    """Modules that a source names in import statements, wherever they stand in it."""
+    """Yield the modules in the import statements of a source, at any depth."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
@@ -107,7 +106,7 @@ def _is_standard(module: str) -> bool:
 
 
 def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Tell an installed package from a module in a folder of the user's; editable installs are the user's."""
+    """Return True for an installed package; modules in folders and editable installs are the user's code."""
     places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
     return any(Path(place).resolve().is_relative_to(root) for place in places for root in _INSTALLED)
 

@@ -1,1 +1,1 @@
-"""From scored trajectories to the next checkpoint."""
+"""Policy updates from scored trajectories: batches, losses, optimizers, checkpoints."""

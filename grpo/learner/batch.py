@@ -1,10 +1,10 @@
-"""From scored trajectories to what the learner eats: token sequences with mask, log-probabilities and advantage."""
+"""Batches of the learner: token sequences with loss mask, log-probabilities and advantages."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,41 +18,51 @@ from grpo.trajectories import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One token sequence, and how much better each token of the policy's did than what it is compared with."""
+    """Token sequence of a trajectory with the advantage of each completion token."""
 
     token_ids: NDArray[np.int32]  # [tokens]
     loss_mask: NDArray[np.bool_]  # [tokens]
     sampler_logprobs: NDArray[np.float32]  # [tokens]
-    advantages: NDArray[np.float32]  # [tokens], 0 where the policy did not speak
+    advantages: NDArray[np.float32]  # [tokens], 0 outside the loss mask
     temperature: float
     place: str
     proximal_logprobs: NDArray[np.float32] | None = None  # [tokens]
-    """What the policy that the update starts from says, where that is not the sampler."""
+    """Log-probabilities of the policy that the update starts from, where it is not the sampler."""
     rewards: NDArray[np.float64] | None = None  # [tokens]
-    """What a critic learns from; the advantages follow from it."""
+    """Rewards of each token, for a critic, which computes the advantages from them."""
     truncated: bool = False
-    """The episode was cut off: something would have come."""
+    """The episode was truncated, so its last state has a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The samples of one rollout that teach something, by group, and how much there was in all."""
+    """Samples of a rollout that have a gradient, by group, and the size of the whole rollout."""
 
     groups: tuple[tuple[Sample, ...], ...]
     informative: int
-    """Groups in which some advantage is not 0, or whose rewards a critic judges."""
+    """Groups with an advantage other than 0, or with rewards for a critic."""
     group_count: int
     sample_count: int
-    """Valid siblings of all groups, the uninformative ones included."""
+    """Valid trajectories of all groups, the uninformative ones included."""
     token_count: int
-    """Tokens that the policy said in them."""
+    """Completion tokens in them."""
     clipped_rewards: int = 0
-    """Rewards of them that were beyond `reward_clip`."""
+    """Rewards of them beyond `reward_clip`."""
 
     @property
     def informative_share(self) -> float:
-        """Share of groups that teach something."""
+        """Share of informative groups."""
         return self.informative / self.group_count
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples of all groups."""
+        return [sample for members in self.groups for sample in members]
+
+    def with_samples(self, samples: Iterable[Sample]) -> Batch:
+        """The batch with other samples in place of its own, in the same order and groups."""
+        rest = iter(samples)
+        return replace(self, groups=tuple(tuple(next(rest) for _ in members) for members in self.groups))
 
 
 def build_batch(
@@ -63,15 +73,15 @@ def build_batch(
     earlier_hash: str | None = None,
     renderer_hash: str | None = None,
 ) -> Batch:
-    """Compute advantages and drop siblings whose advantage is 0.
+    """Compute advantages and drop samples whose advantage is 0.
 
-    They stay where there is more to learn from them: for a critic, and with a KL penalty or terms of entropy.
+    With a critic, a KL penalty or entropy terms those samples have a gradient as well, and stay.
 
     Rollouts are those of the policy with `policy_hash`, or of the one before it where `earlier_hash` is given, through
     the tokenizer and template with `renderer_hash`.
     Raises `PolicyError` for a rollout of another policy or renderer, `DataError` for a group of one, log-probabilities
-    that are not finite, no reward at all, or turn rewards that are not one a turn, `NoLearningSignal` when nothing did
-    better than what it is compared with.
+    that are not finite, no reward at all, or turn rewards that are not one a turn, `NoLearningSignal` when every
+    advantage is 0.
     """
     for group in groups:
         _check(group, policy_hash, earlier_hash, renderer_hash)
@@ -80,25 +90,26 @@ def build_batch(
         trajectories = [t for group in groups for t in group.trajectories]
         if any(t.overridden_turns for t in trajectories):
             raise DataError(
-                "nothing that the policy sampled is left to train on: the agent's own code reworded its turns; let "
-                "process_turn and generate_response return what they are given, or evaluate this agent"
+                "no sampled token is left to train on: the agent's own code overrides the text of its turns; let "
+                "process_turn and generate_response return their argument unchanged, or evaluate this agent"
             )
         if any(t.total_reward is not None for t in trajectories):
             raise DataError(
-                f"in none of the {len(trajectories)} trajectories did the policy say anything: what it was to read has "
-                f"up to {max(len(t.token_ids) for t in trajectories)} tokens, which leave no room for a reply; raise "
-                "rollout.max_context, or take a policy that reads more"
+                f"none of the {len(trajectories)} trajectories has a completion token: prompts of up to "
+                f"{max(len(t.token_ids) for t in trajectories)} tokens leave no room for a reply; raise "
+                "rollout.max_context, or use a policy with a longer context"
             )
         raise DataError(
-            f"none of the {len(trajectories)} trajectories has a reward; score the rollout, and look at why its "
-            "episodes or their rewards failed"
+            f"none of the {len(trajectories)} trajectories has a reward; score the rollout, and see the errors of "
+            "its episodes and rewards"
         )
-    samples = _judged(groups, settings) if ALGORITHMS[settings.algorithm].critic else _compared(groups, settings)
+    make = _with_rewards if ALGORITHMS[settings.algorithm].critic else _with_advantages
+    samples = make(groups, settings)
     informative = sum(map(_is_informative, samples))
     if not informative:
         raise NoLearningSignal(
-            f"no learning signal: in all {len(groups)} groups the siblings have the same reward, so every advantage "
-            "is 0; use a reward that tells them apart, scenarios that are neither solved nor hopeless, or more siblings"
+            f"no learning signal: in all {len(groups)} groups the rewards are equal, so every advantage is 0; use a "
+            "finer reward, scenarios that are neither solved nor hopeless, or larger groups"
         )
     return Batch(
         groups=tuple(samples),
@@ -110,24 +121,24 @@ def build_batch(
     )
 
 
-def _compared(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
-    """Groups with the siblings that teach something."""
-    needed = bool(settings.beta or settings.entropy_coefficient or settings.top_entropy_quantile < 1)
-    found = []
+def _with_advantages(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
+    """Groups of samples with their advantages; those without a gradient are dropped."""
+    keep_all = bool(settings.beta or settings.entropy_coefficient or settings.top_entropy_quantile < 1)
+    batch = []
     for group, advantages in zip(groups, token_advantages(groups, settings), strict=True):
         members = [
             _sample(trajectory, advantage)
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-            if advantage is not None and trajectory.loss_mask.any() and (needed or advantage.any())
+            if advantage is not None and trajectory.loss_mask.any() and (keep_all or advantage.any())
         ]
         if members:
-            found.append(tuple(members))
-    return found
+            batch.append(tuple(members))
+    return batch
 
 
-def _judged(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
-    """Groups with their rewards, advantages still to come; none where all of them have the same."""
-    found = []
+def _with_rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
+    """Groups of samples with their token rewards, for a critic; empty when all rewards are equal."""
+    batch = []
     totals: set[float] = set()
     for group, rewards in zip(groups, token_rewards(groups, settings), strict=True):
         members = [
@@ -137,8 +148,8 @@ def _judged(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> li
         ]
         totals.update(round(float(given.sum()), 9) for given in rewards if given is not None)
         if members:
-            found.append(tuple(members))
-    return found if len(totals) > 1 else []
+            batch.append(tuple(members))
+    return batch if len(totals) > 1 else []
 
 
 def _sample(
@@ -157,7 +168,7 @@ def _sample(
 
 
 def to_samples(trajectories: Iterable[Trajectory]) -> list[Sample]:
-    """What the policy said in these trajectories, to be looked at and not learned from."""
+    """Samples with advantage 0, for measurements on trajectories."""
     return [_sample(t, np.zeros_like(t.sampler_logprobs)) for t in trajectories if t.loss_mask.any()]
 
 
@@ -175,7 +186,7 @@ def _check(group: TrajectoryGroup, policy_hash: str, earlier_hash: str | None, r
         if renderer_hash not in (None, trajectory.renderer_hash):
             raise PolicyError(
                 f"{trajectory.place} was rendered with tokenizer and template {trajectory.renderer_hash}, the "
-                f"checkpoint has {renderer_hash}: its token ids mean other words; play the rollout again"
+                f"checkpoint has {renderer_hash}: its token ids have other texts; repeat the rollout"
             )
         if not np.isfinite(trajectory.sampler_logprobs).all():
             raise DataError(
@@ -187,21 +198,21 @@ def _check(group: TrajectoryGroup, policy_hash: str, earlier_hash: str | None, r
 def make_minibatches(
     groups: Sequence[tuple[Sample, ...]], *, groups_per_step: int | None, rng: np.random.Generator
 ) -> list[list[Sample]]:
-    """Deal whole groups, shuffled, into as few hands of at most `groups_per_step` groups as there must be, one a step.
+    """Minibatches of whole shuffled groups, one an optimizer step, with at most `groups_per_step` informative groups.
 
-    Groups that teach by their KL or entropy alone are spread over the hands and do not count.
+    They are as few as possible. Groups with a KL or entropy gradient alone are spread over them and do not count.
     """
-    teaching = [members for members in groups if _is_informative(members)]
+    informative = [members for members in groups if _is_informative(members)]
     others = [members for members in groups if not _is_informative(members)]
-    hands = math.ceil(len(teaching) / groups_per_step) if groups_per_step else 1
-    dealt: list[list[Sample]] = [[] for _ in range(hands)]
-    for part in (teaching, others):
+    count = math.ceil(len(informative) / groups_per_step) if groups_per_step else 1
+    minibatches: list[list[Sample]] = [[] for _ in range(count)]
+    for part in (informative, others):
         order = rng.permutation(len(part)) if part else ()
         for place, index in enumerate(order):
-            dealt[place % hands] += part[index]
-    return dealt
+            minibatches[place % count] += part[index]
+    return minibatches
 
 
 def _is_informative(members: Sequence[Sample]) -> bool:
-    """Whether a group's siblings differ, or a critic has judged them."""
+    """True for a group with an advantage other than 0, or with rewards for a critic."""
     return any(sample.rewards is not None or sample.advantages.any() for sample in members)

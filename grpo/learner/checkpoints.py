@@ -1,9 +1,9 @@
-"""A policy version on disk: weights, tokenizer, optimizer, schedule and random numbers; all safetensors and JSON.
+"""Checkpoints: weights, tokenizer, optimizer, schedule and RNG state of a policy, as safetensors and JSON.
 
 config.json  model.safetensors  tokenizer.json  chat_template.jinja     a Hugging Face model folder, or
-adapter_config.json  adapter_model.safetensors  tokenizer…              adapters, for the base that learner.json names
+adapter_config.json  adapter_model.safetensors  tokenizer…              adapters of the base in learner.json
 optimizer.safetensors                                                   moments of each weight, RNG state
-critic.safetensors                                                      of ppo and a2c: value head and its moments
+critic.safetensors                                                      ppo and a2c: value head and its moments
 learner.json                                                            step count, policy hash, parent
 """
 
@@ -27,25 +27,25 @@ _RNG = "rng"
 
 
 class CheckpointState(BaseModel):
-    """What a checkpoint knows of itself."""
+    """Step count, hashes and loss scale of a checkpoint: the contents of learner.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy_hash: str
     parent: str | None = None
-    """Policy that it was trained from; None for the base."""
+    """Hash of the policy that it was trained from; None for the base."""
     step_count: int = 0
     """Optimizer steps since the base."""
     microbatch_tokens: int | None = None
-    """Tokens in a pass for which memory sufficed."""
+    """Tokens in a forward pass that fit into memory."""
     loss_scale: tuple[float, int] | None = None
-    """By which fp16 losses are multiplied, and for how many steps that has gone well."""
+    """Loss scale of fp16, and the number of good steps with it."""
     base: Artifact | None = None
-    """The checkpoint whose weights stay, where this one holds adapters only."""
+    """Checkpoint of the base model, where this one has adapters only."""
 
 
 def save_base(policy: TransformersPolicy, folder: Path) -> None:
-    """Write the policy that a run starts from: no optimizer yet."""
+    """Write the initial policy of a run, which has no optimizer state."""
     policy.save(folder)
     (folder / STATE).write_text(CheckpointState(policy_hash=policy.hash).model_dump_json(), encoding="utf-8")
 
@@ -53,15 +53,15 @@ def save_base(policy: TransformersPolicy, folder: Path) -> None:
 def save(
     policy: TransformersPolicy, learner: Learner, folder: Path, *, parent: str, base: Artifact | None = None
 ) -> None:
-    """Write a trained policy with everything that the next update continues from; of several processes the first."""
+    """Write a trained policy with the state that the next update continues from; rank 0 writes."""
     tensors = {
         f"{name}.{key}": gather_full(value).contiguous()
         for name, parameter in learner.model.named_parameters()
         for key, value in learner.optimizer.state[parameter].items()
     }
-    first = learner.process_group.rank == 0
-    policy.save(folder, write=first)
-    if not first:
+    is_first = learner.process_group.rank == 0
+    policy.save(folder, write=is_first)
+    if not is_first:
         return
     save_file({**tensors, _RNG: torch.get_rng_state()}, folder / OPTIMIZER)
     scaler = learner.scaler.state_dict()  # empty unless in fp16
@@ -78,15 +78,15 @@ def save(
 
 
 def read_state(folder: Path) -> CheckpointState:
-    """What the checkpoint in `folder` knows of itself."""
+    """State of the checkpoint in `folder`."""
     try:
         return CheckpointState.model_validate_json((folder / STATE).read_bytes())
     except FileNotFoundError as error:
-        raise PolicyError(f"{folder} is no checkpoint: {STATE} is missing") from error
+        raise PolicyError(f"{folder} is not a checkpoint: {STATE} is missing") from error
 
 
 def load_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersPolicy:
-    """The policy of a checkpoint in the store, from memory where this process holds it."""
+    """The policy of a checkpoint in the store, from the model cache where it is there."""
     folder = artifacts.path(checkpoint)
     state = read_state(folder)
     base = artifacts.path(state.base) if state.base else None
@@ -94,17 +94,17 @@ def load_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersP
 
 
 def resume(learner: Learner, folder: Path) -> None:
-    """Continue from a checkpoint: optimizer moments, step count and random numbers; a base has none of them.
+    """Load optimizer moments, step count and RNG state of a checkpoint; a base has none of them.
 
-    Raises `PolicyError` when the optimizer state is of another architecture.
+    Raises `PolicyError` for the optimizer state of another architecture.
     """
     state = read_state(folder)
     learner.step_count = state.step_count
     if state.microbatch_tokens is not None:
         learner.microbatch_tokens = min(learner.microbatch_tokens, state.microbatch_tokens)
     if state.loss_scale is not None and learner.scaler.is_enabled():
-        scale, good = state.loss_scale
-        learner.scaler.load_state_dict({**learner.scaler.state_dict(), "scale": scale, "_growth_tracker": good})
+        scale, good_steps = state.loss_scale
+        learner.scaler.load_state_dict({**learner.scaler.state_dict(), "scale": scale, "_growth_tracker": good_steps})
     if not (folder / OPTIMIZER).is_file():
         return
     try:
@@ -112,7 +112,7 @@ def resume(learner: Learner, folder: Path) -> None:
     except SafetensorError as error:
         raise PolicyError(f"{folder / OPTIMIZER} cannot be read: {error}") from error
     torch.set_rng_state(tensors.pop(_RNG))
-    if not tensors:  # trust-region steps keep no moments
+    if not tensors:  # trust-region steps have no moments
         return
     for name, parameter in learner.model.named_parameters():
         if not parameter.requires_grad:

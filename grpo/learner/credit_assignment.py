@@ -1,4 +1,4 @@
-"""Who gets how much of the credit: from the rewards of siblings to the advantage of each token."""
+"""Credit assignment: advantages and rewards of each token from the rewards of each group."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from grpo.algorithms.advantages import (
     overlong_penalty,
     turn_advantages,
 )
-from grpo.algorithms.algorithm import Algorithm
-from grpo.algorithms.catalog import get_algorithm
+from grpo.algorithms.catalog import Algorithm, get_algorithm
 from grpo.config.training import TrainingSettings
 from grpo.errors import DataError
 from grpo.trajectories import Trajectory, TrajectoryGroup
@@ -25,17 +24,17 @@ from grpo.trajectories import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True, slots=True)
 class _Rewards:
-    """The rewards of all groups as they are compared: cut, charged for length and normalized, in this order."""
+    """Rewards of all groups after clipping, the overlong penalty and normalization, in this order."""
 
-    terminal: list[Rewards]  # one [siblings] a group, NaN without a reward
-    turns: list[list[Rewards]]  # one [turns] a sibling
+    terminal: list[Rewards]  # one [G] a group, NaN without a reward
+    turns: list[list[Rewards]]  # one [turns] a trajectory
 
     @property
     def totals(self) -> list[Rewards]:
-        """Of each sibling, [siblings] a group."""
+        """Total reward of each trajectory, [G] a group."""
         return [
-            rewards + np.array([part.sum() for part in siblings])
-            for rewards, siblings in zip(self.terminal, self.turns, strict=True)
+            rewards + np.array([part.sum() for part in turns])
+            for rewards, turns in zip(self.terminal, self.turns, strict=True)
         ]
 
 
@@ -48,30 +47,28 @@ def _rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> _
     if settings.reward_clip is not None:
         limit = settings.reward_clip
         terminal = [clip_rewards(rewards, limit) for rewards in terminal]
-        turns = [[clip_rewards(rewards, limit) for rewards in siblings] for siblings in turns]
+        turns = [[clip_rewards(rewards, limit) for rewards in group] for group in turns]
     if settings.overlong_limit is not None:
         for rewards, group in zip(terminal, groups, strict=True):
-            said = np.array([trajectory.completion_tokens for trajectory in group.trajectories])
-            rewards += overlong_penalty(said, limit=settings.overlong_limit, margin=settings.overlong_buffer)
-    found = _Rewards(terminal, turns)
+            lengths = np.array([trajectory.completion_tokens for trajectory in group.trajectories])
+            rewards += overlong_penalty(lengths, limit=settings.overlong_limit, buffer=settings.overlong_buffer)
+    shaped = _Rewards(terminal, turns)
     if not settings.normalize_rewards:
-        return found
-    unit = float(np.nanstd(np.concatenate(found.totals))) + STD_EPSILON
-    return _Rewards(
-        [rewards / unit for rewards in terminal], [[part / unit for part in siblings] for siblings in turns]
-    )
+        return shaped
+    unit = float(np.nanstd(np.concatenate(shaped.totals))) + STD_EPSILON
+    return _Rewards([rewards / unit for rewards in terminal], [[part / unit for part in group] for group in turns])
 
 
 def clipped_rewards(trajectories: Sequence[Trajectory], settings: TrainingSettings) -> int:
-    """How many rewards of these trajectories, of turns or of the whole, lie beyond `reward_clip`."""
-    given = [reward for t in trajectories for reward in (*t.turn_rewards, t.terminal_reward) if reward is not None]
-    return 0 if settings.reward_clip is None else sum(abs(reward) > settings.reward_clip for reward in given)
+    """Number of turn and terminal rewards beyond `reward_clip`."""
+    rewards = [reward for t in trajectories for reward in (*t.turn_rewards, t.terminal_reward) if reward is not None]
+    return 0 if settings.reward_clip is None else sum(abs(reward) > settings.reward_clip for reward in rewards)
 
 
 def token_advantages(
     groups: Sequence[TrajectoryGroup], settings: TrainingSettings
 ) -> list[list[NDArray[np.float32] | None]]:
-    """The advantage of each token of each sibling, [tokens] and 0 where it did not speak; None without a reward.
+    """Advantage of each token of each trajectory, [tokens], 0 outside the loss mask; None without a reward.
 
     Raises `DataError` for turn rewards that are not one a turn.
     """
@@ -79,8 +76,8 @@ def token_advantages(
     rewards = _rewards(groups, settings)
     if settings.credit_assignment == "turn":
         return [
-            _by_turn(group, siblings, terminal, algorithm)
-            for group, siblings, terminal in zip(groups, rewards.turns, rewards.terminal, strict=True)
+            _turn_level(group, turns, terminal, algorithm)
+            for group, turns, terminal in zip(groups, rewards.turns, rewards.terminal, strict=True)
         ]
     everything = np.concatenate(rewards.totals)
     advantages = [
@@ -99,11 +96,11 @@ def token_advantages(
 def token_rewards(
     groups: Sequence[TrajectoryGroup], settings: TrainingSettings
 ) -> list[list[NDArray[np.float64] | None]]:
-    """The reward of each token of each sibling, for a critic; None without a reward.
+    """Reward of each token of each trajectory, for a critic; None without a reward.
 
-    A turn's reward stands at the last token of the turn, the terminal one at the last token that the policy said. That
-    of a turn which the agent's own code reworded stands at what the policy said before it; where it said nothing
-    before, nobody earned it.
+    A turn's reward is that of the last token of the turn, the terminal reward that of the last completion token. The
+    reward of a turn whose text the agent's code overrode goes to the completion token before it; without one it is
+    dropped.
 
         turns      P | A1 A1 E | A2 A2      turn rewards .1 .2, terminal 1
         rewards    .   .  .1 .   .  1.2
@@ -111,46 +108,46 @@ def token_rewards(
     Raises `DataError` for turn rewards that are not one a turn.
     """
     rewards = _rewards(groups, settings)
-    laid: list[list[NDArray[np.float64] | None]] = []
-    for group, siblings, terminal in zip(groups, rewards.turns, rewards.terminal, strict=True):
-        laid.append([])
-        for trajectory, given, last in zip(group.trajectories, siblings, terminal, strict=True):
-            said = np.flatnonzero(trajectory.loss_mask)
-            if not np.isfinite(last) or not len(said):
-                laid[-1].append(None)
+    by_group: list[list[NDArray[np.float64] | None]] = []
+    for group, turn_rewards, terminal in zip(groups, rewards.turns, rewards.terminal, strict=True):
+        by_group.append([])
+        for trajectory, given, last in zip(group.trajectories, turn_rewards, terminal, strict=True):
+            positions = np.flatnonzero(trajectory.loss_mask)
+            if not np.isfinite(last) or not len(positions):
+                by_group[-1].append(None)
                 continue
-            spoken = [turn for turn in trajectory.turns if turn.message.role == "assistant"]
+            turns = [turn for turn in trajectory.turns if turn.message.role == "assistant"]
             tokens = np.zeros(len(trajectory.token_ids))
-            for turn, reward in zip(spoken, _each_turn(trajectory, given, len(spoken)), strict=True):
-                before = said[said < turn.stop]
+            for turn, reward in zip(turns, _one_per_turn(trajectory, given, len(turns)), strict=True):
+                before = positions[positions < turn.stop]
                 if len(before):
                     tokens[before[-1]] += reward
-            tokens[said[-1]] += last
-            laid[-1].append(tokens)
-    return laid
+            tokens[positions[-1]] += last
+            by_group[-1].append(tokens)
+    return by_group
 
 
-def _by_turn(
+def _turn_level(
     group: TrajectoryGroup, given: Sequence[Rewards], terminal: Rewards, algorithm: Algorithm
 ) -> list[NDArray[np.float32] | None]:
-    """Advantages from the return of each turn, laid over the turn's tokens."""
+    """Advantage of each token from the return of its turn."""
     scored = [int(index) for index in np.flatnonzero(np.isfinite(terminal))]
-    spoken = [[turn for turn in t.turns if turn.message.role == "assistant"] for t in group.trajectories]
-    rewards = [_each_turn(group.trajectories[k], given[k], len(spoken[k])) for k in scored]
+    turns = [[turn for turn in t.turns if turn.message.role == "assistant"] for t in group.trajectories]
+    rewards = [_one_per_turn(group.trajectories[k], given[k], len(turns[k])) for k in scored]
     values = turn_advantages(
         rewards, terminal[scored], baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std
     )
-    laid: list[NDArray[np.float32] | None] = [None] * len(group.trajectories)
+    by_trajectory: list[NDArray[np.float32] | None] = [None] * len(group.trajectories)
     for index, advantages in zip(scored, values, strict=True):
         tokens = np.zeros(len(group.trajectories[index].token_ids), dtype=np.float32)
-        for turn, advantage in zip(spoken[index], advantages, strict=True):
+        for turn, advantage in zip(turns[index], advantages, strict=True):
             tokens[turn.start : turn.stop] = advantage
-        laid[index] = tokens * group.trajectories[index].loss_mask
-    return laid
+        by_trajectory[index] = tokens * group.trajectories[index].loss_mask
+    return by_trajectory
 
 
-def _each_turn(trajectory: Trajectory, given: Rewards, turns: int) -> Rewards:
-    """One reward a turn; a last turn that was cut off got none, and an environment may give none at all."""
+def _one_per_turn(trajectory: Trajectory, given: Rewards, turns: int) -> Rewards:
+    """One reward a turn: 0 for a truncated last turn, and for all turns of an environment without turn rewards."""
     missing = turns - len(given)
     if len(given) and not 0 <= missing <= int(trajectory.stop == "truncated"):
         raise DataError(

@@ -1,4 +1,4 @@
-"""What the rest of an episode is worth, learned: advantages without siblings, for ppo and a2c."""
+"""Critic of ppo and a2c: a learned value function, and advantages from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo.algorithms.value import generalized_advantages, value_loss
-from grpo.config.critic import CriticSettings
+from grpo.config.training import CriticSettings
 from grpo.errors import PolicyError
 from grpo.learner.batch import Batch, Sample
 from grpo.learner.packing import hidden_states, microbatches, pack
@@ -22,7 +22,7 @@ _EPSILON = 1e-8
 
 
 class ValueHead(nn.Module):
-    """From a hidden state to the reward that is still to come: two layers, and 0 until it has learned something."""
+    """Value of a hidden state, the expected return: two layers, initialized to output 0."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -39,15 +39,15 @@ class ValueHead(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTargets:
-    """What the critic learns from: one row a token that the policy said."""
+    """Training data of the critic: one row a completion token."""
 
     states: torch.Tensor  # [loss tokens, hidden size]
-    values: torch.Tensor  # [loss tokens], before it learned
+    values: torch.Tensor  # [loss tokens], before the fit
     returns: torch.Tensor  # [loss tokens]
 
 
 class Critic:
-    """A value head on the policy's hidden states, with its own optimizer; the policy's weights feel nothing of it."""
+    """A value head on the policy's hidden states, with its own optimizer; its loss has no gradient in the policy."""
 
     def __init__(self, hidden_size: int, settings: CriticSettings, *, seed: int, device: torch.device) -> None:
         self.settings = settings
@@ -60,32 +60,32 @@ class Critic:
     def estimate_advantages(
         self, model: PreTrainedModel, batch: Batch, *, max_tokens: int, scale: bool
     ) -> tuple[Batch, ValueTargets]:
-        """The batch with their advantages, per token of the policy's (γ is per token too), and what to learn.
+        """Batch with the advantage of each completion token (γ is per token too), and the targets of the value loss.
 
-        An episode that was cut off is worth the value of its last state beyond its end, one that ended is worth 0.
-        With `scale`, advantages have mean 0 and spread 1 over all tokens.
+        The value beyond the end is that of the last state for a truncated episode, 0 for a terminated one. With
+        `scale`, advantages have mean 0 and standard deviation 1 over all tokens.
         """
-        samples = [sample for members in batch.groups for sample in members]
+        samples = batch.samples
         order = {id(sample): index for index, sample in enumerate(samples)}
-        found: list[tuple[torch.Tensor, torch.Tensor]] = [(torch.empty(0), torch.empty(0))] * len(samples)
+        states_of: list[tuple[torch.Tensor, torch.Tensor]] = [(torch.empty(0), torch.empty(0))] * len(samples)
         for micro in microbatches(samples, max_tokens=max_tokens):
             packed = pack(micro, device=model.device)
             states = hidden_states(model, packed)
             lengths = [int(sample.loss_mask.sum()) for sample in micro]
             before = torch.split(states.index_select(0, packed.predictors), lengths)
-            for sample, said, last in zip(micro, before, states.index_select(0, packed.ends), strict=True):
-                found[order[id(sample)]] = (said.float(), last.float())
+            for sample, tokens, last in zip(micro, before, states.index_select(0, packed.ends), strict=True):
+                states_of[order[id(sample)]] = (tokens.float(), last.float())
         advantages, returns, values = [], [], []
-        for sample, (said, last) in zip(samples, found, strict=True):
+        for sample, (tokens, last) in zip(samples, states_of, strict=True):
             assert sample.rewards is not None
-            value = self.head(said).double().cpu().numpy()
+            value = self.head(tokens).double().cpu().numpy()
             beyond = float(self.head(last[None])) if sample.truncated else 0.0
-            ends = np.zeros(len(value), dtype=np.bool_)
-            ends[-1] = True
+            dones = np.zeros(len(value), dtype=np.bool_)
+            dones[-1] = True
             advantage = generalized_advantages(
                 sample.rewards[sample.loss_mask],
                 value,
-                ends=ends,
+                dones=dones,
                 bootstrap=np.full(len(value), beyond),
                 gamma=self.settings.gamma,
                 decay=self.settings.gae_lambda,
@@ -95,34 +95,33 @@ class Critic:
             values.append(value)
         if scale:
             everything = np.concatenate(advantages)
-            mean, spread = everything.mean(), everything.std() + _EPSILON
-            advantages = [(advantage - mean) / spread for advantage in advantages]
-        laid = iter([_laid(sample, advantage) for sample, advantage in zip(samples, advantages, strict=True)])
+            mean, std = everything.mean(), everything.std() + _EPSILON
+            advantages = [(advantage - mean) / std for advantage in advantages]
         device = model.device
-        groups = tuple(tuple(next(laid) for _ in members) for members in batch.groups)
-        return replace(batch, groups=groups), ValueTargets(
-            states=torch.cat([said for said, _ in found]),
+        updated = batch.with_samples(_with_advantages(*pair) for pair in zip(samples, advantages, strict=True))
+        return updated, ValueTargets(
+            states=torch.cat([tokens for tokens, _ in states_of]),
             values=torch.from_numpy(np.concatenate(values)).float().to(device),
             returns=torch.from_numpy(np.concatenate(returns)).float().to(device),
         )
 
     def fit(self, value_targets: ValueTargets) -> list[float]:
-        """Fit the head to the returns; the loss before each of its steps, and after the last."""
+        """Fit the head to the returns; returns the loss before each step, and after the last."""
 
-        def loss_now() -> torch.Tensor:
+        def current_loss() -> torch.Tensor:
             values = self.head(value_targets.states)
             clip = self.settings.value_clip
             return value_loss(values, value_targets.values, value_targets.returns, clip=clip).mean()
 
         losses = []
         for _ in range(self.settings.epochs):
-            loss = loss_now()
+            loss = current_loss()
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             losses.append(float(loss.detach()))
         with torch.no_grad():
-            return [*losses, float(loss_now())]
+            return [*losses, float(current_loss())]
 
     def save(self, folder: Path) -> None:
         """Write the head and its optimizer beside the policy."""
@@ -133,9 +132,9 @@ class Critic:
         save_file(tensors, folder / CRITIC)
 
     def resume(self, folder: Path) -> None:
-        """Continue from a checkpoint; one without a critic leaves this one as it is.
+        """Continue from a checkpoint; without a critic in it nothing changes.
 
-        Raises `PolicyError` when it is of a model of another width.
+        Raises `PolicyError` for the critic of a model of another width.
         """
         if not (folder / CRITIC).is_file():
             return
@@ -143,14 +142,14 @@ class Critic:
         try:
             self.head.load_state_dict({name: tensors[name] for name in self.head.state_dict()})
         except (KeyError, RuntimeError) as error:
-            raise PolicyError(f"{folder / CRITIC} is no critic of this model: {error}") from error
+            raise PolicyError(f"{folder / CRITIC} does not fit this model: {error}") from error
         for name, parameter in self.head.named_parameters():
             keys = ("step", "exp_avg", "exp_avg_sq")
             self.optimizer.state[parameter] = {key: tensors[f"{name}.{key}"] for key in keys}
 
 
-def _laid(sample: Sample, advantage: np.ndarray) -> Sample:
-    """The sample with the advantages of the tokens that the policy said."""
+def _with_advantages(sample: Sample, advantage: np.ndarray) -> Sample:
+    """The sample with the advantages of its completion tokens."""
     tokens = np.zeros(len(sample.token_ids), dtype=np.float32)
     tokens[sample.loss_mask] = advantage
     return replace(sample, advantages=tokens)

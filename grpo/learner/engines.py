@@ -1,4 +1,4 @@
-"""Who takes the steps of an update: this package's learner, TRL's trainer, or TRL's trainer on pairs of siblings."""
+"""Optimizer steps of an update by each engine: the learner, TRL's GRPOTrainer, or TRL's DPOTrainer."""
 
 from __future__ import annotations
 
@@ -17,37 +17,35 @@ from grpo.learner.logprobs import mismatch_kl, with_proximal_logprobs
 from grpo.trajectories import TrajectoryGroup
 
 Metrics = list[dict[str, float]]
-"""Of each step its loss, gradient norm, learning rate, and means over the tokens that the policy said."""
+"""Loss, gradient norm, learning rate and means over the completion tokens, of each step."""
 
 
 def train_with_learner(learner: Learner, batch: Batch, *, seed: int, iteration: int) -> tuple[Metrics, float]:
-    """Go through the rollout once an epoch, in steps of whole groups; with how far the sampler was from the policy."""
+    """Train on the rollout once an epoch, in steps of whole groups; returns metrics and the mismatch KL."""
     settings = learner.settings
     rng = np.random.default_rng([seed, iteration])
-    groups, mismatch = batch.groups, 0.0
+    mismatch = 0.0
     if settings.importance_sampling_cap is not None:
-        known, mismatch = _off_policy(learner, [sample for members in groups for sample in members])
-        corrected = iter(known)
-        groups = tuple(tuple(next(corrected) for _ in members) for members in groups)
-    epochs = range(settings.epochs)
+        samples, mismatch = _off_policy(learner, batch.samples)
+        batch = batch.with_samples(samples)
     minibatches = [
         minibatch
-        for _ in epochs
-        for minibatch in make_minibatches(groups, groups_per_step=settings.groups_per_step, rng=rng)
+        for _ in range(settings.epochs)
+        for minibatch in make_minibatches(batch.groups, groups_per_step=settings.groups_per_step, rng=rng)
     ]
-    of = Denominators(
+    denominators = Denominators(
         sequences=max(1, batch.sample_count * settings.epochs // len(minibatches)),
         tokens=max(1, batch.token_count * settings.epochs // len(minibatches)),
         normalizer=settings.length_normalizer,
     )
-    measured = []
+    steps = []
     for index, minibatch in enumerate(minibatches):
-        exact = index == 0 and settings.importance_sampling_cap is None
+        on_policy = index == 0 and settings.importance_sampling_cap is None
         progress_of_run = (iteration + index / len(minibatches)) / settings.iterations
-        metrics = learner.step(minibatch, of, on_policy=exact, progress=progress_of_run)
-        measured.append(metrics)
+        metrics = learner.step(minibatch, denominators, on_policy=on_policy, progress=progress_of_run)
+        steps.append(metrics)
         progress.report("train", index + 1, len(minibatches), loss=metrics["loss"], entropy=metrics["entropy"])
-    return measured, mismatch
+    return steps, mismatch
 
 
 def train_with_trl(
@@ -59,24 +57,24 @@ def train_with_trl(
     iteration: int,
 ) -> tuple[Metrics, float]:
     """One step an epoch on all groups, by TRL's GRPOTrainer, with the learner's optimizer and learning rate."""
-    from grpo.learner.trl import grpo_trainer  # 2.5 s, which other engines need not pay
+    from grpo.learner.trl.grpo_trainer import train_grpo  # the import takes 2.5 s
 
     settings = learner.settings
     mismatch = 0.0
     if settings.importance_sampling_cap is not None:
         samples = to_samples(trajectory for group in groups for trajectory in group.trajectories)
         _, mismatch = _off_policy(learner, samples)
-    measured = grpo_trainer.train(
+    steps = train_grpo(
         learner.model,
         tokenizer,
         groups,
         settings,
         optimizer=learner.optimizer,
-        learning_rate=_rates(learner, iteration=iteration, steps=settings.epochs),
+        learning_rate=_schedule(learner, iteration=iteration, steps=settings.epochs),
         reference=learner.reference,
         seed=seed,
     )
-    return measured, mismatch
+    return steps, mismatch
 
 
 def train_with_dpo(
@@ -88,7 +86,7 @@ def train_with_dpo(
     seed: int,
     iteration: int,
 ) -> Metrics:
-    """DPO on the best and the worst sibling of each group, by TRL's DPOTrainer, with the learner's optimizer."""
+    """DPO on the best and the worst trajectory of each group, by TRL's DPOTrainer, with the learner's optimizer."""
     from grpo.learner.trl.dpo_trainer import make_preference_pairs, train_dpo
 
     settings = learner.settings
@@ -101,7 +99,7 @@ def train_with_dpo(
         pairs,
         reference=reference,
         optimizer=learner.optimizer,
-        learning_rate=_rates(learner, iteration=iteration, steps=steps),
+        learning_rate=_schedule(learner, iteration=iteration, steps=steps),
         beta=settings.beta,
         epochs=settings.epochs,
         pairs_per_step=per_step,
@@ -111,8 +109,8 @@ def train_with_dpo(
     )
 
 
-def _rates(learner: Learner, *, iteration: int, steps: int) -> Callable[[int], float]:
-    """The learner's rate at each of `steps` steps that another trainer takes for it; it counts them."""
+def _schedule(learner: Learner, *, iteration: int, steps: int) -> Callable[[int], float]:
+    """Learning rate of the learner at each of `steps` steps of another trainer; counts them in the learner."""
     first = learner.step_count
 
     def rate(step: int) -> float:
@@ -123,18 +121,17 @@ def _rates(learner: Learner, *, iteration: int, steps: int) -> Callable[[int], f
 
 
 def _off_policy(learner: Learner, samples: Sequence[Sample]) -> tuple[list[Sample], float]:
-    """The samples with what the policy says of them before the first step, and how far that is from the sampler.
+    """Samples with their proximal log-probabilities, and the KL divergence of the sampler from that policy.
 
     Raises `RatioError` beyond `max_mismatch_kl`.
     """
     settings = learner.settings
     budget = learner.microbatch_tokens
-    known = with_proximal_logprobs(learner.model, samples, precision=settings.precision, max_tokens=budget)
-    distance = mismatch_kl(known)
+    corrected = with_proximal_logprobs(learner.model, samples, precision=settings.precision, max_tokens=budget)
+    distance = mismatch_kl(corrected)
     if not distance <= settings.max_mismatch_kl:
         raise RatioError(
-            f"the sampler is {distance:.2g} nats a token from the policy that is to be trained, more than "
-            f"training.max_mismatch_kl {settings.max_mismatch_kl:g}: importance weights cannot make up for that; play "
-            "the rollout with this policy"
+            f"the sampler is {distance:.2g} nats a token from the policy, more than training.max_mismatch_kl "
+            f"{settings.max_mismatch_kl:g}, too far for importance weights; collect the rollout with this policy"
         )
-    return known, distance
+    return corrected, distance

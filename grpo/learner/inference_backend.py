@@ -1,4 +1,4 @@
-"""Who plays a checkpoint's episodes: the model in this process, or vLLM."""
+"""Inference backends for the policy of a checkpoint: transformers in this process, or vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def make_inference_backend(
     artifacts: ArtifactStore, checkpoint: Artifact, settings: RolloutSettings
 ) -> TransformersPolicy | VLLMPolicy:
-    """The policy of a checkpoint on the backend that the settings name.
+    """The policy of a checkpoint on the backend `rollout.backend`.
 
     Raises `PolicyError` when the backend is not installed, or is vLLM and the checkpoint holds adapters only.
     """
@@ -28,7 +28,7 @@ def make_inference_backend(
     folder = artifacts.path(checkpoint)
     state = read_state(folder)
     if state.base is not None:
-        raise PolicyError(f"{folder} holds adapters only, vLLM plays whole weights; set rollout.backend: transformers")
+        raise PolicyError(f"{folder} has adapters only, vLLM needs whole weights; set rollout.backend: transformers")
     return VLLMPolicy(
         folder,
         policy_hash=state.policy_hash,

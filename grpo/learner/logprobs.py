@@ -1,4 +1,4 @@
-"""What a model says about the tokens of samples: log-probabilities, entropy, distance from a reference."""
+"""Log-probabilities and entropy of completion tokens, and KL divergences estimated from them."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from grpo.algorithms.kl import k3
 from grpo.errors import RatioError
 from grpo.learner.batch import Sample
 from grpo.learner.packing import hidden_states, microbatches, pack
-from grpo.learner.precision import Precision, autocast
+from grpo.learner.performance import Precision, autocast
 from grpo.policy.transformers.adapters import without_adapters
 from grpo.policy.transformers.sharding import is_sharded
 
-_LOGITS = 2**24
-"""Logits that are held at once: 64 MiB in float32."""
+_MAX_LOGITS = 2**24
+"""Logits in memory at once: 64 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """What a model says about the loss tokens of some samples, in order of samples and positions."""
+    """Log-probability and entropy of the loss tokens of samples, in order of samples and positions."""
 
     logprobs: torch.Tensor  # [loss tokens]
     entropy: torch.Tensor  # [loss tokens], nats
-    passed: int
-    """Tokens that went through the model for it, shared ones once."""
+    processed_tokens: int
+    """Tokens that went through the model, shared prefixes once."""
 
 
 def compute_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> TokenLogprobs:
-    """Log-probability and entropy of each loss token at its sample's temperature; logits on loss tokens only.
+    """Log-probability and entropy of each loss token at its sample's temperature.
 
-    They are taken in chunks, and again on the way back, so that no more than one chunk is ever in memory.
+    Logits are computed for loss tokens alone, in chunks, and again in the backward pass: one chunk is in memory.
     """
-    logprobs, entropy, passed = (
+    logprobs, entropy, processed_tokens = (
         model.local_logprobs(samples) if is_sharded(next(model.parameters())) else local_logprobs(model, samples)
     )
-    return TokenLogprobs(logprobs=logprobs, entropy=entropy, passed=int(passed))
+    return TokenLogprobs(logprobs=logprobs, entropy=entropy, processed_tokens=int(processed_tokens))
 
 
 def local_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[torch.Tensor, ...]:
-    """The fields of `TokenLogprobs` as tensors, by a model whose weights are all here."""
+    """The fields of `TokenLogprobs` as tensors, by a model whose weights are not sharded."""
     head = model.get_output_embeddings()
 
     def score(states: torch.Tensor, temperatures: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -53,46 +53,46 @@ def local_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[t
         logprobs = distribution.gather(1, targets[:, None])[:, 0]
         return logprobs, -(distribution.exp() * distribution).sum(dim=-1)
 
-    asked = _predictions(model, samples)
-    rows = max(1, _LOGITS // head.weight.shape[0])
-    tensors = (asked.states, asked.temperatures, asked.targets)
-    chunks = list(zip(*(torch.split(whole, rows) for whole in tensors), strict=True))
+    predictions = _predictions(model, samples)
+    rows = max(1, _MAX_LOGITS // head.weight.shape[0])
+    tensors = (predictions.states, predictions.temperatures, predictions.targets)
+    chunks = list(zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True))
     if len(chunks) == 1:
-        found = [score(*chunks[0])]
+        scored = [score(*chunks[0])]
     else:
-        found = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
-    logprobs, entropies = zip(*found, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies), torch.tensor(asked.passed)
+        scored = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
+    logprobs, entropies = zip(*scored, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies), torch.tensor(predictions.processed_tokens)
 
 
 def log_distributions(model: PreTrainedModel, samples: Sequence[Sample]) -> torch.Tensor:
-    """The whole distribution that each loss token was drawn from, [loss tokens, vocabulary], as log-probabilities."""
-    asked = _predictions(model, samples)
-    logits = model.get_output_embeddings()(asked.states).float()
-    return torch.log_softmax(logits / asked.temperatures[:, None], dim=-1)
+    """Log-probabilities of the whole vocabulary at each loss token, [loss tokens, vocabulary]."""
+    predictions = _predictions(model, samples)
+    logits = model.get_output_embeddings()(predictions.states).float()
+    return torch.log_softmax(logits / predictions.temperatures[:, None], dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Predictions:
-    """Of each loss token the state that it is predicted from, its temperature and its id."""
+    """Hidden state that predicts each loss token, its temperature and its id."""
 
     states: torch.Tensor  # [loss tokens, hidden size]
     temperatures: torch.Tensor  # [loss tokens]
     targets: torch.Tensor  # [loss tokens]
-    passed: int
+    processed_tokens: int
 
 
 def _predictions(model: PreTrainedModel, samples: Sequence[Sample]) -> _Predictions:
     packed = pack(samples, device=model.device)
     states = hidden_states(model, packed).index_select(0, packed.predictors)
-    said = torch.tensor([int(sample.loss_mask.sum()) for sample in samples])
-    temperatures = torch.tensor([sample.temperature for sample in samples]).repeat_interleave(said).to(model.device)
+    lengths = torch.tensor([int(sample.loss_mask.sum()) for sample in samples])
+    temperatures = torch.tensor([sample.temperature for sample in samples]).repeat_interleave(lengths).to(model.device)
     return _Predictions(states, temperatures, packed.targets, packed.token_ids.shape[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:
-    """What is known of the loss tokens of some samples before the model sees them, in the order of `TokenLogprobs`."""
+    """Stored values of the loss tokens of samples, in the order of `TokenLogprobs`."""
 
     sampler_logprobs: torch.Tensor  # [loss tokens]
     proximal_logprobs: torch.Tensor  # [loss tokens]
@@ -104,16 +104,14 @@ def loss_tokens(samples: Sequence[Sample], *, device: torch.device) -> LossToken
     """Collect the loss tokens of samples."""
 
     def collect(arrays: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-        said = [array[sample.loss_mask] for sample, array in zip(samples, arrays, strict=True)]
-        return torch.from_numpy(np.concatenate(said)).to(device)
+        parts = [array[sample.loss_mask] for sample, array in zip(samples, arrays, strict=True)]
+        return torch.from_numpy(np.concatenate(parts)).to(device)
 
     sampler = [sample.sampler_logprobs for sample in samples]
-    old = [
-        sample.sampler_logprobs if sample.proximal_logprobs is None else sample.proximal_logprobs for sample in samples
-    ]
+    proximal = [s.sampler_logprobs if s.proximal_logprobs is None else s.proximal_logprobs for s in samples]
     return LossTokens(
         sampler_logprobs=collect(sampler),
-        proximal_logprobs=collect(old),
+        proximal_logprobs=collect(proximal),
         advantages=collect([sample.advantages for sample in samples]),
         lengths=torch.tensor([int(sample.loss_mask.sum()) for sample in samples], device=device),
     )
@@ -123,48 +121,48 @@ def loss_tokens(samples: Sequence[Sample], *, device: torch.device) -> LossToken
 def with_proximal_logprobs(
     model: PreTrainedModel, samples: Sequence[Sample], *, precision: Precision, max_tokens: int
 ) -> list[Sample]:
-    """Samples, in their order, with what the model itself says of their loss tokens; the sampler was another policy."""
-    known: dict[int, Sample] = {}
+    """Samples, in their order, with their log-probabilities under the model: the proximal policy of the update."""
+    updated: dict[int, Sample] = {}
     for micro in microbatches(samples, max_tokens=max_tokens):
         lengths = [int(sample.loss_mask.sum()) for sample in micro]
         with autocast(precision, model.device):
-            own = compute_logprobs(model, micro).logprobs.cpu()
-        for sample, part in zip(micro, torch.split(own, lengths), strict=True):
+            computed = compute_logprobs(model, micro).logprobs.cpu()
+        for sample, part in zip(micro, torch.split(computed, lengths), strict=True):
             logprobs = np.zeros_like(sample.sampler_logprobs)
             logprobs[sample.loss_mask] = part.numpy()
-            known[id(sample)] = replace(sample, proximal_logprobs=logprobs)
-    return [known[id(sample)] for sample in samples]
+            updated[id(sample)] = replace(sample, proximal_logprobs=logprobs)
+    return [updated[id(sample)] for sample in samples]
 
 
 def check_ratio(distances: Sequence[tuple[float, str]], *, tolerance: float) -> None:
-    """Raise `RatioError` for rows (distance of the mean ratio from 1, place) beyond the tolerance; NaN is beyond it."""
+    """Raise `RatioError` for rows (distance of the mean ratio from 1, place) beyond the tolerance, NaN included."""
     bad = sorted((row for row in distances if not row[0] <= tolerance), reverse=True)
     if bad:
         raise RatioError(
             f"importance ratio before the first step is off by up to {bad[0][0]:.2e} in {len(bad)} of "
             f"{len(distances)} rows (tolerance {tolerance:.0e}), first {', '.join(row[1] for row in bad[:3])}: the "
-            "rollout was not sampled by these weights, or not at its stated temperature"
+            "rollout was not sampled by these weights, or not at the stored temperature"
         )
 
 
 def mismatch_kl(samples: Sequence[Sample]) -> float:
-    """KL(sampler ‖ policy that the update starts from) in nats a token, k3 on the sampler's own tokens."""
-    known = loss_tokens(samples, device=torch.device("cpu"))
-    return float(k3(known.sampler_logprobs.double(), known.proximal_logprobs.double()).mean())
+    """KL(sampler ‖ policy that the update starts from) in nats a token, k3 on the sampled tokens."""
+    tokens = loss_tokens(samples, device=torch.device("cpu"))
+    return float(k3(tokens.sampler_logprobs.double(), tokens.proximal_logprobs.double()).mean())
 
 
 @torch.no_grad()
 def reference_kl(reference: PreTrainedModel, samples: Sequence[Sample], *, max_tokens: int) -> float:
-    """KL(sampler ‖ reference) in nats a token, k3 on the sampler's own tokens and stored log-probabilities.
+    """KL(sampler ‖ reference) in nats a token, k3 on the sampled tokens and stored log-probabilities.
 
-    A model with adapters is its own reference: they are switched off.
+    A model with adapters is its own reference, with the adapters disabled.
     """
     total, tokens = 0.0, 0
     for micro in microbatches(samples, max_tokens=max_tokens):
         sampler_logprobs = loss_tokens(micro, device=torch.device("cpu")).sampler_logprobs
         with without_adapters(reference):
             reference_logprobs = compute_logprobs(reference, micro).logprobs.cpu()
-        # in float64: in float32 nearly equal ones go below 0
+        # float64: in float32 the k3 of nearly equal values can be negative
         estimates = k3(sampler_logprobs.double(), reference_logprobs.double())
         total += float(estimates.sum())
         tokens += len(estimates)

@@ -1,7 +1,7 @@
-"""How much memory a training will take, from the model's config.json alone: no weight is read.
+"""Memory estimate of a training from the model's config.json alone; no weight is read.
 
-Weights, gradients and optimizer are exact, the cache is a bound; activations are reckoned from what a layer keeps of
-a token, and depend on how much of their past the sequences share.
+Weights, gradients and optimizer are exact, the KV cache is an upper bound; activations are estimated from the vectors
+that a layer keeps for a token, and depend on the length of shared prefixes.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from grpo.policy.transformers.adapters import add_adapters
 
 _FLOAT32 = 4
 _STATES = 12
-"""Vectors of the model's width that a layer keeps of a token: norms, queries, what attention answers. With these
-numbers the estimate is within 3 % of what PyTorch keeps for 1007, 2978 and 6077 tokens of the embedded default."""
+"""Vectors of the hidden size that a layer keeps for a token: norms, queries, attention outputs. With these numbers the
+estimate is within 3 % of PyTorch's memory for 1007, 2978 and 6077 tokens of the embedded default."""
 _GATED = 4
-"""Vectors of the width between that the gated part of a layer keeps of a token."""
-_SEEN = 2.0
-"""Keys and values that a layer keeps of a token: its own, and a copy of each for those whose past it is."""
+"""Vectors of the intermediate size that a layer's gated MLP keeps for a token."""
+_KEYS_AND_VALUES = 2.0
+"""Copies of the keys and values that a layer keeps for a token: its own, and one for its descendants."""
 
 
 class MemoryEstimate(BaseModel):
-    """Bytes, by what they are for."""
+    """Bytes of a training, by purpose."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     parameters: int
-    """Numbers in the weights, adapters included."""
+    """Number of parameters, adapters included."""
     trained: int
-    """Of these, the ones that are trained."""
+    """Number of trained parameters."""
     copies: int
-    """Models that are in memory while one is trained: itself, its base, and its sampler where that may be at work."""
+    """Models in memory: the policy, its base, and the sampler with an importance-sampling cap."""
     weights: int
-    """Of all copies."""
+    """Weights of all copies."""
     gradients: int
     optimizer: int
-    """Moments of each trained number, and a step count of each tensor."""
+    """Two moments of each trained parameter, and a step count of each tensor."""
     activations: int
-    """Of one pass of microbatch_tokens tokens; about."""
+    """Activations of one pass of microbatch_tokens tokens; approximate."""
     cache: int
-    """Keys and values of all episodes in flight at their longest; at most."""
+    """KV cache of all concurrent episodes at their full length; an upper bound."""
 
     @property
     def peak(self) -> int:
-        """The larger of training and playing."""
+        """The larger of the peaks of training and rollout."""
         return self.weights + max(self.gradients + self.optimizer + self.activations, self.cache)
 
 
 def memory_estimate(
     model_folder: Path, training: TrainingSettings, *, episodes: int, max_context: int
 ) -> MemoryEstimate:
-    """The memory of a training in one process, where at most `episodes` of `max_context` tokens are in flight.
+    """Memory of a training in one process with at most `episodes` concurrent episodes of `max_context` tokens.
 
-    The critic of ppo and a2c, a quantized base and what libraries take for themselves are not counted. Raises
+    The critic of ppo and a2c, a quantized base and the overhead of libraries are not counted. Raises
     `PolicyError` for a folder without a model.
     """
     try:
@@ -80,8 +80,8 @@ def memory_estimate(
     copies = (1 if shared else 2) + (training.importance_sampling_cap is not None)
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    seen = 2 * width * (getattr(config, "num_key_value_heads", heads) or heads)
-    kept = _STATES * config.hidden_size + _GATED * config.intermediate_size + _SEEN * seen
+    kv_size = 2 * width * (getattr(config, "num_key_value_heads", heads) or heads)
+    kept = _STATES * config.hidden_size + _GATED * config.intermediate_size + _KEYS_AND_VALUES * kv_size
     if training.gradient_checkpointing:
         layers_kept = config.num_hidden_layers * config.hidden_size + kept
     else:
@@ -96,5 +96,5 @@ def memory_estimate(
         gradients=counts[1] * _FLOAT32,
         optimizer=moments * _FLOAT32,
         activations=int(training.microbatch_tokens * layers_kept * _FLOAT32 / half),
-        cache=episodes * longest * config.num_hidden_layers * seen * _FLOAT32,
+        cache=episodes * longest * config.num_hidden_layers * kv_size * _FLOAT32,
     )

@@ -1,11 +1,11 @@
-"""Lays token sequences out in one flat row in which what they share stands once.
+"""Sequence packing with shared prefixes: token sequences as one flat row that has each common prefix once.
 
-    [ system prompt ][ opening of group 1 ][ … of group 2 ][ sibling 1 of group 1 ][ sibling 2 … ]
+    [ system prompt ][ prompt of group 1  ][ … of group 2 ][ sample 1 of group 1  ][ sample 2 …  ]
             ▲────────────────┴─────────────────────┘
-            └ read by all     ▲────────────────────────────────┴────────────────┘
+            └ attended by all ▲────────────────────────────────┴────────────────┘
 
-A segment sees its ancestors and its own past; positions go on where the parent ended. The policy's gradient is
-that of the sequences one by one, since what it did not say is the same for all who share it.
+A segment attends to its ancestors and its own past; positions continue those of the parent. The policy's gradient is
+that of the separate sequences: a shared prefix has no loss token.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from transformers import PreTrainedModel
 from grpo.errors import DataError
 from grpo.policy.transformers.attention import TreeBatch, TreeBlock
 
-_FILL = 0.75
-"""Segments attend together as long as the shortest has this share of the longest's tokens."""
-_REACH = 4
-"""Tokens of a row's sequences at full length, at most, to one token of the row."""
+_MIN_FILL = 0.75
+"""Segments attend in one block as long as the shortest has this share of the longest's tokens."""
+_MAX_EXPANSION = 4
+"""Most tokens of a row's sequences at full length, for each token of the row."""
 
 
 class MaskedSequence(Protocol):
-    """A token sequence, and which of its tokens the loss is on."""
+    """Token sequence with its loss mask."""
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -46,7 +46,7 @@ S = TypeVar("S", bound=MaskedSequence)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """A batch of sequences as one row, and where their loss tokens stand in it, in order of the sequences."""
+    """Sequences as one row, and the indices of their loss tokens in it, in order of the sequences."""
 
     token_ids: torch.Tensor  # [1, tokens]
     position_ids: torch.Tensor  # [1, tokens]
@@ -58,7 +58,7 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Tokens [start, start + length) of the row, and the indices of everything before them."""
+    """Tokens [start, start + length) of the row, and the indices of all their ancestors."""
 
     start: int
     length: int
@@ -71,16 +71,14 @@ class _Segment:
 
 
 def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> PackedBatch:
-    """Lay samples out so that their common beginning, and each prompt that siblings share, stands once.
+    """Pack samples so that their common prefix, and each prompt that a group shares, is in the row once.
 
-    Raises `DataError` for a sequence that begins with a loss token: nothing stands before it to predict it from.
+    Raises `DataError` for a sequence that begins with a loss token: no token before it predicts it.
     """
     if any(sample.loss_mask[0] for sample in samples):
-        raise DataError(
-            "a sequence begins with a token of the policy's own; a prompt of at least one token must precede it"
-        )
+        raise DataError("a sequence begins with a completion token; a prompt of at least one token must precede it")
     prompts = {_prompt(sample): sample.token_ids[: _prompt_length(sample)] for sample in samples}
-    common = _common_length(list(prompts.values()))
+    common = common_prefix_length(list(prompts.values()))
     row: list[NDArray[np.int32]] = []
     levels: list[list[_Segment]] = [[], [], []]
     end = 0
@@ -102,10 +100,10 @@ def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> PackedBa
         chains.append(append(2, sample.token_ids[_prompt_length(sample) :], parent.chain).chain)
     segments = [segment for level in levels for segment in level]
     positions = np.concatenate([len(s.past) + np.arange(s.length) for s in sorted(segments, key=lambda s: s.start)])
-    said = [np.flatnonzero(sample.loss_mask) for sample in samples]
-    predictors = np.concatenate([chain[where - 1] for chain, where in zip(chains, said, strict=True)])
+    completions = [np.flatnonzero(sample.loss_mask) for sample in samples]
+    predictors = np.concatenate([chain[index - 1] for chain, index in zip(chains, completions, strict=True)])
     ends = np.array([chain[-1] for chain in chains])
-    targets = np.concatenate([sample.token_ids[where] for sample, where in zip(samples, said, strict=True)])
+    targets = np.concatenate([sample.token_ids[index] for sample, index in zip(samples, completions, strict=True)])
     blocks = [part for level in levels for part in _blocks(level)]
     place = np.empty(end, dtype=np.int64)
     rows = 0
@@ -127,7 +125,7 @@ def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> PackedBa
 def hidden_states(model: PreTrainedModel, packed: PackedBatch) -> torch.Tensor:
     """The state after each token of the row, [tokens, hidden size].
 
-    Select from it with `index_select`: siblings share states, and the gradient of plain indexing adds in any order.
+    Select from it with `index_select`: samples share states, and the gradient of plain indexing adds in any order.
     """
     states: torch.Tensor = model.base_model(
         input_ids=packed.token_ids,
@@ -140,34 +138,35 @@ def hidden_states(model: PreTrainedModel, packed: PackedBatch) -> torch.Tensor:
 
 
 def microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
-    """Cut a batch into rows of at most `max_tokens` tokens once packed; siblings stay together where they can.
+    """Split a batch into rows of at most `max_tokens` tokens once packed, groups together where they fit.
 
-    Attention holds the keys of all that a segment sees: a row's sequences, at full length, have at most `_REACH` times
-    as many tokens.
+    Attention keeps the keys of all ancestors of a segment: a row's sequences, at full length, have at most
+    `_MAX_EXPANSION` times as many tokens.
     """
-    cut: list[list[S]] = []
-    known, prompts, prompt_tokens, own_tokens, reach = b"", 0, 0, 0, 0
+    rows: list[list[S]] = []
+    known, prompts, prompt_tokens, own_tokens, full_tokens = b"", 0, 0, 0, 0
     common = np.zeros(0, dtype=np.int32)
     for sample in sorted(samples, key=_prompt):
         key, start = _prompt(sample), _prompt_length(sample)
         prompt, own = sample.token_ids[:start], len(sample.token_ids) - start
-        shared = common[: _common_length([common, prompt])]
+        shared = common[: common_prefix_length([common, prompt])]
         more = (prompts, prompt_tokens) if key == known else (prompts + 1, prompt_tokens + start)
         size = len(shared) + more[1] - more[0] * len(shared) + own_tokens + own
-        if cut and size <= max_tokens and reach + len(sample.token_ids) <= _REACH * max_tokens:
-            cut[-1].append(sample)
+        expansion_fits = full_tokens + len(sample.token_ids) <= _MAX_EXPANSION * max_tokens
+        if rows and size <= max_tokens and expansion_fits:
+            rows[-1].append(sample)
             common, (prompts, prompt_tokens) = shared, more
-            own_tokens, reach = own_tokens + own, reach + len(sample.token_ids)
+            own_tokens, full_tokens = own_tokens + own, full_tokens + len(sample.token_ids)
         else:
-            cut.append([sample])
+            rows.append([sample])
             common, prompts, prompt_tokens = prompt, 1, start
-            own_tokens, reach = own, len(sample.token_ids)
+            own_tokens, full_tokens = own, len(sample.token_ids)
         known = key
-    return cut
+    return rows
 
 
 def _prompt_length(sample: MaskedSequence) -> int:
-    """Tokens before the first that the policy said; at least one, which predicts it."""
+    """Tokens before the first completion token; at least one, which predicts it."""
     return max(1, int(sample.loss_mask.argmax()))
 
 
@@ -175,8 +174,8 @@ def _prompt(sample: MaskedSequence) -> bytes:
     return sample.token_ids[: _prompt_length(sample)].tobytes()
 
 
-def _common_length(sequences: Sequence[NDArray[np.int32]]) -> int:
-    """Length of the longest common beginning."""
+def common_prefix_length(sequences: Sequence[NDArray[np.int32]]) -> int:
+    """Length of the longest common prefix."""
     first, shortest = sequences[0], min(map(len, sequences))
     same = np.ones(shortest, dtype=np.bool_)
     for sequence in sequences[1:]:
@@ -186,18 +185,18 @@ def _common_length(sequences: Sequence[NDArray[np.int32]]) -> int:
 
 def _blocks(segments: Sequence[_Segment]) -> list[list[_Segment]]:
     """Segments of similar lengths, longest first."""
-    cut: list[list[_Segment]] = []
+    blocks: list[list[_Segment]] = []
     for _, equal in groupby(sorted(segments, key=lambda s: (-s.length, s.start)), key=lambda s: s.length):
         part = list(equal)
-        if cut and part[0].length >= _FILL * cut[-1][0].length:
-            cut[-1].extend(part)
+        if blocks and part[0].length >= _MIN_FILL * blocks[-1][0].length:
+            blocks[-1].extend(part)
         else:
-            cut.append(part)
-    return cut
+            blocks.append(part)
+    return blocks
 
 
 def _block(segments: Sequence[_Segment], device: torch.device) -> TreeBlock:
-    """Index tensors of segments that attend together; padding asks what its segment's first token asks."""
+    """Index tensors of segments that attend in one block; padding repeats the first query of its segment."""
     width, past = segments[0].length, max(len(s.past) for s in segments)
     lengths = np.array([s.length for s in segments])[:, None]
     starts = np.array([s.start for s in segments])[:, None]

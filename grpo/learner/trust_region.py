@@ -1,4 +1,4 @@
-"""The step of TRPO (arXiv 1502.05477): the natural gradient, as far as a bound on the KL divergence allows."""
+"""Trust-region step of TRPO (arXiv 1502.05477): the natural gradient under a bound on the KL divergence."""
 
 from __future__ import annotations
 
@@ -18,62 +18,64 @@ _CONVERGED = 1e-10
 
 
 class TrustRegionLearner(Learner):
-    """A learner that solves F x = g by conjugate gradients and walks along −x, halving until the step is allowed.
+    """A learner that solves F x = g by conjugate gradients, with a backtracking line search along −x.
 
     F is the Fisher matrix of the policy on the batch's loss tokens, g the gradient of the surrogate loss. A step is
-    allowed if the loss falls and KL(old ‖ new) ≤ δ, exactly over the whole vocabulary, in nats a token on average.
-    It keeps the old distribution of every loss token: loss tokens × vocabulary × 4 bytes.
+    accepted if the loss falls and KL(old ‖ new) ≤ δ, exactly over the whole vocabulary, in nats a token on average.
+    The distribution of every loss token before the step is in memory: loss tokens × vocabulary × 4 bytes.
     """
 
-    def move(self, samples: Sequence[Sample], of: Denominators, *, progress: float) -> dict[str, float]:
-        """See `Learner.move`; the learning rate is the length of the accepted step along x, 0 if none was allowed."""
+    def optimizer_step(
+        self, samples: Sequence[Sample], denominators: Denominators, *, progress: float
+    ) -> dict[str, float]:
+        """Trust-region step; its learning rate is the length of the accepted step along x, 0 if none was accepted."""
         settings = self.settings.trust_region
         gradient = torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None]).clone()
         start = [parameter.detach().clone() for parameter in self.parameters]
-        passes = self.passes(samples)
+        micros = self.microbatches(samples)
         with torch.no_grad():
-            old = [log_distributions(self.model, micro) for micro in passes]
-            before = self._surrogate(passes, of)
+            old = [log_distributions(self.model, micro) for micro in micros]
+            before = self._surrogate(micros, denominators)
         self.optimizer.zero_grad(set_to_none=True)
         tokens = sum(len(part) for part in old)
 
         def fisher(vector: torch.Tensor) -> torch.Tensor:
-            product = self._fisher_product(passes, old, vector, tokens=tokens)
+            product = self._fisher_product(micros, old, vector, tokens=tokens)
             return product + settings.damping * vector
 
         direction = conjugate_gradient(fisher, gradient, steps=settings.conjugate_gradient_steps)
         curvature = float(direction @ fisher(direction))
         length = (2 * settings.max_kl / curvature) ** 0.5 if curvature > 0 else 0.0
         for _ in range(settings.line_search_steps):
-            self._place(start, direction, length)
+            self._set_weights(start, direction, length)
             with torch.no_grad():
-                kl = self._kl(passes, old, tokens=tokens)
-                after = self._surrogate(passes, of)
+                kl = self._kl(micros, old, tokens=tokens)
+                after = self._surrogate(micros, denominators)
             if kl <= settings.max_kl and after < before:
                 return {"gradient_norm": float(gradient.norm()), "learning_rate": length, "step_kl": kl}
             length /= 2
-        logger.warning("no step within KL %g lowers the loss; the policy stays as it is", settings.max_kl)
-        self._place(start, direction, 0.0)
+        logger.warning("no step within KL %g lowers the loss; the policy is unchanged", settings.max_kl)
+        self._set_weights(start, direction, 0.0)
         return {"gradient_norm": float(gradient.norm()), "learning_rate": 0.0, "step_kl": 0.0}
 
-    def _surrogate(self, passes: Sequence[list[Sample]], of: Denominators) -> float:
-        return sum(float(self.loss(micro, of)[0]) for micro in passes)
+    def _surrogate(self, micros: Sequence[list[Sample]], denominators: Denominators) -> float:
+        return sum(float(self.loss(micro, denominators)[0]) for micro in micros)
 
-    def _kl(self, passes: Sequence[list[Sample]], old: Sequence[torch.Tensor], *, tokens: int) -> float:
+    def _kl(self, micros: Sequence[list[Sample]], old: Sequence[torch.Tensor], *, tokens: int) -> float:
         """KL(old ‖ now), nats a token."""
         total = 0.0
-        for micro, before in zip(passes, old, strict=True):
+        for micro, before in zip(micros, old, strict=True):
             now = log_distributions(self.model, micro)
             total += float((before.exp() * (before - now)).double().sum())
         return total / tokens
 
     def _fisher_product(
-        self, passes: Sequence[list[Sample]], old: Sequence[torch.Tensor], vector: torch.Tensor, *, tokens: int
+        self, micros: Sequence[list[Sample]], old: Sequence[torch.Tensor], vector: torch.Tensor, *, tokens: int
     ) -> torch.Tensor:
         """F v = ∇(∇KL · v), taken where KL is 0 and its Hessian the Fisher matrix."""
         product = torch.zeros_like(vector)
-        for micro, before in zip(passes, old, strict=True):
-            with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no second derivative
+        for micro, before in zip(micros, old, strict=True):
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
                 now = log_distributions(self.model, micro)
                 kl = (before.exp() * (before - now)).sum() / tokens
                 slopes = torch.autograd.grad(kl, self.parameters, create_graph=True)
@@ -82,8 +84,8 @@ class TrustRegionLearner(Learner):
         return product
 
     @torch.no_grad()
-    def _place(self, start: Sequence[torch.Tensor], direction: torch.Tensor, length: float) -> None:
-        """Put the weights `length` down the direction from where they started."""
+    def _set_weights(self, start: Sequence[torch.Tensor], direction: torch.Tensor, length: float) -> None:
+        """Set the weights to start − length · direction."""
         parts = torch.split(direction, [parameter.numel() for parameter in self.parameters])
         for parameter, origin, part in zip(self.parameters, start, parts, strict=True):
             parameter.copy_(origin - length * part.view_as(origin))

@@ -1,4 +1,4 @@
-"""What is changed while a training goes on, and why."""
+"""Adjustment of training settings by the diagnostics, between iterations."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from grpo.notebook.diagnostics import DiagnosticsMonitor, HealthIssue, Iteration
 
 logger = logging.getLogger(__name__)
 
-_MOST_TOKENS, _MOST_SIBLINGS, _MOST_ENTROPY = 1024, 64, 0.01
+_MAX_NEW_TOKENS, _MAX_GROUP_SIZE, _MAX_ENTROPY_COEFFICIENT = 1024, 64, 0.01
 
 
 class AdjustableTrainer(Protocol):
-    """A training whose settings may be changed between two iterations."""
+    """A trainer with settings that may change between two iterations."""
 
     monitor: DiagnosticsMonitor
-    settings: TrainingSettings
-    rollout: RolloutSettings
+    training_settings: TrainingSettings
+    rollout_settings: RolloutSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
-    """A setting that was changed, after which iteration, and why."""
+    """A changed setting, with the iteration and the reason."""
 
     index: int
     setting: str
@@ -38,10 +38,10 @@ class Adjustment:
 
 
 class Adjuster(Callback):
-    """Answers what the diagnostics find by changing the settings of the iterations to come; each change is recorded.
+    """Changes settings of the next iterations when the diagnostics report an issue; each change is recorded.
 
-    KL spike, or a number that is none: half the learning rate. Collapsed entropy: half the learning rate and a larger
-    entropy bonus. Dead groups: twice the siblings. Truncation: half as many tokens again in a turn.
+    KL spike or a non-finite metric: half the learning rate. Entropy collapse: half the learning rate and a larger
+    entropy bonus. Uninformative groups: twice the group size. Truncation: 1.5 times the tokens of a turn.
     """
 
     def __init__(self, trainer: AdjustableTrainer) -> None:
@@ -49,49 +49,52 @@ class Adjuster(Callback):
         self.adjustments: list[Adjustment] = []
 
     def on_iteration_end(self, record: IterationRecord, checkpoint: Path, control: TrainingControl) -> None:
-        """See the class."""
-        for finding, reason in self.trainer.monitor.get_health_status().reasons.items():
-            for answer in _ANSWERS.get(finding, ()):
-                answer(self, record.index, reason)
+        """Apply the changes for each issue of the last iteration."""
+        for issue, reason in self.trainer.monitor.get_health_status().reasons.items():
+            for change in _CHANGES.get(issue, ()):
+                change(self, record.index, reason)
 
     def lower_learning_rate(self, index: int, reason: str) -> None:
-        """Half the learning rate."""
-        self._training(index, "learning_rate", self.trainer.settings.learning_rate / 2, reason)
+        """Halve the learning rate."""
+        self._set_training(index, "learning_rate", self.trainer.training_settings.learning_rate / 2, reason)
 
     def raise_entropy_bonus(self, index: int, reason: str) -> None:
-        """Twice the entropy bonus, from .001 on."""
-        now = self.trainer.settings.entropy_coefficient
-        self._training(index, "entropy_coefficient", min(_MOST_ENTROPY, max(0.001, 2 * now)), reason)
+        """Double the entropy bonus, from .001 to .01."""
+        current = self.trainer.training_settings.entropy_coefficient
+        value = min(_MAX_ENTROPY_COEFFICIENT, max(0.001, 2 * current))
+        self._set_training(index, "entropy_coefficient", value, reason)
 
     def enlarge_groups(self, index: int, reason: str) -> None:
-        """Twice the siblings."""
-        self._rollout(index, "group_size", min(_MOST_SIBLINGS, 2 * self.trainer.rollout.group_size), reason)
+        """Double the group size, up to 64."""
+        value = min(_MAX_GROUP_SIZE, 2 * self.trainer.rollout_settings.group_size)
+        self._set_rollout(index, "group_size", value, reason)
 
     def lengthen_turns(self, index: int, reason: str) -> None:
-        """Half as many tokens again in a turn."""
-        self._rollout(index, "max_new_tokens", min(_MOST_TOKENS, self.trainer.rollout.max_new_tokens * 3 // 2), reason)
+        """Raise the tokens of a turn by half, up to 1024."""
+        value = min(_MAX_NEW_TOKENS, self.trainer.rollout_settings.max_new_tokens * 3 // 2)
+        self._set_rollout(index, "max_new_tokens", value, reason)
 
-    def _training(self, index: int, name: str, value: float, reason: str) -> None:
-        before = getattr(self.trainer.settings, name)
+    def _set_training(self, index: int, name: str, value: float, reason: str) -> None:
+        before = getattr(self.trainer.training_settings, name)
         if value != before:
-            self.trainer.settings = self.trainer.settings.model_copy(update={name: value})
-            self._note(index, name, before, value, reason)
+            self.trainer.training_settings = self.trainer.training_settings.model_copy(update={name: value})
+            self._add(index, name, before, value, reason)
 
-    def _rollout(self, index: int, name: str, value: int, reason: str) -> None:
-        before = getattr(self.trainer.rollout, name)
+    def _set_rollout(self, index: int, name: str, value: int, reason: str) -> None:
+        before = getattr(self.trainer.rollout_settings, name)
         if value != before:
-            self.trainer.rollout = self.trainer.rollout.model_copy(update={name: value})
-            self._note(index, name, before, value, reason)
+            self.trainer.rollout_settings = self.trainer.rollout_settings.model_copy(update={name: value})
+            self._add(index, name, before, value, reason)
 
-    def _note(self, index: int, name: str, before: float, after: float, reason: str) -> None:
+    def _add(self, index: int, name: str, before: float, after: float, reason: str) -> None:
         self.adjustments.append(Adjustment(index=index, setting=name, before=before, after=after, reason=reason))
-        logger.warning("after iteration %d %s goes from %g to %g: %s", index + 1, name, before, after, reason)
+        logger.warning("after iteration %d: %s from %g to %g: %s", index + 1, name, before, after, reason)
 
 
-_ANSWERS: dict[HealthIssue, Sequence[Callable[[Adjuster, int, str], None]]] = {
-    "not_a_number": (Adjuster.lower_learning_rate,),
+_CHANGES: dict[HealthIssue, Sequence[Callable[[Adjuster, int, str], None]]] = {
+    "non_finite": (Adjuster.lower_learning_rate,),
     "kl_spike": (Adjuster.lower_learning_rate,),
     "entropy_collapse": (Adjuster.lower_learning_rate, Adjuster.raise_entropy_bonus),
-    "dead_groups": (Adjuster.enlarge_groups,),
+    "uninformative_groups": (Adjuster.enlarge_groups,),
     "truncation": (Adjuster.lengthen_turns,),
 }

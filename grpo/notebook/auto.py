@@ -1,4 +1,4 @@
-"""Training that chooses its own profile, by what the agent shows."""
+"""Trainer that chooses its profile by probe episodes."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ logger = logging.getLogger(__name__)
 
 _SOLVED = 0.9
 _POOR = 0.3
-_SAME = 0.25
-"""Share of groups in which siblings differ, below which a rollout teaches little."""
+_FEW_INFORMATIVE = 0.25
+"""Share of informative groups below which a rollout has too small a gradient."""
 
 
 def choose_profile(groups: Sequence[TrajectoryGroup]) -> tuple[TrainingProfile, str]:
-    """The profile that fits what an agent has shown, and why.
+    """Profile that fits the rewards of probe groups, with the reason.
 
-    What is nearly solved is changed little; where siblings hardly ever differ exploration is wanted; far from solved,
-    with much to compare, large steps pay. Raises `NoLearningSignal` when no episode has a reward.
+    Conservative where the scenarios are nearly solved, experimental (more exploration) where few groups are
+    informative, aggressive where success is low. Raises `NoLearningSignal` when no episode has a reward.
     """
-    rewards = [[reward for reward in each.rewards if reward is not None] for each in groups]
-    known = [reward for siblings in rewards for reward in siblings]
-    if not known:
+    rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
+    scored = [reward for group in rewards for reward in group]
+    if not scored:
         raise NoLearningSignal("none of the probe episodes has a reward; see their errors")
-    verified = [t.success for each in groups for t in each.trajectories if t.success is not None]
-    good, kind = (fmean(verified), "verified success") if verified else (fmean(known), "mean reward")
-    differ = fmean(len(set(siblings)) > 1 for siblings in rewards)
-    told = f"{kind} is {good:.2f}, siblings differ in {differ:.0%} of {len(rewards)} probe groups"
-    if good >= _SOLVED:
-        return TrainingProfile.CONSERVATIVE, f"{told}: there is more to lose than to win"
-    if differ < _SAME:
-        return TrainingProfile.EXPERIMENTAL, f"{told}: there is little to compare without exploration"
-    if good < _POOR:
-        return TrainingProfile.AGGRESSIVE, f"{told}: there is much to learn, and much to learn it from"
-    return TrainingProfile.BALANCED, told
+    verified = [t.success for group in groups for t in group.trajectories if t.success is not None]
+    level, name = (fmean(verified), "verified success") if verified else (fmean(scored), "mean reward")
+    informative = fmean(len(set(group)) > 1 for group in rewards)
+    observed = f"{name} is {level:.2f}, {informative:.0%} of {len(rewards)} probe groups are informative"
+    if level >= _SOLVED:
+        return TrainingProfile.CONSERVATIVE, f"{observed}: small updates"
+    if informative < _FEW_INFORMATIVE:
+        return TrainingProfile.EXPERIMENTAL, f"{observed}: more exploration"
+    if level < _POOR:
+        return TrainingProfile.AGGRESSIVE, f"{observed}: large updates"
+    return TrainingProfile.BALANCED, observed
 
 
 class AutoTrainer:
-    """Chooses a profile by a few probe episodes, then trains with the adjuster watching."""
+    """Chooses a profile by a few probe episodes, then trains with an adjuster."""
 
     def __init__(self, *, auto_adjust: bool = True, probe_scenarios: int = 4) -> None:
         self.auto_adjust, self.probe_scenarios = auto_adjust, probe_scenarios
         self.profile: TrainingProfile | None = None
         self.reason = ""
-        """Why this profile."""
+        """Reason of the profile."""
         self.adjustments: list[Adjustment] = []
 
     async def train(
@@ -65,16 +65,16 @@ class AutoTrainer:
         reward_fn: RewardFunction,
         *,
         callbacks: Sequence[Callback] = (),
-        **changes: Any,
+        **overrides: Any,
     ) -> MultiTurnAgent:
-        """Probe, choose, train; `changes` are fields of `TrainingConfig` and win over the profile."""
-        probe = MultiTurnGRPOTrainer(agent, environment, reward_fn, TrainingConfig(**changes))
+        """Probe, choose, train; `overrides` are fields of `TrainingConfig` and take precedence over the profile."""
+        probe = MultiTurnGRPOTrainer(agent, environment, reward_fn, TrainingConfig(**overrides))
         await agent.initialize()
         groups = await probe.generate_trajectories(list(probe.scenarios.values())[: self.probe_scenarios])
         self.profile, self.reason = choose_profile(groups)
         logger.info("profile %s: %s", self.profile, self.reason)
         trainer = MultiTurnGRPOTrainer(
-            agent, environment, reward_fn, TrainingConfig.from_profile(self.profile, **changes)
+            agent, environment, reward_fn, TrainingConfig.from_profile(self.profile, **overrides)
         )
         adjuster = Adjuster(trainer)
         self.adjustments = adjuster.adjustments

@@ -1,4 +1,4 @@
-"""What watches training in memory and may act on it: stop, keep checkpoints, write to W&B."""
+"""Callbacks of the trainer: early stopping, checkpoints, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ EVENTS: tuple[Event, ...] = ("on_train_begin", "on_episode_end", "on_iteration_e
 
 
 class TrainingControl:
-    """Where a training is, and how to end it."""
+    """Number of iterations of a training, and the request to stop it."""
 
     def __init__(self, iterations: int) -> None:
         self.iterations = iterations
         self.stop_reason: str | None = None
-        """Why training ends before its last iteration."""
+        """Reason of an early stop; None without one."""
 
     def stop(self, reason: str) -> None:
-        """End the training after this iteration; the first reason stands."""
+        """End the training after this iteration; the first reason is kept."""
         self.stop_reason = self.stop_reason or reason
 
 
 class Callback:
-    """Base of all callbacks: each method is called at its event, and does nothing unless it is overridden."""
+    """Base of all callbacks: a method for each event, which does nothing unless it is overridden."""
 
     def on_train_begin(self, control: TrainingControl) -> None:
-        """Before the first iteration."""
+        """Event before the first iteration."""
 
     def on_episode_end(self, trajectory: Trajectory) -> None:
-        """After an episode was judged."""
+        """Event after an episode is scored."""
 
     def on_iteration_end(self, record: IterationRecord, checkpoint: Path, control: TrainingControl) -> None:
-        """After an update; the checkpoint's folder is there until the next iteration ends."""
+        """Event after an update; the folder of the checkpoint exists until the next iteration ends."""
 
     def on_evaluate(self, index: int, metrics: Mapping[str, float], control: TrainingControl) -> None:
-        """After the held-out scenarios were played, as they stand after iteration `index`."""
+        """Event after an evaluation on the held-out scenarios, after iteration `index`."""
 
     def on_train_end(self, control: TrainingControl) -> None:
-        """After the last iteration, also when training was stopped or failed."""
+        """Event after the last iteration, also when training was stopped or failed."""
 
 
 class EarlyStoppingCallback(Callback):
@@ -59,7 +59,7 @@ class EarlyStoppingCallback(Callback):
         self.waited = 0
 
     def on_iteration_end(self, record: IterationRecord, checkpoint: Path, control: TrainingControl) -> None:
-        """An iteration in which nothing could be judged counts as one without a rise."""
+        """Count iterations without a rise; one without a reward is one of them."""
         reward = record.rollout.reward
         if reward is not None and (self.best is None or reward > self.best + self.min_delta):
             self.best, self.waited = reward, 0
@@ -79,7 +79,7 @@ class CheckpointCallback(Callback):
         self.saved: list[Path] = []
 
     def on_iteration_end(self, record: IterationRecord, checkpoint: Path, control: TrainingControl) -> None:
-        """A copy is complete when it has its name."""
+        """Copy the checkpoint, and rename the copy when it is complete."""
         if (record.index + 1) % self.every:
             return
         target = self.folder / f"checkpoint-{record.index + 1}"
@@ -95,7 +95,7 @@ class CheckpointCallback(Callback):
 
 
 class WandbCallback(Callback):
-    """Writes each iteration's numbers to W&B: offline unless WANDB_MODE says otherwise.
+    """Logs the metrics of each iteration to W&B, offline unless WANDB_MODE is set.
 
     Raises `ConfigError` when the package is not installed.
     """
@@ -105,35 +105,35 @@ class WandbCallback(Callback):
             import wandb
         except ImportError as error:
             raise ConfigError(
-                "report_to is wandb, which is not installed; pip install wandb, or set it to none"
+                "report_to is wandb, which is not installed; pip install wandb, or set report_to to none"
             ) from error
         self._wandb, self._project, self._folder, self._config = wandb, project, folder, dict(config)
 
     def on_train_begin(self, control: TrainingControl) -> None:
-        """Open the run."""
+        """Start the W&B run."""
         mode: Literal["offline"] | None = None if "WANDB_MODE" in os.environ else "offline"
         self._run = self._wandb.init(project=self._project, dir=str(self._folder), config=self._config, mode=mode)
 
     def on_iteration_end(self, record: IterationRecord, checkpoint: Path, control: TrainingControl) -> None:
-        """Log what the iteration showed."""
+        """Log the metrics of the iteration."""
         self._run.log(flat_metrics(record), step=record.index + 1)
 
     def on_evaluate(self, index: int, metrics: Mapping[str, float], control: TrainingControl) -> None:
-        """Log what the held-out scenarios showed."""
+        """Log the metrics of the evaluation."""
         self._run.log({f"heldout/{name}": value for name, value in metrics.items()}, step=index + 1)
 
     def on_train_end(self, control: TrainingControl) -> None:
-        """Close the run."""
+        """Finish the W&B run."""
         self._run.finish()
 
 
 def flat_metrics(record: IterationRecord) -> dict[str, float]:
-    """The numbers of an iteration under flat names; what was not measured is absent."""
+    """Metrics of an iteration under flat names; those that are None are absent."""
     rollout = {name: value for name, value in record.rollout if isinstance(value, int | float)}
     update = record.update.model_dump()
-    named = {
+    metrics = {
         **{f"rollout/{name}": value for name, value in rollout.items()},
         **{f"reward/{name}": value for name, value in record.rollout.components.items()},
         **{f"update/{name}": value for name, value in update.items()},
     }
-    return {name: float(value) for name, value in named.items() if value is not None}
+    return {name: float(value) for name, value in metrics.items() if value is not None}

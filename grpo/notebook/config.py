@@ -1,4 +1,4 @@
-"""One flat config for training in a notebook, in the words of the guide; the pipeline's settings are made from it."""
+"""Flat training config for notebooks, from which the pipeline's settings are made."""
 
 from __future__ import annotations
 
@@ -9,44 +9,43 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from grpo.config.adapters import LoraSettings
 from grpo.config.base import Settings
 from grpo.config.rollout import RolloutSettings
-from grpo.config.training import AlgorithmName, TrainingSettings
+from grpo.config.training import AlgorithmName, LoraSettings, TrainingSettings
 from grpo.errors import ConfigError
 
 _IMPORTANCE_CAP = 2.0
-"""In half precision the learner's log-probabilities differ from the sampler's; weights up to this make up for it."""
+"""Cap of importance weights, which correct for the learner's half-precision log-probabilities."""
 
 
 class TrainingProfile(StrEnum):
-    """How much an update may change."""
+    """Step sizes and regularization of the updates."""
 
     CONSERVATIVE = "conservative"
-    """Small steps, tight clip, held to the base: for a policy that is in service."""
+    """Small steps, a narrow clip range and a KL penalty: for a policy in production."""
     BALANCED = "balanced"
     AGGRESSIVE = "aggressive"
-    """Large steps and a wide clip: quick, and may fall over."""
+    """Large steps and a wide clip range: fast, and may diverge."""
     EXPERIMENTAL = "experimental"
-    """Loss by token and the higher clip of DAPO, entropy bonus: for research."""
+    """Token-level loss and higher upper clip of DAPO, with an entropy bonus: for research."""
 
 
 class TrainingConfig(Settings):
-    """How an agent is trained in memory: so many episodes, in groups of siblings that are compared."""
+    """Settings of a training in memory, by the names of TRL and Hugging Face."""
 
     num_episodes: int = Field(default=1000, ge=2)
-    """Episodes that are played in all; the last iteration is played whole."""
+    """Episodes in all; the last iteration is complete."""
     num_epochs: int = Field(default=1, ge=1)
-    """How often each rollout is gone through."""
+    """Epochs on each rollout."""
     num_generations: int = Field(default=8, ge=2)
-    """Sibling episodes of each scenario: the group that an advantage is relative to."""
+    """Episodes of each scenario: the group that an advantage is relative to."""
     per_device_train_batch_size: int = Field(default=1, ge=1)
-    """Groups that are passed through the model together."""
+    """Groups in one forward pass."""
     gradient_accumulation_steps: int = Field(default=4, ge=1)
-    """Times so many groups make one optimizer step, and one iteration."""
+    """Forward passes of one optimizer step, and of one iteration."""
     algorithm: AlgorithmName = "grpo"
     engine: Literal["learner", "trl"] = "learner"
-    """Who takes the steps: this package's learner, or TRL's GRPOTrainer."""
+    """Training engine: this package's learner, or TRL's GRPOTrainer."""
     learning_rate: float = Field(default=1e-4, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)
@@ -55,37 +54,37 @@ class TrainingConfig(Settings):
     """Share of the optimizer steps over which the learning rate rises."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the policy that training started from."""
+    """Coefficient of the KL penalty to the base policy."""
     clip_low: float | None = Field(default=None, gt=0)
     clip_high: float | None = Field(default=None, gt=0)
-    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]; by default as the algorithm does."""
+    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]; by default the algorithm's own."""
     baseline_type: Literal["group_mean", "group_median", "leave_one_out", "global_mean"] | None = None
-    """What a reward is compared with; by default the algorithm's own."""
+    """Baseline of the advantage; by default the algorithm's own."""
     advantage_normalization: bool | None = None
-    """Divide by the group's standard deviation; by default as the algorithm does."""
+    """Division of advantages by the group's standard deviation; by default the algorithm's own."""
     entropy_coef: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     reward_clip: float | None = Field(default=None, gt=0)
-    """Rewards are cut to [-reward_clip, reward_clip]."""
+    """Rewards are clipped to [-reward_clip, reward_clip]."""
     max_prompt_length: int = Field(default=512, ge=8)
     max_completion_length: int = Field(default=512, ge=8)
-    """Tokens of an episode: at most both together."""
+    """Most tokens of an episode are the sum of both."""
     max_new_tokens: int = Field(default=64, ge=1)
-    """Most tokens in one turn of the agent while it is trained."""
+    """Most tokens of a turn in training rollouts."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of the episodes that are trained on."""
+    """Sampling temperature of training rollouts."""
     concurrency: int = Field(default=64, ge=1)
-    """Episodes in flight at once."""
+    """Concurrent episodes."""
     lora: LoraSettings | None = None
-    """Train adapters instead of all weights."""
+    """LoRA adapters are trained instead of all weights."""
     bf16: bool = False
     fp16: bool = False
-    """Numbers of the training passes; neither is float32."""
+    """Precision of the training passes; float32 without either."""
     gradient_checkpointing: bool = False
     eval_steps: int | None = Field(default=None, ge=1)
-    """Iterations between looks at the held-out scenarios; none looks only at the end."""
+    """Iterations between evaluations on the held-out scenarios; None evaluates at the end alone."""
     save_steps: int | None = Field(default=None, ge=1)
-    """Iterations between checkpoints that are kept; none keeps the last alone."""
+    """Iterations between kept checkpoints; None keeps the last alone."""
     logging_steps: int = Field(default=1, ge=1)
     """Iterations between log lines."""
     report_to: Literal["none", "wandb"] = "none"
@@ -93,26 +92,26 @@ class TrainingConfig(Settings):
     seed: int = Field(default=0, ge=0)
 
     @classmethod
-    def from_profile(cls, profile: TrainingProfile | str, **changes: Any) -> TrainingConfig:
-        """The settings of a profile, with changes; raises `ConfigError` for a name that is none."""
+    def from_profile(cls, profile: TrainingProfile | str, **overrides: Any) -> TrainingConfig:
+        """Settings of a profile, with overrides; raises `ConfigError` for an unknown profile."""
         try:
             chosen = _PROFILES[TrainingProfile(profile)]
         except ValueError as error:
-            raise ConfigError(f"no profile {profile!r}; there are {', '.join(TrainingProfile)}") from error
-        return cls(**{**chosen, **changes})
+            raise ConfigError(f"unknown profile {profile!r}; choose from {', '.join(TrainingProfile)}") from error
+        return cls(**{**chosen, **overrides})
 
     @property
     def groups(self) -> int:
-        """Groups in an iteration, which one optimizer step learns from."""
+        """Groups of an iteration, which are one optimizer step."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property
     def iterations(self) -> int:
-        """Rounds of rollout, score and train that play `num_episodes`."""
+        """Iterations of rollout, scoring and update that have `num_episodes`."""
         return math.ceil(self.num_episodes / (self.groups * self.num_generations))
 
-    def training(self) -> TrainingSettings:
-        """What the learner reads of this."""
+    def training_settings(self) -> TrainingSettings:
+        """Settings of the learner."""
         half = "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
         return TrainingSettings(
             algorithm=self.algorithm,
@@ -139,8 +138,8 @@ class TrainingConfig(Settings):
             gradient_checkpointing=self.gradient_checkpointing,
         )
 
-    def rollout(self) -> RolloutSettings:
-        """What the rollout reads of this."""
+    def rollout_settings(self) -> RolloutSettings:
+        """Settings of the rollout."""
         return RolloutSettings(
             scenarios=self.groups,
             group_size=self.num_generations,
@@ -160,9 +159,11 @@ class TrainingConfig(Settings):
         if self.bf16 and self.fp16:
             raise ValueError("bf16 and fp16 exclude each other; set one")
         if self.wandb_project is not None and self.report_to != "wandb":
-            raise ValueError("wandb_project is not read without report_to: wandb; set it or leave the project out")
+            raise ValueError(
+                "wandb_project has no effect without report_to: wandb; set report_to, or leave wandb_project out"
+            )
         try:
-            self.training()
+            self.training_settings()
         except ValidationError as error:
             raise ValueError("; ".join(str(part["msg"]) for part in error.errors())) from error
         return self
@@ -184,28 +185,27 @@ _PROFILES: dict[TrainingProfile, dict[str, Any]] = {
 }
 
 _TASKS: dict[str, dict[str, Any]] = {
-    # replies are short and a customer in service must not notice the training: small groups, held to the base
+    # short replies, and customers must not notice the training: small groups and a KL penalty
     "customer_service": {"beta": 0.02, "max_new_tokens": 96, "num_generations": 8},
-    # steps of a repair are long, and only few of many tries help: longer turns, larger groups
+    # long steps of a repair, and few successful samples: longer turns and larger groups
     "technical_support": {"max_new_tokens": 192, "max_completion_length": 1024, "num_generations": 12},
-    # there are many ways to a sale: more entropy, so that the policy does not settle on one pitch
+    # many ways to a sale: more entropy, so that the policy keeps several
     "sales": {"entropy_coef": 0.001, "temperature": 1.1, "num_generations": 12},
 }
 
 
-def get_config_for_task(task: str, *, model_name: str, **changes: Any) -> TrainingConfig:
-    """Settings for a kind of work; of a model that is known to be large by its name, adapters are trained.
+def get_config_for_task(task: str, *, model_name: str, **overrides: Any) -> TrainingConfig:
+    """Settings for a task; models of at least 1 B parameters, by their name, are trained with LoRA adapters.
 
-    Raises `ConfigError` for a task that is none of customer_service, technical_support and sales.
+    Raises `ConfigError` for a task other than customer_service, technical_support and sales.
     """
     if task not in _TASKS:
-        raise ConfigError(f"no settings for task {task!r}; there are {', '.join(_TASKS)}")
-    billions = _billions(model_name)
-    size: dict[str, Any] = {} if billions < 1 else {"lora": LoraSettings(), "gradient_checkpointing": True}
-    return TrainingConfig.from_profile(TrainingProfile.BALANCED, **{**_TASKS[task], **size, **changes})
+        raise ConfigError(f"unknown task {task!r}; choose from {', '.join(_TASKS)}")
+    size: dict[str, Any] = {} if _billions(model_name) < 1 else {"lora": LoraSettings(), "gradient_checkpointing": True}
+    return TrainingConfig.from_profile(TrainingProfile.BALANCED, **{**_TASKS[task], **size, **overrides})
 
 
 def _billions(model_name: str) -> float:
-    """Parameters in billions that a name such as `llama-7b` or `Qwen3-0.6B` tells; 0 where it tells none."""
-    found = re.findall(r"(\d+(?:\.\d+)?)\s*b(?![a-z])", model_name.casefold())
-    return max(map(float, found), default=0.0)
+    """Parameters in billions in a name such as `llama-7b` or `Qwen3-0.6B`; 0 without a number."""
+    numbers = re.findall(r"(\d+(?:\.\d+)?)\s*b(?![a-z])", model_name.casefold())
+    return max(map(float, numbers), default=0.0)

@@ -1,4 +1,4 @@
-"""Whether a training run is well: each reason is a number, where it was seen, and what it is held against."""
+"""Health checks of a training: each issue has its value and the threshold that it crossed."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from grpo.config.base import Settings
+from grpo.learner.metrics import UpdateMetrics
 from grpo.rewards.rollout_summary import RolloutSummary
 
-if TYPE_CHECKING:
-    from grpo.learner.update import UpdateMetrics
-
 HealthIssue = Literal[
-    "not_a_number", "kl_spike", "entropy_collapse", "dead_groups", "truncation", "failures", "hacking"
+    "non_finite", "kl_spike", "entropy_collapse", "uninformative_groups", "truncation", "failures", "reward_hacking"
 ]
 
 
 class DiagnosticsSettings(Settings):
-    """What counts as unwell."""
+    """Thresholds of the health checks."""
 
     kl_factor: float = 5.0
-    """A KL to the base this many times the median of the window before is a spike …"""
+    """A KL to the base of this many times the median of the preceding window is a spike …"""
     kl_floor: float = 0.05
     """… above this many nats a token."""
     entropy_share: float = 0.1
     """Entropy below this share of the first iteration's has collapsed."""
     informative_share: float = 0.05
-    """Groups are dead when fewer than this share of them have siblings that differ …"""
+    """Too few groups are informative below this share of them …"""
     solved: float = 0.9
-    """… unless this share of what can be verified succeeds: then there is nothing left to learn."""
+    """… unless verified success is at least this high: the scenarios are solved."""
     truncated_share: float = 0.3
     failed_share: float = 0.05
     window: int = 5
-    """Iterations over which a trend is judged."""
-    hacking_fall: float = 0.05
-    """A reward that rises while verified success falls by this much over the window is hacked."""
+    """Iterations of a trend."""
+    hacking_drop: float = 0.05
+    """A rising reward with verified success falling by this much over the window is reward hacking."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IterationRecord:
-    """What one iteration showed."""
+class IterationRecord(BaseModel):
+    """Rollout summary and update metrics of one iteration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     index: int
     rollout: RolloutSummary
@@ -51,74 +52,74 @@ class IterationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthStatus:
-    """How a run is."""
+    """Health of a training, with the reasons."""
 
     status: Literal["healthy", "unhealthy", "unknown"]
-    """Unknown until an iteration was seen."""
+    """Unknown before the first iteration."""
     reasons: dict[HealthIssue, str] = field(default_factory=dict)
-    """What is wrong, in words."""
+    """Message of each issue."""
 
 
 class DiagnosticsMonitor:
-    """Sees each iteration, and says how the run is by the last of them."""
+    """Monitor of the iterations of a training, with its health status after the last one."""
 
     def __init__(self, settings: DiagnosticsSettings | None = None) -> None:
         self.settings = settings or DiagnosticsSettings()
         self.records: list[IterationRecord] = []
 
     def observe(self, record: IterationRecord) -> HealthStatus:
-        """Take an iteration in; returns how the run is now."""
+        """Add an iteration; returns the health status after it."""
         self.records.append(record)
         return self.get_health_status()
 
     def get_health_status(self) -> HealthStatus:
-        """How the run is, by its last iteration and the ones before."""
+        """Health status after the last iteration."""
         if not self.records:
             return HealthStatus(status="unknown")
-        found = {name: reason for name, look in _LOOKS.items() if (reason := look(self.records, self.settings))}
-        return HealthStatus(status="unhealthy" if found else "healthy", reasons=found)
+        reasons = {issue: reason for issue, check in _CHECKS.items() if (reason := check(self.records, self.settings))}
+        return HealthStatus(status="unhealthy" if reasons else "healthy", reasons=reasons)
 
 
-def _not_a_number(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
+def _non_finite(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
     update, rollout = records[-1].update, records[-1].rollout
-    numbers = {
+    metrics = {
         "loss": update.loss,
         "gradient_norm": update.gradient_norm,
         "kl_to_base": update.kl_to_base,
         "entropy": update.entropy,
         "reward": rollout.reward if rollout.reward is not None else 0.0,
     }
-    wrong = [f"{name} is {value}" for name, value in numbers.items() if not math.isfinite(value)]
-    return ", ".join(wrong) or None
+    non_finite = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
+    return ", ".join(non_finite) or None
 
 
 def _kl_spike(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
-    now = records[-1].update.kl_to_base
+    current = records[-1].update.kl_to_base
     before = [record.update.kl_to_base for record in records[-1 - settings.window : -1]]
     usual = median(before) if before else 0.0
-    if before and now > settings.kl_floor and now > settings.kl_factor * usual:
-        return f"KL to the base is {now:.3g} nats a token, usual are {usual:.3g}"
+    if before and current > settings.kl_floor and current > settings.kl_factor * usual:
+        return f"KL to the base is {current:.3g} nats a token, its median before is {usual:.3g}"
     return None
 
 
 def _entropy_collapse(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
-    first, now = records[0].update.entropy, records[-1].update.entropy
-    if now < settings.entropy_share * first:
-        return f"entropy is {now:.3g} nats a token, it was {first:.3g}"
+    first, current = records[0].update.entropy, records[-1].update.entropy
+    if current < settings.entropy_share * first:
+        return f"entropy is {current:.3g} nats a token, in the first iteration {first:.3g}"
     return None
 
 
-def _dead_groups(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
+def _uninformative_groups(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
     rollout = records[-1].rollout
     share = rollout.informative_groups / max(1, rollout.groups)
     if share >= settings.informative_share or (rollout.success or 0.0) >= settings.solved:
         return None
-    return f"siblings differ in {rollout.informative_groups} of {rollout.groups} groups: there is nothing to learn from"
+    return f"{rollout.informative_groups} of {rollout.groups} groups have rewards that differ: too few for a gradient"
 
 
 def _truncation(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
     share = records[-1].rollout.truncated_share
-    return f"{share:.0%} of the episodes were cut off" if share > settings.truncated_share else None
+    return f"{share:.0%} of the episodes were truncated" if share > settings.truncated_share else None
 
 
 def _failures(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
@@ -126,8 +127,8 @@ def _failures(records: Sequence[IterationRecord], settings: DiagnosticsSettings)
     return f"{share:.0%} of the episodes failed" if share > settings.failed_share else None
 
 
-def _hacking(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
-    """Two windows next to each other: the reward's mean rose, that of verified success fell."""
+def _reward_hacking(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
+    """Two consecutive windows: the mean reward rose, and the mean verified success fell."""
     size = settings.window
     pairs = [(r.rollout.reward, r.rollout.success) for r in records]
     known = [(reward, success) for reward, success in pairs if reward is not None and success is not None]
@@ -136,17 +137,17 @@ def _hacking(records: Sequence[IterationRecord], settings: DiagnosticsSettings) 
     before, after = known[-2 * size : -size], known[-size:]
     rise = fmean(reward for reward, _ in after) - fmean(reward for reward, _ in before)
     fall = fmean(success for _, success in before) - fmean(success for _, success in after)
-    if rise > 0 and fall >= settings.hacking_fall:
+    if rise > 0 and fall >= settings.hacking_drop:
         return f"over {size} iterations the reward rose by {rise:.3g} while verified success fell by {fall:.3g}"
     return None
 
 
-_LOOKS: dict[HealthIssue, Callable[[Sequence[IterationRecord], DiagnosticsSettings], str | None]] = {
-    "not_a_number": _not_a_number,
+_CHECKS: dict[HealthIssue, Callable[[Sequence[IterationRecord], DiagnosticsSettings], str | None]] = {
+    "non_finite": _non_finite,
     "kl_spike": _kl_spike,
     "entropy_collapse": _entropy_collapse,
-    "dead_groups": _dead_groups,
+    "uninformative_groups": _uninformative_groups,
     "truncation": _truncation,
     "failures": _failures,
-    "hacking": _hacking,
+    "reward_hacking": _reward_hacking,
 }

@@ -1,4 +1,4 @@
-"""The trajectory engine of the guide: plays many episodes at once, learns from them, and says how fast it is."""
+"""Trajectory engine: concurrent rollouts, updates and their throughput, in batches of the caller."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from grpo.trajectories import Trajectory
 
 
 class ComputationalGRPOEngine:
-    """Plays, judges and learns in batches that the caller chooses; `num_workers` episodes are in flight at once.
+    """Collects, scores and trains in batches that the caller chooses, with `num_workers` concurrent episodes.
 
-    The last `buffer_size` trajectories stay at hand.
+    `buffer` has the last `buffer_size` trajectories.
     """
 
     def __init__(
@@ -39,49 +39,47 @@ class ComputationalGRPOEngine:
             raise ConfigError(f"num_workers {workers} and buffer_size {buffer_size} must be at least 1")
         self.trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config)
         self.buffer: deque[Trajectory] = deque(maxlen=buffer_size)
-        self._played, self._seconds, self._iteration = 0, 0.0, 0
-        self._employ(workers)
+        self._count, self._seconds, self._iteration = 0, 0.0, 0
+        self._set_concurrency(workers)
 
     async def generate_trajectory_batch(self, batch_size: int) -> list[Trajectory]:
-        """Play at least `batch_size` judged episodes, in whole groups of siblings, of scenarios in a seeded order."""
-        siblings = self.trainer.rollout.group_size
-        groups = -(-batch_size // siblings)
+        """Collect and score at least `batch_size` episodes, in whole groups, of scenarios in a seeded order."""
+        groups = -(-batch_size // self.trainer.rollout_settings.group_size)
         chosen = self.trainer.sample_scenarios(self._iteration, count=groups)
         self._iteration += 1
-        return await self._play(chosen)
+        return await self._collect(chosen)
 
     async def compute_policy_update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Learn from judged trajectories of the present policy; returns the update's numbers."""
+        """Update the policy on scored trajectories of it; returns the metrics of the update."""
         return flat_metrics(await self.trainer.update_policy(trajectories))
 
     async def train_iteration(self, scenarios: Sequence[Scenario]) -> dict[str, float]:
-        """Play groups of these scenarios and learn from them."""
-        played = await self._play(list(scenarios))
-        return await self.compute_policy_update(played)
+        """Collect groups of these scenarios and update the policy on them."""
+        return await self.compute_policy_update(await self._collect(list(scenarios)))
 
     def get_metrics(self) -> dict[str, float]:
-        """Trajectories so far, a second of playing, and in flight at once."""
+        """Number of trajectories, trajectories a second of rollout, and concurrent episodes."""
         return {
-            "trajectories": float(self._played),
-            "trajectories_per_second": self._played / self._seconds if self._seconds else 0.0,
-            "num_workers": float(self.trainer.rollout.concurrency),
+            "trajectories": float(self._count),
+            "trajectories_per_second": self._count / self._seconds if self._seconds else 0.0,
+            "num_workers": float(self.trainer.rollout_settings.concurrency),
         }
 
     async def scale_computation(self, scale_factor: float) -> int:
-        """Have so many times as many episodes in flight from the next batch on; returns how many."""
+        """Multiply the number of concurrent episodes from the next batch on; returns the new number."""
         if not scale_factor > 0:
             raise ConfigError(f"scale_factor {scale_factor} must be above 0")
-        self._employ(max(1, round(scale_factor * self.trainer.rollout.concurrency)))
-        return self.trainer.rollout.concurrency
+        self._set_concurrency(max(1, round(scale_factor * self.trainer.rollout_settings.concurrency)))
+        return self.trainer.rollout_settings.concurrency
 
-    def _employ(self, workers: int) -> None:
-        self.trainer.rollout = self.trainer.rollout.model_copy(update={"concurrency": workers})
+    def _set_concurrency(self, workers: int) -> None:
+        self.trainer.rollout_settings = self.trainer.rollout_settings.model_copy(update={"concurrency": workers})
 
-    async def _play(self, scenarios: list[Scenario]) -> list[Trajectory]:
+    async def _collect(self, scenarios: list[Scenario]) -> list[Trajectory]:
         began = time.perf_counter()
         groups = await self.trainer.generate_trajectories(scenarios, iteration=self._iteration)
         self._seconds += time.perf_counter() - began
-        played = [trajectory for group in groups for trajectory in group.trajectories]
-        self._played += len(played)
-        self.buffer.extend(played)
-        return played
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        self._count += len(trajectories)
+        self.buffer.extend(trajectories)
+        return trajectories

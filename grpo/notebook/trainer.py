@@ -1,4 +1,4 @@
-"""Training in memory, for notebooks: the pipeline's own stage functions in a loop, without Prefect or MLflow."""
+"""GRPO trainer in memory, for notebooks: the stage functions of the pipeline in a loop."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from typing import Any
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
-from grpo.environments.environment import Environment
-from grpo.environments.single_turn import SingleTurnEnvironment
+from grpo.environments.environment import Environment, SingleTurnEnvironment
 from grpo.errors import ConfigError
 from grpo.learner.checkpoints import read_state, save_base
-from grpo.learner.update import UpdateMetrics, UpdateSkipped, update
+from grpo.learner.update import UpdateSkipped, update
 from grpo.notebook.adjuster import Adjuster
 from grpo.notebook.callbacks import EVENTS, Callback, Event, TrainingControl, WandbCallback
 from grpo.notebook.config import TrainingConfig
@@ -28,7 +27,7 @@ from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo.renderers.chat_template import Renderer
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.reward import RewardFunction
-from grpo.rewards.rollout_summary import RolloutSummary, summarize
+from grpo.rewards.rollout_summary import summarize
 from grpo.rewards.score import score_rollout
 from grpo.rollout.collect import collect, schedule
 from grpo.scenarios.scenario import Scenario
@@ -41,11 +40,11 @@ _CONFIG, _RECORD, _ROLLOUT, _CHECKPOINT = "config.json", "record.json", "rollout
 
 
 class MultiTurnGRPOTrainer:
-    """Plays groups of siblings, judges them, and updates the agent's policy, again and again.
+    """Trainer that collects groups of episodes, scores them and updates the agent's policy, in iterations.
 
-    `scenarios` are those of the environment unless others are given; `eval_scenarios` are held out. With a `folder` the
-    training leaves its checkpoints there, and the same call goes on where a killed one stopped. `judge` judges what
-    scenarios assert in words.
+    `scenarios` default to those of the environment; `eval_scenarios` are held out. With a `folder` the training writes
+    its checkpoints there, and the same call resumes an interrupted one. `judge` is the LLM judge of assertions in
+    scenarios.
     """
 
     def __init__(
@@ -65,199 +64,186 @@ class MultiTurnGRPOTrainer:
         self.config = config or TrainingConfig()
         self.scenarios = {s.id: s for s in (environment.scenarios if scenarios is None else scenarios)}
         if not self.scenarios:
-            raise ConfigError("there is nothing to train on: give the environment scenarios, or the trainer")
+            raise ConfigError("no scenarios to train on; set them in the environment, or pass scenarios")
         self.eval_scenarios = {s.id: s for s in eval_scenarios}
-        both = self.scenarios.keys() & self.eval_scenarios.keys()
-        if both:
+        shared = self.scenarios.keys() & self.eval_scenarios.keys()
+        if shared:
             raise ConfigError(
-                f"scenarios {', '.join(sorted(both)[:3])} are trained on and held out; leave them out of one"
+                f"scenarios {', '.join(sorted(shared)[:3])} are in scenarios and eval_scenarios; remove them from one"
             )
         self.monitor = monitor or DiagnosticsMonitor()
-        self.settings: TrainingSettings = self.config.training()
-        """What the next update obeys."""
-        self.rollout: RolloutSettings = self.config.rollout()
-        """What the next rollout obeys."""
+        self.training_settings: TrainingSettings = self.config.training_settings()
+        """Settings of the next update."""
+        self.rollout_settings: RolloutSettings = self.config.rollout_settings()
+        """Settings of the next rollout."""
         self.folder = Path(mkdtemp(prefix="grpo-") if folder is None else folder)
         if folder is None:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self._begun = False
+        self._is_set_up = False
         self._hooks: dict[Event, list[Callable[..., None]]] = {event: [] for event in EVENTS}
 
     def register_callback(self, event: Event, function: Callable[..., None]) -> None:
-        """Call a function at an event, with what the method of `Callback` of that name is given."""
+        """Call a function at an event, with the arguments of the `Callback` method of that name."""
         if event not in self._hooks:
-            raise ConfigError(f"no event {event!r}; there are {', '.join(EVENTS)}")
+            raise ConfigError(f"unknown event {event!r}; choose from {', '.join(EVENTS)}")
         self._hooks[event].append(function)
 
     async def train(self, callbacks: Sequence[Callback] = ()) -> MultiTurnAgent:
-        """Train to the end or until a callback stops; the agent then speaks with the trained policy.
+        """Train to the last iteration, or until a callback stops it; the agent then has the trained policy.
 
-        Raises `NoLearningSignal` when the first rollout teaches nothing, and `NoEffect` when an update changes nothing.
+        Raises `NoLearningSignal` when the first rollout has none, and `NoEffect` when an update changes no weight.
         """
         await self.setup()
-        watching = [*callbacks, *self._reporters()]
+        active = [*callbacks, *self._reporters()]
         control = TrainingControl(self.config.iterations)
-        self._emit(watching, "on_train_begin", control)
+        self._emit(active, "on_train_begin", control)
         try:
             for index in range(len(self.monitor.records), self.config.iterations):
-                played = await asyncio.to_thread(self._play, self.sample_scenarios(index), index)
-                for trajectory in played:
-                    self._emit(watching, "on_episode_end", trajectory)
-                record = await self.update_policy(played)
+                scored = await asyncio.to_thread(self._collect, self.sample_scenarios(index), index)
+                for trajectory in scored:
+                    self._emit(active, "on_episode_end", trajectory)
+                record = await self.update_policy(scored)
                 if (index + 1) % self.config.logging_steps == 0:
                     logger.info("iteration %d of %d: reward %s", index + 1, control.iterations, record.rollout.reward)
-                self._emit(watching, "on_iteration_end", record, self.checkpoint(index), control)
+                self._emit(active, "on_iteration_end", record, self.checkpoint(index), control)
                 last = control.stop_reason is not None or index + 1 == control.iterations
                 if self.eval_scenarios and (last or self._due(self.config.eval_steps, index)):
                     metrics = await self.evaluate()
-                    self._emit(watching, "on_evaluate", index, metrics, control)
-                self._forget(index)
+                    self._emit(active, "on_evaluate", index, metrics, control)
+                self._delete_previous(index)
                 if control.stop_reason is not None:
                     logger.info("stopped after iteration %d: %s", index + 1, control.stop_reason)
                     break
         finally:
-            self._emit(watching, "on_train_end", control)
+            self._emit(active, "on_train_end", control)
         return self.agent
 
     async def setup(self) -> None:
-        """Make the agent ready and take its policy in, or what a training in this folder has made of it; once."""
-        if not self._begun:
+        """Initialize the agent and load its policy, or the last checkpoint of the folder; once."""
+        if not self._is_set_up:
             await self.agent.initialize()
-            await asyncio.to_thread(self._begin)
-            self._begun = True
+            await asyncio.to_thread(self._set_up)
+            self._is_set_up = True
 
     def sample_scenarios(self, index: int, *, count: int | None = None) -> list[Scenario]:
-        """The scenarios that iteration `index` plays, in a seeded order; as many as the config says, or `count`."""
-        count = self.rollout.scenarios if count is None else count
+        """Scenarios of iteration `index`, in a seeded order; `count` of them, by default as in the config."""
+        count = self.rollout_settings.scenarios if count is None else count
         ids = schedule(list(self.scenarios), iteration=index, count=count, seed=self.config.seed)
         return [self.scenarios[name] for name in ids]
 
-    async def update_policy(self, played: Sequence[Trajectory]) -> IterationRecord:
-        """Update the policy by judged episodes that it has played: the next iteration."""
+    async def update_policy(self, scored: Sequence[Trajectory]) -> IterationRecord:
+        """Update the policy on scored trajectories of it: the next iteration."""
         await self.setup()
-        record = await asyncio.to_thread(self._learn, len(self.monitor.records), played)
+        record = await asyncio.to_thread(self._update, len(self.monitor.records), scored)
         health = self.monitor.observe(record)
         if health.reasons:
             logger.warning("iteration %d: %s", record.index + 1, "; ".join(health.reasons.values()))
         return record
 
     async def evaluate(self, scenarios: Sequence[Scenario] | None = None) -> dict[str, float]:
-        """Mean reward and verified success of held-out scenarios, the same seeds each time; changes nothing."""
+        """Mean reward and verified success on held-out scenarios, with the same seeds each time."""
         chosen = list(self.eval_scenarios.values() if scenarios is None else scenarios)
         if not chosen:
-            raise ConfigError("there is nothing to evaluate on: give eval_scenarios")
+            raise ConfigError("no scenarios to evaluate on; pass eval_scenarios")
         await self.setup()
-        played = await asyncio.to_thread(self._play, chosen, _HELDOUT)
-        found = summarize(played)
-        named = {"reward": found.reward, "success": found.success}
-        return {name: value for name, value in named.items() if value is not None}
+        summary = summarize(await asyncio.to_thread(self._collect, chosen, _HELDOUT))
+        metrics = {"reward": summary.reward, "success": summary.success}
+        return {name: value for name, value in metrics.items() if value is not None}
 
     async def generate_trajectories(
         self, scenarios: Sequence[Scenario], *, iteration: int = 0
     ) -> list[TrajectoryGroup]:
-        """Play and judge `num_generations` siblings of each scenario, exactly; failed ones are among them."""
+        """Collect and score `num_generations` trajectories of each scenario, failed ones included."""
         await self.setup()
-        return list(group(await asyncio.to_thread(self._play, list(scenarios), iteration)))
+        return list(group(await asyncio.to_thread(self._collect, list(scenarios), iteration)))
 
     def checkpoint(self, index: int) -> Path:
-        """Folder of the checkpoint after iteration `index`; -1 is the policy that training started from."""
+        """Folder of the checkpoint after iteration `index`; -1 is the base policy."""
         return self.folder / f"{index + 1:05d}" / _CHECKPOINT
 
-    def _begin(self) -> None:
+    def _set_up(self) -> None:
         policy = self._policy
-        told = self.config.model_dump(mode="json")
-        note = self.folder / _CONFIG
+        config = self.config.model_dump(mode="json")
+        path = self.folder / _CONFIG
         base = self.checkpoint(-1)
-        if note.is_file():
-            if json.loads(note.read_text(encoding="utf-8")) != told:
-                raise ConfigError(f"{self.folder} holds a training with another config; give another folder")
+        if path.is_file():
+            if json.loads(path.read_text(encoding="utf-8")) != config:
+                raise ConfigError(f"{self.folder} has a training with another config; use another folder")
             self._resume()
             return
         shutil.rmtree(base.parent, ignore_errors=True)
         base.mkdir(parents=True)
         save_base(policy, base)
         model_cache.put(policy)
-        note.write_text(json.dumps(told), encoding="utf-8")
+        path.write_text(json.dumps(config), encoding="utf-8")
 
     def _resume(self) -> None:
-        """Go on after the last iteration whose record was written; it is written last."""
+        """Resume after the last iteration with a record, which is written last."""
         self.monitor.records.clear()
         while (path := self._record(len(self.monitor.records))).is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            self.monitor.records.append(
-                IterationRecord(
-                    index=found["index"],
-                    rollout=RolloutSummary.model_validate(found["rollout"]),
-                    update=UpdateMetrics.model_validate(found["update"]),
-                )
-            )
-        self._speak_with(self.checkpoint(len(self.monitor.records) - 1))
+            self.monitor.records.append(IterationRecord.model_validate_json(path.read_bytes()))
+        self._load(self.checkpoint(len(self.monitor.records) - 1))
 
-    def _learn(self, index: int, played: Sequence[Trajectory]) -> IterationRecord:
-        place = self._record(index).parent
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
+    def _update(self, index: int, scored: Sequence[Trajectory]) -> IterationRecord:
+        folder = self._record(index).parent
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         base, parent, target = (self.checkpoint(k) for k in (-1, index - 1, index))
-        rollout = place / _ROLLOUT
-        write_trajectories(rollout, played, provenance={"policy": self._policy.hash})
+        rollout = folder / _ROLLOUT
+        write_trajectories(rollout, scored, provenance={"policy": self._policy.hash})
         try:
-            metrics = update([rollout], parent, base, target, self.settings, seed=self.config.seed, iteration=index)
+            metrics = update(
+                [rollout], parent, base, target, self.training_settings, seed=self.config.seed, iteration=index
+            )
         except UpdateSkipped as skipped:
             shutil.copytree(parent, target, dirs_exist_ok=True)
             metrics = skipped.metrics
-        self._speak_with(target)
-        record = IterationRecord(index=index, rollout=summarize(played), update=metrics)
+        self._load(target)
+        record = IterationRecord(index=index, rollout=summarize(scored), update=metrics)
         self._write(record)
         return record
 
-    def _play(self, scenarios: list[Scenario], iteration: int | str) -> list[Trajectory]:
-        policy = self._policy
+    def _collect(self, scenarios: list[Scenario], iteration: int | str) -> list[Trajectory]:
+        policy, settings = self._policy, self.rollout_settings
         trajectories = collect(
             scenarios,
             policy,
             self.environment,
             Renderer(policy.tokenizer, tools=(*self.environment.tools, *self.agent.tools)),
-            self.rollout,
-            group_size=self.rollout.group_size if iteration != _HELDOUT else 1,
-            temperature=self.rollout.temperature,
+            settings,
+            group_size=settings.group_size if iteration != _HELDOUT else 1,
+            temperature=settings.temperature,
             run_seed=self.config.seed,
             iteration=iteration,
             agent=self.agent,
         )
-        known = {scenario.id: scenario for scenario in scenarios}
-        return score_rollout(
-            trajectories, self.reward_fn, known, judge=self.judge, error_budget=self.rollout.error_budget
-        )
+        by_id = {scenario.id: scenario for scenario in scenarios}
+        return score_rollout(trajectories, self.reward_fn, by_id, judge=self.judge, error_budget=settings.error_budget)
 
     @property
     def _policy(self) -> TransformersPolicy:
         policy = self.agent.policy
         if not isinstance(policy, TransformersPolicy):
-            raise ConfigError(f"a {type(policy).__name__} can play, not learn; give the agent a model folder")
+            raise ConfigError(f"a {type(policy).__name__} cannot be trained; give the agent a model folder")
         return policy
 
-    def _speak_with(self, checkpoint: Path) -> None:
-        """Let the agent speak with the policy of a checkpoint."""
-        wanted = read_state(checkpoint).policy_hash
-        self.agent.set_policy(model_cache.get(wanted, checkpoint, base=self.checkpoint(-1)))
+    def _load(self, checkpoint: Path) -> None:
+        """Set the agent's policy to that of a checkpoint."""
+        policy_hash = read_state(checkpoint).policy_hash
+        self.agent.set_policy(model_cache.get(policy_hash, checkpoint, base=self.checkpoint(-1)))
 
     def _record(self, index: int) -> Path:
         return self.checkpoint(index).parent / _RECORD
 
     def _write(self, record: IterationRecord) -> None:
-        """The record under its name means that the iteration is complete."""
-        text = {
-            "index": record.index,
-            "rollout": record.rollout.model_dump(mode="json"),
-            "update": record.update.model_dump(mode="json"),
-        }
+        """Write the record atomically; an iteration with a record is complete."""
         path = self._record(record.index)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(text), encoding="utf-8")
+        partial.write_text(record.model_dump_json(), encoding="utf-8")
         partial.replace(path)
 
-    def _forget(self, index: int) -> None:
-        """Drop the checkpoint before this one, unless it is the base or one that is kept."""
+    def _delete_previous(self, index: int) -> None:
+        """Delete the checkpoint before this one, unless it is the base or one of `save_steps`."""
         before = index - 1
         if before >= 0 and not self._due(self.config.save_steps, before):
             shutil.rmtree(self.checkpoint(before), ignore_errors=True)
@@ -270,18 +256,18 @@ class MultiTurnGRPOTrainer:
     def _reporters(self) -> list[Callback]:
         if self.config.report_to != "wandb":
             return []
-        told = self.config.model_dump(mode="json")
-        return [WandbCallback(self.config.wandb_project, folder=self.folder, config=told)]
+        config = self.config.model_dump(mode="json")
+        return [WandbCallback(self.config.wandb_project, folder=self.folder, config=config)]
 
-    def _emit(self, watching: Sequence[Callback], event: Event, *arguments: Any) -> None:
-        for callback in watching:
+    def _emit(self, callbacks: Sequence[Callback], event: Event, *arguments: Any) -> None:
+        for callback in callbacks:
             getattr(callback, event)(*arguments)
         for function in self._hooks[event]:
             function(*arguments)
 
 
 class SingleTurnGRPOTrainer(MultiTurnGRPOTrainer):
-    """The same where an episode is one reply of the agent, whatever the environment would go on to say."""
+    """Trainer whose episodes are one reply of the agent."""
 
     def __init__(self, agent: MultiTurnAgent, environment: Environment, *arguments: Any, **options: Any) -> None:
         super().__init__(agent, SingleTurnEnvironment(environment), *arguments, **options)
@@ -297,15 +283,15 @@ async def train(
     auto_adjust: bool = False,
     callbacks: Sequence[Callback] = (),
     folder: str | Path | None = None,
-    **changes: Any,
+    **overrides: Any,
 ) -> MultiTurnAgent:
-    """Train an agent with the settings of a profile; `changes` are fields of `TrainingConfig`.
+    """Train an agent with the settings of a profile; `overrides` are fields of `TrainingConfig`.
 
-    With `auto_adjust` what the diagnostics find is answered as `grpo.notebook.adjuster.Adjuster` says.
+    With `auto_adjust`, `grpo.notebook.adjuster.Adjuster` changes settings when the diagnostics report an issue.
     """
     if num_episodes is not None:
-        changes["num_episodes"] = num_episodes
-    config = TrainingConfig.from_profile(profile, **changes)
+        overrides["num_episodes"] = num_episodes
+    config = TrainingConfig.from_profile(profile, **overrides)
     trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, folder=folder)
     if auto_adjust:
         callbacks = [*callbacks, Adjuster(trainer)]

@@ -1,4 +1,4 @@
-"""`quick_hpo`: settings for an agent, searched for in memory."""
+"""`quick_hpo`: hyperparameter search for an agent, in memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import optuna
 
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.config.search_space import Dimension, SearchSpace, Value, check_space, with_values
-from grpo.config.spaces import get_search_space
+from grpo.config.search_space import Dimension, SearchSpace, Value, check_space, get_search_space, with_values
 from grpo.config.tuning import HPOConfig
 from grpo.environments.environment import Environment
 from grpo.errors import ConfigError, PolicyError
@@ -34,7 +33,7 @@ from grpo.tuning.study_summary import StudySummary, summarize_study
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_HELD_BACK = 4  # one of so many scenarios judges, where no others are given for it
+_VALIDATION_PART = 4  # one scenario of four is held out by default
 
 
 async def quick_hpo(
@@ -48,37 +47,39 @@ async def quick_hpo(
     scenarios: Sequence[Scenario] | None = None,
     eval_scenarios: Sequence[Scenario] | None = None,
 ) -> StudySummary:
-    """Search for settings that train this agent best: `.best_params` are changes of the base config.
+    """Search for hyperparameters of this agent's training; `.best_params` are overrides of the base config.
 
-    Each trial trains a copy of the agent from the weights that it has now, for `num_episodes` of the base config, and
-    is judged on `eval_scenarios` as the base config plays; where none are given, a quarter of the scenarios is held
-    out for it. The agent itself stays as it is.
+    Each trial trains a copy of the agent from its current weights, for `num_episodes` of the base config, and is
+    evaluated on `eval_scenarios` with the rollout settings of the base config; by default a quarter of the scenarios is
+    held out. The agent itself is unchanged.
 
-    Raises `ConfigError` before the first trial for a dimension or a bound that does not fit, `BudgetError` when no
-    trial is complete.
+    Raises `ConfigError` before the first trial for a dimension or a bound that does not fit the base config,
+    `BudgetError` when no trial is complete.
     """
-    base, plan = base_config or TrainingConfig(), search_config or HPOConfig()
+    base, search_config = base_config or TrainingConfig(), search_config or HPOConfig()
     if n_trials is not None:
-        plan = with_values(plan, {"n_trials": n_trials})
-    space = plan.search_space if not isinstance(plan.search_space, str) else get_search_space(plan.search_space)
+        search_config = with_values(search_config, {"n_trials": n_trials})
+    space = search_config.search_space
+    if isinstance(space, str):
+        space = get_search_space(space)
     check_space(space, base)
     _check_effect(space, base)
-    trained, held = _sides(environment.scenarios if scenarios is None else scenarios, eval_scenarios)
+    train, heldout = _split(environment.scenarios if scenarios is None else scenarios, eval_scenarios)
     await agent.initialize()
-    trials = _Trials(agent, environment, reward_fn, base, plan.intermediate_evals, trained, held)
+    runner = _TrialRunner(agent, environment, reward_fn, base, search_config.intermediate_evals, train, heldout)
     storage = optuna.storages.InMemoryStorage()
-    study = open_study(plan, space, base, name="quick_hpo", storage=storage)
+    study = open_study(search_config, space, base, name="quick_hpo", storage=storage)
     try:
-        await asyncio.to_thread(search, study, plan, space, trials.run, storage=storage)
+        await asyncio.to_thread(search, study, search_config, space, runner.run, storage=storage)
     finally:
-        trials.stop()
-    found = summarize_study(study)
-    logger.info("best of %d trials: %s gives %.4g", found.ended, found.best_params, found.best_reward)
-    return found
+        runner.stop()
+    summary = summarize_study(study)
+    logger.info("best of %d trials: %s gives %.4g", summary.ended, summary.best_params, summary.best_reward)
+    return summary
 
 
-class _Trials:
-    """Trials in memory: training on the caller's event loop, the search in a thread beside it."""
+class _TrialRunner:
+    """Trials in memory: training on the caller's event loop, the search in a thread."""
 
     def __init__(
         self,
@@ -87,49 +88,49 @@ class _Trials:
         reward_fn: RewardFunction,
         base: TrainingConfig,
         intermediate_evals: int,
-        trained: Sequence[Scenario],
-        held: Sequence[Scenario],
+        train: Sequence[Scenario],
+        heldout: Sequence[Scenario],
     ) -> None:
         if not isinstance(agent.policy, TransformersPolicy):
-            raise ConfigError(f"a {type(agent.policy).__name__} can play, not learn; give the agent a model folder")
+            raise ConfigError(f"a {type(agent.policy).__name__} cannot be trained; give the agent a model folder")
         self.agent, self.policy = agent, agent.policy
         self.environment, self.reward_fn = environment, reward_fn
         self.base, self.intermediate_evals = base, intermediate_evals
-        self.trained, self.held = trained, held
+        self.train, self.heldout = train, heldout
         self.start = weights_hash(agent.policy.model)
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
         self._pending: concurrent.futures.Future[Any] | None = None
 
     def run(self, number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
-        """Train a copy of the agent, and look at it after each share of the episodes."""
-        found = weights_hash(self.policy.model)
-        if found != self.start:
-            raise PolicyError(f"trial {number} would start from policy {found}, the first one from {self.start}")
-        quiet = {"report_to": "none", "wandb_project": None, "eval_steps": None, "save_steps": None}
-        config = with_values(self.base, {**quiet, **values})
+        """Train a copy of the agent, and evaluate it after each share of the episodes."""
+        current = weights_hash(self.policy.model)
+        if current != self.start:
+            raise PolicyError(f"trial {number} would start from policy {current}, the first one from {self.start}")
+        overrides = {"report_to": "none", "wandb_project": None, "eval_steps": None, "save_steps": None}
+        config = with_values(self.base, {**overrides, **values})
         trainer = MultiTurnGRPOTrainer(
-            copy.copy(self.agent), self.environment, self.reward_fn, config, scenarios=self.trained
+            copy.copy(self.agent), self.environment, self.reward_fn, config, scenarios=self.train
         )
         for index in evaluation_iterations(config.iterations, self.intermediate_evals):
             if len(trainer.monitor.records) < index:
                 self._wait(trainer.train([_StopAfter(index)]))
-            yield self._wait(self._judge(trainer))
+            yield self._wait(self._evaluate(trainer))
 
     def stop(self) -> None:
-        """Begin nothing more, and give up what is going on."""
+        """Start no further work, and cancel what is running."""
         self._stopped.set()
         if self._pending is not None:
             self._pending.cancel()
 
-    async def _judge(self, trainer: MultiTurnGRPOTrainer) -> IntermediateEvaluation:
-        """Play the held-out scenarios as the base config does, whatever the trial trains with."""
-        own, trainer.rollout = trainer.rollout, self.base.rollout()
+    async def _evaluate(self, trainer: MultiTurnGRPOTrainer) -> IntermediateEvaluation:
+        """Evaluate on the held-out scenarios with the rollout settings of the base config."""
+        own, trainer.rollout_settings = trainer.rollout_settings, self.base.rollout_settings()
         try:
-            found = await trainer.evaluate(self.held)
+            metrics = await trainer.evaluate(self.heldout)
         finally:
-            trainer.rollout = own
-        return IntermediateEvaluation(reward=found.get("reward", math.nan), numbers=found)
+            trainer.rollout_settings = own
+        return IntermediateEvaluation(reward=metrics.get("reward", math.nan), numbers=metrics)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         if self._stopped.is_set():
@@ -143,39 +144,41 @@ class _Trials:
 
 
 class _StopAfter(Callback):
-    """Ends training after so many iterations."""
+    """Stops the training after a number of iterations."""
 
     def __init__(self, iterations: int) -> None:
         self.iterations = iterations
 
     def on_iteration_end(self, record: IterationRecord, checkpoint: Path, control: TrainingControl) -> None:
-        """The count is of all iterations of the training, those before it was resumed included."""
+        """Count all iterations of the training, those before a resume included."""
         if record.index + 1 >= self.iterations:
-            control.stop("it is time to look at the held-out scenarios")
+            control.stop("intermediate evaluation")
 
 
-def _sides(
-    scenarios: Sequence[Scenario], held: Sequence[Scenario] | None
+def _split(
+    scenarios: Sequence[Scenario], heldout: Sequence[Scenario] | None
 ) -> tuple[Sequence[Scenario], Sequence[Scenario]]:
-    """Scenarios to train on and to judge by; a quarter of them, by a digest of their ids, where none are given."""
-    if held is not None:
-        return scenarios, held
+    """Training and held-out scenarios; by default a quarter, by a digest of their ids, is held out."""
+    if heldout is not None:
+        return scenarios, heldout
     ordered = sorted(scenarios, key=lambda scenario: hashlib.sha256(scenario.id.encode()).digest())
-    count = max(1, len(ordered) // _HELD_BACK)
+    count = max(1, len(ordered) // _VALIDATION_PART)
     if len(ordered) < 2:
-        raise ConfigError(f"{len(ordered)} scenario cannot be trained on and held out; give eval_scenarios")
+        raise ConfigError(
+            f"{len(ordered)} scenario cannot be split into training and held-out scenarios; pass eval_scenarios"
+        )
     return ordered[count:], ordered[:count]
 
 
 def _check_effect(space: SearchSpace, base: TrainingConfig) -> None:
-    """Refuse dimensions that are the budget of a trial, or that no part of it reads."""
+    """Raise `ConfigError` for dimensions that set the budget of a trial, or that have no effect."""
     for name, dimension in space.items():
         if name == "num_episodes":
             raise ConfigError("num_episodes is the length of a trial, the same for all; set it in the base config")
-        told = [(config.training(), config.rollout()) for config in _changed(base, name, dimension)]
-        if all(one == told[0] for one in told):
+        settings = [(c.training_settings(), c.rollout_settings()) for c in _boundary_configs(base, name, dimension)]
+        if all(pair == settings[0] for pair in settings):
             raise ConfigError(f"dimension {name} changes neither rollout nor update; leave it out")
 
 
-def _changed(base: TrainingConfig, name: str, dimension: Dimension) -> list[TrainingConfig]:
+def _boundary_configs(base: TrainingConfig, name: str, dimension: Dimension) -> list[TrainingConfig]:
     return [with_values(base, {name: value}) for value in dimension.boundary_values()]

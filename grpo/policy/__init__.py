@@ -1,1 +1,1 @@
-"""The models that speak, behind one protocol."""
+"""Policies: one protocol, with inference backends in this process, in vLLM and behind servers."""

@@ -1,12 +1,12 @@
-"""Policies by address.
+"""Policies and their inference backends by model address.
 
 data/models/desk_clerk                        a model folder, in this process
-vllm://data/models/desk_clerk                 the same, played by vLLM
-openai+https://api.openai.com/v1#gpt-4.1      a model behind a chat server
-openai-tokens+http://localhost:8000/v1#clerk  a server that takes and gives token ids, as vLLM's does
+vllm://data/models/desk_clerk                 a model folder, in a vLLM engine
+openai+https://api.openai.com/v1#gpt-4.1      a chat-completions server
+openai-tokens+http://localhost:8000/v1#clerk  a completions server that reads and returns token ids, such as vLLM's
 stub://replies.yaml                           a script
 
-Only model folders are trained; the others play episodes that are evaluated.
+Only model folders are trained; the others are evaluated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CHAT, TOKENS, VLLM, STUB = "openai", "openai-tokens", "vllm", "stub"
 def open_policy(address: str | Path, *, chat_template: str | None = None, policy_hash: str | None = None) -> Policy:
     """Open the policy at an address, see the module.
 
-    `chat_template` is for model folders without one; `policy_hash` names the weights that a token server or vLLM
-    plays. Raises `PolicyError` for an address of no known kind, or a backend that is not installed.
+    `chat_template` is for model folders without one; `policy_hash` names the weights that a completions server or
+    vLLM serves. Raises `PolicyError` for an unknown kind of address, or a backend that is not installed.
     """
     kind, separator, rest = str(address).partition("://")
     if not separator:
@@ -39,13 +39,13 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
         from grpo.policy.vllm import VLLMPolicy
 
         return VLLMPolicy(Path(rest), policy_hash=policy_hash, chat_template=chat_template)
-    way, _, scheme = kind.partition("+")
-    if way in (CHAT, TOKENS) and scheme in ("http", "https"):
+    protocol, _, scheme = kind.partition("+")
+    if protocol in (CHAT, TOKENS) and scheme in ("http", "https"):
         from grpo.policy.openai import ChatPolicy, CompletionsPolicy
         from grpo.policy.openai_endpoint import OpenAIEndpoint
 
-        server = OpenAIEndpoint.from_address(f"{scheme}://{rest}")
-        return ChatPolicy(server) if way == CHAT else CompletionsPolicy(server, policy_hash=policy_hash)
+        endpoint = OpenAIEndpoint.from_address(f"{scheme}://{rest}")
+        return ChatPolicy(endpoint) if protocol == CHAT else CompletionsPolicy(endpoint, policy_hash=policy_hash)
     raise PolicyError(
         f"no policy has an address of the kind {kind}://; use a model folder, {VLLM}://folder, {STUB}://replies.yaml, "
         f"{CHAT}+http(s)://host/v1#model or {TOKENS}+http(s)://host/v1#model"
@@ -53,9 +53,9 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
 
 
 def model_folder(model: str) -> Path:
-    """The folder that `policy.model` names, fetched where it is an artifact in an object store.
+    """Local folder of `policy.model`, downloaded if it is an artifact in an object store.
 
-    Raises `PolicyError` for the address of a server or script, which cannot be trained, and for what is not a model.
+    Raises `PolicyError` for a server or script, which cannot be trained, and for a path that is not a model.
     """
     kind, separator, _ = model.partition("://")
     if separator and kind.partition("+")[0] in (CHAT, TOKENS, VLLM, STUB):

@@ -1,4 +1,4 @@
-"""A circuit breaker: a server that is down is left alone for a while, instead of being asked again and again."""
+"""Circuit breaker: calls to a server that is down fail fast for a while."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from grpo.errors import ConfigError
 
 
 class CircuitOpen(ConnectionError):
-    """Not asked, because the last calls failed."""
+    """Call rejected without a request, because the last calls failed."""
 
 
 class CircuitBreaker(AsyncContextDecorator):
-    """Opens after so many failures in a row; later one call may try whether the server is back.
+    """Circuit breaker around async calls (Nygard, Release It!, 2007).
 
-        closed     every call passes; `failure_threshold` dropped connections or time-outs in a row open it
+        closed     every call passes; `failure_threshold` consecutive connection errors or timeouts open it
         open       every call fails at once with `CircuitOpen`, for `timeout_s` seconds
-        half-open  one call passes: success closes it, failure opens it again
+        half-open  one trial call passes: success closes it, failure opens it again
 
-    For a block, `async with breaker:`, or for a whole function, `@CircuitBreaker(failure_threshold=5, timeout_s=60)`.
-    Other exceptions say nothing about the connection: they neither count nor close. (Nygard, Release It!, 2007.)
+    Use `async with breaker:` for a block, `@CircuitBreaker(failure_threshold=5, timeout_s=60)` for a function. Other
+    exceptions are not about the connection: they neither count as failures nor close the circuit.
     """
 
     def __init__(
@@ -36,27 +36,27 @@ class CircuitBreaker(AsyncContextDecorator):
         self._clock = clock
         self._failures = 0
         self._opened: float | None = None
-        self._probing = False
+        self._on_trial = False
 
     @property
     def state(self) -> Literal["closed", "open", "half-open"]:
-        """What the next call meets."""
+        """State that the next call meets."""
         if self._opened is None:
             return "closed"
-        return "open" if self._wait_s() > 0 or self._probing else "half-open"
+        return "open" if self._wait_s() > 0 or self._on_trial else "half-open"
 
     async def __aenter__(self) -> None:
         """Pass, or raise `CircuitOpen`."""
         if self.state == "open":
             wait_s = max(0.0, self._wait_s())
             raise CircuitOpen(f"not asked after {self._failures} failures in a row; one call may try in {wait_s:.0f} s")
-        self._probing = self.state == "half-open"
+        self._on_trial = self.state == "half-open"
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Count how the call ended."""
-        self._probing = False
+        """Record the outcome of the call."""
+        self._on_trial = False
         if error is None:
             self._failures, self._opened = 0, None
         elif isinstance(error, (ConnectionError, TimeoutError)):

@@ -1,4 +1,4 @@
-"""Model folders, and what it is that was named instead of one."""
+"""Validation of model folders, with a remedy for everything else that a path may name."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _REMEDY = "set policy.model to a folder with config.json, *.safetensors and a to
 
 
 def check_model_files(folder: Path) -> Path:
-    """The folder, if it holds a model's config.json and safetensors, or adapters.
+    """Return a folder with config.json and safetensors, or with adapters.
 
-    Raises `PolicyError` that says what it is instead: a name on a hub, a GGUF or another file, pickled weights.
+    Raises `PolicyError` that names what it is instead: a hub id, a GGUF or another file, pickled weights.
     """
-    here = _holds(folder.is_dir)
-    if folder.suffix == ".gguf" or (here and not (folder / CONFIG).exists() and any(folder.glob("*.gguf"))):
+    is_folder = _exists(folder.is_dir)
+    if folder.suffix == ".gguf" or (is_folder and not (folder / CONFIG).exists() and any(folder.glob("*.gguf"))):
         raise PolicyError(
             f"{folder} is GGUF, weights for llama.cpp, which cannot be trained; {_REMEDY}: those of the model that it "
             "was converted from"
         )
-    if not here:
-        raise PolicyError(_absent(folder))
+    if not is_folder:
+        raise PolicyError(_not_a_folder(folder))
     if (folder / ADAPTERS).is_file():
         return folder
     if not (folder / CONFIG).is_file():
         raise PolicyError(f"no model in {folder}: config.json is missing; {_REMEDY}")
     try:
-        described = json.loads((folder / CONFIG).read_bytes())
+        config = json.loads((folder / CONFIG).read_bytes())
     except (ValueError, RecursionError) as error:
         raise PolicyError(f"{folder / CONFIG} is not JSON: {error}; fetch the model again") from error
-    if not isinstance(described, dict):
-        raise PolicyError(f"{folder / CONFIG} holds {type(described).__name__}, not an object; fetch the model again")
+    if not isinstance(config, dict):
+        raise PolicyError(f"{folder / CONFIG} holds {type(config).__name__}, not an object; fetch the model again")
     if not any(folder.glob("*.safetensors")):
         raise PolicyError(f"no *.safetensors in {folder}; pickled weights are refused: convert them to safetensors")
     return folder
 
 
-def _absent(folder: Path) -> str:
-    """The message for what is not a folder."""
+def _not_a_folder(folder: Path) -> str:
+    """Error message for a path that is not a folder."""
     name = str(folder)
-    if _holds(folder.is_file):
+    if _exists(folder.is_file):
         return f"no model at {name}: it is a file; {_REMEDY}"
     if _HUB_ID.match(name):
         return (
@@ -55,8 +55,8 @@ def _absent(folder: Path) -> str:
     return f"no model in {name}: there is no such folder; {_REMEDY}"
 
 
-def _holds(question: Callable[[], bool]) -> bool:
+def _exists(check: Callable[[], bool]) -> bool:
     try:
-        return question()
-    except OSError:  # a name that no file can have
+        return check()
+    except OSError:  # not a valid file name
         return False

@@ -1,7 +1,7 @@
-"""Policies behind servers that speak OpenAI's protocol, in either of its two ways.
+"""Policies behind OpenAI-compatible servers, by endpoint.
 
-ChatPolicy         /v1/chat/completions   messages → a message     judges, simulated users, evaluation
-CompletionsPolicy  /v1/completions        token ids → token ids with log-probabilities, as vLLM's server gives them
+ChatPolicy         /v1/chat/completions   messages → a message     LLM judges, simulated users, evaluation
+CompletionsPolicy  /v1/completions        token ids → token ids with log-probabilities, as vLLM's server returns them
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, parse_assistant
 from grpo.policy.openai_endpoint import OpenAIEndpoint
-from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.renderers.chat_template import Renderer
 
 if TYPE_CHECKING:
@@ -29,47 +30,36 @@ _TOKEN = re.compile(r"token_id:(\d+)")
 
 
 class ChatPolicy:
-    """Reads the conversation as messages and answers with one; it can be evaluated, not trained on."""
+    """Chat-completions policy: reads and returns messages, for evaluation but not for training."""
 
     max_context = sys.maxsize
-    """Not known here: the server itself refuses what is too long."""
+    """Unknown: the server itself refuses a prompt that is too long."""
 
-    def __init__(self, server: OpenAIEndpoint) -> None:
-        self.server = server
-        self.hash = server.hash
+    def __init__(self, endpoint: OpenAIEndpoint) -> None:
+        self.endpoint = endpoint
+        self.hash = endpoint.hash
 
     @asynccontextmanager
-    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[ChatSampler]:
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
         """See `Policy.sampler`."""
-        async with self.server.connect() as client:
-            yield ChatSampler(self.server, client, renderer)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSampler:
-    """Asks the server; it remembers nothing between turns, so every turn sends the whole conversation."""
-
-    server: OpenAIEndpoint
-    client: AsyncOpenAI
-    renderer: Renderer
-
-    def open(self) -> ChatSession:
-        """See `Sampler.open`."""
-        return ChatSession(self)
+        async with self.endpoint.connect() as client:
+            yield SessionFactory(partial(ChatSession, self.endpoint, client, renderer))
 
 
 class ChatSession:
-    """One conversation, and how many turns of it were spoken."""
+    """One conversation and its number of turns."""
 
-    def __init__(self, sampler: ChatSampler) -> None:
-        self._sampler = sampler
+    def __init__(self, endpoint: OpenAIEndpoint, client: AsyncOpenAI, renderer: Renderer) -> None:
+        self._endpoint = endpoint
+        self._client = client
+        self._renderer = renderer
         self._turns = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """See `Session.generate`; the tokens are what the renderer makes of the message."""
-        sampler, tools = self._sampler, [tool.to_template() for tool in self._sampler.renderer.tools]
+        """See `Session.generate`; the renderer encodes the returned message to tokens."""
+        tools = [tool.to_template() for tool in self._renderer.tools]
         request: dict[str, Any] = {
-            "model": sampler.server.model,
+            "model": self._endpoint.model,
             "messages": to_openai_messages(prompt.messages),
             "temperature": sampling.temperature,
             "max_tokens": sampling.max_new_tokens,
@@ -77,71 +67,59 @@ class ChatSession:
         }
         if sampling.top_p < 1:
             request["top_p"] = sampling.top_p
-        if sampling.top_k:  # no part of OpenAI's own protocol; servers that lack it say so
+        if sampling.top_k:  # not part of OpenAI's own protocol; a server without it returns an error
             request["extra_body"] = {"top_k": sampling.top_k}
         if tools:
             request["tools"] = tools
-        answer = await sampler.server.send(sampler.client.chat.completions.create(**request), "message")
+        response = await self._endpoint.send(self._client.chat.completions.create(**request), "message")
         self._turns += 1
-        text = _written(answer)
-        ids = sampler.renderer.encode_reply(Message(role="assistant", content=text))
+        text = _to_text(response)
+        ids = self._renderer.encode_reply(Message(role="assistant", content=text))
         message = parse_assistant(text)
-        if answer.choices[0].finish_reason == "length":
+        if response.choices[0].finish_reason == "length":
             return Generation(token_ids=ids[:-1], logprobs=None, stop="length", message=message)
         return Generation(token_ids=ids, logprobs=None, stop="stop", message=message)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resource to release."""
 
 
 class CompletionsPolicy:
-    """Continues token ids on a server that says which tokens it drew and how likely they were.
+    """Completions policy on a server that returns token ids and their log-probabilities.
 
-    What it says may be trained on if `policy_hash` names the weights that it serves, and if its log-probabilities are
-    those at the temperature asked for: vLLM's server gives them with `--logprobs-mode processed_logprobs`.
+    Its trajectories can be trained on if `policy_hash` names the weights that it serves, and if its log-probabilities
+    are those at the requested temperature: vLLM's server returns them with `--logprobs-mode processed_logprobs`.
     """
 
     max_context = sys.maxsize
-    """Not known here: the server itself refuses what is too long."""
+    """Unknown: the server itself refuses a prompt that is too long."""
 
-    def __init__(self, server: OpenAIEndpoint, *, policy_hash: str | None = None) -> None:
-        self.server = server
-        self.hash = policy_hash or server.hash
+    def __init__(self, endpoint: OpenAIEndpoint, *, policy_hash: str | None = None) -> None:
+        self.endpoint = endpoint
+        self.hash = policy_hash or endpoint.hash
 
     @asynccontextmanager
-    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[CompletionsSampler]:
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
         """See `Policy.sampler`."""
-        async with self.server.connect() as client:
-            yield CompletionsSampler(self.server, client, renderer.stop_id)
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionsSampler:
-    """Asks the server; it keeps what it has read, where it caches prefixes."""
-
-    server: OpenAIEndpoint
-    client: AsyncOpenAI
-    stop_id: int
-
-    def open(self) -> CompletionsSession:
-        """See `Sampler.open`."""
-        return CompletionsSession(self)
+        async with self.endpoint.connect() as client:
+            yield SessionFactory(partial(CompletionsSession, self.endpoint, client, renderer.stop_id))
 
 
 class CompletionsSession:
-    """One conversation: all tokens of it so far."""
+    """One conversation with all its tokens so far."""
 
-    def __init__(self, sampler: CompletionsSampler) -> None:
-        self._sampler = sampler
+    def __init__(self, endpoint: OpenAIEndpoint, client: AsyncOpenAI, stop_id: int) -> None:
+        self._endpoint = endpoint
+        self._client = client
+        self._stop_id = stop_id
         self._ids: list[int] = []
         self._turns = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """See `Session.generate`. Raises `PolicyError` where the server does not give what training needs."""
-        sampler = self._sampler
+        """See `Session.generate`. Raises `PolicyError` if the response lacks token ids or log-probabilities."""
         self._ids += prompt.new_ids
-        request = sampler.client.completions.create(
-            model=sampler.server.model,
+        request = self._client.completions.create(
+            model=self._endpoint.model,
             prompt=self._ids,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -153,35 +131,35 @@ class CompletionsSession:
                 "return_tokens_as_token_ids": True,
                 "add_special_tokens": False,
                 "skip_special_tokens": False,
-                "stop_token_ids": [sampler.stop_id],
+                "stop_token_ids": [self._stop_id],
                 "top_k": sampling.top_k or -1,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
             },
         )
-        answer = await sampler.server.send(request, "text")
+        response = await self._endpoint.send(request, "text")
         self._turns += 1
-        said = self._read(answer.choices[0])
-        self._ids += said.token_ids
-        return said if sampling.unfiltered else replace(said, logprobs=None)
+        generation = self._read(response.choices[0])
+        self._ids += generation.token_ids
+        return generation if sampling.unfiltered else replace(generation, logprobs=None)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resource to release."""
 
     def _read(self, choice: CompletionChoice) -> Generation:
-        address, more = self._sampler.server.address, choice.model_extra or {}
+        address, extra = self._endpoint.address, choice.model_extra or {}
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
-        ids = more.get("token_ids") or _ids_of((choice.logprobs and choice.logprobs.tokens) or ())
+        ids = extra.get("token_ids") or _parse_token_ids((choice.logprobs and choice.logprobs.tokens) or ())
         if not ids or not logprobs or len(ids) != len(logprobs) or None in logprobs:
             raise PolicyError(
                 f"{address} gives no token ids and log-probabilities, so it cannot be trained on; use it for "
                 f"evaluation, by the address openai+{address}"
             )
-        if more.get("prompt_token_ids") not in (None, self._ids):
+        if extra.get("prompt_token_ids") not in (None, self._ids):
             raise PolicyError(f"{address} read other tokens than were sent; serve the model with its own tokenizer")
-        if choice.finish_reason != "length" and ids[-1] != self._sampler.stop_id:
+        if choice.finish_reason != "length" and ids[-1] != self._stop_id:
             raise PolicyError(
-                f"{address} ended a turn on token {ids[-1]}, not on the stop token {self._sampler.stop_id} of the "
+                f"{address} ended a turn on token {ids[-1]}, not on the stop token {self._stop_id} of the "
                 "renderer; serve the model with the tokenizer of its checkpoint and --generation-config vllm"
             )
         stop = "length" if choice.finish_reason == "length" else "stop"
@@ -189,33 +167,33 @@ class CompletionsSession:
 
 
 def to_openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in the form of the protocol, where each call has an id and each tool message answers one.
+    """Convert messages to OpenAI's format, with an id for each call and one tool message per call.
 
-    One answer to several calls is given to each of them; what a tool says without a call (one that could not be read)
-    is said by the user.
+    One result for several calls is repeated for each of them; a tool message without a call (a malformed one) becomes
+    a user message.
 
         assistant f(), g()   tool "x"        →  calls 1.0 1.1, tool 1.0 "x", tool 1.1 "x"
     """
-    wire: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     open_calls: list[str] = []
     for index, message in enumerate(messages):
         if message.role != "tool":
             open_calls = [f"call_{index}_{k}" for k in range(len(message.tool_calls))]
-            wire.append(_say(message, open_calls))
+            converted.append(_to_openai_message(message, open_calls))
             continue
         last = index + 1 == len(messages) or messages[index + 1].role != "tool"
         answered = open_calls if last else open_calls[:1]
-        wire += [{"role": "tool", "tool_call_id": call, "content": message.content} for call in answered]
+        converted += [{"role": "tool", "tool_call_id": call, "content": message.content} for call in answered]
         if not answered:
-            wire.append({"role": "user", "content": message.content})
+            converted.append({"role": "user", "content": message.content})
         open_calls = open_calls[len(answered) :]
-    return wire
+    return converted
 
 
-def _say(message: Message, ids: Sequence[str]) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.role, "content": message.content}
+def _to_openai_message(message: Message, ids: Sequence[str]) -> dict[str, Any]:
+    converted: dict[str, Any] = {"role": message.role, "content": message.content}
     if ids:
-        said["tool_calls"] = [
+        converted["tool_calls"] = [
             {
                 "id": id_,
                 "type": "function",
@@ -223,12 +201,12 @@ def _say(message: Message, ids: Sequence[str]) -> dict[str, Any]:
             }
             for id_, call in zip(ids, message.tool_calls, strict=True)
         ]
-    return said
+    return converted
 
 
-def _written(answer: ChatCompletion) -> str:
-    """The answer as the policy itself would write it, calls included."""
-    message = answer.choices[0].message
+def _to_text(response: ChatCompletion) -> str:
+    """Text of a chat completion with its tool calls in the policy's own format."""
+    message = response.choices[0].message
     calls = [
         f'{TOOL_CALL_OPEN}{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments or "{}"}}}'
         f"{TOOL_CALL_CLOSE}"
@@ -238,7 +216,7 @@ def _written(answer: ChatCompletion) -> str:
     return (message.content or "") + "".join(calls)
 
 
-def _ids_of(tokens: Sequence[str]) -> list[int]:
-    """Ids from tokens of the form `token_id:5`; empty when one of them has another form."""
-    found = [_TOKEN.fullmatch(token) for token in tokens]
-    return [int(match[1]) for match in found if match] if all(found) else []
+def _parse_token_ids(tokens: Sequence[str]) -> list[int]:
+    """Parse tokens of the form `token_id:5`; empty if one of them has another form."""
+    matches = [_TOKEN.fullmatch(token) for token in tokens]
+    return [int(match[1]) for match in matches if match] if all(matches) else []

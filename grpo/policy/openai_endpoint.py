@@ -1,6 +1,6 @@
-"""A server that speaks OpenAI's protocol: where it is, and what goes wrong on the way there.
+"""Endpoint of an OpenAI-compatible server: address, client, and the errors of its requests.
 
-The key is read from the environment when a client is made; it stands in no attribute, log or error.
+The API key is read from the environment when a client is created; it is in no attribute, log or error message.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _NOT_FOUND = 404
 
 
 class RequestFailed(PolicyError):
-    """The server gave this one request no answer that can be used; another request may fare better."""
+    """The server's response to this request is unusable; other requests may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIEndpoint:
-    """A model behind an address; `base_url` ends where `/chat/completions` or `/completions` begins."""
+    """A model on a server; `/chat/completions` or `/completions` is appended to `base_url`."""
 
     base_url: str
     model: str
     timeout_s: float = 60.0
-    """Seconds that one try may take."""
+    """Timeout of one attempt, in seconds."""
     retries: int = 2
-    """Further tries after a dropped connection, a time-out, or an answer of 429 or 5xx."""
+    """Retries after a connection error, a timeout, or HTTP 429 or 5xx."""
     key: str = KEY
-    """Name of the environment variable that holds the key."""
+    """Environment variable of the API key."""
 
     @classmethod
     def from_address(cls, url: str, *, timeout_s: float = 60.0, retries: int = 2, key: str = KEY) -> OpenAIEndpoint:
-        """The server at an address with its model, as `https://api.openai.com/v1#gpt-4.1`."""
+        """Parse an address with a model, such as `https://api.openai.com/v1#gpt-4.1`."""
         base_url, _, model = url.partition("#")
         return cls(base_url=base_url.rstrip("/"), model=model, timeout_s=timeout_s, retries=retries, key=key)
 
@@ -63,16 +63,16 @@ class OpenAIEndpoint:
 
     @property
     def address(self) -> str:
-        """Server and model, for messages."""
+        """Server and model."""
         return f"{self.base_url}#{self.model}"
 
     @property
     def hash(self) -> str:
-        """Digest of the address: the version of a policy whose weights nobody here has seen."""
+        """Digest of the address: the version of a policy whose weights are unknown."""
         return hashlib.sha256(self.address.encode()).hexdigest()[:16]
 
     def client(self) -> AsyncOpenAI:
-        """A client, to be closed by whoever asks for it. Raises `PolicyError` for a key that no header can hold."""
+        """Create a client that the caller closes. Raises `PolicyError` for a key that is not a valid header."""
         key = self._secret()
         if not (key.isascii() and key.isprintable()):
             raise PolicyError(f"{self.key} holds characters that a key cannot have; set it again")
@@ -82,39 +82,40 @@ class OpenAIEndpoint:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[AsyncOpenAI]:
-        """A client for the running event loop."""
+        """Open a client for the running event loop."""
         async with self.client() as client:
             yield client
 
     async def send(self, request: Awaitable[T], part: str) -> T:
-        """The server's answer, whose first choice has this part and a reason why it ended.
+        """Await a response whose first choice has this part and a finish reason.
 
-        Nothing is chained to what is raised, because the server's words may hold the key. Raises `PolicyError` where
-        a second try would fail as well, `RequestFailed` if that holds for this request only, else `TimeoutError` or
-        `ConnectionError`.
+        The raised error has no cause, because the server's text may contain the key. Raises `PolicyError` if every
+        request would fail, `RequestFailed` if only this one would, else `TimeoutError` or `ConnectionError`.
         """
-        failure: Exception = RequestFailed(f"{self.address} does not answer as OpenAI's protocol says; is it right?")
+        failure: Exception = RequestFailed(
+            f"{self.address} does not answer in the format of the OpenAI API; check the address"
+        )
         try:
-            answer = await request
-            (first, *_) = getattr(answer, "choices", None) or [None]  # what is no JSON comes as text
+            response = await request
+            (first, *_) = getattr(response, "choices", None) or [None]  # a body that is not JSON is a string
             if {part, "finish_reason"} <= getattr(first, "model_fields_set", set()):
-                return answer
+                return response
         except APITimeoutError:
             failure = TimeoutError(f"{self.address} gave no answer in {self.retries + 1} tries of {self.timeout_s} s")
         except APIConnectionError:
             failure = ConnectionError(f"{self.address} cannot be reached, tried {self.retries + 1} times")
         except APIStatusError as error:
-            failure = self._refusal(error)
+            failure = self._status_error(error)
         except (APIError, JSONDecodeError):
             pass
         raise failure
 
-    def redact(self, words: str) -> str:
-        """The words without the key, should the server have repeated it."""
+    def redact(self, text: str) -> str:
+        """Remove the key from a server's text."""
         key = self._secret()
-        return words.replace(key, "[key]") if key else words
+        return text.replace(key, "[key]") if key else text
 
-    def _refusal(self, error: APIStatusError) -> Exception:
+    def _status_error(self, error: APIStatusError) -> Exception:
         status = error.status_code
         if status in _REFUSED:
             return PolicyError(
@@ -122,7 +123,7 @@ class OpenAIEndpoint:
             )
         if status in _BUSY or status >= 500:
             wait_s = error.response.headers.get("retry-after", "")[:40]
-            tried = f"asks to be left alone for {wait_s} s" if wait_s else f"tried {self.retries + 1} times"
+            tried = f"asks to retry after {wait_s} s" if wait_s else f"tried {self.retries + 1} times"
             return ConnectionError(f"{self.address} answered HTTP {status}, {tried}")
         kind = PolicyError if status == _NOT_FOUND else RequestFailed
         return kind(f"{self.address} refuses the request (HTTP {status}): {self.redact(error.message)[:300]}")

@@ -1,7 +1,7 @@
-"""What the rollout needs of a model: to speak the next turn, and to say how likely each of its tokens was.
+"""Policy interface: generate a turn and return the log-probability of each token.
 
 Some backends read tokens (transformers, vLLM, `/v1/completions`), others read messages (`/v1/chat/completions`, a
-script). A `Prompt` holds both, each takes what it can read, and all answer in tokens of the renderer.
+script). A `Prompt` has both, and all backends return tokens of the renderer.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from grpo.renderers.chat_template import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to draw one turn. A rollout draws at a plain temperature, so that the log-probabilities are the policy's."""
+    """Sampling settings of one turn. Rollouts use temperature alone, so log-probabilities are the policy's."""
 
     temperature: float
-    """0 takes the likeliest token."""
+    """0 is greedy."""
     max_new_tokens: int
     seed: int
     top_p: float = 1.0
-    """Share of the probability that is drawn from, likeliest tokens first."""
+    """Nucleus probability mass."""
     top_k: int = 0
-    """How many of the likeliest tokens are drawn from; 0 is all."""
+    """Number of likeliest tokens to sample from; 0 is all."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -43,76 +43,83 @@ class Sampling:
 
     @property
     def unfiltered(self) -> bool:
-        """Whether nothing is cut off; else what is drawn has no log-probability to train on."""
+        """True without top-p, top-k and greedy decoding: only then log-probabilities can be trained on."""
         return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
 
     def uniforms(self, turn: int) -> NDArray[np.float64]:
-        """The random numbers of this sample's turn: its own generator, whatever else is in the batch."""
+        """Random numbers of this sample's turn, from a generator of its own, independent of the batch."""
         bits = np.random.Philox(key=np.array([self.seed, turn], dtype=np.uint64))
         return np.random.Generator(bits).random(self.max_new_tokens)
 
     def turn_seed(self, turn: int) -> int:
-        """Seed of this sample's turn, of 63 bits, for a backend that draws its own random numbers."""
+        """Seed of this sample's turn, 63 bits, for a backend with its own random number generator."""
         return int.from_bytes(hashlib.sha256(f"{self.seed}\0{turn}".encode()).digest()[:8], "big") >> 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a policy is asked to answer, in tokens and in words."""
+    """Prompt of one turn, as tokens and as messages."""
 
     new_ids: Sequence[int]
-    """Tokens after everything that the session has read and said so far."""
+    """Prompt tokens after those that the session has already read or generated."""
     messages: tuple[Message, ...] = ()
-    """The whole conversation as the agent sees it, system prompt first."""
+    """The whole conversation, system prompt first."""
     on_token: Callable[[int], None] | None = None
-    """Told each token as it is drawn, by backends that draw token by token; the others are silent until the end."""
+    """Callback for each sampled token, called by backends that generate token by token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The tokens of one turn, stop token included, with the log-probability that each was drawn with."""
+    """Generated tokens of one turn, stop token included, with their sampler log-probabilities."""
 
     token_ids: list[int]
     logprobs: list[float] | None
-    """None where the backend cannot tell: the turn can be judged, not trained on."""
+    """None if the backend does not return them: the turn can be scored, not trained on."""
     stop: Literal["stop", "length"]
     message: Message | None = None
-    """What was said, where the backend speaks messages; else it is read from the tokens."""
+    """The message, if the backend returns messages; else it is parsed from the tokens."""
 
 
 class Session(Protocol):
-    """One conversation in flight; what it has already read is kept between its turns."""
+    """One conversation in progress; its KV cache is kept between turns."""
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """Read what is new in the prompt, then speak. Cancelled, it gives its place in the batch back."""
+        """Read the new prompt tokens, then generate. Cancellation releases the slot in the batch."""
         ...
 
     def close(self) -> None:
-        """Give the place in the batch back."""
+        """Release the slot in the batch."""
         ...
 
 
 class Sampler(Protocol):
-    """Serves many sessions at once."""
+    """Generation for many concurrent sessions."""
 
     def open(self) -> Session:
-        """Begin a conversation."""
+        """Start a conversation."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SessionFactory:
+    """Sampler of a backend whose sessions share nothing but a client or an engine."""
+
+    open: Callable[[], Session]
+
+
 class Policy(Protocol):
-    """A version of the model, named by the hash of its weights."""
+    """A policy version, identified by the hash of its weights."""
 
     @property
     def hash(self) -> str:
-        """Digest of the weights; of the address where the weights are not known."""
+        """Digest of the weights; of the address if the weights are unknown."""
         ...
 
     @property
     def max_context(self) -> int:
-        """Most tokens that it can read."""
+        """Maximum number of tokens in the context."""
         ...
 
     def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
-        """Serve generation inside the running event loop; `renderer` knows the tools and encodes what is said."""
+        """Serve generation inside the running event loop; `renderer` has the tools and encodes replies."""
         ...

@@ -1,9 +1,9 @@
-"""A policy that says what is written down: a double for tests, and a baseline for an evaluation.
+"""Scripted policy: a double for tests, and a baseline for an evaluation.
 
-replies  [a, b]              every episode says a, b, a, b …
-replies  [[a, b], [c]]       a sample with an even seed says a, b, a … , one with an odd seed c, c …
+replies  [a, b]              every episode replies a, b, a, b …
+replies  [[a, b], [c]]       a sample with an even seed replies a, b, a … , one with an odd seed c, c …
 
-It cannot tell how likely its tokens were, so nothing can be trained on what it says.
+Its tokens have no log-probabilities, so its episodes cannot be trained on.
 """
 
 from __future__ import annotations
@@ -13,68 +13,58 @@ import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo.config.yaml_text import read_yaml
+from grpo.config.loading import read_yaml
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message
-from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.renderers.chat_template import Renderer
 
 
 class ScriptedPolicy:
-    """Says the replies of a script in turn and begins again at its end; of several scripts the seed picks one."""
+    """Policy that cycles through the replies of a script; the seed selects one of several scripts."""
 
     max_context = sys.maxsize
-    """The script reads nothing, so nothing is too long for it."""
+    """Unlimited: a script reads no prompt."""
 
     def __init__(self, replies: Sequence[str] | Sequence[Sequence[str]]) -> None:
         self._scripts = _scripts(list(replies), "replies")
         self.hash = hashlib.sha256(json.dumps(self._scripts).encode()).hexdigest()[:16]
 
     @asynccontextmanager
-    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[ScriptedSampler]:
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
         """See `Policy.sampler`."""
-        yield ScriptedSampler(self._scripts, renderer)
-
-
-class ScriptedSampler:
-    """Serves any number of conversations; the turns of a session count up."""
-
-    def __init__(self, scripts: Sequence[Sequence[str]], renderer: Renderer) -> None:
-        self.scripts = scripts
-        self.renderer = renderer
-
-    def open(self) -> ScriptedSession:
-        """See `Sampler.open`."""
-        return ScriptedSession(self)
+        yield SessionFactory(partial(ScriptedSession, self._scripts, renderer))
 
 
 class ScriptedSession:
-    """One conversation, at some line of its script."""
+    """One conversation and its position in the script."""
 
-    def __init__(self, sampler: ScriptedSampler) -> None:
-        self._sampler = sampler
+    def __init__(self, scripts: Sequence[Sequence[str]], renderer: Renderer) -> None:
+        self._scripts = scripts
+        self._renderer = renderer
         self._turns = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """Say the next reply, cut off at `max_new_tokens`."""
-        script = self._sampler.scripts[sampling.seed % len(self._sampler.scripts)]
+        """Return the next reply, truncated at `max_new_tokens`."""
+        script = self._scripts[sampling.seed % len(self._scripts)]
         reply = Message(role="assistant", content=script[self._turns % len(script)])
         self._turns += 1
-        ids = self._sampler.renderer.encode_reply(reply)
-        said = ids[: sampling.max_new_tokens]
-        return Generation(token_ids=said, logprobs=None, stop="stop" if len(said) == len(ids) else "length")
+        ids = self._renderer.encode_reply(reply)
+        truncated = ids[: sampling.max_new_tokens]
+        return Generation(token_ids=truncated, logprobs=None, stop="stop" if len(truncated) == len(ids) else "length")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resource to release."""
 
 
 def read_replies(path: Path) -> list[Any]:
-    """The replies in a YAML file: a list of texts, or a list of such lists.
+    """Read replies from a YAML file: a list of strings, or a list of such lists.
 
-    Raises `PolicyError` for a file that is missing, larger than 1 MiB, not YAML, or holds anything else.
+    Raises `PolicyError` for a file that is missing, larger than 1 MiB, not YAML, or of another shape.
     """
     if path.suffix not in (".yaml", ".yml") or ".." in path.parts:
         raise PolicyError(f"replies at {str(path)!r}: name a .yaml file, by a path without '..'")
@@ -86,7 +76,7 @@ def read_replies(path: Path) -> list[Any]:
 
 
 def _scripts(replies: Any, place: str) -> list[list[str]]:
-    """Replies as a list of scripts, none of them empty."""
+    """Normalize replies to a list of scripts and check that none is empty."""
     if isinstance(replies, list) and replies and all(isinstance(reply, str) for reply in replies):
         return [replies]
     if isinstance(replies, list) and replies and all(_is_script(script) for script in replies):

@@ -1,1 +1,1 @@
-"""pretrain."""
+"""Base models: a tokenizer and weights trained on demonstrations."""

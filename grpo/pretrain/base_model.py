@@ -1,4 +1,4 @@
-"""Make a base model: a tokenizer and weights from written conversations."""
+"""Base model from demonstrations: a tokenizer, and weights trained by SFT."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAVE_EVERY = 500
 def make_base_model(
     conversations: Sequence[Sequence[Message]], tools: Sequence[Tool], config: PretrainConfig, folder: Path
 ) -> float:
-    """Train tokenizer and model on these conversations and write a model folder; returns the last loss."""
+    """Train tokenizer and model on these demonstrations, and write a model folder; returns the last loss."""
     texts = [m.content or " ".join(map(str, m.tool_calls)) for c in conversations[:_TOKENIZER_CONVERSATIONS] for m in c]
     tokenizer = train_tokenizer(texts, vocabulary=config.vocab_size, phrases=config.phrases)
     renderer = Renderer(tokenizer, tools=tools)
@@ -46,7 +46,7 @@ def make_base_model(
     for steps in config.cycle_steps:
 
         def on_step(step: int, value: float, before: int = done) -> None:
-            progress.report("imitate", before + step + 1, sum(config.cycle_steps), loss=value)
+            progress.report("sft", before + step + 1, sum(config.cycle_steps), loss=value)
             if (before + step + 1) % _SAVE_EVERY == 0:
                 policy.save(folder)
 
@@ -59,10 +59,10 @@ def make_base_model(
 def _batches(
     conversations: Sequence[Sequence[Message]], renderer: Renderer, *, size: int, seed: int
 ) -> Iterator[list[SFTExample]]:
-    """Endless batches of conversations, shuffled anew whenever all have been seen.
+    """Endless batches of demonstrations, shuffled in each epoch.
 
-    All that follows the system prompt is learned, the customers' and the tools' words as well: copying numbers is
-    learned from all of them.
+    The loss is on everything after the system prompt, also on user and tool messages: the model learns to copy numbers
+    from all of them.
     """
     rng, size = random.Random(seed), min(size, len(conversations))
     while True:
@@ -73,5 +73,5 @@ def _batches(
 
 def _sft_example(conversation: Sequence[Message], renderer: Renderer) -> SFTExample:
     ids, _ = renderer.tokenize_conversation(conversation)
-    prompt = len(renderer.build_prompt(conversation[:1])) - 1  # without the place where the agent would speak
+    prompt = len(renderer.build_prompt(conversation[:1])) - 1  # without the generation prompt
     return SFTExample(token_ids=np.array(ids, dtype=np.int32), loss_mask=np.arange(len(ids)) >= prompt)

@@ -1,4 +1,4 @@
-"""Next-token training on written conversations: how a base model is made."""
+"""Supervised fine-tuning (SFT): next-token training on demonstrations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo.learner.packing import hidden_states, pack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTExample:
-    """A conversation that somebody else wrote, and which of its tokens are to be learned."""
+    """Token sequence of a demonstration with its loss mask."""
 
     token_ids: NDArray[np.int32]  # [tokens]
     loss_mask: NDArray[np.bool_]  # [tokens]
@@ -39,7 +39,7 @@ def train_sft(
     warmup: int = 50,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> float:
-    """Minimise the next-token loss; returns the last loss, in nats a token."""
+    """Minimize the next-token loss; returns the last loss, in nats a token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     value = math.nan

@@ -1,12 +1,11 @@
-"""Models in MLflow: one version for each run that trained one, and which of them serves.
+"""Model versions in MLflow: one per training run, with provenance, promotions and rollbacks.
 
-    version      tags: run_key, policy, merged (the policy's hash once its adapters, if any, are merged in), parent,
-                 checkpoint (uri and sha256), champion (the one it was judged against), verdict, digests; in the model's
-                 own metadata: its provenance
-    aliases      candidate: the newest version; champion: the one in service; previous: where a rollback goes
-    model tags   succession.0001 …: every promotion and rollback, with who, why, from what and when
+    version      tags: run_key, policy, merged (the policy's hash with its adapters merged in), parent, checkpoint (uri
+                 and sha256), champion (that it was evaluated against), verdict, digests; model metadata: provenance
+    aliases      candidate: the newest version; champion: in service; previous: the target of a rollback
+    model tags   promotion.0001 …: records of promotions and rollbacks
 
-`run_key` names what a run is (its config, data and code): the same run registers the same version again.
+`run_key` is the digest of a run's config, data and code: the same run registers the same version again.
 """
 
 from grpo.registry.lineage import Lineage

@@ -1,4 +1,4 @@
-"""A policy as an MLflow model that answers chats, in an environment with nothing of this project in it."""
+"""A policy as an MLflow chat model that loads in an environment without this project."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.storage.locks import scratch_path
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "pandas", "jinja2")
-"""What loading and answering takes beside MLflow, which MLflow adds itself."""
+"""Packages for loading and generating, beside MLflow, which MLflow adds itself."""
 
 
 def requirements() -> list[str]:
-    """Packages in the versions that run here, by their public names.
+    """Requirements in the installed versions, without local version labels.
 
-    A build for the CPU alone, torch 2.13.0+cpu, is not on the package index under that name: what is asked for is
-    2.13.0, which any build of it satisfies.
+    The package index has no torch 2.13.0+cpu; any build satisfies 2.13.0.
     """
     return [f"{package}=={importlib.metadata.version(package).partition('+')[0]}" for package in _NEEDED]
 
 
 def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenance) -> tuple[str, str]:
-    """Log the policy with its signature, requirements and provenance; (address, id) of the logged model.
+    """Log the policy with its signature, requirements and provenance; returns (URI, id) of the logged model.
 
-    A process that dies in here leaves files that no version names. The copy that MLflow makes before it hands the
-    files over lies in a scratch folder: what a killed process left of it goes with the next registration.
+    A process that is killed here leaves files that no version references. MLflow's intermediate copy is in a scratch
+    folder, which the next registration removes.
     """
     import mlflow
     import mlflow.transformers
 
-    logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # misses the card of a model that no hub has
+    logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # warns of a model without a hub card
     with (
         scratch_path(user_temp_folder() / "registering") as scratch,
         _temporary_files_in(scratch),
@@ -55,7 +54,7 @@ def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenan
 
 @contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Let `tempfile` of this process use a folder while the block runs."""
+    """Direct `tempfile` of this process to a folder while the block runs."""
     folder.mkdir()
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:

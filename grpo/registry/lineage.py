@@ -1,35 +1,30 @@
-"""Where a version comes from, told from the version back to the base, and how it came to serve."""
+"""Lineage of a version: provenance, ancestors down to the base model, and promotions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
 from grpo.registry.promotions import ChampionChange
 from grpo.registry.provenance import Provenance
+from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
     from grpo.registry.store import ModelVersion, Registry
 
 
-class Ancestor(BaseModel):
-    """A policy that training started from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Ancestor(Document):
+    """Policy that a training run started from."""
 
     policy: str
     """Hash of its weights."""
     version: int | None
-    """The registered version with these weights; None for a base model that no run made."""
+    """Registered version with these weights; None for a base model."""
     model: str
-    """Folder that the run named."""
+    """Model folder in the run's config."""
 
 
-class Lineage(BaseModel):
-    """Everything that is known of a version."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Lineage(Document):
+    """Provenance, ancestors and promotions of a version."""
 
     name: str
     version: int
@@ -38,17 +33,17 @@ class Lineage(BaseModel):
     tags: dict[str, str]
     provenance: Provenance
     parents: tuple[Ancestor, ...]
-    """What it was trained from, and so on down to the base model."""
+    """Starting policies, from this version's down to the base model."""
     evaluated_against: int | None
-    """The version that it was compared with; None for a base model."""
+    """Version that was the champion in its evaluation; None for a base model."""
     history: tuple[ChampionChange, ...]
     """Promotions and rollbacks of the model."""
     pending: ChampionChange | None = None
-    """A promotion or rollback that is under way or was cut off."""
+    """Promotion or rollback in progress, or interrupted."""
 
 
 def trace_lineage(registry: Registry, version: ModelVersion) -> Lineage:
-    """Collect what the registry knows of a version and its ancestors."""
+    """Collect the lineage of a version from the registry."""
     by_policy = _by_policy(registry.versions(version.name))
     provenance = registry.provenance(version)
     state = registry.promotions(version.name).state()
@@ -67,25 +62,24 @@ def trace_lineage(registry: Registry, version: ModelVersion) -> Lineage:
 
 
 def _by_policy(versions: list[ModelVersion]) -> dict[str, ModelVersion]:
-    """The first version with these weights: as they were trained, or with the adapters merged in, as a run starts."""
-    found: dict[str, ModelVersion] = {}
+    """First version by hash of its weights, as trained or with merged adapters, from which the next run starts."""
+    by_policy: dict[str, ModelVersion] = {}
     for version in versions:
         for tag in ("policy", "merged"):
             if (policy := version.tags.get(tag)) is not None:
-                found.setdefault(policy, version)
-    return found
+                by_policy.setdefault(policy, version)
+    return by_policy
 
 
 def _parents(registry: Registry, provenance: Provenance, by_policy: dict[str, ModelVersion]) -> tuple[Ancestor, ...]:
-    """From the base of this run to the base of the first one."""
-    found: list[Ancestor] = []
+    parents: list[Ancestor] = []
     while True:
         base = provenance.policies[0]
         version = by_policy.get(base)
         policy = provenance.config.get("policy")
         folder = str(policy.get("model")) if isinstance(policy, dict) else "unknown"
-        known = base in {one.policy for one in found}
-        found.append(Ancestor(policy=base, version=version.version if version else None, model=folder))
+        known = base in {parent.policy for parent in parents}
+        parents.append(Ancestor(policy=base, version=version.version if version else None, model=folder))
         if version is None or known:
-            return tuple(found)
+            return tuple(parents)
         provenance = registry.provenance(version)

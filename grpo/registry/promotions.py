@@ -1,17 +1,16 @@
-"""Which versions of a model have served, one after the other; promotion and rollback.
+"""Promotions and rollbacks of a registered model.
 
-MLflow moves one alias in one transaction, and that is all it guarantees: no two writes are one, and none asks what
-the value was. So a change is written down before it is made, and the alias `champion` is what decides:
+The alias `champion` alone decides which version is in service. MLflow moves one alias in one transaction and guarantees
+no more, so the record of a change is written first and takes effect with the alias:
 
-    1  tag  succession.pending    what is to be done
-    2  alias champion             done: from here on the new version serves
-    3  alias previous             where a rollback goes
-    4  tag  succession.0007       the record
-    5  pending goes
+    1  tag promotion.0007    the record
+    2  alias champion        in effect
+    3  alias previous        the target of a rollback, derived from the records
 
-The next change settles what was begun: before step 2 it is undone, after it finished. One change at a time is a lock
-on this machine; for several machines a flow holds Prefect's lock beside it. Who only reads takes no lock and settles
-nothing.
+After a kill before step 2 the record is pending and the next change removes it; after it the next change only sets
+`previous`. The first promotion of a model sets the alias first, so that a single record without a champion means a
+deleted one. Changes on one machine are serialized by a lock, across machines by Prefect's concurrency limit. Readers
+take no lock and write nothing.
 """
 
 from __future__ import annotations
@@ -21,26 +20,25 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from grpo.errors import AddressError, NothingToRollBack, PromotionRefused, RegistryError
+from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
-_RECORD, _PENDING = "succession.", "succession.pending"
+_RECORD = "promotion."
 
 LONGEST_REASON = 1000
 Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST_REASON)]
-"""Why a version serves; a tag of MLflow holds it with the rest of the record."""
+"""Reason of a change; an MLflow tag holds it with the rest of the record."""
 
 
-class Actor(BaseModel):
-    """Who asks for a change."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Actor(Document):
+    """Author of a change."""
 
     user: str
     host: str
@@ -48,44 +46,40 @@ class Actor(BaseModel):
     """Flow run."""
 
 
-class ChampionChange(BaseModel):
-    """One change of the version in service."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class ChampionChange(Document):
+    """Record of one promotion or rollback."""
 
     number: int
     action: Literal["promote", "rollback"]
     champion: int
-    """The version that serves from now on."""
+    """Version in service after the change."""
     replaced: int | None
-    """The version that served until now."""
+    """Version in service before it."""
     previous: int | None
-    """Where a rollback would go from now on."""
+    """Target of a rollback after the change."""
     reason: Reason
     by: Actor
     at: str
     """UTC, ISO 8601."""
     forced: bool = False
-    """Against a verdict or another rule."""
+    """Promoted against a failed gate or another rule."""
     checks: dict[str, float | None] = Field(default_factory=dict)
-    """The numbers of the gates."""
+    """Values of the gates."""
 
 
-class PromotionState(BaseModel):
-    """What is written down of a model's changes at one moment."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class PromotionState(Document):
+    """Champion and change records of a model at one moment."""
 
     champion: int | None
-    """The version in service."""
+    """Version in service."""
     history: tuple[ChampionChange, ...]
-    """Every promotion and rollback that has ended, the first one first."""
+    """Changes in effect, oldest first."""
     pending: ChampionChange | None
-    """A change that is under way, or that was cut off and is settled by the next one."""
+    """Change in progress, or interrupted before it took effect; the next change removes it."""
 
 
 class PromotionLog:
-    """The versions of one model that have served, in order."""
+    """Promotions and rollbacks of one model."""
 
     def __init__(self, client: MlflowClient, model: str, lock: AbstractContextManager[object]) -> None:
         self._client = client
@@ -93,15 +87,11 @@ class PromotionLog:
         self._lock = lock
 
     def state(self) -> PromotionState:
-        """Who serves, what has changed so far, and what is being changed; nothing is waited for or written."""
-        model = self._model_now()
-        history, pending = _history(model), _pending(model)
-        if pending is not None and pending.number <= len(history):  # between steps 4 and 5
-            pending = None
-        return PromotionState(champion=_alias(model, CHAMPION), history=history, pending=pending)
+        """Read champion, history and a pending change; takes no lock and writes nothing."""
+        return self._state(self._registered_model())
 
     def history(self) -> tuple[ChampionChange, ...]:
-        """Every promotion and rollback that has ended, the first one first."""
+        """Changes in effect, oldest first."""
         return self.state().history
 
     def promote(
@@ -114,30 +104,29 @@ class PromotionLog:
         checks: dict[str, float | None] | None = None,
         verify: Callable[[int], None] | None = None,
     ) -> ChampionChange | None:
-        """Let a version serve; None where it does so already. `verify` raises for a version whose files are damaged.
+        """Make a version the champion; None if it is. `verify` raises for a version with damaged files.
 
-        Raises `PromotionRefused` for a version that did not pass its gates, that was judged against another version
-        than the one in service, or that has served before, and while a champion is missing that there was: `force`
-        overrides and is recorded.
+        Raises `PromotionRefused` for a version that failed its gates, was evaluated against another champion or was in
+        service before, and while a deleted champion is not replaced; `force` overrides, and the record has it.
         """
         with self._lock:
-            model, _ = self._settled()
-            chosen = self._version(version)
-            serving = _alias(model, CHAMPION)
-            if serving == version:
-                return None
-            history = _history(model)
-            refusal = self._refusal_reason(chosen, serving, history)
+            state, _ = self._settle()
+            candidate = self._version(version)
+            if state.champion == version:
+                if state.history:
+                    return None
+                state = state.model_copy(update={"champion": None})  # the first promotion was interrupted: record it
+            refusal = self._refusal_reason(candidate, state)
             if refusal and not force:
-                raise PromotionRefused(f"{refusal}; --force with a reason promotes it all the same")
-            previous = serving
-            if serving is None and history:
-                previous = _before(version, [*champion_stack(history), version], self._existing_versions())
+                raise PromotionRefused(f"{refusal}; --force with a reason overrides this")
+            previous = state.champion
+            if previous is None:  # a deleted champion
+                previous = _before(version, champion_stack(state.history), self._existing_versions())
             change = ChampionChange(
-                number=len(history) + 1,
+                number=len(state.history) + 1,
                 action="promote",
                 champion=version,
-                replaced=serving,
+                replaced=state.champion,
                 previous=previous,
                 reason=reason,
                 by=by,
@@ -147,28 +136,25 @@ class PromotionLog:
             )
             if verify is not None:
                 verify(version)
-            self._begin(change)
+            self._apply(change)
             return change
 
     def rollback(self, *, reason: str, by: Actor, verify: Callable[[int], None] | None = None) -> ChampionChange:
-        """Let the version serve again that the champion has replaced.
+        """Restore the version before the champion.
 
-        `previous` then names the one before it: versions 1, 2, 3 rolled back twice leave 1 in service. A version that
-        was deleted is passed over, and a champion that was deleted is replaced. What one flow run asks for is done
-        once, however often it is put back. Raises `NothingToRollBack` when there is no version to go back to.
+        Versions 1, 2, 3 rolled back twice leave 1 in service. Deleted versions are skipped, and a deleted champion is
+        replaced. A flow run that is retried rolls back once. Raises `NothingToRollBack` without an earlier version.
         """
         with self._lock:
-            model, finished = self._settled()
-            history = _history(model)
-            if (done := _done_before(history, finished, reason, by)) is not None:
+            state, interrupted = self._settle()
+            history = state.history
+            if (done := _already_done(history, interrupted, reason, by)) is not None:
                 return done
-            serving = _alias(model, CHAMPION)
-            if serving is None and not history:
+            if state.champion is None and not history:
                 raise NothingToRollBack(f"model {self._model} has no champion, so there is nothing to roll back")
-            last, living = serving or history[-1].champion, self._existing_versions()
-            target = _alias(model, PREVIOUS)
-            if target not in living:
-                target = _before(last, champion_stack(history), living)
+            last, stack = state.champion or history[-1].champion, champion_stack(history)
+            existing = self._existing_versions()
+            target = _before(last, stack, existing)
             if target is None:
                 raise NothingToRollBack(
                     f"model {self._model} has no version before {last} to go back to; promote one by its number"
@@ -177,34 +163,33 @@ class PromotionLog:
                 number=len(history) + 1,
                 action="rollback",
                 champion=target,
-                replaced=serving,
-                previous=_before(target, champion_stack(history), living),
+                replaced=state.champion,
+                previous=_before(target, stack, existing),
                 reason=reason,
                 by=by,
                 at=_now(),
             )
             if verify is not None:
                 verify(target)
-            self._begin(change)
+            self._apply(change)
             return change
 
-    def _refusal_reason(
-        self, chosen: ModelVersion, serving: int | None, history: tuple[ChampionChange, ...]
-    ) -> str | None:
-        """Why a version may not serve, if it may not."""
-        name = f"{self._model} version {chosen.version}"
-        verdict = chosen.tags.get("verdict")
+    def _refusal_reason(self, candidate: ModelVersion, state: PromotionState) -> str | None:
+        name = f"{self._model} version {candidate.version}"
+        verdict = candidate.tags.get("verdict")
         if verdict != "promote":
-            return f"{name} was judged {verdict!r}; only a version that passed its gates may serve"
-        served = [one for one in history if int(chosen.version) in (one.champion, one.replaced)]
-        if served:
-            last = served[-1]
-            return f"{name} has served before, until a {last.action} to version {last.champion} ({last.reason})"
-        if serving is not None:
-            champion = self._version(serving)
-            if chosen.tags.get("champion_sha256") != champion.tags.get("checkpoint_sha256"):
-                return f"{name} was judged against another policy than that of version {serving}, which serves now"
-        elif history:
+            return f"{name} has the verdict {verdict!r}; only a version that passed its gates is promoted"
+        number = int(candidate.version)
+        if changes := [change for change in state.history if number in (change.champion, change.replaced)]:
+            last = changes[-1]
+            return f"{name} was in service before, until a {last.action} to version {last.champion} ({last.reason})"
+        if state.champion is not None:
+            champion = self._version(state.champion)
+            if candidate.tags.get("champion_sha256") != champion.tags.get("checkpoint_sha256"):
+                return (
+                    f"{name} was evaluated against another policy than that of version {state.champion}, the champion"
+                )
+        elif state.history:
             return missing_champion(self._model)
         return None
 
@@ -219,24 +204,10 @@ class PromotionLog:
             raise
 
     def _existing_versions(self) -> set[int]:
-        """Versions that nobody has deleted."""
-        return {int(one.version) for one in self._client.search_model_versions(f"name = '{self._model}'")}
+        versions = self._client.search_model_versions(f"name = '{self._model}'")
+        return {int(version.version) for version in versions}
 
-    def _settled(self) -> tuple[RegisteredModel, ChampionChange | None]:
-        """The model, and the change that was finished for it where one was left half done.
-
-        One whose version had not begun to serve is undone.
-        """
-        model = self._model_now()
-        if (pending := _pending(model)) is None:
-            return model, None
-        if _alias(model, CHAMPION) == pending.champion:
-            self._finish(pending)
-            return self._model_now(), pending
-        self._client.delete_registered_model_tag(self._model, _PENDING)
-        return self._model_now(), None
-
-    def _model_now(self) -> RegisteredModel:
+    def _registered_model(self) -> RegisteredModel:
         from mlflow.exceptions import MlflowException
 
         try:
@@ -246,98 +217,111 @@ class PromotionLog:
                 raise AddressError(f"no model {self._model} is registered; a run registers it when it ends") from error
             raise
 
-    def _begin(self, change: ChampionChange) -> None:
-        """Write down what is to be done, and do it."""
-        text = change.model_dump_json()
-        self._client.set_registered_model_tag(self._model, _PENDING, text)
-        if self._model_now().tags.get(_PENDING) != text:
-            raise RegistryError(f"another promotion of model {self._model} is under way; try again")
-        self._client.set_registered_model_alias(self._model, CHAMPION, str(change.champion))
-        self._finish(change)
+    def _state(self, model: RegisteredModel) -> PromotionState:
+        champion, pending = _alias(model, CHAMPION), None
+        keys = sorted(key for key in model.tags if key.startswith(_RECORD))
+        history = [ChampionChange.model_validate_json(model.tags[key]) for key in keys]
+        unmoved = bool(history) and champion == history[-1].replaced  # or its version was deleted
+        if unmoved and (champion or (len(history) > 1 and history[-1].champion in self._existing_versions())):
+            pending = history.pop()
+        return PromotionState(champion=champion, history=tuple(history), pending=pending)
 
-    def _finish(self, change: ChampionChange) -> None:
-        """What follows once the champion is set; done twice, it is done once."""
-        if change.previous not in self._existing_versions():
+    def _settle(self) -> tuple[PromotionState, bool]:
+        """Remove a pending record, or complete a change in effect; True where the latter was interrupted."""
+        model = self._registered_model()
+        state = self._state(model)
+        if state.pending is not None:
+            self._client.delete_registered_model_tag(self._model, _key(state.pending))
+            return state, False
+        if not state.history or state.champion != state.history[-1].champion:
+            return state, False
+        previous = state.history[-1].previous
+        if _alias(model, PREVIOUS) == previous or (previous is not None and previous not in self._existing_versions()):
+            return state, False
+        self._set_previous(previous)
+        return state, True
+
+    def _apply(self, change: ChampionChange) -> None:
+        text, is_first = change.model_dump_json(), change.number == 1 and change.replaced is None
+        if is_first:
+            self._client.set_registered_model_alias(self._model, CHAMPION, str(change.champion))
+        self._client.set_registered_model_tag(self._model, _key(change), text)
+        if self._registered_model().tags.get(_key(change)) != text:
+            raise RegistryError(f"another promotion of model {self._model} is in progress; try again")
+        if not is_first:
+            self._client.set_registered_model_alias(self._model, CHAMPION, str(change.champion))
+        self._set_previous(change.previous)
+
+    def _set_previous(self, version: int | None) -> None:
+        if version is None:
             self._client.delete_registered_model_alias(self._model, PREVIOUS)
         else:
-            self._client.set_registered_model_alias(self._model, PREVIOUS, str(change.previous))
-        key = f"{_RECORD}{change.number:04}"
-        self._client.set_registered_model_tag(self._model, key, change.model_dump_json())
-        self._client.delete_registered_model_tag(self._model, _PENDING)
+            self._client.set_registered_model_alias(self._model, PREVIOUS, str(version))
 
 
 def missing_champion(model: str) -> str:
-    """What to do where a model has had a champion and has none."""
+    """Message for a model whose champion was deleted, with the remedies."""
     return (
-        f"model {model} has had a champion and has none now: the version or its alias was deleted; "
-        f"`grpo rollback {model} --reason WHY` lets the version before it serve, "
-        f"`grpo promote {model} --version N --reason WHY --force` another one, "
-        "and another registry.model_name begins anew"
+        f"model {model} had a champion and has none now: the version or its alias was deleted; "
+        f"`grpo rollback models:/{model}@champion --reason WHY` restores the version before it, "
+        f"`grpo promote models:/{model}/N --reason WHY --force` promotes another one, "
+        "and another registry.model_name starts anew"
     )
 
 
 def champion_stack(history: tuple[ChampionChange, ...]) -> list[int]:
-    """Versions below and with the champion: a promotion puts one on top, a rollback takes the top away.
+    """Champions from the oldest that a rollback can reach to the present one.
 
     promote 1, 2, 3 → 1 2 3      rollback → 1 2      promote 4 → 1 2 4
     """
     stack: list[int] = []
-    for one in history:
-        if one.action == "promote":
-            if one.replaced is not None and one.replaced not in stack[-1:]:  # put there by hand
-                stack.append(one.replaced)
-            stack.append(one.champion)
+    for change in history:
+        if change.action == "promote":
+            if change.replaced is not None and change.replaced not in stack[-1:]:  # an alias that was set by hand
+                stack.append(change.replaced)
+            stack.append(change.champion)
             continue
-        while stack and stack[-1] != one.champion:
+        while stack and stack[-1] != change.champion:
             stack.pop()
-        stack = stack or [one.champion]
+        stack = stack or [change.champion]
     return stack
 
 
-def _before(version: int, stack: list[int], living: set[int]) -> int | None:
-    """The version below `version` in what stands, deleted ones passed over."""
-    stack = list(stack)
-    while stack and stack.pop() != version:
-        pass
-    return next((below for below in reversed(stack) if below in living and below != version), None)
-
-
-def _done_before(
-    history: tuple[ChampionChange, ...], finished: ChampionChange | None, reason: str, by: Actor
-) -> ChampionChange | None:
-    """The rollback that this very request has brought about already, before its process died.
-
-    A flow run asks once. A command that is typed again is another flow run: it means what was left half done, by the
-    same person for the same reason, and a second rollback where the first one had ended.
-    """
-    for one in reversed(history):
-        if one.action == "rollback" and by.run is not None and one.by.run == by.run:
-            return one
-    if finished is None or finished.action != "rollback":
-        return None
-    asked, before = (by.user, by.host, reason), (finished.by.user, finished.by.host, finished.reason)
-    return finished if asked == before else None
-
-
 def is_absent(error: Exception) -> bool:
-    """Whether MLflow says that something does not exist, and not that it cannot be asked."""
+    """Distinguish an MLflow error about a missing object from one about the connection."""
     code, text = getattr(error, "error_code", ""), str(error)
     return code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and "not found" in text)
 
 
-def _history(model: RegisteredModel) -> tuple[ChampionChange, ...]:
-    keys = sorted(key for key in model.tags if key.startswith(_RECORD) and key != _PENDING)
-    return tuple(ChampionChange.model_validate_json(model.tags[key]) for key in keys)
+def _before(version: int, stack: list[int], existing: set[int]) -> int | None:
+    """Newest existing version below `version` in the stack, or of all the stack if it is not in it."""
+    end = len(stack) - stack[::-1].index(version) - 1 if version in stack else len(stack)
+    return next((below for below in reversed(stack[:end]) if below in existing and below != version), None)
 
 
-def _pending(model: RegisteredModel) -> ChampionChange | None:
-    text = model.tags.get(_PENDING)
-    return None if text is None else ChampionChange.model_validate_json(text)
+def _already_done(
+    history: tuple[ChampionChange, ...], interrupted: bool, reason: str, by: Actor
+) -> ChampionChange | None:
+    """The rollback in effect that this request repeats: of the same flow run, or an interrupted one by the same person.
+
+    A command that is repeated after a kill has another flow run; the reason distinguishes it from a second rollback.
+    """
+    for change in reversed(history):
+        if change.action == "rollback" and by.run is not None and change.by.run == by.run:
+            return change
+    if not interrupted or history[-1].action != "rollback":
+        return None
+    last = history[-1]
+    return last if (by.user, by.host, reason) == (last.by.user, last.by.host, last.reason) else None
+
+
+def _key(change: ChampionChange) -> str:
+    return f"{_RECORD}{change.number:04}"
 
 
 def _alias(model: RegisteredModel, name: str) -> int | None:
-    found = model.aliases.get(name)
-    return None if found is None else int(found)
+    version = model.aliases.get(name)
+    return None if version is None else int(version)
 
 
 def _now() -> str:

@@ -1,47 +1,47 @@
-"""What a version was made from: enough to make it again, and to say what has changed since."""
+"""Provenance of a version: config, data, code and environment, enough to reproduce it and to name differences."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import Field, JsonValue
+
+from grpo.storage.documents import Document
 
 PROVENANCE = "provenance"
 """Key in the metadata of a registered model."""
 
 
-class Provenance(BaseModel):
-    """Kept in the metadata of the registered model, so it goes wherever the model goes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Provenance(Document):
+    """Provenance in the metadata of a registered model."""
 
     config: dict[str, JsonValue]
     """The whole configuration of the run."""
     seed: int
     sources: str
-    """Digest of the files that the scenarios were read from."""
+    """Digest of the scenario source files."""
     scenarios: str
-    """Digest of the scenarios that were read."""
+    """Digest of the validated scenarios."""
     model: str
-    """Digest of the model folder that training started from."""
+    """Digest of the base model folder."""
     code: str
-    """Digest of the library and of the packages that numbers depend on."""
+    """Digest of the library's sources and of the numeric packages."""
     commit: str | None
-    """Git commit of the project, with `+` where files were changed; None outside a repository."""
+    """Git commit of the project, with `+` for uncommitted changes; None outside a repository."""
     packages: dict[str, str]
-    external_digests: dict[str, str] = {}
-    """Digests of the user's modules and files, and versions of the packages that these import, by name."""
+    external_digests: dict[str, str] = Field(default_factory=dict)
+    """Digests of the user's modules and files, and versions of the packages that they import, by name."""
     machine: dict[str, str]
-    """Kind of processor and number of threads: sums depend on them in the last digit."""
+    """Processor and number of threads; floating-point sums depend on them in the last digit."""
     policies: tuple[str, ...]
-    """The base policy, and the policy after each iteration; the last one is registered."""
+    """Hashes of the base policy and of the policy after each iteration; the last one is registered."""
     champion: str
-    """The policy that it was judged against."""
+    """Hash of the policy that it was evaluated against."""
     decision: str
-    """What the gates said."""
+    """Reason of the gates' verdict."""
     checks: dict[str, float | None]
-    """The number of each gate."""
+    """Values of the gates."""
 
     def differences(self, now: Provenance) -> dict[str, tuple[str, str]]:
-        """What is not as it was, (then, now) by name, in the order in which it should be looked at."""
+        """Differing values, (then, now) by name, ordered by likely cause: code, packages, data, machine."""
         named = {"code": (self.code, now.code), "commit": (self.commit or "none", now.commit or "none")}
         for package in sorted({*self.packages, *now.packages}):
             named[f"package {package}"] = (self.packages.get(package, "none"), now.packages.get(package, "none"))

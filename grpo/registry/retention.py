@@ -1,11 +1,10 @@
-"""Retention of checkpoints: which stay in the store, for whom, and what has been removed.
+"""Retention of checkpoints by reference: a checkpoint is removed when its last owner releases it.
 
-    kept/run.support-desk/3fa1…      the run of this name goes on from this checkpoint
-    kept/registered/3fa1…            a registered version needs it
-    removed/77be…                    it had no keeper left: it is made again from the rollouts when it is needed
+    kept/run.support-desk/3fa1…      latest checkpoint of the run of this name
+    kept/registered/3fa1…            referenced by a registered version
+    removed/77be…                    removed; recomputed from the rollouts when it is needed
 
-A checkpoint is removed when its last keeper lets it go. The record of the removal is written first, so that a run that
-finds the checkpoint missing knows that it can be made again.
+The record of a removal is written first, so that a run can distinguish a removed checkpoint from a lost one.
 """
 
 from __future__ import annotations
@@ -14,34 +13,34 @@ from grpo.artifacts import Artifact, ArtifactStore
 
 _KEPT = "kept"
 REGISTERED = "registered"
-"""Keeper of what registered versions need."""
+"""Owner of the checkpoints of registered versions."""
 
 
 def run_owner(name: str) -> str:
-    """Keeper of the checkpoints of the run of this name."""
+    """Owner name of a run's checkpoints."""
     return f"run.{name}"
 
 
 class Retention:
-    """The keepers of the checkpoints in one store."""
+    """References to the checkpoints of one store."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
         self._documents = store.documents
 
     def keep(self, artifact: Artifact, owner: str) -> None:
-        """Let an artifact stay until this keeper lets it go."""
+        """Add a reference of this owner."""
         name = self._name(artifact, owner)
         if self._documents.read(name) is None:
             self._documents.write(name, artifact.model_dump())
 
     def kept(self, owner: str) -> list[Artifact]:
-        """Artifacts that this keeper holds."""
+        """Artifacts that this owner references."""
         documents = map(self._documents.read, self._documents.names(f"{_KEPT}/{owner}"))
         return [Artifact.model_validate(document) for document in documents if document is not None]
 
     def release(self, artifact: Artifact, owner: str) -> bool:
-        """Let an artifact go; it is removed, and True returned, where nothing else keeps it."""
+        """Remove this owner's reference, and the artifact with its last one; True if the artifact was removed."""
         self._documents.remove(self._name(artifact, owner))
         if any(name.endswith(f"/{artifact.sha256}") for name in self._documents.names(_KEPT)):
             return False

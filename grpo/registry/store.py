@@ -1,4 +1,4 @@
-"""The tracking server and the model registry at one address: runs, versions, and who serves."""
+"""MLflow client for runs, model versions and aliases of one tracking server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact, ArtifactStore, user_temp_folder
 from grpo.errors import AddressError, ArtifactError, RegistryError
 from grpo.registry.promotions import CANDIDATE, CHAMPION, PromotionLog, is_absent, missing_champion
 from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.storage.databases import exclusive, is_database, make_tracking
+from grpo.storage.documents import Document
 from grpo.storage.files import file_digest
 from grpo.storage.locks import file_lock, scratch_path
 
@@ -31,13 +31,11 @@ MODEL_DIGEST = "model_sha256"
 """Tag of a version: digest of the files of its registered model."""
 _FETCHED_NOTE = "registered_model_meta"
 _ADDRESS = re.compile(r"^models:/(?P<name>\w[\w.-]*)(@(?P<alias>[\w.-]+)|/(?P<version>[0-9]{1,9}))$")
-"""Of a version as databases hold it: nine digits."""
+"""A version number has at most nine digits, as databases store it."""
 
 
-class ModelVersion(BaseModel):
-    """A registered version, as far as the pipeline needs it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class ModelVersion(Document):
+    """A registered model version."""
 
     name: str
     version: int
@@ -46,7 +44,7 @@ class ModelVersion(BaseModel):
 
     @property
     def checkpoint(self) -> Artifact:
-        """The checkpoint that was registered; `AddressError` for a version that no run registered."""
+        """Registered checkpoint; `AddressError` for a version that was not registered by a run."""
         try:
             return Artifact(uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint")
         except KeyError as error:
@@ -56,9 +54,9 @@ class ModelVersion(BaseModel):
 
 
 class Registry:
-    """The tracking server and the model registry at one address.
+    """Runs and registered models of one tracking server.
 
-    What MLflow raises while it cannot be asked is raised as it is; what is not there is None or a `RegistryError`.
+    Connection errors of MLflow propagate; a missing object is None or a `RegistryError`.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class Registry:
 
     @property
     def client(self) -> MlflowClient:
-        """MLflow's client; the tables of a database are made by one process at a time."""
+        """MLflow's client; one process at a time creates the tables of a database."""
         if self._client is None:
             import mlflow
             from mlflow import MlflowClient
@@ -84,25 +82,23 @@ class Registry:
         return self._client
 
     def experiment(self, name: str) -> str:
-        """Id of the experiment, made on first use."""
+        """Id of the experiment, created on first use."""
         client = self.client
         with exclusive(self.tracking_uri):
-            found = client.get_experiment_by_name(name)
-            if found is not None:
-                return str(found.experiment_id)
+            if (experiment := client.get_experiment_by_name(name)) is not None:
+                return str(experiment.experiment_id)
             location = f"{self._artifact_root}/{name}" if self._artifact_root else None
-            with _made_by_another():
+            with _ignore_existing():
                 return str(client.create_experiment(name, artifact_location=location))
             return str(client.get_experiment_by_name(name).experiment_id)
 
     def champion(self, model: str) -> ModelVersion | None:
-        """The version in service, None while none has ever been.
+        """Version in service; None before the first promotion.
 
-        Raises `RegistryError` where one has been and its version or alias was deleted: who took that for a new model
-        would let a worse one in.
+        Raises `RegistryError` for a deleted champion: a comparison with the base instead could promote a worse version.
         """
-        if (found := self._by_alias(model, CHAMPION)) is not None:
-            return found
+        if (version := self._by_alias(model, CHAMPION)) is not None:
+            return version
         try:
             state = self.promotions(model).state()
         except AddressError:
@@ -112,80 +108,68 @@ class Registry:
         return None
 
     def resolve(self, address: str) -> ModelVersion:
-        """The version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` where there is none."""
-        from mlflow.exceptions import MlflowException
-
+        """Return the version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` for a missing one."""
         if (parts := _ADDRESS.match(address)) is None:
             raise AddressError(
                 f"{address!r} is not the address of a model; write models:/NAME@champion or models:/NAME/3"
             )
         name, alias, number = parts["name"], parts["alias"], parts["version"]
-        found: ModelVersion | None
-        if alias is not None:
-            found = self._by_alias(name, alias)
-        else:
-            try:
-                found = _version(self.client.get_model_version(name, number))
-            except MlflowException as error:
-                if not is_absent(error):
-                    raise
-                found = None
-        if found is None:
+        version = self._by_alias(name, alias) if alias is not None else self._by_number(name, number)
+        if version is None:
             raise AddressError(f"no model at {address} in the registry {self.tracking_uri}")
-        return found
+        return version
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
-        """The version that this very run has registered before, if it has."""
-        found = self.client.search_model_versions(f"name = '{model}' and tags.run_key = '{run_key}'")
-        return _version(found[0]) if found else None
+        """Return the version that the run with this key registered, if any."""
+        versions = self.client.search_model_versions(f"name = '{model}' and tags.run_key = '{run_key}'")
+        return _version(versions[0]) if versions else None
 
     def versions(self, model: str) -> list[ModelVersion]:
-        """Every version of a model, the first one first."""
-        found = self.client.search_model_versions(f"name = '{model}'", max_results=10_000)
-        return sorted(map(_version, found), key=lambda one: one.version)
+        """All versions of a model, oldest first."""
+        versions = self.client.search_model_versions(f"name = '{model}'", max_results=10_000)
+        return sorted(map(_version, versions), key=lambda version: version.version)
 
     def checkpoints(self, store: str) -> list[Artifact]:
-        """Checkpoints in a store that registered versions need: their own, and those they were judged against."""
+        """Checkpoints in a store that registered versions reference: their own and those of their champions."""
         pairs = [("checkpoint_uri", "checkpoint_sha256"), ("champion_uri", "champion_sha256")]
-        every = self.client.search_model_versions(max_results=10_000)
-        needed = {
+        referenced = {
             (version.tags[uri], version.tags[digest])
-            for version in every
+            for version in self.client.search_model_versions(max_results=10_000)
             for uri, digest in pairs
             if uri in version.tags and digest in version.tags
         }
-        place = ArtifactStore(store).uri + "/"
+        root = ArtifactStore(store).uri + "/"
         return [
             Artifact(uri=uri, sha256=digest, kind="checkpoint")
-            for uri, digest in sorted(needed)
-            if uri.startswith(place)
+            for uri, digest in sorted(referenced)
+            if uri.startswith(root)
         ]
 
     @contextmanager
     def model_folder(self, version: ModelVersion) -> Iterator[Path]:
-        """The folder of a registered model, verified by its digest; what was fetched for it goes when the block ends.
+        """Yield the folder of a registered model, verified by its digest; a download is removed afterwards.
 
-        Raises `ArtifactError` for a model that is not what was registered, `AddressError` for one without a digest.
+        Raises `ArtifactError` for a model that differs from its digest, `AddressError` for one without a digest.
         """
         name = f"{version.name} version {version.version}"
         if (expected := version.tags.get(MODEL_DIGEST)) is None:
             raise AddressError(f"{name} has no tag {MODEL_DIGEST}: no run of this pipeline registered it")
         with self._fetched(self.client.get_model_version(version.name, str(version.version)).source) as folder:
-            if (now := model_digest(folder)) != expected:
+            if (actual := model_digest(folder)) != expected:
                 raise ArtifactError(
-                    f"the registered model of {name} in {folder} is damaged: expected {expected}, it is {now}; "
-                    "restore it from a backup, or let another version serve"
+                    f"the registered model of {name} in {folder} is damaged: expected {expected}, got {actual}; "
+                    "restore it from a backup, or promote another version"
                 )
             yield folder
 
     def verify(self, version: ModelVersion) -> None:
-        """Raise `ArtifactError` unless the registered model is what its digest says."""
+        """Raise `ArtifactError` unless the registered model matches its digest."""
         with self.model_folder(version):
             pass
 
     @contextmanager
     def _fetched(self, address: str) -> Iterator[Path]:
-        """The files of a logged model: where they lie on this machine, or fetched from the tracking server."""
+        """Yield the files of a logged model, local or downloaded from the tracking server."""
         from mlflow.artifacts import download_artifacts
 
         if is_database(self.tracking_uri):
@@ -196,30 +180,27 @@ class Registry:
             yield Path(download_artifacts(artifact_uri=address, dst_path=str(scratch), tracking_uri=self.tracking_uri))
 
     def aliases(self, version: ModelVersion) -> list[str]:
-        """Names that point at a version."""
+        """Aliases of a version."""
         model = self.client.get_registered_model(version.name)
         return sorted(name for name, number in model.aliases.items() if int(number) == version.version)
 
     def provenance(self, version: ModelVersion) -> Provenance:
-        """What a version was made from; `AddressError` for one that something else registered."""
+        """Provenance of a version; `AddressError` for one without it."""
         import mlflow
         from mlflow.models import get_model_info
 
         mlflow.set_tracking_uri(self.tracking_uri)
         address = f"models:/{version.name}/{version.version}"
-        found = (get_model_info(address).metadata or {}).get(PROVENANCE)
-        if found is None:
-            raise AddressError(
-                f"{address} says nothing of what it was made from: no run of this pipeline registered it"
-            )
-        return Provenance.model_validate(found)
+        provenance = (get_model_info(address).metadata or {}).get(PROVENANCE)
+        if provenance is None:
+            raise AddressError(f"{address} has no provenance: no run of this pipeline registered it")
+        return Provenance.model_validate(provenance)
 
     def open_run(self, experiment: str, run_name: str, *, run_key: str, params: Mapping[str, str]) -> str:
-        """Id of this run's record: the one it left unfinished, or a new one with its parameters."""
+        """Return the id of the MLflow run with this key, created with its parameters on first use."""
         experiment_id = self.experiment(experiment)
-        found = self.client.search_runs([experiment_id], f"tags.run_key = '{run_key}'", max_results=1)
-        if found:
-            return str(found[0].info.run_id)
+        if runs := self.client.search_runs([experiment_id], f"tags.run_key = '{run_key}'", max_results=1):
+            return str(runs[0].info.run_id)
         run = self.client.create_run(experiment_id, run_name=run_name, tags={"run_key": run_key})
         from mlflow.entities import Param
 
@@ -227,7 +208,7 @@ class Registry:
         return str(run.info.run_id)
 
     def log_metrics(self, run_id: str, series: Mapping[str, list[float]]) -> None:
-        """Log one value an iteration for each name."""
+        """Log one value per iteration for each name."""
         import time
 
         from mlflow.entities import Metric
@@ -260,10 +241,10 @@ class Registry:
         tags: Mapping[str, str],
         provenance: Provenance,
     ) -> ModelVersion:
-        """Log the policy as a chat model, register it, and let `candidate` point at the newest version.
+        """Log the policy as a chat model, register it, and set the alias `candidate` to the newest version.
 
-        The same `run_key` gives the version that is already there. A version appears in one transaction, with its
-        tags, when its files are whole: whoever dies before leaves none, whoever dies after is found again.
+        A second registration with the same `run_key` returns the existing version. A version is created in one
+        transaction with its tags after its files are complete, so a killed process leaves none or a complete one.
         """
         import mlflow
 
@@ -288,20 +269,20 @@ class Registry:
 
     @contextmanager
     def _named(self, model: str) -> Iterator[None]:
-        """A registered model of this name while its first version is made; without that, no name is left either."""
+        """Create the registered model if needed; remove it again when its first version fails."""
         made = False
-        with _made_by_another():
+        with _ignore_existing():
             self.client.create_registered_model(model)
             made = True
         try:
             yield
-        except BaseException:  # cancelled, too
+        except BaseException:  # also on cancellation
             if made and not self.versions(model):
                 self.client.delete_registered_model(model)
             raise
 
     def promotions(self, model: str) -> PromotionLog:
-        """Which versions of a model have served, and the next one."""
+        """Promotions and rollbacks of a model."""
         return PromotionLog(self.client, model, self._exclusive(model))
 
     def _by_alias(self, model: str, alias: str) -> ModelVersion | None:
@@ -314,19 +295,29 @@ class Registry:
                 return None
             raise
 
+    def _by_number(self, model: str, number: str) -> ModelVersion | None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return _version(self.client.get_model_version(model, number))
+        except MlflowException as error:
+            if is_absent(error):
+                return None
+            raise
+
     def _exclusive(self, model: str) -> FileLock:
         digest = hashlib.sha256(f"{self.tracking_uri} {model}".encode()).hexdigest()[:20]
         return file_lock(_lock_folder(self.tracking_uri) / f"{digest}.lock")
 
 
-def _version(found: MlflowVersion) -> ModelVersion:
+def _version(version: MlflowVersion) -> ModelVersion:
     return ModelVersion(
-        name=str(found.name), version=int(found.version), run_id=str(found.run_id), tags=dict(found.tags)
+        name=str(version.name), version=int(version.version), run_id=str(version.run_id), tags=dict(version.tags)
     )
 
 
 def model_digest(folder: Path) -> str:
-    """sha256 of the names and bytes of a logged model's files, without the note that MLflow adds to a fetched copy."""
+    """sha256 of the names and bytes of a logged model's files, without the note that MLflow adds to a download."""
     files = {
         str(path.relative_to(folder)): file_digest(path)
         for path in sorted(folder.rglob("*"))
@@ -336,15 +327,15 @@ def model_digest(folder: Path) -> str:
 
 
 def _lock_folder(tracking_uri: str) -> Path:
-    """Beside a local database, else in this user's temporary folder."""
+    """Folder of the database, or this user's temporary folder for a server."""
     if tracking_uri.startswith("sqlite:///"):
         return Path(tracking_uri.removeprefix("sqlite:///")).parent
     return user_temp_folder() / "locks"
 
 
 @contextmanager
-def _made_by_another() -> Iterator[None]:
-    """Pass over what is there already: behind a server another machine may make it in the same moment."""
+def _ignore_existing() -> Iterator[None]:
+    """Suppress the error for an object that another machine created at the same time."""
     from mlflow.exceptions import MlflowException
 
     try:

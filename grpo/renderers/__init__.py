@@ -1,1 +1,1 @@
-"""renderers."""
+"""Renderers: messages ↔ token ids ↔ parsed replies."""

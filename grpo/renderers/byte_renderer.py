@@ -1,7 +1,7 @@
-"""A renderer for policies that read messages and have no tokenizer: a script, a chat server, a backend of your own.
+"""Renderer for policies that read messages and have no tokenizer: a script, a chat server, a custom backend.
 
-Ids 0–255 are the bytes of UTF-8, 256 ends a turn, 257 and on say who speaks. Nothing is learned on such ids; they let
-rollouts of these policies be recorded, counted and limited like all others.
+Ids 0–255 are UTF-8 bytes, 256 is the stop token, 257 and on mark the role. Such trajectories are recorded, counted and
+limited like all others, and are not trained on.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from grpo.messages import ROLES, TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool
 from grpo.renderers.chat_template import Renderer
 
 _STOP = 256
-_ETAGS = {role: _STOP + 1 + place for place, role in enumerate(ROLES)}
+_ROLE_IDS = {role: _STOP + 1 + i for i, role in enumerate(ROLES)}
 
 
 class ByteRenderer(Renderer):
-    """Each byte a token; no package is needed."""
+    """Renderer with a token per byte; needs no optional package."""
 
     def __init__(self, *, tools: Sequence[Tool] = ()) -> None:
         self.tools = tuple(tools)
@@ -25,7 +25,7 @@ class ByteRenderer(Renderer):
         self.hash = "bytes"
 
     def build_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """See `Renderer.build_prompt`; the tools stand first, as a system message."""
+        """See `Renderer.build_prompt`; the tools come first, as a system message."""
         signatures = json.dumps([tool.to_template() for tool in self.tools])
         tools = [Message(role="system", content=signatures)] if self.tools else []
         return self.build_continuation((), (*tools, *messages))
@@ -33,8 +33,8 @@ class ByteRenderer(Renderer):
     def build_continuation(self, messages: Sequence[Message], new: Sequence[Message]) -> list[int]:
         """See `Renderer.build_continuation`."""
         return [
-            *(id_ for message in new for id_ in (_ETAGS[message.role], *self.encode_reply(message))),
-            _ETAGS["assistant"],
+            *(id_ for message in new for id_ in (_ROLE_IDS[message.role], *self.encode_reply(message))),
+            _ROLE_IDS["assistant"],
         ]
 
     def encode_reply(self, message: Message) -> list[int]:

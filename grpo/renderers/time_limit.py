@@ -1,4 +1,4 @@
-"""A time limit on Python code that runs in this thread."""
+"""Time limit for Python code in the current thread."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 
 
 class _Expired(BaseException):
-    """Raised inside the block; not an `Exception`, which the code in it might catch."""
+    """Expiry of the limit; not an `Exception`, which the code in the block might catch."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` where the block takes longer.
+    """Raise `TimeoutError` if the block takes longer.
 
-    Loops of Python code are interrupted between two instructions; one long call into another language is not.
+    Python code is interrupted between two bytecode instructions; a long call into an extension is not.
     """
-    thread, lock, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), threading.Event()
+    thread, lock, finished = ctypes.c_ulong(threading.get_ident()), threading.Lock(), threading.Event()
     interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
     def expire() -> None:
         with lock:
-            if not over.is_set():
+            if not finished.is_set():
                 interrupt(thread, ctypes.py_object(_Expired))
 
     timer = threading.Timer(seconds, expire)
@@ -35,8 +35,8 @@ def time_limit(seconds: float) -> Iterator[None]:
         finally:
             timer.cancel()
             with lock:
-                over.set()
-                interrupt(thread, None)  # what was raised and has not arrived
+                finished.set()
+                interrupt(thread, None)  # clears an exception that is pending
             timer.join()
     except _Expired:
         raise TimeoutError(f"not done after {seconds:g} s") from None

@@ -1,1 +1,1 @@
-"""Whether to train again, and on what: reasons, new conversations and the gates they pass, the mixture."""
+"""Retraining: triggers, curation of conversations, and the training mixture."""

@@ -1,137 +1,157 @@
-"""The version in service, what it was made from, and who last challenged it, read without loading a model."""
+"""Champion and last challenger of a model: training data, conversations, evaluation and production metrics."""
 
 from __future__ import annotations
 
+import itertools
 import tempfile
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from mlflow.exceptions import MlflowException
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.scenarios import ConversationLogSource, Source
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Evaluation
 from grpo.registry import ModelVersion, Registry
 from grpo.retraining.curation import CONVERSATIONS, REDACTED
 from grpo.retraining.data_lineage import TrainingData, data_lineage
 from grpo.retraining.filters import masked_user_text
+from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
+from grpo.storage.documents import Document
 
 _ENOUGH_LIVE = 50
-"""Conversations of before from which on they, not the scenarios, say what users used to talk about."""
+"""Earlier conversations from which on drift is measured against them and not against the scenarios."""
 
 
-class Champion(BaseModel):
-    """The version in service, as far as a retraining needs it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Champion(Document):
+    """The version in service and the data of its training."""
 
     name: str
     """Name and version, `support-desk/3`."""
     registered: datetime
     checkpoint: Artifact
     data_lineage: tuple[TrainingData, ...] = Field(min_length=1)
-    """What its weights have seen: what it was trained and judged on itself, then each version before it."""
+    """Training data of its weights: its own, then that of each version before it."""
     conversations: Artifact | None
-    """Conversations that there were when it was trained; None for a version that no retraining made."""
+    """Conversations known when it was trained; None for a version that was not retrained."""
     evaluation: Evaluation | None
-    """How it was judged; None where its run was cut off before its report."""
+    """Its evaluation; None for a run that was interrupted before its report."""
 
     @property
     def training_data(self) -> TrainingData:
-        """What it was trained and judged on itself."""
+        """Training data of its own run."""
         return self.data_lineage[0]
 
 
 def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion | None:
-    """The champion of a registered model; None while nothing is in service."""
-    found = models.champion(model)
-    if found is None:
+    """Read the champion of a registered model; None without one."""
+    version = models.champion(model)
+    if version is None:
         return None
-    known = found.tags.get(CONVERSATIONS)
+    known = version.tags.get(CONVERSATIONS)
     return Champion(
-        name=f"{found.name}/{found.version}",
-        registered=_registered(models, found),
-        checkpoint=found.checkpoint,
-        data_lineage=data_lineage(models, artifacts, found),
+        name=f"{version.name}/{version.version}",
+        registered=_registered(models, version),
+        checkpoint=version.checkpoint,
+        data_lineage=data_lineage(models, artifacts, version),
         conversations=artifacts.folder(CONVERSATIONS, known) if known else None,
-        evaluation=_evaluation(models, found.run_id),
+        evaluation=_evaluation(models, version.run_id),
     )
 
 
-class Challenger(BaseModel):
-    """The newest version of a retraining that was judged against the champion, whatever became of it.
+class Challenger(Document):
+    """Newest retrained version that was evaluated against the champion, with any verdict.
 
-    What it was trained on has had its chance: a refused version is no reason to train another one on the same.
+    Its training data does not count as new: a refused version does not start a retraining on the same data.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """Name and version, `support-desk/4`."""
     registered: datetime
     conversations: Artifact
-    """Conversations that there were when it was trained."""
+    """Conversations known when it was trained."""
 
 
 def last_challenger(
     models: Registry, artifacts: ArtifactStore, model: str, champion: Champion | None
 ) -> Challenger | None:
-    """How the champion was last challenged; while nothing is in service, what was trained last. None where nothing was.
+    """Find the last challenger of the champion, or the last retrained version without a champion; None without either.
 
-    A version that was rolled back from was judged against the one that serves again, and counts.
+    A version that was rolled back was evaluated against the present champion, and counts.
     """
-    for one in reversed(models.versions(model)):
-        conversations = one.tags.get(CONVERSATIONS)
-        against = champion is None or one.tags.get("champion_sha256") == champion.checkpoint.sha256
-        if conversations and against and (champion is None or champion.name != f"{one.name}/{one.version}"):
+    for version in reversed(models.versions(model)):
+        conversations = version.tags.get(CONVERSATIONS)
+        against = champion is None or version.tags.get("champion_sha256") == champion.checkpoint.sha256
+        if conversations and against and (champion is None or champion.name != f"{version.name}/{version.version}"):
             return Challenger(
-                name=f"{one.name}/{one.version}",
-                registered=_registered(models, one),
+                name=f"{version.name}/{version.version}",
+                registered=_registered(models, version),
                 conversations=artifacts.folder(CONVERSATIONS, conversations),
             )
     return None
 
 
 def new_conversations(
-    table: Path, artifacts: ArtifactStore, champion: Champion | None, judged: Challenger | None = None
+    table: Path, artifacts: ArtifactStore, champion: Champion | None, challenger: Challenger | None = None
 ) -> list[Scenario]:
-    """The conversations of a table that were not there when the champion was trained, nor at the last judgement."""
-    before: set[str] = set()
+    """Conversations of a table that were unknown when the champion and the last challenger were trained."""
+    known: set[str] = set()
     if champion is not None:
-        before.update(
-            one.id for one in read_scenarios(artifacts.path(champion.training_data.scenarios) / SCENARIOS_FILE)
-        )
-    for taken in (champion, judged):
-        if taken is not None and taken.conversations is not None:
-            before.update(one.id for one in read_scenarios(artifacts.path(taken.conversations) / REDACTED))
-    return [one for one in read_scenarios(table) if one.id not in before]
+        known.update(scenario.id for scenario in _scenarios(artifacts, champion))
+    for version in (champion, challenger):
+        if version is not None and version.conversations is not None:
+            known.update(scenario.id for scenario in read_scenarios(artifacts.path(version.conversations) / REDACTED))
+    return [scenario for scenario in read_scenarios(table) if scenario.id not in known]
 
 
-def known_topics(artifacts: ArtifactStore, champion: Champion | None, judged: Challenger | None = None) -> list[str]:
-    """What users were known to say: in the conversations of the last judgement or else of the champion.
+def known_topics(
+    artifacts: ArtifactStore, champion: Champion | None, challenger: Challenger | None = None
+) -> list[str]:
+    """User texts of the conversations of the last challenger, or of the champion without one.
 
-    Where these are few, in the champion's scenarios.
+    Fewer than 50 are replaced by the texts of the champion's scenarios.
     """
     if champion is None:
         return []
-    known = judged.conversations if judged is not None else champion.conversations
+    known = challenger.conversations if challenger is not None else champion.conversations
     if known is not None:
-        live = [masked_user_text(one) for one in read_scenarios(artifacts.path(known) / REDACTED)]
-        if len(live) >= _ENOUGH_LIVE:
-            return live
-    return [
-        masked_user_text(one)
-        for one in read_scenarios(artifacts.path(champion.training_data.scenarios) / SCENARIOS_FILE)
-    ]
+        texts = [masked_user_text(scenario) for scenario in read_scenarios(artifacts.path(known) / REDACTED)]
+        if len(texts) >= _ENOUGH_LIVE:
+            return texts
+    return [masked_user_text(scenario) for scenario in _scenarios(artifacts, champion)]
+
+
+def production_metrics(sources: Iterable[Source], model: str, since: datetime | None = None) -> dict[str, list[float]]:
+    """Values of each metric in the logged conversations of a version (`support-desk/3`), oldest first.
+
+    Damaged files are skipped here; curation counts them.
+    """
+    logs = (source for source in sources if isinstance(source, ConversationLogSource))
+    entries = itertools.chain.from_iterable(ConversationLog(Path(log.path)).read(log.files) for log in logs)
+    logged = (entry.conversation for entry in entries if entry.conversation is not None)
+    served = sorted(
+        (item for item in logged if item.model == model and (since is None or item.time >= since)),
+        key=lambda item: (item.time, item.id),
+    )
+    return {
+        "reward": [item.reward for item in served if item.reward is not None],
+        "rating": [item.rating for item in served if item.rating is not None],
+    }
+
+
+def _scenarios(artifacts: ArtifactStore, champion: Champion) -> Iterable[Scenario]:
+    return read_scenarios(artifacts.path(champion.training_data.scenarios) / SCENARIOS_FILE)
 
 
 def _registered(models: Registry, version: ModelVersion) -> datetime:
-    found = models.client.get_model_version(version.name, str(version.version))
-    return datetime.fromtimestamp(found.creation_timestamp / 1000, UTC)
+    registered = models.client.get_model_version(version.name, str(version.version))
+    return datetime.fromtimestamp(registered.creation_timestamp / 1000, UTC)
 
 
 def _evaluation(models: Registry, run_id: str) -> Evaluation | None:

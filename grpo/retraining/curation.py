@@ -1,9 +1,9 @@
-"""Conversations → those that may be trained on, and for each other one the gate that refused it.
+"""Curation of conversations for training: redaction and filters.
 
-    records ─ schema ─ complete ─ licence ─ consent ─ redaction ─→ seen ─ contamination ─ duplicates ─→ accepted
-                └───────┴───────────┴─────────┴──────────────────────────────┴───────────────┴───────→ refused
+    records ─ schema ─ complete ─ licence ─ consent ─ redaction ─→ redacted ─ contamination ─ duplicates ─→ accepted
+                └───────┴───────────┴─────────┴────────────────────────────────┴───────────────┴───────→ rejected
 
-What is refused leaves its id, the gate and the reason, never its words: who did not agree is not kept.
+A rejected conversation leaves its id, the filter and the reason, never its text: without consent nothing is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import Source
@@ -32,29 +32,27 @@ from grpo.retraining.filters import (
 )
 from grpo.retraining.redaction import Redacted
 from grpo.scenarios.data_errors import excerpt
-from grpo.scenarios.quarantine import ParsedRecords, parse_records
-from grpo.scenarios.refusal import reason_from_error
+from grpo.scenarios.quarantine import ParsedRecords, parse_records, reason_from_error
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import SCHEMA, TableWriter, scenario_row
+from grpo.storage.documents import Document
 
 CONVERSATIONS = "conversations"
-"""Kind of the artifact, and the tag by which a version says which conversations there were when it was trained."""
+"""Kind of the artifact, and the tag of a version with the digest of the conversations known at its training."""
 ACCEPTED, REDACTED, REJECTED = "accepted.parquet", "redacted.parquet", "rejected.parquet"
-REJECTIONS = pa.schema([("record", pa.string()), ("gate", pa.string()), ("reason", pa.string())])
+REJECTIONS = pa.schema([("record", pa.string()), ("filter", pa.string()), ("reason", pa.string())])
 
 
-class CurationCounts(BaseModel):
-    """What became of the conversations: `records = accepted + sum(refused)`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class CurationCounts(Document):
+    """Counts of accepted and rejected conversations: `records = accepted + sum(rejected)`."""
 
     records: int
     accepted: int
     rejected: dict[str, int]
-    """By gate and kind of reason."""
+    """By filter and kind of reason."""
     redacted: dict[str, int]
-    """Different pieces of personal data that were replaced, by kind."""
+    """Distinct values of personal data that were replaced, by kind."""
     redacted_conversations: int
 
 
@@ -66,49 +64,49 @@ def curate_conversations(
     heldout: Iterable[Scenario],
     settings: CurationSettings,
 ) -> CurationCounts:
-    """Read conversations and let them through the gates; writes the three tables into `folder`.
+    """Read, redact and filter conversations; writes the three tables into `folder`.
 
-    `known` are the scenarios that are trained on anyway, `heldout` those that nothing may be trained on.
-    Raises `BudgetError` where more than `settings.max_unreadable_fraction` of the records are no scenarios.
+    `known` are the training scenarios, `heldout` those that must not leak into training. Raises `BudgetError` when
+    more than `settings.max_unreadable_fraction` of the records are unreadable.
     """
     parsed = _read(sources)
     _check(parsed, settings.max_unreadable_fraction)
-    first: tuple[Filter, ...] = (
+    before_redaction: tuple[Filter, ...] = (
         SchemaFilter(),
         RequiredFieldsFilter(settings.required_fields),
         LicenceFilter(settings.licences),
         ConsentFilter(settings.consents),
     )
-    then: tuple[Filter, ...] = (
+    after_redaction: tuple[Filter, ...] = (
         ContaminationFilter(heldout, settings.near_duplicate_threshold),
         DuplicateFilter(known, settings.near_duplicate_threshold),
     )
     rejected: Counter[str] = Counter()
     redacted: Counter[str] = Counter()
-    accepted = touched = 0
+    accepted = redacted_conversations = 0
     with (
         TableWriter(folder / ACCEPTED, SCHEMA) as accepted_table,
-        TableWriter(folder / REDACTED, SCHEMA) as seen_table,
-        TableWriter(folder / REJECTED, REJECTIONS) as refused_table,
+        TableWriter(folder / REDACTED, SCHEMA) as redacted_table,
+        TableWriter(folder / REJECTED, REJECTIONS) as rejected_table,
     ):
         for record in parsed.quarantined:
-            rejected[f"schema: {record.refusal.kind}"] += 1
-            refused_table.add((excerpt(f"{record.source}:{record.line}"), "schema", record.refusal.kind))
+            rejected[f"schema: {record.reason.kind}"] += 1
+            rejected_table.add((excerpt(f"{record.source}:{record.line}"), "schema", record.reason.kind))
         for item in parsed.items:
             raw = IncomingConversation(scenario=item, masked=masked_user_text(item))
-            clean, reason = None, _first_refusal(first, raw)
-            if reason is None:
-                clean, reason = _redacted(item)
+            clean, rejection = None, _first_rejection(before_redaction, raw)
+            if rejection is None:
+                clean, rejection = _redact(item)
             if clean is not None:
                 row = scenario_row(clean.scenario)
-                redacted.update(clean.found)
-                touched += bool(clean.found)
-                seen_table.add(*row)
-                reason = _first_refusal(then, raw)
-            if reason is not None:
-                gate, why = reason
-                rejected[f"{gate}: {why.partition(':')[0]}"] += 1
-                refused_table.add((item.id, gate, why))
+                redacted.update(clean.counts)
+                redacted_conversations += bool(clean.counts)
+                redacted_table.add(*row)
+                rejection = _first_rejection(after_redaction, raw)
+            if rejection is not None:
+                name, reason = rejection
+                rejected[f"{name}: {reason.partition(':')[0]}"] += 1
+                rejected_table.add((item.id, name, reason))
             elif clean is not None:
                 accepted_table.add(*row)
                 accepted += 1
@@ -117,12 +115,12 @@ def curate_conversations(
         accepted=accepted,
         rejected=dict(rejected.most_common()),
         redacted=dict(redacted.most_common()),
-        redacted_conversations=touched,
+        redacted_conversations=redacted_conversations,
     )
 
 
 def _read(sources: Sequence[Source]) -> ParsedRecords[Scenario]:
-    """Every record of the sources as a scenario, or quarantined; none at all where nobody has spoken yet."""
+    """Parse all records of the sources; an empty log gives none."""
     records = list(itertools.chain.from_iterable(map(read_records, sources)))
     return parse_records(records, Scenario) if records else ParsedRecords(items=(), quarantined=())
 
@@ -133,21 +131,21 @@ def _check(parsed: ParsedRecords[Scenario], bound: float) -> None:
         first = parsed.quarantined[0]
         raise BudgetError(
             f"{unreadable} of {parsed.records} conversations cannot be read, at most {bound:.1%} may be; first: "
-            f"{first.source}:{first.line} {first.refusal.reason}; mend the source or raise curation.max_unreadable_fraction"
+            f"{first.source}:{first.line} {first.reason.message}; fix the source or raise "
+            "curation.max_unreadable_fraction"
         )
 
 
-def _redacted(item: Scenario) -> tuple[Redacted, None] | tuple[None, tuple[str, str]]:
-    """The conversation without personal data, or the refusal of what is no scenario any more, in none of its words."""
+def _redact(item: Scenario) -> tuple[Redacted, None] | tuple[None, tuple[str, str]]:
+    """Redact a conversation; one that is not a valid scenario afterwards is rejected, without its text."""
     try:
         return Redacted(item), None
     except ValidationError as error:
-        return None, ("redaction", f"no scenario once redacted: {reason_from_error(error).reason}")
+        return None, ("redaction", f"invalid once redacted: {reason_from_error(error).message}")
 
 
-def _first_refusal(gates: Iterable[Filter], incoming: IncomingConversation) -> tuple[str, str] | None:
-    for gate in gates:
-        reason = gate.reject(incoming)
-        if reason is not None:
-            return gate.name, reason
+def _first_rejection(filters: Iterable[Filter], incoming: IncomingConversation) -> tuple[str, str] | None:
+    for candidate in filters:
+        if (reason := candidate.reject(incoming)) is not None:
+            return candidate.name, reason
     return None

@@ -1,13 +1,13 @@
-"""What a version was trained and judged on: its table of scenarios, split as its own run split it.
+"""Training and evaluation data of a version: its scenario table with the split of its own run.
 
-The share that is held out may have changed since: today's settings say nothing of what a version has seen.
+Today's `validation_fraction` may differ from that of the run, so the split is read from the version's provenance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.registry import ModelVersion, Registry
@@ -15,56 +15,57 @@ from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import split
 from grpo.scenarios.table import read_scenarios, text_digest
+from grpo.storage.documents import Document
 
 STARTED_FROM = "started_from"
-"""Tag of a version that a retraining made: digest of the checkpoint whose weights it began with."""
+"""Tag of a retrained version: digest of the checkpoint that its training started from."""
 
 
-class TrainingData(BaseModel):
-    """A table, and how the run that trained on it split it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class TrainingData(Document):
+    """A scenario table and the split settings of its run."""
 
     scenarios: Artifact
     validation_fraction: float
     limit: int | None
 
 
-class _Sides(BaseModel):
-    """The part of a run's scenario settings that decides the sides."""
+class _SplitSettings(BaseModel):
+    """Scenario settings of a run that determine its split."""
 
     validation_fraction: float
     limit: int | None = None
 
 
 def training_data(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> TrainingData:
-    """What a version was trained and judged on, by its own provenance."""
-    sides = _Sides.model_validate(models.provenance(version).config["scenarios"])
+    """Read the training data of a version from its provenance."""
+    settings = _SplitSettings.model_validate(models.provenance(version).config["scenarios"])
     table = artifacts.folder("scenarios", version.tags["scenarios"])
-    return TrainingData(scenarios=table, validation_fraction=sides.validation_fraction, limit=sides.limit)
+    return TrainingData(scenarios=table, validation_fraction=settings.validation_fraction, limit=settings.limit)
 
 
 def data_lineage(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> tuple[TrainingData, ...]:
-    """What the weights of a version have seen: its own material, and that of each version before it, newest first."""
-    by_checkpoint = {one.tags.get("checkpoint_sha256"): one for one in reversed(models.versions(version.name))}
-    found = {version.checkpoint.sha256: training_data(models, artifacts, version)}
-    while (start := version.tags.get(STARTED_FROM)) in by_checkpoint and start is not None and start not in found:
+    """Training data of a version's weights: its own, then that of each version it descends from, newest first."""
+    by_checkpoint = {
+        earlier.tags.get("checkpoint_sha256"): earlier for earlier in reversed(models.versions(version.name))
+    }
+    lineage = {version.checkpoint.sha256: training_data(models, artifacts, version)}
+    while (start := version.tags.get(STARTED_FROM)) in by_checkpoint and start is not None and start not in lineage:
         version = by_checkpoint[start]
-        found[start] = training_data(models, artifacts, version)
-    return tuple(found.values())
+        lineage[start] = training_data(models, artifacts, version)
+    return tuple(lineage.values())
 
 
-def evaluation_scenarios(artifacts: ArtifactStore, seen: TrainingData) -> list[Scenario]:
-    """The whole held-out side, and so also what a limit kept from being played."""
-    path = artifacts.path(seen.scenarios) / SCENARIOS_FILE
-    return list(read_scenarios(path, ids=split(path, validation_fraction=seen.validation_fraction, limit=None).heldout))
+def evaluation_scenarios(artifacts: ArtifactStore, data: TrainingData) -> list[Scenario]:
+    """Read the whole held-out split, without the limit on evaluated scenarios."""
+    path = artifacts.path(data.scenarios) / SCENARIOS_FILE
+    return list(read_scenarios(path, ids=split(path, validation_fraction=data.validation_fraction, limit=None).heldout))
 
 
-def training_digests(artifacts: ArtifactStore, seen: Iterable[TrainingData]) -> set[str]:
-    """Digests of the texts of all training sides."""
+def training_digests(artifacts: ArtifactStore, lineage: Iterable[TrainingData]) -> set[str]:
+    """Digests of the texts of all training splits."""
     digests: set[str] = set()
-    for one in seen:
-        path = artifacts.path(one.scenarios) / SCENARIOS_FILE
-        sides = split(path, validation_fraction=one.validation_fraction, limit=one.limit)
-        digests.update(text_digest(scenario) for scenario in read_scenarios(path, ids=sides.train))
+    for data in lineage:
+        path = artifacts.path(data.scenarios) / SCENARIOS_FILE
+        splits = split(path, validation_fraction=data.validation_fraction, limit=data.limit)
+        digests.update(text_digest(scenario) for scenario in read_scenarios(path, ids=splits.train))
     return digests

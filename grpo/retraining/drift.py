@@ -1,13 +1,11 @@
-"""Whether two samples of conversations are about the same: a kernel two-sample test on their words.
+"""Topic drift: a kernel two-sample permutation test on the words of two samples of texts.
 
-Each text is a vector of its words and pairs of words (TF-IDF, length 1); the statistic is the squared maximum mean
-discrepancy with the linear kernel, ‖mean(a) − mean(b)‖² (Gretton et al. 2012, JMLR 13, eq. 5). How large it gets where
-nothing differs is found by giving the labels out anew: the p-value is the share of shuffles that reach what was
-observed. Under no drift that holds for any sample size and any texts: a test at level 0.01 raises one false alarm in a
-hundred.
+Each text is a TF-IDF vector of its words and bigrams, of length 1; the statistic is the squared maximum mean
+discrepancy with the linear kernel, ‖mean(a) − mean(b)‖² (Gretton et al. 2012, JMLR 13, eq. 5). The p-value is the share
+of label permutations that reach the observed statistic, exact for any sample size: at level 0.01 the false-alarm rate
+is 1 %.
 
-    known ("red", "red"), new ("blue", "blue"): means (1,0) and (0,1), statistic 2, which 2 of the 6 ways to give out
-    the labels reach
+    known ("red", "red"), new ("blue", "blue"): means (1,0) and (0,1), statistic 2, reached by 2 of 6 permutations
 """
 
 from __future__ import annotations
@@ -22,24 +20,24 @@ _PERMUTATIONS = 999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoSampleTest:
-    """What the test found."""
+    """Result of the test."""
 
     mmd: float
-    """Squared distance of the means: 0 the same words, 2 none in common."""
+    """Squared distance of the means: 0 for equal words, 2 for disjoint ones."""
     p: float
-    """How often chance alone gives as much."""
+    """p-value."""
     words: tuple[str, ...]
-    """Words and pairs that the second sample says more often than the first, the most telling first."""
+    """Words and bigrams with the largest increase from the first sample to the second, largest first."""
 
 
 def compare_topics(
     known: Sequence[str], new: Sequence[str], *, sample: int, seed: int, permutations: int = _PERMUTATIONS
 ) -> TwoSampleTest:
-    """Test whether `new` is drawn from what `known` is drawn from; at most `sample` of each are compared.
+    """Test the hypothesis that `known` and `new` have one distribution, on at most `sample` texts of each.
 
-    Raises `ValueError` where no text has a word.
+    Raises `ValueError` when no text has a word.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer  # a second that other reasons need not wait for
+    from sklearn.feature_extraction.text import TfidfVectorizer  # a second of import time
 
     rng = np.random.default_rng(seed)
     sides = [_draw(texts, sample, rng) for texts in (known, new)]

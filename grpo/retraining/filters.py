@@ -1,4 +1,4 @@
-"""What a conversation must pass on its way into training; each gate says why it refuses."""
+"""Filters of conversations before training; a rejection has its reason."""
 
 from __future__ import annotations
 
@@ -6,66 +6,66 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from grpo.retraining.near_duplicates import NearDuplicates
 from grpo.retraining.pii import mask_pii
 from grpo.scenarios.data_errors import try_call
-from grpo.scenarios.refusal import reason_from_error
+from grpo.scenarios.near_duplicates import NearDuplicates
+from grpo.scenarios.quarantine import reason_from_error
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import scenario_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncomingConversation:
-    """A conversation on its way in."""
+    """A conversation to be filtered."""
 
     scenario: Scenario
     masked: str
-    """What its user says or wants, with personal data masked: what is compared with others."""
+    """User text with personal data masked, as it is compared with others."""
 
 
 def masked_user_text(scenario: Scenario) -> str:
-    """What the user of a scenario says or wants, without personal data."""
+    """User responses and goal of a scenario, with personal data masked."""
     return mask_pii("\n".join((*scenario.user_responses, scenario.goal)))
 
 
 class Filter(Protocol):
-    """One condition."""
+    """Interface of a filter."""
 
     name: str
 
     def reject(self, incoming: IncomingConversation) -> str | None:
-        """Why this conversation is not taken; None lets it pass. What stands before a colon is counted together."""
+        """Return the reason of a rejection, or None; the part before a colon is its kind, by which it is counted."""
         ...
 
 
 class SchemaFilter:
-    """Its records can be stored as JSON and read back."""
+    """Reject records that cannot be stored as JSON."""
 
     name = "schema"
 
     def reject(self, incoming: IncomingConversation) -> str | None:
-        """Names the kind of fault, without the words that have it."""
+        """Name the kind of error, without the text that has it."""
         row = try_call(lambda: scenario_row(incoming.scenario))
         return reason_from_error(row).kind if isinstance(row, Exception) else None
 
 
 class RequiredFieldsFilter:
-    """Parts that the environment and its rewards need are there."""
+    """Reject a conversation without a required field."""
 
     name = "complete"
 
-    def __init__(self, needs: Iterable[str]) -> None:
-        self._needs = tuple(needs)
+    def __init__(self, fields: Iterable[str]) -> None:
+        self._fields = tuple(fields)
 
     def reject(self, incoming: IncomingConversation) -> str | None:
-        """Names the first part that is empty."""
+        """Name the first empty field."""
         fields = incoming.scenario.model_dump(exclude_defaults=True)
-        missing = [name for name in self._needs if not fields.get(name)]
+        missing = [name for name in self._fields if not fields.get(name)]
         return f"no {missing[0]}" if missing else None
 
 
 class LicenceFilter:
-    """Its licence allows training."""
+    """Reject a conversation whose licence is not in the allow-list."""
 
     name = "licence"
 
@@ -73,7 +73,7 @@ class LicenceFilter:
         self._allowed = frozenset(allowed)
 
     def reject(self, incoming: IncomingConversation) -> str | None:
-        """Only what is on the list passes."""
+        """Name the licence."""
         licence = incoming.scenario.metadata.licence
         if not licence:
             return "no licence"
@@ -81,7 +81,7 @@ class LicenceFilter:
 
 
 class ConsentFilter:
-    """Its user agreed."""
+    """Reject a conversation whose user did not consent to training."""
 
     name = "consent"
 
@@ -89,15 +89,15 @@ class ConsentFilter:
         self._allowed = frozenset(allowed)
 
     def reject(self, incoming: IncomingConversation) -> str | None:
-        """Silence is no consent, whatever the list says."""
+        """Name the consent; a missing one is never enough."""
         consent = incoming.scenario.metadata.consent
         if not consent:
             return "no consent"
-        return None if consent in self._allowed else f"consent to something else: {consent}"
+        return None if consent in self._allowed else f"consent not allowed: {consent}"
 
 
 class ContaminationFilter:
-    """It says nothing that the held-out scenarios ask."""
+    """Reject a conversation that is similar to a held-out scenario."""
 
     name = "contamination"
 
@@ -107,15 +107,15 @@ class ContaminationFilter:
             self._index.add(scenario.id, masked_user_text(scenario))
 
     def reject(self, incoming: IncomingConversation) -> str | None:
-        """Names the held-out scenario that it is like; one that is held out itself is like itself, and passes."""
-        like = self._index.find(incoming.masked)
-        if like is None or like.name == incoming.scenario.id:
+        """Name the similar held-out scenario; a held-out scenario itself passes."""
+        match = self._index.find(incoming.masked)
+        if match is None or match.name == incoming.scenario.id:
             return None
-        return f"like a held-out scenario: {like.name}, similarity {like.similarity:.2f}"
+        return f"like a held-out scenario: {match.name}, similarity {match.similarity:.2f}"
 
 
 class DuplicateFilter:
-    """Nobody said nearly the same before: of several alike the first passes."""
+    """Reject near-duplicates of training scenarios and of earlier conversations; of several the first passes."""
 
     name = "duplicates"
 
@@ -125,10 +125,10 @@ class DuplicateFilter:
             self._index.add(scenario.id, masked_user_text(scenario))
 
     def reject(self, incoming: IncomingConversation) -> str | None:
-        """Names the scenario or conversation that it is like, and remembers it where there is none."""
-        like = self._index.find(incoming.masked)
-        if like is None:
+        """Name the similar scenario or conversation; without one, add the conversation to the index."""
+        match = self._index.find(incoming.masked)
+        if match is None:
             self._index.add(incoming.scenario.id, incoming.masked)
             return None
-        kind = "says the same as" if like.similarity == 1 else "says nearly the same as"
-        return f"{kind}: {like.name}, similarity {like.similarity:.2f}"
+        kind = "duplicate of" if match.similarity == 1 else "near-duplicate of"
+        return f"{kind}: {match.name}, similarity {match.similarity:.2f}"

@@ -1,4 +1,4 @@
-"""What is trained on: conversations and base scenarios in a given share, with the held-out split kept as it is.
+"""Mixture of conversations and base scenarios in a given share; the held-out split is kept.
 
 share 0.25 of conversations, 100 base and 30 conversations   →   90 base and 30 conversations
                              100 base and 60 conversations   →  100 base and 33 conversations
@@ -10,17 +10,14 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from grpo.scenarios.scenario import Scenario, SplitName
 from grpo.scenarios.split import MIN_CATEGORY_SIZE, assign_split
 from grpo.scenarios.table import text_digest, write_scenarios
+from grpo.storage.documents import Document
 
 
-class MixtureCounts(BaseModel):
-    """Scenarios of each kind on each split."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class MixtureCounts(Document):
+    """Number of scenarios by kind and split."""
 
     base_train: int
     conversations_train: int
@@ -41,12 +38,11 @@ def mix(
     validation_fraction: float,
     seed: int,
 ) -> MixtureCounts:
-    """Write the table of a retraining, every scenario with its split declared.
+    """Write the scenario table of a retraining, with declared splits.
 
-    A conversation's own text decides its split, as it does for any scenario, so that it is on the same split in every
-    retraining. Of conversations those whose ids are in `fresh` are used first, else chance decides, from the seed. What
-    the champion was judged on (`judged`, digests of texts) is held out, and what its weights have been trained on
-    (`trained`) is not, whatever the settings say now.
+    The text of a conversation determines its split, which is therefore the same in every retraining. Conversations in
+    `new_ids` are used first, the others in an order drawn by the seed. Scenarios that the champion was evaluated on
+    (`judged`, digests of texts) stay held out, those that its weights were trained on (`trained`) stay in training.
     """
 
     def split(scenario: Scenario, otherwise: SplitName) -> SplitName:
@@ -55,19 +51,19 @@ def mix(
             return "train"
         return "heldout" if digest in judged else otherwise
 
-    def own_side(scenario: Scenario) -> SplitName:
+    def assigned(scenario: Scenario) -> SplitName:
         return assign_split(text_digest(scenario), declared=scenario.split, share=validation_fraction)
 
     placed: list[_Placed] = [
         *((scenario, split(scenario, "train"), False) for scenario in base_train),
         *((scenario, split(scenario, "heldout"), False) for scenario in base_heldout),
-        *((scenario, split(scenario, own_side(scenario)), True) for scenario in conversations),
+        *((scenario, split(scenario, assigned(scenario)), True) for scenario in conversations),
     ]
-    chosen = _first_judges(placed, trained)
-    placed = [(one, "heldout" if text_digest(one) in chosen else found, kind) for one, found, kind in placed]
+    chosen = _required_heldout(placed, trained)
+    placed = [(item, "heldout" if text_digest(item) in chosen else name, kind) for item, name, kind in placed]
     parts = {
-        (which, live): [one for one, found, kind in placed if (found, kind) == (which, live)]
-        for which in ("train", "heldout")
+        (name, live): [item for item, *key in placed if key == [name, live]]
+        for name in ("train", "heldout")
         for live in (False, True)
     }
     base, live = parts["train", False], parts["train", True]
@@ -75,11 +71,11 @@ def mix(
     order = _order(seed)
     train = [
         *sorted(base, key=order)[: counts[0]],
-        *sorted(live, key=lambda one: (one.id not in new_ids, order(one)))[: counts[1]],
+        *sorted(live, key=lambda item: (item.id not in new_ids, order(item)))[: counts[1]],
     ]
     heldout = [*parts["heldout", False], *parts["heldout", True]]
-    declared = [(one, "train") for one in train] + [(one, "heldout") for one in heldout]
-    write_scenarios(path, (one.model_copy(update={"split": which}) for one, which in declared))
+    declared = [(item, "train") for item in train] + [(item, "heldout") for item in heldout]
+    write_scenarios(path, (item.model_copy(update={"split": name}) for item, name in declared))
     return MixtureCounts(
         base_train=counts[0],
         conversations_train=counts[1],
@@ -89,25 +85,25 @@ def mix(
 
 
 _Placed = tuple[Scenario, SplitName, bool]
-"""A scenario, its split, and whether it is a conversation."""
+"""A scenario, its split, and True for a conversation."""
 
 
-def _first_judges(placed: Sequence[_Placed], trained: Collection[str]) -> set[str]:
-    """Digests of what has to be held out for the split to take the mixture: in small numbers the text may choose none.
+def _required_heldout(placed: Sequence[_Placed], trained: Collection[str]) -> set[str]:
+    """Digests that must be held out so that each large category has a held-out scenario.
 
-    Of each category that is big enough to be judged and has nothing held out, the lowest digest that no weights know.
+    For each category of `MIN_CATEGORY_SIZE` scenarios without one, the lowest digest that was never trained on.
     """
-    held = {one.metadata.category for one, split, _ in placed if split == "heldout"}
+    held = {item.metadata.category for item, split, _ in placed if split == "heldout"}
     groups: dict[str, list[str]] = {}
-    for one, split, _ in placed:
-        if split == "train" and one.metadata.category not in held:
-            groups.setdefault(one.metadata.category, []).append(text_digest(one))
-    found = (sorted(set(group).difference(trained))[:1] for group in groups.values() if len(group) >= MIN_CATEGORY_SIZE)
-    return {digest for group in found for digest in group}
+    for item, split, _ in placed:
+        if split == "train" and item.metadata.category not in held:
+            groups.setdefault(item.metadata.category, []).append(text_digest(item))
+    large = (group for group in groups.values() if len(group) >= MIN_CATEGORY_SIZE)
+    return {digest for group in large for digest in sorted(set(group).difference(trained))[:1]}
 
 
 def _shares(base: int, conversations: int, share: float) -> tuple[int, int]:
-    """How many of each are used; without conversations, or without base scenarios, all of the others."""
+    """Numbers of base scenarios and conversations to use; with one kind only, all of it."""
     if not base or not conversations:
         return base, conversations
     if conversations <= share * (base + conversations):

@@ -1,16 +1,19 @@
-"""Personal data in text: where it stands and of which kind it is.
+"""PII detection by rules: spans in texts, and values under personal keys in records.
 
     email         anna@example.org
-    iban          DE89 3704 0044 0532 0130 00                 its check digits must hold (mod 97)
-    card          4111 1111 1111 1111                         13 to 19 digits whose check digit holds (Luhn)
+    iban          DE89 3704 0044 0532 0130 00                 with valid check digits (mod 97)
+    card          4111 1111 1111 1111                         13 to 19 digits with a valid check digit (Luhn)
     national id   536-90-4399
     ip            192.0.2.17, 2001:db8::17
     phone         +49 30 901820, (415) 555-0132, 4155550132   not after "order", "ticket", "account" and the like
     address       12 Jungle Road Leominster MA 01453, Hauptstraße 12
-    name          after words that introduce one: my name is …, Mr …, … here, kind regards …
+    name          after an introduction: my name is …, Mr …, … here, kind regards …
 
-Not found: names and places that nothing introduces, addresses without a word for a street, and numbers of other
-countries without their prefix. Words decide, there is no model: see docs/retraining.md for what that finds.
+    {"phone": "030901820", "name": "Anna Bell"}   →   phone 030901820, name Anna Bell
+    {"name": "Desk lamp", "price": 30}            →   no PII: a record with a price is a thing
+
+Not covered: names without an introduction, places without a street, foreign numbers without a prefix, towns, postcodes,
+birthdays, and keys in other languages than English. Precision and recall are in docs/retraining.md.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 PIIKind = Literal["email", "iban", "card", "national id", "ip", "phone", "address", "name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PIISpan:
-    """One piece of personal data: `text[start:stop]`."""
+    """Span of personal data, `text[start:stop]`."""
 
     kind: PIIKind
     start: int
@@ -53,7 +56,7 @@ _NUMBERED = re.compile(
     r"|shipment|confirmation|id)\b[\s\w]{0,12}?[\s#:.-]*$",
     re.IGNORECASE,
 )
-_BEFORE = 30  # characters in which a word may say that a number is no telephone's
+_BEFORE = 30  # characters before a number in which a word such as "order" rules out a telephone
 
 _NO_NAME = (
     r"(?!(?:the|my|a|an|on|in|to|and|or|of|i|is|am|by|it|at|for|from|with|than|this|that|all|its|your|no|not|be)\b)"
@@ -90,26 +93,67 @@ _GREETINGS = re.compile(
     r"(?:Hi|Hey|Hello|Good|Morning|Day|Evening|Is|Right|Still|Not|Out|Over|Nobody|Someone|Anyone)\b"
 )
 
+_KEYS: dict[str, PIIKind] = {
+    **dict.fromkeys(("name", "first_name", "last_name", "full_name", "customer_name", "surname"), "name"),
+    **dict.fromkeys(("given_name", "family_name", "contact_name", "firstname", "lastname", "fullname"), "name"),
+    **dict.fromkeys(("phone", "phone_number", "telephone", "mobile", "mobile_number", "cell", "fax"), "phone"),
+    **dict.fromkeys(("email", "email_address", "e_mail", "mail"), "email"),
+    **dict.fromkeys(("street", "street_address", "address", "address1", "address2", "address_line"), "address"),
+    **dict.fromkeys(("ssn", "social_security_number", "national_id", "passport", "passport_number"), "national id"),
+    **dict.fromkeys(("card_number", "credit_card", "credit_card_number"), "card"),
+    "iban": "iban",
+}
+_THINGS = frozenset(
+    ("price", "sku", "quantity", "stock", "product_id", "item_id", "variants", "options", "category", "parameters")
+)
+"""Sibling keys of the `name` of a thing."""
+_SHORTEST = 5
+"""Minimum number of letters and digits of a number; shorter ones would match everywhere."""
+
 
 def find_pii(text: str) -> list[PIISpan]:
-    """All personal data of a text, in order, none overlapping; of two that do the first kind of the table counts."""
-    found: list[PIISpan] = []
+    """Find personal data in a text, in order without overlaps; the first kind of the table above takes precedence."""
+    spans: list[PIISpan] = []
     for kind, start, stop in _candidates(text):
-        if all(stop <= one.start or one.stop <= start for one in found):
-            found.append(PIISpan(kind=kind, start=start, stop=stop))
-    return sorted(found, key=lambda one: one.start)
+        if all(stop <= span.start or span.stop <= start for span in spans):
+            spans.append(PIISpan(kind=kind, start=start, stop=stop))
+    return sorted(spans, key=lambda span: span.start)
 
 
 def mask_pii(text: str) -> str:
-    """The text with each piece of personal data replaced by its kind.
+    """Replace each span of personal data by its kind.
 
     "Write to anna@example.org" → "Write to [email]"
     """
     parts, end = [], 0
-    for one in find_pii(text):
-        parts += [text[end : one.start], f"[{one.kind}]"]
-        end = one.stop
+    for span in find_pii(text):
+        parts += [text[end : span.start], f"[{span.kind}]"]
+        end = span.stop
     return "".join((*parts, text[end:]))
+
+
+def pii_fields(record: Any) -> Iterator[tuple[PIIKind, str]]:
+    """Yield each value under a personal key, with its kind."""
+    if isinstance(record, dict):
+        for key, value in record.items():
+            kind = _KEYS.get(str(key).lower())
+            if kind is not None and not (str(key).lower() == "name" and _THINGS & record.keys()):
+                text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+                if _is_value(kind, text):
+                    yield kind, text
+            yield from pii_fields(value)
+    elif isinstance(record, (list, tuple)):
+        for value in record:
+            yield from pii_fields(value)
+
+
+def _is_value(kind: PIIKind, text: str) -> bool:
+    """Check that a text can be a value of its kind: "none" is not a telephone, "-" not an address."""
+    if kind == "email":
+        return "@" in text
+    if kind in ("name", "address"):
+        return sum(letter.isalpha() for letter in text) > 1
+    return any(letter.isdigit() for letter in text) and sum(letter.isalnum() for letter in text) >= _SHORTEST
 
 
 def _candidates(text: str) -> Iterator[tuple[PIIKind, int, int]]:
@@ -120,9 +164,9 @@ def _candidates(text: str) -> Iterator[tuple[PIIKind, int, int]]:
         ("national id", _NATIONAL_ID, lambda _: True),
         ("ip", _IP, _is_ip),
     )
-    for kind, pattern, holds in plain:
+    for kind, pattern, is_valid in plain:
         for match in pattern.finditer(text):
-            if holds(match[0]):
+            if is_valid(match[0]):
                 yield kind, *match.span()
     for match in _CALLED.finditer(text):
         yield "phone", *match.span("it")
@@ -138,7 +182,7 @@ def _candidates(text: str) -> Iterator[tuple[PIIKind, int, int]]:
 
 
 def _is_iban(text: str) -> bool:
-    """ISO 13616: the first four to the end, letters as 10 to 35, remainder 1 by 97."""
+    """Check digits of ISO 13616: first four characters moved to the end, letters as 10 to 35, remainder 1 mod 97."""
     compact = text.replace(" ", "").upper()
     if not 15 <= len(compact) <= 34:
         return False
@@ -146,7 +190,7 @@ def _is_iban(text: str) -> bool:
 
 
 def _is_card(text: str) -> bool:
-    """Luhn: every second digit from the right doubled, digits summed, a multiple of ten; of one digit alone it is none.
+    """Luhn check: every second digit from the right doubled, digit sum a multiple of ten; not one repeated digit.
 
     4111111111111111 → 8+1+2+1+2+1+2+1+2+1+2+1+2+1+2+1 = 30
     """
@@ -160,4 +204,4 @@ def _is_ip(text: str) -> bool:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return len(text) > 3  # "::" is an address, and no one's
+    return len(text) > 3  # "::" is a valid address of no host

@@ -1,11 +1,11 @@
-"""Personal data out of a scenario: typed placeholders, and pseudonyms where its world needs the value.
+"""Redaction of PII in a scenario: typed placeholders, and pseudonyms for values of its world.
 
-    says   Mail anna@example.org about 4711, I am Anna Bell.   →   Mail person1@example.com about 4711, I am Kim [name].
+    text   Mail anna@example.org about 4711, I am Anna Bell.   →   Mail person1@example.com about 4711, I am Kim [name].
     world  {"anna@example.org": {"first_name": "Anna"}}        →   {"person1@example.com": {"first_name": "Kim"}}
 
-A value that stands in the world or among the expected calls gets the same pseudonym wherever it stands, so that what
-the user says still fits the records; any other value becomes its kind in brackets. Order numbers and identifiers are
-no personal data and stay. A pseudonym follows from the scenario's id: two scenarios cannot be linked by it.
+A value in the world or in the expected calls gets one pseudonym everywhere, so that the user's texts still match the
+records; any other value becomes its kind in brackets. Order numbers and identifiers stay. A pseudonym depends on the
+scenario's id, so two scenarios cannot be linked by it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from grpo.retraining.personal_keys import pii_fields
-from grpo.retraining.pii import PIIKind, find_pii
+from grpo.retraining.pii import PIIKind, find_pii, pii_fields
 from grpo.scenarios.scenario import Scenario
 
 _FIRST = ("Alex", "Robin", "Kim", "Jamie", "Noa", "Sascha", "Charlie", "Rene", "Toni", "Jo")
 _NUMBERS: tuple[PIIKind, ...] = ("phone", "card", "national id", "iban")
-"""Kinds that are the same however they are spaced: `030 901820` and `030901820`."""
+"""Kinds that are compared without separators: `030 901820` and `030901820` are equal."""
 _BETWEEN = r"[\W_]{0,4}"
 
 
 class Redacted:
-    """A scenario without personal data; `found` counts its different values by kind.
+    """Redacted scenario; `counts` has its distinct values of personal data by kind.
 
-    Raises `ValidationError` where what is left is no scenario: placeholders may be longer than what they replace.
+    Raises `ValidationError` for an invalid result: placeholders may be longer than the values that they replace.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -38,25 +37,25 @@ class Redacted:
         self._records = (scenario.world, expected.calls, expected.state)
         self._id = scenario.id
         self._kinds = kinds = self._find()
-        needed = [text for record in self._records for text in _strings(record)]
+        world_texts = [text for record in self._records for text in _strings(record)]
         self._patterns = {value: _pattern(value, kind) for value, kind in kinds.items()}
         self._substitutes: dict[str, str] = {}
         for number, (value, kind) in enumerate(kinds.items(), start=1):
-            inside = any(_within(self._patterns[value], value, text) for text in needed)
+            inside = any(_within(self._patterns[value], value, text) for text in world_texts)
             self._substitutes[value] = self._pseudonym(value, kind, number) if inside else f"[{kind}]"
-        self.found = Counter(kinds.values())
+        self.counts = Counter(kinds.values())
         self.scenario = self._apply(scenario) if kinds else scenario
 
     def _find(self) -> dict[str, PIIKind]:
-        """Each value and its kind, in the form in which it is compared; names are taken word by word."""
-        arguments = [call.get("arguments") for call in self._records[1]]  # a call's own name is that of its tool
-        found: list[tuple[PIIKind, str]] = []
+        """Values in their comparable form with their kinds; names word by word."""
+        arguments = [call.get("arguments") for call in self._records[1]]  # the name of a call is that of its tool
+        values: list[tuple[PIIKind, str]] = []
         for text in (*self._texts, *(text for record in self._records for text in _strings(record))):
-            found += [(one.kind, text[one.start : one.stop]) for one in find_pii(text)]
+            values += [(span.kind, text[span.start : span.stop]) for span in find_pii(text)]
         for record in (self._records[0], arguments, self._records[2]):
-            found += pii_fields(record)
+            values += pii_fields(record)
         kinds: dict[str, PIIKind] = {}
-        for kind, text in found:
+        for kind, text in values:
             for part in text.split() if kind == "name" else (text,):
                 if kind in _NUMBERS or len(part) > 1:
                     kinds.setdefault(_compact(part) if kind in _NUMBERS else _fold(part), kind)
@@ -69,7 +68,7 @@ class Redacted:
         if kind == "name":
             return _FIRST[seed[0] % len(_FIRST)]
         if kind == "ip":
-            return f"192.0.2.{1 + seed[0] % 254}"  # kept for documentation by RFC 5737
+            return f"192.0.2.{1 + seed[0] % 254}"  # reserved for documentation by RFC 5737
         if kind == "address":
             return f"{number} Sample Street"
         digits = iter(seed)
@@ -111,21 +110,21 @@ class Redacted:
             }
         )
 
-    def _substitute(self, found: str) -> str:
-        """What stands in the place of these words; a number keeps the spaces that it was given."""
-        value = _fold(found)
+    def _substitute(self, original: str) -> str:
+        """Replacement of a value; a number keeps its separators."""
+        value = _fold(original)
         if value not in self._substitutes:
-            value = _compact(found)
+            value = _compact(original)
         text = self._substitutes.get(value, "[personal]")
         if self._kinds.get(value) not in _NUMBERS or text.startswith("["):
             return text
-        given = iter(text)
-        pairs = ((letter, next(given) if letter.isalnum() else letter) for letter in found)
+        letters = iter(text)
+        pairs = ((letter, next(letters) if letter.isalnum() else letter) for letter in original)
         return "".join(new if letter.isdigit() else letter for letter, new in pairs)
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in a record: keys, values, and whole numbers, which a user would say digit by digit."""
+    """Texts in a record: keys, values, and integers, which a user may spell digit by digit."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -140,12 +139,12 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _fold(text: str) -> str:
-    """Small letters, one for each: `İ` becomes `i`, where `str.lower` would make two characters of it."""
+    """Lower-case letters, one for each: `İ` becomes `i`, which `str.lower` expands to two characters."""
     return "".join(letter.lower()[0] for letter in text)
 
 
 def _compact(text: str) -> str:
-    """Letters and digits alone: numbers are compared without what stands between."""
+    """Letters and digits without separators."""
     return "".join(letter for letter in _fold(text) if letter.isalnum())
 
 

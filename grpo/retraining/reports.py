@@ -1,65 +1,60 @@
-"""What a retraining saw, did and decided, as one document."""
+"""Reports of a retraining: triggers, curation, mixture and verdict."""
 
 from __future__ import annotations
 
 from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.curation import CurationCounts
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.triggers import TriggerResult
+from grpo.storage.documents import Document
 
 RetrainingVerdict = Literal["nothing to do", "promote", "refuse", "failed"]
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class TriggerReport(_Document):
-    """The reasons, and what they were judged by."""
+class TriggerReport(Document):
+    """Results of all triggers, and the counts of curation."""
 
     model: str
     """Registered model."""
     champion: str | None
     """Name and version in service."""
     results: tuple[TriggerResult, ...]
-    """Every reason, whether it holds or not."""
+    """Results of all triggers, fired or not."""
     curation: CurationCounts
 
     @property
     def fired(self) -> tuple[TriggerResult, ...]:
-        """The reasons that hold."""
+        """Results of the triggers that fired."""
         return tuple(result for result in self.results if result.fired)
 
     @property
     def drifted(self) -> bool:
-        """Whether the world has moved away from a model that serves; where none does there is none to drift from."""
+        """True when a trigger fired while a champion is in service."""
         return self.champion is not None and bool(self.fired)
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """Explanations of the triggers that fired, on one line."""
         if not self.fired:
-            return "no reason holds"
+            return "no trigger fired"
         return "; ".join(result.explanation for result in self.fired)
 
 
-class PendingRetraining(_Document):
-    """A retraining that was begun: with it at hand, one that was cut off is taken up where it was."""
+class PendingRetraining(Document):
+    """State of a retraining in progress, from which an interrupted one continues."""
 
     config: RetrainConfig
     triggers: TriggerReport
     mixture: MixtureCounts
     run: PipelineConfig
-    """The run of the pipeline that trains."""
+    """Config of the training run."""
 
 
-class RetrainingReport(_Document):
-    """How a retraining ended."""
+class RetrainingReport(Document):
+    """Result of a retraining."""
 
     name: str
     verdict: RetrainingVerdict
@@ -67,4 +62,4 @@ class RetrainingReport(_Document):
     triggers: TriggerReport
     mixture: MixtureCounts | None = None
     version: str | None = None
-    """Name and version that was registered."""
+    """Name and version of the registered candidate."""

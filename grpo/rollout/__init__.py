@@ -1,1 +1,1 @@
-"""Playing episodes."""
+"""Rollout: G sampled episodes of each scenario as token-exact trajectories."""

@@ -1,4 +1,4 @@
-"""Play G siblings of each scenario with one policy: the rollout stage."""
+"""Rollout stage: G episodes of each scenario with one policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def sample_seed(run_seed: int, iteration: int | str, scenario_id: str, sample: int) -> int:
-    """Seed of one sample, of 63 bits: the same wherever and with whomever the sample is played."""
+    """Seed of one sample, 63 bits, independent of shard and batch."""
     text = f"{run_seed}\0{iteration}\0{scenario_id}\0{sample}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
@@ -43,17 +43,17 @@ def shard_ids(
 
 
 def schedule(scenario_ids: Sequence[str], *, iteration: int, count: int, seed: int, round: int = 0) -> list[str]:
-    """Which scenarios a round of iteration k plays: at first the next `count` of an endless series of seeded shuffles.
+    """Scenario ids of a round of an iteration: in round 0 the next `count` of an endless series of seeded shuffles.
 
     [a b c], count 2 → iteration 0: c a, iteration 1: b | b, iteration 2: a c …
 
-    Within one iteration a scenario is played once, so that its siblings are one group. A later round plays the next
-    `count` of those that the iteration has not played, in a seeded order of its own; none when all were played.
+    An iteration uses a scenario once, so that its samples are one group. Each later round takes the next `count` of
+    the scenarios that the iteration has not used, in a seeded order of its own; none when all were used.
 
     [a b c d e], count 2, iteration 0 → round 0: c a, round 1: e b, round 2: d, round 3: nothing
     """
     if not scenario_ids:
-        raise DataError("no scenario to play: the training side is empty; lower scenarios.validation_fraction")
+        raise DataError("no scenario to roll out: the training split is empty; lower scenarios.validation_fraction")
     count = min(count, len(scenario_ids))
     chosen: list[str] = []
     for position in range(iteration * count, (iteration + 1) * count):
@@ -82,12 +82,12 @@ def collect(
     iteration: int | str,
     agent: MultiTurnAgent | None = None,
 ) -> list[Trajectory]:
-    """Play `siblings` episodes of each scenario; returns them by scenario, then by sample.
+    """Sample `group_size` episodes of each scenario; returns them by scenario, then by sample.
 
-    How many and at what temperature is for the caller to say, who trains or evaluates. The `agent` says with its
-    prompt and its hooks what `policy` hears and how its words are taken; without one they stand as they are.
-    Raises `BudgetError` when more than `error_budget` of the episodes failed, late ones among them, and `ConfigError`
-    for an agent that forgets, or whose tools the renderer does not know.
+    Group size and temperature differ between training and evaluation, so they are parameters. The `agent` adds its
+    prompt and hooks to the policy; the default has neither.
+    Raises `BudgetError` if more than `error_budget` of the episodes failed, timeouts included, and `ConfigError` for
+    an agent that shortens its context, or whose tools the renderer does not know.
     """
     agent = agent or MultiTurnAgent()
     agent.require_append_only()
@@ -102,19 +102,19 @@ def collect(
     trajectories: list[Trajectory] = []
 
     async def run() -> None:
-        places = asyncio.Semaphore(settings.concurrency)
-        at_once = min(settings.concurrency, total)
+        slots = asyncio.Semaphore(settings.concurrency)
+        concurrency = min(settings.concurrency, total)
         async with (
-            environment.serve(concurrency=at_once),
-            policy.sampler(concurrency=at_once, renderer=renderer) as sampler,
+            environment.serve(concurrency=concurrency),
+            policy.sampler(concurrency=concurrency, renderer=renderer) as sampler,
         ):
             for scenario in scenarios:
                 await environment.check(scenario)
-            timeouts = Timeouts.begin(settings)
+            timeouts = Timeouts.start(settings)
 
             async def episode(scenario: Scenario, sample: int) -> Trajectory:
                 nonlocal done
-                async with places:
+                async with slots:
                     trajectory = await run_episode(
                         agent,
                         environment,
@@ -147,11 +147,11 @@ def collect(
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from None
-    overridden_turns = sum(trajectory.overridden_turns for trajectory in trajectories)
-    if overridden_turns:
+    overridden = sum(trajectory.overridden_turns for trajectory in trajectories)
+    if overridden:
         logger.warning(
-            "%d of %d turns were reworded or written by the agent's own code after sampling; they are not trained on",
-            overridden_turns,
+            "%d of %d turns were changed or written by the agent's own code after sampling; they are not trained on",
+            overridden,
             sum(turn.message.role == "assistant" for trajectory in trajectories for turn in trajectory.turns),
         )
     failed = [trajectory for trajectory in trajectories if trajectory.stop == "failed"]

@@ -1,4 +1,4 @@
-"""One episode: an agent and an environment take turns until one of them ends it."""
+"""One episode: agent and environment take turns until one of them ends it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome, Stop, Trajectory
 
 
-class _Broken(Exception):
-    """The world failed this conversation."""
+class _EnvironmentFailure(Exception):
+    """The environment raised in this episode."""
 
 
 @contextmanager
-def _world() -> Iterator[None]:
-    """What the environment does wrong fails the conversation; only what it says of the run stops the run."""
+def _environment_failures() -> Iterator[None]:
+    """Turn an exception of the environment into a failed episode; a `GRPOError` stops the run."""
     try:
         yield
     except (GRPOError, RolloutTimeout):
         raise
     except Exception as failure:  # a failed conversation is data
-        raise _Broken(f"{type(failure).__name__}: {failure}") from failure
+        raise _EnvironmentFailure(f"{type(failure).__name__}: {failure}") from failure
 
 
 async def run_episode(
@@ -49,7 +49,7 @@ async def run_episode(
     on_truncation: Literal["end", "continue"],
     timeouts: Timeouts,
 ) -> Trajectory:
-    """Play one episode to its end; what the world does wrong, or what is late, becomes a failed trajectory.
+    """Run one episode to its end; an environment failure or a timeout gives a failed trajectory.
 
     Failures of the agent, its policy or the renderer are failures of the computation and propagate.
     """
@@ -60,41 +60,41 @@ async def run_episode(
     error: str | None = None
 
     async def converse() -> tuple[Stop, Outcome | None]:
-        with _world():
+        with _environment_failures():
             state = await timeouts.step(environment.reset(scenario, seed=sampling.seed), 0)
-        told = "\n\n".join(filter(None, (environment.system_prompt, state.context)))
-        opening = (Message(role="system", content=told),) if told else ()
-        heard = (*opening, *state.history)
-        ended: Stop
+        system_prompt = "\n\n".join(filter(None, (environment.system_prompt, state.context)))
+        opening = (Message(role="system", content=system_prompt),) if system_prompt else ()
+        new_messages = (*opening, *state.history)
+        stop: Stop
         while True:
             number = state.turn_count + 1
             try:
-                reply = await timeouts.turn(agent.respond(transcript, heard), number)
+                reply = await timeouts.turn(agent.respond(transcript, new_messages), number)
             except ContextLengthExceeded:
-                ended = "truncated"
+                stop = "truncated"
                 break
-            if reply.cut and on_truncation == "end":
-                ended = "truncated"
+            if reply.length_limited and on_truncation == "end":
+                stop = "truncated"
                 break
-            with _world():
+            with _environment_failures():
                 result = await timeouts.step(environment.step(state, reply.message), number)
             state = result.state
             if result.reward is not None:
                 rewards.append(result.reward)
             if result.terminated or result.truncated:
-                ended = "terminated" if result.terminated else "truncated"
+                stop = "terminated" if result.terminated else "truncated"
                 break
             assert result.response is not None
-            heard = (result.response,)
-        with _world():
-            return ended, environment.verify(state)
+            new_messages = (result.response,)
+        with _environment_failures():
+            return stop, environment.verify(state)
 
     try:
         stop, outcome = await timeouts.episode(converse)
-    except RolloutTimeout as late:
-        error = f"TimeoutError: {late}"
-    except _Broken as broken:
-        error = str(broken)
+    except RolloutTimeout as timeout:
+        error = f"TimeoutError: {timeout}"
+    except _EnvironmentFailure as failure:
+        error = str(failure)
     finally:
         session.close()
     return Trajectory(

@@ -1,6 +1,6 @@
-"""How long what may be waited for. What is late fails its episode, and the failure says which deadline it was.
+"""Timeouts of turns, environment steps, episodes and the stage; a timeout fails its episode with a reason.
 
-Only what awaits can be cut off: a tool that blocks the thread holds up every episode of the shard.
+Only awaiting code can be cancelled: a tool that blocks the thread delays every episode of the shard.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ T = TypeVar("T")
 
 
 class RolloutTimeout(TimeoutError):
-    """A deadline of the rollout has passed."""
+    """A timeout of the rollout has expired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """The deadlines of one stage, which begins when this is made, inside a running event loop."""
+    """Timeouts of one stage, created inside its running event loop."""
 
     turn_s: float
     step_s: float
     episode_s: float
     stage_s: float
     stage_end: float
-    """Time of the event loop at which the stage is over."""
+    """Event-loop time at which the stage ends."""
 
     @classmethod
-    def begin(cls, settings: RolloutSettings) -> Timeouts:
-        """The stage begins now."""
+    def start(cls, settings: RolloutSettings) -> Timeouts:
+        """Start the stage's clock now."""
         return cls(
             turn_s=settings.turn_timeout_s,
             step_s=settings.step_timeout_s,
@@ -42,39 +42,39 @@ class Timeouts:
         )
 
     async def turn(self, awaitable: Awaitable[T], number: int) -> T:
-        """One turn of the policy; raises `RolloutTimeout`."""
-        late = f"turn {number} of the policy took longer than {self.turn_s} s (rollout.turn_timeout_s)"
-        return await _until(_now() + self.turn_s, awaitable, late)
+        """Await one turn of the policy; raises `RolloutTimeout`."""
+        message = f"turn {number} of the policy took longer than {self.turn_s} s (rollout.turn_timeout_s)"
+        return await _until(_now() + self.turn_s, awaitable, message)
 
     async def step(self, awaitable: Awaitable[T], number: int) -> T:
-        """One answer of the environment, to turn `number` or, at 0, its first message; raises `RolloutTimeout`."""
+        """Await the environment's step after turn `number`, or its reset at 0; raises `RolloutTimeout`."""
         what = f"answer to turn {number}" if number else "first message"
-        late = f"the environment's {what} took longer than {self.step_s} s (rollout.step_timeout_s)"
-        return await _until(_now() + self.step_s, awaitable, late)
+        message = f"the environment's {what} took longer than {self.step_s} s (rollout.step_timeout_s)"
+        return await _until(_now() + self.step_s, awaitable, message)
 
     async def episode(self, begin: Callable[[], Awaitable[T]]) -> T:
-        """A whole episode, within the stage; once that is over none begins. Raises `RolloutTimeout`."""
+        """Await a whole episode within the stage; none begins after its end. Raises `RolloutTimeout`."""
         now = _now()
         if now + self.episode_s < self.stage_end:
-            late = f"the episode took longer than {self.episode_s} s (rollout.episode_timeout_s)"
-            return await _until(now + self.episode_s, begin(), late)
-        late = f"the episode was not finished when the stage had taken {self.stage_s} s (rollout.stage_timeout_s)"
+            message = f"the episode took longer than {self.episode_s} s (rollout.episode_timeout_s)"
+            return await _until(now + self.episode_s, begin(), message)
+        message = f"the episode was not finished when the stage had taken {self.stage_s} s (rollout.stage_timeout_s)"
         if now >= self.stage_end:
-            raise RolloutTimeout(late)
-        return await _until(self.stage_end, begin(), late)
+            raise RolloutTimeout(message)
+        return await _until(self.stage_end, begin(), message)
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _until(end: float, awaitable: Awaitable[T], late: str) -> T:
-    """Wait until a time of the event loop; a `TimeoutError` of what is waited for passes through as it is."""
+async def _until(end: float, awaitable: Awaitable[T], message: str) -> T:
+    """Await until a time of the event loop; a `TimeoutError` of the awaitable itself passes through unchanged."""
     limit = asyncio.timeout_at(end)
     try:
         async with limit:
             return await awaitable
     except TimeoutError as error:
         if limit.expired():
-            raise RolloutTimeout(late) from error
+            raise RolloutTimeout(message) from error
         raise

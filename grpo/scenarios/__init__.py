@@ -1,1 +1,1 @@
-"""What episodes start from: reading, checking, splitting."""
+"""Scenarios: ingestion, validation and the split."""

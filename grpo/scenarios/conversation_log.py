@@ -1,10 +1,10 @@
-"""The conversation log: what a served policy and its users said, one Parquet file a day and writer's turn.
+"""Conversation log: conversations of a served policy with its users, one Parquet file a day and call of `write`.
 
     conversations/2026-11-21/3fa1c0….parquet     one row a conversation; files are added, never changed
     conversations/2026-11-22/…
 
-A file is named by its content and renamed into place whole, so that any number of writers need no lock, a writer
-that dies leaves nothing half-written, and writing the same conversations again changes nothing.
+A file is named by its content and renamed into place when it is complete: concurrent writers need no lock, a writer
+that is killed leaves no partial file, and writing the same conversations again changes nothing.
 """
 
 from __future__ import annotations
@@ -60,44 +60,44 @@ SCHEMA = pa.schema(
 
 
 class LoggedConversation(BaseModel):
-    """One conversation as it took place, with what is known of it."""
+    """One conversation with its metadata."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     id: str = Field(min_length=1, max_length=180)
     time: AwareDatetime
-    """When it began."""
+    """Start of the conversation."""
     model: str
-    """What served it: name and version in the registry, `support-desk/3`."""
+    """Model that served it: name and version in the registry, `support-desk/3`."""
     messages: tuple[Message, ...] = Field(min_length=1)
     reward: float | None = None
-    """Of the rewards that the policy is trained on, where one was computed; None is not 0."""
+    """Reward of the policy's training, where one was computed; None is not 0."""
     rating: float | None = Field(default=None, ge=0, le=1)
-    """What the user thought of it, 0 worst, 1 best."""
+    """The user's rating, 0 worst, 1 best."""
     domain: Domain = "general"
     category: str = Field(default="general", min_length=1, max_length=200)
     tools: tuple[dict[str, Any], ...] = ()
-    """Tools that the agent had."""
+    """Tools that the agent could call."""
     world: dict[str, Any] = Field(default_factory=dict)
-    """The records that the agent's tools read and changed, as they were when the conversation began."""
+    """The records that the agent's tools read and changed, as they were at the start."""
     expected: Expected = Field(default_factory=Expected)
-    """What a reviewer, or the outcome, says that should have been done."""
+    """Expected outcome, from a reviewer or from the conversation's end."""
     licence: str = ""
     consent: str = ""
-    """To what the user agreed; empty: to nothing."""
+    """Uses that the user agreed to; empty for none."""
 
 
 class ConversationLog:
-    """The log in one folder."""
+    """A conversation log in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, conversations: Iterable[LoggedConversation]) -> tuple[Path, ...]:
-        """Add conversations, one file a day; each file is there whole or not at all."""
-        ordered = sorted(conversations, key=lambda one: (one.time, one.id))
-        days = groupby(ordered, key=lambda one: one.time.astimezone(UTC).date().isoformat())
-        return tuple(self._add(day, list(found)) for day, found in days)
+        """Add conversations, one file a day; each file appears complete or not at all."""
+        ordered = sorted(conversations, key=lambda conversation: (conversation.time, conversation.id))
+        days = groupby(ordered, key=lambda conversation: conversation.time.astimezone(UTC).date().isoformat())
+        return tuple(self._add(day, list(of_day)) for day, of_day in days)
 
     def _add(self, day: str, conversations: list[LoggedConversation]) -> Path:
         content = BytesIO()
@@ -115,25 +115,25 @@ class ConversationLog:
         return path
 
     def files(self) -> tuple[str, ...]:
-        """The files that are there, by day, relative to the folder."""
+        """Files of the log, by day, relative to the folder."""
         return tuple(str(path.relative_to(self.folder)) for path in sorted(self.folder.glob("*/*.parquet")))
 
     def read(self, files: Sequence[str] | None = None) -> Iterator[LogEntry]:
-        """Each conversation with its place; what is damaged, or is not a conversation, is an entry with a problem.
+        """Each conversation with its place; a row that is damaged or not a conversation is an entry with a problem.
 
-        Damage inside a file ends the file: one entry stands for the rows that are lost, and names how many they are.
-        Raises `DataError` where one of `files` is not there.
+        Damage inside a file ends the file: one entry stands for the lost rows and has their number. Raises `DataError`
+        for a missing one of `files`.
         """
         for name in self.files() if files is None else files:
             path = self.folder / name
             if not path.is_file():
-                raise DataError(f"no file {path} in the conversation log; restore it, or plan the retraining again")
+                raise DataError(f"no file {path} in the conversation log; restore it, or start the retraining again")
             yield from _entries(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """Entry of the log at one place. Exactly one of `conversation` and `problem` is None."""
+    """Row of the log. Exactly one of `conversation` and `problem` is None."""
 
     source: str
     line: int
@@ -165,7 +165,7 @@ def _entries(path: Path) -> Iterator[LogEntry]:
 
 
 def read_row(row: dict[str, Any]) -> LoggedConversation:
-    """A row as a conversation; raises what its parts raise where it is not one."""
+    """Parse a row; raises the exceptions of `Message` and `LoggedConversation` where it is not a conversation."""
     messages = tuple(
         Message(role=part["role"], content=part["content"] or "", tool_calls=calls_from_json(part["tool_calls"]))
         for part in row["messages"] or ()
@@ -177,8 +177,8 @@ def read_row(row: dict[str, Any]) -> LoggedConversation:
 
 def _row(conversation: LoggedConversation) -> dict[str, Any]:
     messages = [
-        {"role": one.role, "content": one.content, "tool_calls": calls_to_json(one.tool_calls)}
-        for one in conversation.messages
+        {"role": message.role, "content": message.content, "tool_calls": calls_to_json(message.tool_calls)}
+        for message in conversation.messages
     ]
     return {
         **{name: getattr(conversation, name) for name in SCHEMA.names},
@@ -193,6 +193,4 @@ def _json(conversation: LoggedConversation, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"conversation {conversation.id} cannot be stored as JSON: {error}; mend its records"
-        ) from error
+        raise DataError(f"conversation {conversation.id} cannot be stored as JSON: {error}; fix its records") from error

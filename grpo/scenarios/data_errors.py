@@ -1,11 +1,11 @@
-"""Boundary to data that strangers wrote: any exception of a library becomes a fault of the data, with its place.
+"""Errors in data of others: any exception that a library raises on it becomes a `DataError` or a record's problem.
 
-    one record           attempt(build)          the value, or the exception as a value: the record is quarantined
-    a source as a whole  bounded(read, place)    records, or a `DataError` with place and remedy
-    what is quarantined  excerpt(value)          text of bounded size, whatever the value is
+    one record           try_call(build)            the value, or the exception as a value: the record is quarantined
+    a whole source       read_guarded(read, place)  records, or a `DataError` with place and remedy
+    a quarantined value  excerpt(value)             text of bounded size, for any value
 
-`attempt` is the only place of ingestion that catches `Exception`: parsers raise `RecursionError`, `OverflowError`,
-`MemoryError`, `UnicodeDecodeError` and types of their own, and the objects of a generator raise what they like.
+`try_call` is the only place of ingestion that catches `Exception`: parsers raise `RecursionError`, `OverflowError`,
+`MemoryError`, `UnicodeDecodeError` and types of their own, and objects of a generator may raise any type.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from grpo.errors import DataError, GRPOError
-from grpo.scenarios.readers.record import SourceRecord
 
 EXCERPT_CHARS = 500
 _TRANSIENT = (ConnectionError, TimeoutError)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_UNSHOWN = "a value that cannot be shown"
+_NOT_SHOWN = "a value that cannot be shown"
 
 T = TypeVar("T")
 
@@ -36,11 +35,11 @@ def try_call(build: Callable[[], T]) -> T | Exception:
         return error
 
 
-def read_guarded(read: Callable[[], Iterable[SourceRecord]], place: str) -> Iterator[SourceRecord]:
+def read_guarded(read: Callable[[], Iterable[T]], place: str) -> Iterator[T]:
     """Read a source lazily.
 
-    Raises `DataError` for any exception but a transient one (`ConnectionError`, `TimeoutError`), which a second try of
-    the stage can mend.
+    Raises `DataError` for any exception but a transient one (`ConnectionError`, `TimeoutError`), which a retry of the
+    stage may fix.
     """
     count = 0
     records = _unless_broken(try_call(lambda: iter(read())), place, count)
@@ -55,13 +54,13 @@ def _unless_broken(value: T | Exception, place: str, count: int) -> T:
     if isinstance(value, (GRPOError, *_TRANSIENT)):
         raise value
     where = f"after record {count}" if count else "at its beginning"
-    raise DataError(f"source {place} cannot be read {where}: {error_text(value)}; mend it or fetch it again") from value
+    raise DataError(f"source {place} cannot be read {where}: {error_text(value)}; fix it or fetch it again") from value
 
 
 def error_text(error: Exception) -> str:
     """Type and message of an exception, shortened; the message alone where it is written for readers."""
     text = try_call(lambda: excerpt(str(error)))
-    message = _UNSHOWN if isinstance(text, Exception) else text
+    message = _NOT_SHOWN if isinstance(text, Exception) else text
     return message if type(error) in (ValueError, DataError) else f"{type(error).__name__}: {message}".rstrip(": ")
 
 
@@ -75,7 +74,7 @@ def problem_text(error: Exception, kind: str) -> str:
 
 
 def first_validation_error(error: ValidationError) -> str:
-    """`user_scenario: Field required`"""
+    """Place and message of the first validation error: `user_scenario: Field required`."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(map(str, problem["loc"]))
     message = problem["msg"].removeprefix("Value error, ")
@@ -83,7 +82,7 @@ def first_validation_error(error: ValidationError) -> str:
 
 
 def excerpt(value: Any, limit: int = EXCERPT_CHARS) -> str:
-    """First characters of a text, or of a value as JSON; what JSON cannot hold ends the excerpt.
+    """First characters of a text, or of a value as JSON; the excerpt ends at a value that JSON cannot hold.
 
     {"id": "a", "world": {(1, 2): 3}}  →  {"id": "a", "world": { … not JSON: TypeError: keys must be str, …
     """
@@ -92,7 +91,7 @@ def excerpt(value: Any, limit: int = EXCERPT_CHARS) -> str:
     text = "".join(parts)[:limit]
     if isinstance(error, Exception):
         reason = try_call(lambda: str(error)[:limit])
-        text += f" … not JSON: {type(error).__name__}: {_UNSHOWN if isinstance(reason, Exception) else reason}"
+        text += f" … not JSON: {type(error).__name__}: {_NOT_SHOWN if isinstance(reason, Exception) else reason}"
     return text.encode(errors="replace").decode()
 
 

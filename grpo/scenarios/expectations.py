@@ -1,44 +1,66 @@
-"""What a table of scenarios must show before anything is computed on it: a Great Expectations suite, as code.
+"""Data gate: a Great Expectations suite on a table of scenarios, with Data Docs.
 
-Three frames are held against their expectations:
+It checks faults that a table of valid scenarios can still have. A failed expectation stops the run; a failed one of
+severity "warning" is logged and shown.
 
-    columns     one row a column of the table    the schema
-    scenarios   one row a scenario               ids, turns, enumerations, leakage between the splits
-    ingestion   one row                          counts that add up, the quarantined share
+    scenarios     one row a scenario    a text declared both train and heldout; copies (warning)
+    heldout       one row a scenario    near duplicates of training texts
+    sources       one row a source      scenarios without an expected outcome (warning)
+    categories    one row a category    shares and missing categories against the last version (warning)
+
+The near-duplicate check takes at most 2,000 held-out and 20,000 training scenarios, the first by digest.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import pyarrow.compute as pc
 from jinja2 import StrictUndefined, Template
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import from_json
 
 from grpo.errors import DataError
-from grpo.scenarios.ingest import IngestCounts
-from grpo.scenarios.scenario import MAX_TURN_CHARS, MAX_TURNS, Difficulty, Domain, SplitName
-from grpo.scenarios.table import SCHEMA, open_scenarios
+from grpo.scenarios.near_duplicates import NearDuplicates
+from grpo.scenarios.scenario import Expected
+from grpo.scenarios.split import MIN_CATEGORY_SIZE, assign_split
+from grpo.scenarios.table import open_scenarios
 from grpo.storage.files import write_atomically
-from grpo.tables import open_parquet
 
 if TYPE_CHECKING:
     from great_expectations.expectations.expectation import Expectation
 
+NEAR_DUPLICATE = 0.9
+"""Jaccard similarity from which on two texts are near duplicates."""
+MAX_LEAKED_FRACTION = 0.1
+"""Largest fraction of held-out scenarios that may have a near duplicate in training."""
+MAX_COPIED_FRACTION = 0.05
+"""Fraction of scenarios with a copy above which there is a warning."""
+MAX_MISSING_FRACTION = 0.05
+"""Fraction of a source's scenarios without an expected outcome above which there is a warning; 1 is allowed."""
+MAX_SHARE_CHANGE = 0.2
+"""Change of a category's share since the last version above which there is a warning."""
+
+_COMPARED = {"heldout": 2_000, "train": 20_000}
 _INDEX = "index.html"
 _PAGE = Path(__file__).with_name("data_docs.html.j2")
 _NAMED = 3  # rows that an error names
-_BOUNDS = ("value", "min_value", "max_value", "value_set")
-_COLUMNS = ["id", "domain", "user_responses", "goal", "split", "text_digest", "category", "difficulty"]
+_BOUNDS = ("value", "min_value", "max_value", "value_set", "mostly")
+_COLUMNS = ["id", "user_responses", "goal", "split", "text_digest", "expected", "metadata"]
+_CONTENT = ["text_digest", "context", "tools", "world", "expected", "metadata"]
+_CATEGORY = "category"
+_EMPTY = Expected().model_dump_json()
+
+logger = logging.getLogger(__name__)
 
 
 class ExpectationResult(BaseModel):
-    """One expectation that held."""
+    """One expectation and the values that it observed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,150 +69,143 @@ class ExpectationResult(BaseModel):
 
 
 class SuiteResult(BaseModel):
-    """The expectations that held, and the Data Docs that show them."""
+    """Results of the suite, and the Data Docs that show them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     checks: tuple[ExpectationResult, ...]
+    warnings: tuple[str, ...] = ()
+    """Failed expectations of severity "warning"."""
     docs_index: str
     """Page of the Data Docs, relative to their folder."""
 
 
 def validate(
     scenarios_path: Path,
-    quarantine_path: Path,
-    counts: IngestCounts,
     docs_folder: Path,
     *,
-    max_quarantined_fraction: float,
+    validation_fraction: float | None = None,
+    previous_path: Path | None = None,
 ) -> SuiteResult:
-    """Hold the tables against the suite and write its Data Docs, a page that asks nothing of any other host.
+    """Run the suite on a table of scenarios and write its Data Docs, one page that loads nothing from other hosts.
 
-    Raises `DataError` that names each failed expectation with the ids of the first rows; the docs are built first.
+    Without a `validation_fraction` only declared splits are compared; without a readable `previous_path`, the table of
+    the last version, categories are not compared. Raises `DataError` that names each failed expectation with the ids of
+    the first rows, after the docs are written.
     """
-    frames = {
-        "columns": _columns_frame(scenarios_path),
-        "scenarios": _scenarios_frame(scenarios_path),
-        "ingestion": _ingestion_frame(scenarios_path, quarantine_path, counts),
-    }
-    suites = _run(_suites(max_quarantined_fraction), frames)
+    frames = _frames(scenarios_path, validation_fraction, previous_path)
+    suites = _run(_suites(), frames)
     write_atomically(docs_folder / _INDEX, _render(suites))
     results = [result for suite in suites.values() for result in suite]
-    failed = [_describe(result) for result in results if not result.success]
-    if failed:
-        raise DataError(f"{scenarios_path} does not meet {len(failed)} expectation(s):\n  " + "\n  ".join(failed))
-    return SuiteResult(checks=tuple(_check(result) for result in results), docs_index=_INDEX)
+    failed = [result for result in results if not result.success]
+    errors = [_describe(result) for result in failed if not _is_warning(result)]
+    if errors:
+        raise DataError(f"{scenarios_path} does not meet {len(errors)} expectation(s):\n  " + "\n  ".join(errors))
+    warnings = tuple(_describe(result) for result in failed)
+    for warning in warnings:
+        logger.warning("%s: %s", scenarios_path, warning)
+    checks = tuple(ExpectationResult(name=_name(result), observed=_observed(result)) for result in results)
+    return SuiteResult(checks=checks, warnings=warnings, docs_index=_INDEX)
 
 
-def _suites(max_quarantined_fraction: float) -> Mapping[str, list[Expectation]]:
-    """The expectations on each frame; their notes say what they mean."""
-    from great_expectations import expectations as gxe
+def _suites() -> Mapping[str, list[Expectation]]:
+    """The expectations on each frame, with their meaning as notes."""
+    from great_expectations.expectations import ExpectColumnValuesToBeBetween as Between
 
-    columns = [f"{field.name}: {field.type}" for field in SCHEMA]
+    shares = "categories keep their shares of the last version (balance)"
+    present = f"categories with {MIN_CATEGORY_SIZE} scenarios in the last version still have some"
+    declared = "no text is declared both train and heldout (leakage)"
+    copies = "scenarios differ in more than their ids (duplicates)"
+    near = "held-out texts are not near duplicates of training texts (leakage)"
+    expected = "a source has an expected outcome for all of its scenarios, or for none"
+    few_copies, few_leaked, warn = 1 - MAX_COPIED_FRACTION, 1 - MAX_LEAKED_FRACTION, {"severity": "warning"}
+    change = {"min_value": -MAX_SHARE_CHANGE, "max_value": MAX_SHARE_CHANGE}
     return {
-        "columns": [
-            gxe.ExpectTableRowCountToEqual(value=len(columns), notes="the table has every column of a scenario"),
-            gxe.ExpectColumnValuesToBeInSet(
-                column="column", value_set=columns, notes="the columns have the names and types of a scenario's"
-            ),
-        ],
         "scenarios": [
-            gxe.ExpectTableRowCountToBeBetween(min_value=1, notes="there are scenarios"),
-            gxe.ExpectColumnValuesToNotBeNull(column="id", notes="every scenario has an id"),
-            gxe.ExpectColumnValuesToBeUnique(column="id", notes="an id names one scenario"),
-            gxe.ExpectColumnValueLengthsToBeBetween(
-                column="id", min_value=1, max_value=200, notes="an id has 1 to 200 characters"
-            ),
-            gxe.ExpectColumnValuesToBeInSet(
-                column="domain", value_set=list(get_args(Domain)), notes="the domain is one of the known ones"
-            ),
-            gxe.ExpectColumnValuesToBeInSet(
-                column="difficulty",
-                value_set=list(get_args(Difficulty)),
-                notes="the difficulty is one of the known ones",
-            ),
-            gxe.ExpectColumnValuesToBeInSet(
-                column="split", value_set=list(get_args(SplitName)), notes="a declared split is train or heldout"
-            ),
-            gxe.ExpectColumnValueLengthsToBeBetween(
-                column="category", min_value=1, max_value=200, notes="a category has 1 to 200 characters"
-            ),
-            gxe.ExpectColumnValueLengthsToEqual(
-                column="text_digest", value=16, notes="a text digest has 16 hex digits"
-            ),
-            gxe.ExpectColumnValuesToBeBetween(
-                column="turns", min_value=0, max_value=MAX_TURNS, notes=f"a user has at most {MAX_TURNS} turns"
-            ),
-            gxe.ExpectColumnValuesToBeBetween(column="shortest_turn_chars", min_value=1, notes="no user turn is empty"),
-            gxe.ExpectColumnValuesToBeBetween(
-                column="longest_turn_chars",
-                max_value=MAX_TURN_CHARS,
-                notes=f"a user turn has at most {MAX_TURN_CHARS} characters",
-            ),
-            gxe.ExpectColumnValuesToBeBetween(
-                column="user_chars", min_value=1, notes="every scenario has a user: a script or a goal"
-            ),
-            gxe.ExpectColumnValuesToBeBetween(
-                column="declared_sides", max_value=1, notes="no text is declared both train and heldout (leakage)"
-            ),
+            Between(column="declared_splits", max_value=1, notes=declared),
+            Between(column="copies", max_value=0, mostly=few_copies, notes=copies, **warn),
         ],
-        "ingestion": [
-            gxe.ExpectColumnMaxToBeBetween(
-                column="quarantined_share",
-                max_value=max_quarantined_fraction,
-                notes="few enough records are quarantined",
-            ),
-            gxe.ExpectColumnPairValuesToBeEqual(
-                column_A="records", column_B="counted", notes="records = scenarios + quarantined"
-            ),
-            gxe.ExpectColumnPairValuesToBeEqual(
-                column_A="scenarios", column_B="scenario_rows", notes="every scenario is in its table"
-            ),
-            gxe.ExpectColumnPairValuesToBeEqual(
-                column_A="quarantined", column_B="quarantine_rows", notes="every other record is in quarantine"
-            ),
+        "heldout": [
+            Between(
+                column="training_similarity", max_value=NEAR_DUPLICATE, strict_max=True, mostly=few_leaked, notes=near
+            )
+        ],
+        "sources": [Between(column="missing_expected", max_value=MAX_MISSING_FRACTION, notes=expected, **warn)],
+        "categories": [
+            Between(column="share_change", notes=shares, **change, **warn),
+            Between(column="scenarios", min_value=1, notes=present, **warn),
         ],
     }
 
 
-def _columns_frame(path: Path) -> pd.DataFrame:
-    schema = open_scenarios(path).schema_arrow
-    return pd.DataFrame({"column": [f"{field.name}: {field.type}" for field in schema]})
+def _frames(
+    scenarios_path: Path, validation_fraction: float | None, previous_path: Path | None
+) -> dict[str, pd.DataFrame]:
+    table = open_scenarios(scenarios_path).read(columns=[*_COLUMNS, _CATEGORY])
+    frame = table.to_pandas()
+    frame["split"] = pd.Series(table.column("split").to_pylist(), dtype=object)  # None, not NaN, where undeclared
+    declared = frame.dropna(subset=["split"]).groupby("text_digest")["split"].nunique()
+    frame["declared_splits"] = frame["text_digest"].map(declared).fillna(0)
+    frame["copies"] = _copies(scenarios_path)
+    frames = {
+        "scenarios": frame[["id", "declared_splits", "copies"]],
+        "heldout": _heldout_frame(frame, validation_fraction),
+        "sources": _sources_frame(frame),
+    }
+    if previous_path is not None:
+        try:
+            before = Counter(open_scenarios(previous_path).read(columns=[_CATEGORY]).column(_CATEGORY).to_pylist())
+        except DataError as error:  # of a schema version before this one, for example
+            logger.warning("categories are not compared with the last version: %s", error)
+        else:
+            frames["categories"] = _categories_frame(Counter(frame[_CATEGORY]), before)
+    return frames
 
 
-def _scenarios_frame(path: Path) -> pd.DataFrame:
-    """What is expected of each scenario, without its texts."""
-    file = open_scenarios(path)
-    missing = [name for name in _COLUMNS if name not in file.schema_arrow.names]
-    if missing:
-        raise DataError(f"{path} has no column {', '.join(missing)}; ingest the sources again")
-    table = file.read(columns=_COLUMNS).combine_chunks()
-    frame = table.drop_columns(["user_responses", "goal"]).to_pandas()
-    turns = table.column("user_responses")
-    chars = pd.Series(pc.utf8_length(pc.utf8_trim_whitespace(pc.list_flatten(turns))).to_pandas())
-    by_scenario = chars.groupby(pc.list_parent_indices(turns).to_numpy())
-    frame["turns"] = pc.list_value_length(turns).to_numpy()
-    frame["shortest_turn_chars"] = by_scenario.min().reindex(frame.index)
-    frame["longest_turn_chars"] = by_scenario.max().reindex(frame.index)
-    goal_chars = pc.utf8_length(pc.utf8_trim_whitespace(table.column("goal"))).to_numpy()
-    frame["user_chars"] = by_scenario.sum().reindex(frame.index, fill_value=0) + goal_chars
-    splits = frame.dropna(subset=["split"]).groupby("text_digest")["split"].nunique()
-    frame["declared_sides"] = frame["text_digest"].map(splits).fillna(0)
-    return frame
+def _copies(path: Path) -> list[int]:
+    """Other scenarios with the same normalized text and the same further fields, for each scenario."""
+    digests = [
+        hash(row)  # worlds are large: a batch of rows is in memory
+        for batch in open_scenarios(path).iter_batches(batch_size=512, columns=_CONTENT)
+        for row in zip(*(batch.column(name).to_pylist() for name in _CONTENT), strict=True)
+    ]
+    counts = Counter(digests)
+    return [counts[digest] - 1 for digest in digests]
 
 
-def _ingestion_frame(scenarios_path: Path, quarantine_path: Path, counts: IngestCounts) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "records": [counts.records],
-            "scenarios": [counts.scenarios],
-            "quarantined": [counts.quarantined],
-            "counted": [counts.scenarios + counts.quarantined],
-            "scenario_rows": [open_parquet(scenarios_path).metadata.num_rows],
-            "quarantine_rows": [open_parquet(quarantine_path).metadata.num_rows],
-            "quarantined_share": [counts.quarantined / max(counts.records, 1)],
-        }
-    )
+def _heldout_frame(frame: pd.DataFrame, validation_fraction: float | None) -> pd.DataFrame:
+    """Held-out scenarios with the similarity of the nearest training text, 0 where none is near."""
+    ordered = frame.sort_values(["text_digest", "id"])
+    declared = {digest: split for digest, split in zip(frame["text_digest"], frame["split"], strict=True) if split}
+    splits = [
+        declared.get(digest) or (assign_split(digest, share=validation_fraction) if validation_fraction else None)
+        for digest in ordered["text_digest"]
+    ]
+    train, heldout = (ordered[[split == name for split in splits]][: _COMPARED[name]] for name in ("train", "heldout"))
+    index = NearDuplicates(NEAR_DUPLICATE)
+    for name, text in zip(train["id"], _texts(train), strict=True):
+        index.add(name, text)
+    nearest = map(index.find, _texts(heldout))
+    similarities = [match.similarity if match is not None else 0.0 for match in nearest]
+    return pd.DataFrame({"id": list(heldout["id"]), "training_similarity": similarities})
+
+
+def _texts(frame: pd.DataFrame) -> list[str]:
+    return ["\n".join((*turns, goal)) for turns, goal in zip(frame["user_responses"], frame["goal"], strict=True)]
+
+
+def _sources_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """Sources with the fraction of scenarios without an expected outcome; 0 for a source that has none at all."""
+    sources = [from_json(metadata)["source"] for metadata in frame["metadata"]]
+    missing = (frame["expected"] == _EMPTY).groupby(sources).mean()
+    return pd.DataFrame({"id": missing.index, "missing_expected": missing.where(missing < 1, 0.0).to_numpy()})
+
+
+def _categories_frame(now: Counter[str], before: Counter[str]) -> pd.DataFrame:
+    """Categories with their scenarios, and the change of their share since the last version."""
+    names = sorted(name for name in now | before if now[name] or before[name] >= MIN_CATEGORY_SIZE)
+    changes = [now[name] / now.total() - before[name] / max(1, before.total()) for name in names]
+    return pd.DataFrame({"id": names, "scenarios": [now[name] for name in names], "share_change": changes})
 
 
 def _run(suites: Mapping[str, list[Expectation]], frames: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:
@@ -201,16 +216,19 @@ def _run(suites: Mapping[str, list[Expectation]], frames: Mapping[str, pd.DataFr
     logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)  # its temporary folders
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
-    source = context.data_sources.add_pandas("ingestion")
+    source = context.data_sources.add_pandas("scenarios")
     results = {}
     for name, frame in frames.items():
         suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=suites[name]))
         batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
         definition = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=batch, suite=suite))
-        names_rows = {"unexpected_index_column_names": ["id"]} if "id" in frame.columns else {}
         outcome = definition.run(
             batch_parameters={"dataframe": frame},
-            result_format={"result_format": "SUMMARY", "partial_unexpected_count": _NAMED, **names_rows},
+            result_format={
+                "result_format": "SUMMARY",
+                "partial_unexpected_count": _NAMED,
+                "unexpected_index_column_names": ["id"],
+            },
         )
         results[name] = list(outcome.results)
     return results
@@ -222,7 +240,7 @@ def _render(suites: Mapping[str, list[Any]]) -> str:
     rows = {
         name: [
             {
-                "passed": result.success,
+                "status": "passed" if result.success else "warning" if _is_warning(result) else "failed",
                 "meaning": result.expectation_config.notes,
                 "name": _name(result),
                 "bounds": ", ".join(
@@ -237,39 +255,32 @@ def _render(suites: Mapping[str, list[Any]]) -> str:
     return template.render(suites=rows)
 
 
+def _is_warning(result: Any) -> bool:
+    return bool(result.expectation_config.severity == "warning")
+
+
 def _name(result: Any) -> str:
-    """`expect_column_values_to_be_unique(id)`"""
-    settings = result.expectation_config.kwargs
-    columns = [settings[key] for key in ("column", "column_A", "column_B") if key in settings]
-    name = str(result.expectation_config.type)
-    return f"{name}({', '.join(columns)})" if columns else name
+    """Type and column of an expectation: `expect_column_values_to_be_unique(id)`."""
+    return f"{result.expectation_config.type}({result.expectation_config.kwargs['column']})"
 
 
-def _check(result: Any) -> ExpectationResult:
-    found = result.result
-    if "unexpected_count" in found:
-        return ExpectationResult(
-            name=_name(result), observed=f"{found['unexpected_count']} of {found['element_count']} unexpected"
-        )
-    return ExpectationResult(name=_name(result), observed=str(found["observed_value"]))
+def _observed(result: Any) -> str:
+    return f"{result.result['unexpected_count']} of {result.result['element_count']} unexpected"
 
 
 def _describe(result: Any) -> str:
-    """A failed expectation: what it means, what was observed, the first rows."""
+    """A failed expectation: its meaning, name, and the first unexpected rows."""
     return f"{result.expectation_config.notes}: {_name(result)} {_outcome(result)}"
 
 
 def _outcome(result: Any) -> str:
-    """What was observed, and the first rows that were not expected."""
+    """Number of unexpected rows, with the ids and values of the first ones."""
     observed = result.result
-    if "observed_value" in observed:
-        return f"observed {observed['observed_value']}"
     if "unexpected_count" not in observed:
         return f"could not be computed: {result.exception_info!s:.300}"
     count = f"{observed['unexpected_count']} of {observed['element_count']} rows"
     if not observed["unexpected_count"]:
         return count
-    rows = [row["id"] for row in observed.get("partial_unexpected_index_list", ()) if isinstance(row, dict)]
-    where = f", first ids {', '.join(map(str, rows[:_NAMED]))}" if rows else ""
-    values = ", ".join(map(str, observed["partial_unexpected_list"][:_NAMED]))
-    return f"{count}{where}, values {values:.200}"
+    rows = [row["id"] for row in observed.get("partial_unexpected_index_list", ())]
+    values = ", ".join(f"{value:.3g}" for value in observed["partial_unexpected_list"][:_NAMED])
+    return f"{count}, first ids {', '.join(map(str, rows[:_NAMED]))}, values {values}"

@@ -1,28 +1,29 @@
-"""Sources → one table of scenarios, and one of the records that cannot be used, each with its reason."""
+"""Ingestion: sources → a table of scenarios, and a table of quarantined records with their reasons."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from grpo import progress
 from grpo.config.scenarios import Source
-from grpo.errors import BudgetError, DataError
+from grpo.errors import BudgetError, DataError, StorageError
 from grpo.scenarios.data_errors import EXCERPT_CHARS, excerpt, try_call
-from grpo.scenarios.ids import SeenIds
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.quarantine import QuarantineReason, reason_from_error, reason_from_problem
 from grpo.scenarios.readers.source_files import LONGEST_LINE
-from grpo.scenarios.refusal import QuarantineReason, reason_from_error, reason_from_problem
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import QUARANTINE_SCHEMA, SCHEMA, TableRow, TableWriter, scenario_row
 
 SCENARIOS_FILE, QUARANTINE_FILE = "scenarios.parquet", "quarantine.parquet"
-"""Names of both tables where they lie in one folder."""
+"""Names of both tables in the folder of an ingestion."""
 _REPORT_EVERY = 10_000  # records
 _SECTIONS: dict[str, object] = {"expected": {}, "metadata": {}}  # a default that is a model is deep-copied: 15 µs
 _PATH_CHARS = 4096
@@ -30,7 +31,7 @@ _NAMED = 3  # records that an error names
 
 
 class IngestCounts(BaseModel):
-    """What became of the records: `records = scenarios + quarantined`."""
+    """Counts of an ingestion: `records = scenarios + quarantined`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -48,21 +49,21 @@ def ingest(
 
     Of two records with the same id the first is used. Memory does not grow with the sources.
 
-    Raises `DataError` where a source is missing or empty or no record can be used, and `BudgetError` where more
-    than `max_quarantined_fraction` of the records went into quarantine.
+    Raises `DataError` for a source that is missing or empty and for sources without a usable record, and `BudgetError`
+    when more than `max_quarantined_fraction` of the records are quarantined.
     """
     tally = _Tally()
     with (
-        SeenIds() as taken,
+        SeenIds() as seen_ids,
         TableWriter(scenarios_path, SCHEMA) as table,
         TableWriter(quarantine_path, QUARANTINE_SCHEMA) as quarantine,
     ):
         for finished, source in enumerate(sources):
             for record in read_records(source):
-                refusal = _admit(record, taken, table)
-                if refusal is not None:
-                    quarantine.add(_quarantine_row(record, refusal.reason), EXCERPT_CHARS)
-                tally.add(record, refusal)
+                reason = _add(record, seen_ids, table)
+                if reason is not None:
+                    quarantine.add(_quarantine_row(record, reason.message), EXCERPT_CHARS)
+                tally.add(record, reason)
                 if tally.records % _REPORT_EVERY == 0:
                     tally.report(finished, len(sources))
     tally.report(len(sources), len(sources))
@@ -70,8 +71,41 @@ def ingest(
     return tally.counts()
 
 
+class SeenIds:
+    """Ids with their places, in a temporary file on disk: memory does not grow with their number."""
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)  # SQLite deletes a nameless database on closing
+        self._database.executescript("""
+            PRAGMA journal_mode = OFF;
+            PRAGMA synchronous = OFF;
+            PRAGMA cache_size = -32000; -- KiB
+            CREATE TABLE seen (id TEXT PRIMARY KEY, source TEXT, line INTEGER) WITHOUT ROWID;
+            BEGIN;
+        """)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._database.close()
+
+    def add(self, scenario_id: str, source: str, line: int) -> str | None:
+        """Add a new id and return None, or return the place `source:line` of the record that has it."""
+        try:
+            cursor = self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (scenario_id, source, line))
+        except sqlite3.OperationalError as error:
+            raise StorageError(f"ids cannot be kept on disk: {error}; free space or set TMPDIR elsewhere") from error
+        if cursor.rowcount == 1:
+            return None
+        first = self._database.execute("SELECT source, line FROM seen WHERE id = ?", (scenario_id,)).fetchone()
+        return f"{first[0]}:{first[1]}"
+
+
 class _Tally:
-    """Counts while ingestion goes on."""
+    """Counts during an ingestion."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -79,13 +113,13 @@ class _Tally:
         self._kinds: Counter[str] = Counter()
         self._first: list[str] = []
 
-    def add(self, record: SourceRecord, refusal: QuarantineReason | None) -> None:
+    def add(self, record: SourceRecord, reason: QuarantineReason | None) -> None:
         self.records += 1
-        if refusal is not None:
+        if reason is not None:
             self.quarantined += 1
-            self._kinds[refusal.kind] += 1
+            self._kinds[reason.kind] += 1
             if len(self._first) < _NAMED:
-                self._first.append(f"{record.source}:{record.line} {refusal.reason}")
+                self._first.append(f"{record.source}:{record.line} {reason.message}")
 
     def report(self, done: int, total: int) -> None:
         progress.report("ingest", done, total, records=self.records, quarantined=self.quarantined)
@@ -93,16 +127,16 @@ class _Tally:
     def check(self, max_quarantined_fraction: float) -> None:
         if not self.records:
             raise DataError("the sources hold no record; add one that does to scenarios.sources")
-        share = self.quarantined / self.records
-        if share > max_quarantined_fraction:
+        fraction = self.quarantined / self.records
+        if fraction > max_quarantined_fraction:
             raise BudgetError(
-                f"{self.quarantined} of {self.records} records ({share:.1%}) cannot be used, "
+                f"{self.quarantined} of {self.records} records ({fraction:.1%}) cannot be used, "
                 f"at most {max_quarantined_fraction:.1%} may be; first: {'; '.join(self._first)}; "
-                "mend the sources or raise scenarios.max_quarantined_fraction"
+                "fix the sources or raise scenarios.max_quarantined_fraction"
             )
         if self.quarantined == self.records:
             raise DataError(
-                f"none of {self.records} records can be used; first: {'; '.join(self._first)}; mend the sources"
+                f"none of {self.records} records can be used; first: {'; '.join(self._first)}; fix the sources"
             )
 
     def counts(self) -> IngestCounts:
@@ -114,8 +148,8 @@ class _Tally:
         )
 
 
-def _admit(record: SourceRecord, taken: SeenIds, table: TableWriter) -> QuarantineReason | None:
-    """Add the record's scenario to the table, or say why not."""
+def _add(record: SourceRecord, seen_ids: SeenIds, table: TableWriter) -> QuarantineReason | None:
+    """Add the record's scenario to the table, or return the reason for its quarantine."""
     if record.problem is not None:
         return reason_from_problem(record.problem)
     built = try_call(lambda: _build(record.data or {}))
@@ -123,12 +157,11 @@ def _admit(record: SourceRecord, taken: SeenIds, table: TableWriter) -> Quaranti
         return reason_from_error(built)
     scenario, row, size = built
     if size > LONGEST_LINE:
-        return QuarantineReason(
-            reason=f"over-long record: {size} characters, at most {LONGEST_LINE}", kind="over-long record"
-        )
-    place = taken.add(scenario.id, excerpt(record.source, _PATH_CHARS), record.line)
+        kind = "over-long record"
+        return QuarantineReason(message=f"{kind}: {size} characters, at most {LONGEST_LINE}", kind=kind)
+    place = seen_ids.add(scenario.id, excerpt(record.source, _PATH_CHARS), record.line)
     if place is not None:
-        return QuarantineReason(reason=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
+        return QuarantineReason(message=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
     table.add(row, size)
     return None
 

@@ -1,29 +1,40 @@
-"""What became of the records of a published data set: items, or refusals with their places."""
+"""Quarantine: records that are not used, each with its place and reason."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import try_call
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.refusal import QuarantineReason, reason_from_error, reason_from_problem
+from grpo.scenarios.data_errors import error_text, excerpt, first_validation_error, try_call
+from grpo.scenarios.records import SourceRecord
 
 Item = TypeVar("Item", bound=BaseModel)
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineReason:
+    """Reason that a record is not used."""
+
+    message: str
+    """The reason with the record's own values."""
+    kind: str
+    """The reason without them, by which records are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedRecord:
-    """A record that is not used: where it stands, and why."""
+    """A record that is not used: its place and the reason."""
 
     source: str
     line: int
-    refusal: QuarantineReason
+    reason: QuarantineReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,42 +46,63 @@ class ParsedRecords(Generic[Item]):
 
     @property
     def records(self) -> int:
-        """How many records were read."""
+        """Number of records that were read."""
         return len(self.items) + len(self.quarantined)
 
     @property
     def reasons(self) -> dict[str, int]:
         """Quarantined records by kind of reason, most frequent first."""
-        return dict(Counter(record.refusal.kind for record in self.quarantined).most_common())
+        return dict(Counter(record.reason.kind for record in self.quarantined).most_common())
 
 
 def parse_records(records: Iterable[SourceRecord], model: type[Item]) -> ParsedRecords[Item]:
     """Build an item of each record, or quarantine it; of two with the same id the first is used.
 
-    Raises `DataError` where there is no record.
+    Raises `DataError` for an empty source.
     """
     items: list[Item] = []
     quarantined: list[QuarantinedRecord] = []
-    taken: set[str] = set()
+    ids: set[str] = set()
     for record in records:
-        found = _admit(record, model, taken)
-        if isinstance(found, QuarantineReason):
-            quarantined.append(QuarantinedRecord(source=record.source, line=record.line, refusal=found))
+        item = _parse(record, model, ids)
+        if isinstance(item, QuarantineReason):
+            quarantined.append(QuarantinedRecord(source=record.source, line=record.line, reason=item))
         else:
-            items.append(found)
+            items.append(item)
     if not items and not quarantined:
         raise DataError(f"no record for {model.__name__}; the data set's files are empty")
     return ParsedRecords(items=tuple(items), quarantined=tuple(quarantined))
 
 
-def _admit(record: SourceRecord, model: type[Item], taken: set[str]) -> Item | QuarantineReason:
+def _parse(record: SourceRecord, model: type[Item], ids: set[str]) -> Item | QuarantineReason:
     if record.data is None:
         return reason_from_problem(record.problem or "no data")
     item = try_call(lambda: model.model_validate(record.data))
     if isinstance(item, Exception):
         return reason_from_error(item)
     name = record.data["id"]
-    if name in taken:
+    if name in ids:
         return reason_from_problem(f"duplicate id: {name}")
-    taken.add(name)
+    ids.add(name)
     return item
+
+
+def reason_from_problem(problem: str) -> QuarantineReason:
+    """Reason of a record that a reader could not read; the text before the colon is the kind."""
+    return QuarantineReason(message=excerpt(problem), kind=excerpt(problem.partition(":")[0]))
+
+
+def reason_from_error(error: Exception) -> QuarantineReason:
+    """Reason of a record that cannot be validated, or stored: the first error.
+
+    user_responses: user turn 1 is empty → kind `user_responses: user turn N is empty`
+    """
+    if not isinstance(error, ValidationError):
+        kind = "cannot be stored as JSON"
+        return QuarantineReason(message=f"{kind}: {error_text(error)}", kind=kind)
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if problem["type"] == "extra_forbidden":
+        field = excerpt(".".join(map(str, problem["loc"])))
+        return QuarantineReason(message=f"unknown field: {field}", kind="unknown field")
+    message = excerpt(first_validation_error(error))
+    return QuarantineReason(message=message, kind=_NUMBER.sub("N", message))

@@ -1,8 +1,9 @@
-"""From records as somebody published them to records in the project's own fields."""
+"""Records of a source: read at one place, and converted to the fields of a scenario or an item of reward data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,73 +11,90 @@ from pydantic import BaseModel, ValidationError
 
 from grpo.errors import DataError
 from grpo.scenarios.data_errors import error_text, excerpt, first_validation_error, problem_text, try_call
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.scenario import Difficulty, normalize
 
-Shape = TypeVar("Shape", bound=BaseModel)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
+    """One record of a source. Exactly one of `data` and `problem` is None."""
+
+    source: str
+    """The file, folder or function that it was read from."""
+    line: int
+    """Place in the source: its first line in a text file, its number (from 1) elsewhere."""
+    data: dict[str, Any] | None
+    """The fields of a scenario, not validated."""
+    raw: str = ""
+    """The record's text in a text source; empty where `data` has the same content."""
+    problem: str | None = None
+    """Reason that the record cannot be read. The text before a colon is the same for all records with this reason."""
+
+
+Published = TypeVar("Published", bound=BaseModel)
+"""The fields of a record as its publisher writes them."""
 
 
 def convert_records(
-    records: Iterable[SourceRecord], shape: type[Shape], fields: Callable[[Shape, int], dict[str, Any]]
+    records: Iterable[SourceRecord], published: type[Published], fields: Callable[[Published, int], dict[str, Any]]
 ) -> Iterator[SourceRecord]:
-    """Check each record against its published shape and give it the fields of what it becomes.
+    """Validate each record as `published`, and replace its data by the fields that `fields` makes of it.
 
-    `fields` takes the checked record and its line; what it raises becomes the record's problem. What could not be read
-    stays as it is.
+    `fields` takes the validated record and its line; an exception that it raises becomes the record's problem. Records
+    that could not be read are passed on.
     """
     for record in records:
-        yield convert_record(record, partial(_fill, shape, fields, record.line))
+        yield convert_record(record, partial(_validated_fields, published, fields, record.line))
 
 
-def _fill(
-    shape: type[Shape], fields: Callable[[Shape, int], dict[str, Any]], line: int, data: dict[str, Any]
+def _validated_fields(
+    published: type[Published], fields: Callable[[Published, int], dict[str, Any]], line: int, data: dict[str, Any]
 ) -> dict[str, Any]:
-    return fields(shape.model_validate(data), line)
+    return fields(published.model_validate(data), line)
 
 
 def convert_record(record: SourceRecord, fields: Callable[[dict[str, Any]], dict[str, Any]]) -> SourceRecord:
-    """The record with the fields of its data, or with what `fields` raised as its problem."""
+    """The record with the fields of its data, or with the exception that `fields` raised as its problem."""
     if record.data is None:
         return record
-    raw, given = record.raw or excerpt(record.data), record.data
-    data = try_call(lambda: fields(given))
+    raw, original = record.raw or excerpt(record.data), record.data
+    data = try_call(lambda: fields(original))
     if isinstance(data, Exception):
         problem = error_text(data) if type(data) is ValueError else problem_text(data, "not as published")
-        return SourceRecord(source=record.source, line=record.line, data=None, raw=raw, problem=problem)
-    return SourceRecord(source=record.source, line=record.line, data=data, raw=raw)
+        return replace(record, data=None, raw=raw, problem=problem)
+    return replace(record, data=data, raw=raw)
 
 
-def read_all_records(records: Iterable[SourceRecord], shape: type[Shape]) -> list[Shape]:
-    """What all records of a source need, for example its schema: a fault in it stops the reading.
+def read_all_records(records: Iterable[SourceRecord], published: type[Published]) -> list[Published]:
+    """Read records that all others need, for example a schema.
 
-    Raises `DataError` that names the place.
+    Raises `DataError` with the place of the first record that is not as published.
     """
-    found = []
+    items = []
     for record in records:
         problem = record.problem
         try:
-            found.append(shape.model_validate(record.data or {}))
+            items.append(published.model_validate(record.data or {}))
         except ValidationError as error:
             problem = problem or first_validation_error(error)
         if problem is not None:
             raise DataError(f"{record.source}:{record.line}: {problem}; fetch the published file again")
-    return found
+    return items
 
 
 def declare_splits(train: Iterable[SourceRecord], heldout: Iterable[SourceRecord]) -> Iterator[SourceRecord]:
     """The training part of a source, then its held-out part, each scenario with its split.
 
-    A held-out scenario whose user says or wants the same as one of the training part has leaked: its split is left
-    open, and the split puts it where its like is.
+    A held-out scenario with the user text of a training one has leaked: its split stays open, and the text's hash
+    assigns both to the same split.
     """
-    seen = set()
+    train_texts = set()
     for record in train:
         if record.data is not None:
-            seen.add(_text(record.data))
+            train_texts.add(_user_text(record.data))
             record.data["split"] = "train"
         yield record
     for record in heldout:
-        if record.data is not None and _text(record.data) not in seen:
+        if record.data is not None and _user_text(record.data) not in train_texts:
             record.data["split"] = "heldout"
         yield record
 
@@ -86,6 +104,6 @@ def difficulty_by_count(count: int, *, easy: int, medium: int) -> Difficulty:
     return "easy" if count <= easy else "medium" if count <= medium else "hard"
 
 
-def _text(data: dict[str, Any]) -> str:
-    """What `Scenario.text` will be."""
+def _user_text(data: dict[str, Any]) -> str:
+    """`Scenario.text` of a record that is not validated yet."""
     return normalize("\n".join((*data.get("user_responses", ()), data.get("goal", ""))))

@@ -1,4 +1,4 @@
-"""A scenario: one task instance that an episode starts from."""
+"""Scenario: one task instance that an episode starts from."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SplitName = Literal["train", "heldout"]
 
 
 SuccessCriterion = Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]
-"""A part of success, in the words of tau-bench's reward basis: the final state, assertions on it, assertions about the
-conversation, the calls that were made, the facts that were told."""
+"""A part of success, as in tau-bench's reward basis: the final state, assertions on it, assertions about the
+conversation, the calls that were made, the facts that were communicated."""
 
 
 class _Record(BaseModel):
@@ -27,20 +27,20 @@ class _Record(BaseModel):
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
-        ser_json_inf_nan="constants",  # NaN is refused where it is stored, and not null in silence
+        ser_json_inf_nan="constants",  # NaN is rejected when it is stored, not written as null
     )
 
 
 class Expected(_Record):
-    """What the environment or a reward may hold the episode against."""
+    """Expected outcome of an episode, for the environment and rewards."""
 
     responses: tuple[str, ...] = ()
     """Reference replies of an agent."""
     facts: tuple[str, ...] = ()
-    """Facts that the customer must have been told."""
+    """Facts that the agent must communicate."""
     calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that solve the task, in order: `{"name", "arguments"}`, and where the source tells them, `turn`, the
-    number of the user turn that the call answers, and `compare_args`, the arguments that must be the same."""
+    """Tool calls that solve the task, in order: `{"name", "arguments"}`, and where the source has them, `turn`, the
+    number of the user turn that the call answers, and `compare_args`, the arguments that must be equal."""
     state: dict[str, Any] = Field(default_factory=dict)
     """The final state of the world."""
     assertions: tuple[str, ...] = ()
@@ -48,18 +48,18 @@ class Expected(_Record):
     required_documents: tuple[str, ...] = ()
     """Documents of the domain's knowledge base that the task needs, by id."""
     reward_basis: Annotated[tuple[SuccessCriterion, ...], Field(min_length=1)] | None = None
-    """Parts of success; None is all that is expected here."""
+    """Parts of success; None stands for every part that is expected here."""
 
     @property
     def basis(self) -> tuple[SuccessCriterion, ...]:
-        """Parts of success; facts and assertions of which none is expected hold by themselves."""
+        """Parts of success; facts and assertions count only where some are expected."""
         expected = {"NL_ASSERTION": self.assertions, "COMMUNICATE": self.facts}
         named: tuple[SuccessCriterion, ...] = ("DB", "COMMUNICATE", "NL_ASSERTION")
         return tuple(part for part in self.reward_basis or named if expected.get(part, True))
 
 
 class Metadata(_Record):
-    """Where a scenario comes from and how it is counted."""
+    """Origin of a scenario, and the groups that it is counted in."""
 
     difficulty: Difficulty = "unknown"
     category: str = Field(default="general", min_length=1, max_length=200)
@@ -69,26 +69,26 @@ class Metadata(_Record):
 
 
 class Scenario(_Record):
-    """One task instance: a scripted user (`user_responses`) or a simulated one (`goal`), and what counts as done."""
+    """One task instance: a scripted user (`user_responses`) or a simulated one (`goal`), and the expected outcome."""
 
     id: str = Field(min_length=1, max_length=200)
     topic: str = ""
     domain: Domain = "general"
     user_responses: tuple[str, ...] = ()
-    """What the user says, in order; the user speaks first."""
+    """The user's turns in order; the user begins."""
     goal: str = ""
-    """What a simulated user wants, knows and does not know."""
+    """Wishes and knowledge of a simulated user."""
     context: str = ""
     """Background that the agent and the reward may see."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Tools of this world: `{"name", "description", "parameters"}`, and `from_turn`, the number of the user turn that
-    brings the tool, where it is not there from the beginning."""
+    """Tools of this world: `{"name", "description", "parameters"}`, and `from_turn`, the number of the user turn from
+    which the tool is available, where that is not the first."""
     world: dict[str, Any] = Field(default_factory=dict)
     """Initial state of the world."""
     expected: Expected = Field(default_factory=Expected)
     metadata: Metadata = Field(default_factory=Metadata)
     split: SplitName | None = None
-    """The split of the split that the source declares; None lets the hash decide."""
+    """The split that the source declares; None leaves it to the hash of the text."""
 
     @field_validator("user_responses")
     @classmethod
@@ -118,7 +118,7 @@ class Scenario(_Record):
 
     @property
     def text(self) -> str:
-        """Everything that the user says or wants, normalized: the identity that leakage is judged by."""
+        """All text of the user, normalized; scenarios with the same text belong in the same split."""
         return normalize("\n".join((*self.user_responses, self.goal)))
 
     @property
@@ -132,7 +132,7 @@ _ETAGS = re.compile(r"[^\w\s]")
 
 
 def normalize(text: str) -> str:
-    """Fold case, compatibility forms, punctuation and spaces: two texts a reader calls the same become equal.
+    """Fold case, compatibility forms, punctuation and spaces.
 
     "Where's  my ORDER?!" and "wheres my order" → "wheres my order"
     """

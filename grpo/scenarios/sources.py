@@ -1,8 +1,13 @@
-"""From a source's settings to its records."""
+"""Sources of scenarios: the records of a source's settings, and the content hash of its files.
+
+A published data set `NAME` is read by `read_NAME(folder, parts)` in `grpo/scenarios/datasets/NAME.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import importlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from grpo.artifacts import local_path
@@ -14,67 +19,53 @@ from grpo.config.scenarios import (
     MultiDoGOSource,
     PublishedSource,
     Source,
+    Tau2Source,
 )
 from grpo.errors import DataError
+from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.data_errors import read_guarded
-from grpo.scenarios.datasets.abcd_sample import read_abcd_sample
-from grpo.scenarios.datasets.banking77 import read_banking77
-from grpo.scenarios.datasets.bfcl_multi_turn import read_bfcl_multi_turn
-from grpo.scenarios.datasets.bitext_customer_service import read_bitext_customer_service
-from grpo.scenarios.datasets.bridge_math_tutoring import read_bridge_math_tutoring
-from grpo.scenarios.datasets.casino_negotiation import read_casino_negotiation
-from grpo.scenarios.datasets.cima_tutoring import read_cima_tutoring
-from grpo.scenarios.datasets.gsm8k import read_gsm8k
-from grpo.scenarios.datasets.mt_bench import read_mt_bench
-from grpo.scenarios.datasets.multidogo import read_multidogo
-from grpo.scenarios.datasets.sgd import read_sgd
-from grpo.scenarios.datasets.taskmaster import read_taskmaster
-from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
-from grpo.scenarios.datasets.tau_bench_fewshot import read_tau_bench_fewshot
+from grpo.scenarios.datasets.multidogo import find_multidogo, read_multidogo
+from grpo.scenarios.datasets.tau2_bench import find_tau2, read_tau2_bench
 from grpo.scenarios.readers.conversation_log import read_conversation_log
 from grpo.scenarios.readers.csv_file import read_csv
 from grpo.scenarios.readers.generator import read_generator
 from grpo.scenarios.readers.huggingface import read_huggingface
-from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.jsonl import read_jsonl
+from grpo.scenarios.readers.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.parquet import read_parquet
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 
-_FILES = {"jsonl": read_jsonl, "json": read_json, "parquet": read_parquet, "csv": read_csv}
-_PUBLISHED = {
-    "abcd_sample": read_abcd_sample,
-    "banking77": read_banking77,
-    "bfcl_multi_turn": read_bfcl_multi_turn,
-    "bitext_customer_service": read_bitext_customer_service,
-    "bridge_math_tutoring": read_bridge_math_tutoring,
-    "casino_negotiation": read_casino_negotiation,
-    "cima_tutoring": read_cima_tutoring,
-    "gsm8k": read_gsm8k,
-    "mt_bench": read_mt_bench,
-    "sgd": read_sgd,
-    "taskmaster": read_taskmaster,
-    "tau_bench_fewshot": read_tau_bench_fewshot,
-}
+DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
+"""Records of the named parts of a published data set, or of its default parts, in this folder."""
+
+_FILE_READERS = {"jsonl": read_jsonl, "json": read_json, "parquet": read_parquet, "csv": read_csv}
+
+
+def dataset_reader(name: str, items: str = "") -> DatasetReader:
+    """Reader of a published data set by its name: of its scenarios, or of `_pairs` or `_labels`."""
+    module = importlib.import_module(f"grpo.scenarios.datasets.{name}")
+    reader: DatasetReader = getattr(module, f"read_{name}{items}")
+    return reader
 
 
 def read_records(source: Source) -> Iterator[SourceRecord]:
-    """Read a source lazily. Raises `DataError` where it is missing, cannot be read, or holds no record.
+    """Read a source lazily.
 
-    A conversation log may be empty: nobody has spoken to the policy yet.
+    Raises `DataError` for a source that is missing, cannot be read, or holds no record. A conversation log may be
+    empty: the policy may not have served a conversation yet.
     """
     place = f"{source.function if isinstance(source, GeneratorSource) else source.path} ({source.kind})"
     record = None
-    for record in read_guarded(lambda: _reader(source), place):
+    for record in read_guarded(lambda: _read(source), place):
         yield record
     if record is None and not isinstance(source, ConversationLogSource):
         raise DataError(f"source {place} is empty; fill it or take it out of scenarios.sources")
 
 
-def _reader(source: Source) -> Iterator[SourceRecord]:
+def _read(source: Source) -> Iterator[SourceRecord]:
     if isinstance(source, GeneratorSource):
         return read_generator(source.function)
     if isinstance(source, FileSource):
-        return _FILES[source.kind](local_path(source.path))
+        return _FILE_READERS[source.kind](local_path(source.path))
     path = Path(source.path)
     if isinstance(source, ConversationLogSource):
         return read_conversation_log(path, source.files)
@@ -83,5 +74,42 @@ def _reader(source: Source) -> Iterator[SourceRecord]:
     if isinstance(source, MultiDoGOSource):
         return read_multidogo(path, domains=source.domains, parts=source.parts, level=source.level)
     if isinstance(source, PublishedSource):
-        return _PUBLISHED[source.kind](path, source.parts)
+        return dataset_reader(source.kind)(path, source.parts)
     return read_tau2_bench(path, source.domain, source.tasks)
+
+
+def content_hash(sources: Sequence[Source]) -> str:
+    """Content hash of all files that these sources read; `grpo.identity.code` digests the code of a generator.
+
+    Raises `DataError` for a file or folder that is missing.
+    """
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.kind.encode())
+        for path in _files(source):
+            try:
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise DataError(f"cannot read {path} of source {source.kind}: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def _files(source: Source) -> Iterator[Path]:
+    if isinstance(source, GeneratorSource):
+        return
+    root = local_path(source.path) if isinstance(source, FileSource) else Path(source.path)
+    if isinstance(source, ConversationLogSource):
+        log = ConversationLog(root)
+        yield from (root / name for name in (log.files() if source.files is None else source.files))
+        return
+    if not root.exists():
+        raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
+    if isinstance(source, FileSource):
+        yield root
+    elif isinstance(source, MultiDoGOSource):
+        yield from (part.path for part in find_multidogo(root, source.level, source.domains, source.parts))
+    elif isinstance(source, Tau2Source):
+        yield from sorted(p for p in find_tau2(root, source.domain).rglob("*") if p.suffix in (".json", ".md", ".toml"))
+    else:
+        yield from sorted(path for path in root.rglob("*") if path.is_file())

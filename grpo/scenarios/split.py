@@ -1,4 +1,4 @@
-"""Which scenarios are trained on and which are held out."""
+"""Split of scenarios: training, and held out for evaluation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from grpo.scenarios.scenario import SplitName
 from grpo.scenarios.table import open_scenarios
 
 MIN_CATEGORY_SIZE = 20
-"""Scenarios on the training split from which on a category must have some that are held out."""
+"""Training scenarios from which on a category must have held-out ones."""
 
 
 class CategoryCount(BaseModel):
-    """Scenarios of one category on each split."""
+    """Scenarios of one category in each split."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,18 +35,18 @@ class Split(BaseModel):
     train: tuple[str, ...]
     heldout: tuple[str, ...]
     categories: dict[str, CategoryCount]
-    """What the two splits above hold of each category."""
+    """Scenarios in each split, by category."""
     excluded: dict[str, str] = {}
-    """Scenarios on neither split, as the environment cannot play them: the reason by id."""
+    """Scenarios in neither split, as the environment cannot play them: the reason by id."""
 
 
 def assign_split(text_digest: str, *, declared: SplitName | None = None, share: float) -> SplitName:
-    """The split that a source declares, or else the one that the text's own digest decides.
+    """The split that a source declares, or else the one that the digest of the text gives.
 
         digest 3fff…, share 0.25 → 0.2499… < 0.25 → heldout
 
-    Nothing else decides: the same text is on the same split in every table and whatever category it is filed
-    under, and each category is split in proportion because digests do not know categories.
+    The same text is in the same split in every table and under any category, and each category is split in proportion,
+    as digests do not depend on categories.
     """
     if declared is not None:
         return declared
@@ -56,12 +56,12 @@ def assign_split(text_digest: str, *, declared: SplitName | None = None, share: 
 def split(
     scenarios_path: Path, *, validation_fraction: float, limit: int | None, excluded: Mapping[str, str] | None = None
 ) -> Split:
-    """Split a table of scenarios; `limit` keeps that many on each split, the first by hash.
+    """Split a table of scenarios; `limit` keeps that many in each split, the first by hash.
 
-    A scenario without a declared split follows a declared one with the same text; a refused one is on neither split.
+    A scenario without a declared split follows a declared one with the same text; an excluded one is in neither split.
 
-    Raises `DataError` where a split is empty, or a category of at least 20 scenarios has none held out. At a share of 1
-    nothing is trained on but what is declared so.
+    Raises `DataError` for an empty split, and for a category of at least 20 scenarios with none held out. At a fraction
+    of 1 only declared training scenarios are trained on.
     """
     excluded = excluded or {}
     rows = [row for row in _read(scenarios_path) if row.id not in excluded]
@@ -69,10 +69,9 @@ def split(
     train: list[_Row] = []
     heldout: list[_Row] = []
     for row in rows:
-        split = assign_split(
-            row.text_digest, declared=row.split or declared.get(row.text_digest), share=validation_fraction
-        )
-        (heldout if split == "heldout" else train).append(row)
+        declared_split = row.split or declared.get(row.text_digest)
+        assigned = assign_split(row.text_digest, declared=declared_split, share=validation_fraction)
+        (heldout if assigned == "heldout" else train).append(row)
     _check(scenarios_path, train, heldout, validation_fraction)
     train, heldout = train[:limit], heldout[:limit]
     return Split(
@@ -84,21 +83,21 @@ def split(
 
 
 def validation_split(scenarios_path: Path, splits: Split, *, share: float) -> Split:
-    """Split the training split once more: a share of it is held out, and the held-out split is on neither.
+    """Split the training scenarios once more: a share of them is the validation split, in `heldout` of the result.
 
-    So that settings may be chosen on scenarios that neither train nor judge. The same text is on one split.
-    Raises `DataError` where a split is empty.
+    Hyperparameters are chosen on it, so that the held-out split stays unseen. The same text is in one split.
+    Raises `DataError` for an empty split.
     """
     train: list[_Row] = []
     heldout: list[_Row] = []
-    trained = set(splits.train)
+    training = set(splits.train)
     for row in _read(scenarios_path):
-        if row.id in trained:
-            again = hashlib.sha256(f"validation {row.text_digest}".encode()).hexdigest()
-            (heldout if assign_split(again, share=share) == "heldout" else train).append(row)
+        if row.id in training:
+            digest = hashlib.sha256(f"validation {row.text_digest}".encode()).hexdigest()
+            (heldout if assign_split(digest, share=share) == "heldout" else train).append(row)
     if not train or not heldout:
         raise DataError(
-            f"{scenarios_path}: {len(heldout)} of {len(trained)} training scenarios are held back at share {share}; "
+            f"{scenarios_path}: {len(heldout)} of {len(training)} training scenarios are held out at share {share}; "
             "both splits need some: add scenarios or change validation_fraction"
         )
     return Split(
@@ -109,7 +108,7 @@ def validation_split(scenarios_path: Path, splits: Split, *, share: float) -> Sp
 
 
 class _Row(NamedTuple):
-    """What the split looks at; rows sort by digest."""
+    """Columns of a scenario that decide its split; rows sort by digest."""
 
     text_digest: str
     id: str
@@ -127,20 +126,21 @@ def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> 
     for name, rows in (("training", train), ("held-out", heldout)):
         if not rows and (name, share) != ("training", 1):
             raise DataError(
-                f"{path}: the {name} split is empty at validation_fraction {share}, of {len(train) + len(heldout)} scenarios; "
-                "add scenarios or change scenarios.validation_fraction"
+                f"{path}: the {name} split is empty at validation_fraction {share}, of {len(train) + len(heldout)} "
+                "scenarios; add scenarios or change scenarios.validation_fraction"
             )
     for category, count in _count(train, heldout).items():
         if count.heldout == 0 and count.train >= MIN_CATEGORY_SIZE:
             raise DataError(
-                f"{path}: none of the {count.train} scenarios of category {category} is held out at validation_fraction "
-                f"{share}; raise scenarios.validation_fraction or declare some of them heldout in the source"
+                f"{path}: none of the {count.train} scenarios of category {category} is held out at "
+                f"validation_fraction {share}; raise scenarios.validation_fraction or declare some of them heldout "
+                "in the source"
             )
 
 
 def _count(train: list[_Row], heldout: list[_Row]) -> dict[str, CategoryCount]:
-    trained, held = Counter(row.category for row in train), Counter(row.category for row in heldout)
+    in_train, in_heldout = Counter(row.category for row in train), Counter(row.category for row in heldout)
     return {
-        category: CategoryCount(train=trained[category], heldout=held[category])
-        for category in sorted(trained.keys() | held.keys())
+        category: CategoryCount(train=in_train[category], heldout=in_heldout[category])
+        for category in sorted(in_train.keys() | in_heldout.keys())
     }

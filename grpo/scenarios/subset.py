@@ -1,4 +1,4 @@
-"""The scenarios that an evaluation is asked for, as a config."""
+"""Config of an evaluation on a file of scenarios, or on a limited number of episodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _FORMATS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".csv": "
 
 
 def select_scenarios(config: PipelineConfig, scenarios_file: str | None, num_episodes: int | None) -> PipelineConfig:
-    """The config with these scenarios, and at most so many episodes. Raises `ConfigError` where that cannot be."""
+    """The config with the scenarios of this file and at most so many held-out episodes.
+
+    Raises `ConfigError` for an unknown file format, and for fewer episodes than `evaluation.samples`.
+    """
     scenarios = config.scenarios
     if scenarios_file is not None:
         kind = _FORMATS.get(Path(scenarios_file).suffix)
@@ -23,7 +26,7 @@ def select_scenarios(config: PipelineConfig, scenarios_file: str | None, num_epi
         samples = config.evaluation.samples
         if num_episodes < samples:
             raise ConfigError(
-                f"{num_episodes} episodes: each scenario is played {samples} times (evaluation.samples); ask for more"
+                f"{num_episodes} episodes: each scenario has {samples} episodes (evaluation.samples); ask for more"
             )
         limits = [num_episodes // samples, *([scenarios.limit] if scenarios.limit is not None else [])]
         scenarios = scenarios.model_copy(update={"limit": min(limits)})

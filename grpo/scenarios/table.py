@@ -1,4 +1,4 @@
-"""Scenarios ↔ Parquet: one row a scenario, nested fields as JSON; and the table of what was quarantined."""
+"""Parquet tables of scenarios, one row each with nested fields as JSON, and of quarantined records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo.errors import DataError
 from grpo.scenarios.scenario import Scenario
 from grpo.tables import open_parquet
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 _VERSION_KEY = b"scenario_schema_version"
 _ROWS, _BYTES = 16_384, 64 * 2**20  # of a row group, whichever comes first
 _READ_ROWS = 512
@@ -26,7 +26,7 @@ _READ_ROWS = 512
 _PLAIN = ("id", "topic", "domain", "user_responses", "goal", "context", "split")
 _JSON = ("tools", "world", "expected", "metadata")
 DERIVED_COLUMNS = ("hash", "text_digest", "category", "difficulty")
-"""Columns that follow from the others."""
+"""Columns that are computed from the others."""
 
 SCHEMA = pa.schema(
     [
@@ -59,7 +59,7 @@ class TableWriter:
     """Rows into a Parquet file, a row group at a time; memory is bounded by one row group."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        distinct = {"id", "hash", "text_digest", "raw"}  # a dictionary of values that never repeat is waste
+        distinct = {"id", "hash", "text_digest", "raw"}  # a dictionary of values that do not repeat only takes space
         dictionaries = [name for name in schema.names if name not in distinct and name != "user_responses"]
         self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=dictionaries)
         self._schema = schema
@@ -77,7 +77,7 @@ class TableWriter:
         self._writer.close()
 
     def add(self, row: TableRow, size: int = 0) -> None:
-        """Append one row, its cells in the schema's order; `size` is roughly how many bytes it has."""
+        """Append one row, its cells in the schema's order; `size` is roughly its bytes."""
         self._rows.append(row)
         self._bytes += size
         if len(self._rows) == _ROWS or self._bytes >= _BYTES:
@@ -92,7 +92,7 @@ class TableWriter:
 
 
 def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> int:
-    """Write scenarios in row groups; returns how many."""
+    """Write scenarios in row groups; returns their number."""
     count = 0
     with TableWriter(path, SCHEMA) as table:
         for scenario in scenarios:
@@ -102,10 +102,10 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> int:
 
 
 def scenario_row(scenario: Scenario) -> tuple[TableRow, int]:
-    """A scenario's row in `SCHEMA`, and roughly how many bytes it has.
+    """A scenario's row in `SCHEMA`, and roughly its size in bytes.
 
-    Raises `ValueError` where its world, tools or calls hold what JSON cannot: NaN, infinities, integers of more than
-    4,300 digits, depths of more than 200, objects.
+    Raises `ValueError` for values in its world, tools or calls that JSON cannot hold: NaN, infinities, integers of more
+    than 4,300 digits, depths of more than 200, objects.
     """
     metadata, tools, world, text = scenario.metadata, _json(scenario.tools), _json(scenario.world), scenario.text
     expected = _json(scenario.expected)
@@ -130,7 +130,7 @@ def scenario_row(scenario: Scenario) -> tuple[TableRow, int]:
 
 
 def text_digest(scenario: Scenario) -> str:
-    """Digest of what the user says or wants, first 16 hex digits: equal for texts that a reader calls the same."""
+    """Digest of `Scenario.text`, first 16 hex digits."""
     return _digest(scenario.text)
 
 
@@ -141,23 +141,23 @@ def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[S
     """
     file = open_scenarios(path)
     wanted = None if ids is None else pa.array(sorted(set(ids)), pa.string())
-    found = 0
+    count = 0
     try:
         for batch in file.iter_batches(batch_size=_READ_ROWS, columns=[*_PLAIN, *_JSON]):
             chosen = batch if wanted is None else batch.filter(pc.is_in(batch.column("id"), value_set=wanted))
             for row in chosen.to_pylist():
-                found += 1
+                count += 1
                 yield _scenario(path, row)
-    except (pa.ArrowException, OSError, ValueError) as error:  # words that are not UTF-8, cells that are not JSON
+    except (pa.ArrowException, OSError, ValueError) as error:  # text that is not UTF-8, cells that are not JSON
         raise DataError(f"{path} is damaged: {error}; ingest the sources again") from error
-    if wanted is not None and found < len(wanted):
-        there = set(open_scenarios(path).read(columns=["id"]).column("id").to_pylist())
-        missing = sorted(set(wanted.to_pylist()) - there)
+    if wanted is not None and count < len(wanted):
+        present = set(open_scenarios(path).read(columns=["id"]).column("id").to_pylist())
+        missing = sorted(set(wanted.to_pylist()) - present)
         raise DataError(f"{path} has no scenario {', '.join(missing[:3])}; the ids are from another table")
 
 
 def open_scenarios(path: Path) -> pq.ParquetFile:
-    """Open a table of scenarios; raises `DataError` if it is another table or of another schema version."""
+    """Open a table of scenarios; raises `DataError` for another table or another schema version."""
     file = open_parquet(path)
     version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"none").decode()
     if version != SCHEMA_VERSION:
@@ -166,7 +166,7 @@ def open_scenarios(path: Path) -> pq.ParquetFile:
 
 
 def is_scenario_table(schema: pa.Schema) -> bool:
-    """Whether a file with this schema was written as a table of scenarios."""
+    """True for the schema of a table of scenarios."""
     return _VERSION_KEY in (schema.metadata or {})
 
 
@@ -175,7 +175,7 @@ def _digest(text: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that is read back as it was written."""
+    """JSON that is read back unchanged; raises `ValueError` where that cannot be."""
     if not value:
         return "{}" if isinstance(value, dict) else "[]"
     content = to_json(value, inf_nan_mode="constants")
@@ -187,4 +187,4 @@ def _scenario(path: Path, row: dict[str, Any]) -> Scenario:
     try:
         return Scenario.model_validate({**row, **{name: from_json(row[name]) for name in _JSON}})
     except ValidationError as error:
-        raise DataError(f"{path}: scenario {row['id']} is not what was written: {error}; ingest again") from error
+        raise DataError(f"{path}: scenario {row['id']} is not valid: {error}; ingest again") from error

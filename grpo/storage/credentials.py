@@ -1,4 +1,4 @@
-"""Addresses and the passwords in them: masked where an address is shown, refused where it is kept."""
+"""Passwords in URIs: masked in messages and logs, refused in configs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARAMETER = re.compile(r"((?:password|passwd|token|secret|key|signature)[\w-]*)
 
 
 def masked(text: str, *, known: str = "") -> str:
-    """A text without the passwords of the addresses in it, and without the one of a `known` address wherever it stands.
+    """Mask the passwords of URIs in a text, and the password of a `known` URI anywhere in it.
 
     postgresql://grpo:s3cret@db/prefect?sslpassword=x → postgresql://grpo:***@db/prefect?sslpassword=***
     """
@@ -29,7 +29,7 @@ def masked(text: str, *, known: str = "") -> str:
 
 
 class MaskedRecord(logging.LogRecord):
-    """A log record whose message and traceback show no password."""
+    """Log record with masked passwords in message and traceback."""
 
     def getMessage(self) -> str:
         """See `logging.LogRecord`."""
@@ -37,7 +37,7 @@ class MaskedRecord(logging.LogRecord):
 
     @property
     def exc_text(self) -> str | None:
-        """The traceback, which the first formatter writes and the others read."""
+        """Masked traceback, written by the first formatter and read by the others."""
         return self._traceback
 
     @exc_text.setter
@@ -46,7 +46,7 @@ class MaskedRecord(logging.LogRecord):
 
 
 def mask_errors() -> None:
-    """Mask passwords in every log line of this process, and in the traceback of an error that ends it."""
+    """Mask passwords in all log records of this process and in the traceback of an uncaught error."""
     logging.setLogRecordFactory(MaskedRecord)
     sys.excepthook = _print_masked
 
@@ -56,12 +56,12 @@ def _print_masked(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 def holds_password(text: str) -> bool:
-    """Whether a text has an address with a password in it."""
+    """Return True for a text with a URI that contains a password."""
     return _LOGIN.search(text) is not None
 
 
 def without_login(uri: str) -> tuple[str, tuple[str, str] | None]:
-    """The address without the user and the password in it, and the two, decoded; None where it holds no password.
+    """Split a URI into one without credentials and the decoded (user, password), or None without a password.
 
     http://me:p%40ss@host:5000/x → http://host:5000/x, (me, p@ss)
     """
@@ -72,7 +72,7 @@ def without_login(uri: str) -> tuple[str, tuple[str, str] | None]:
 
 
 def refuse_credentials(uri: str, *, name: str = "store") -> str:
-    """The address, if it holds no password. Raises `ConfigError`, which does not repeat it."""
+    """Return a URI without credentials. Raises `ConfigError`, which does not contain them."""
     parts = urlsplit(uri)
     if parts.scheme and (parts.password is not None or "@" in parts.netloc or parts.query):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The databases in which MLflow and Prefect keep their records: made or brought up to date by one process at a time.
+"""Creation and migration of MLflow's and Prefect's databases, by one process at a time.
 
 Two processes that create the tables of one database at once break it, in SQLite as in PostgreSQL.
 """
@@ -19,22 +19,22 @@ from grpo.storage.files import storage_errors
 from grpo.storage.locks import file_lock
 
 _ADVISORY_LOCK = 0x6772706F
-"""The letters grpo: PostgreSQL's advisory locks are numbers, of each database its own."""
+"""ASCII of `grpo`: an advisory lock of PostgreSQL is a number within one database."""
 _POLL_S = 0.1
 _SQLITE = "sqlite:///"
 
 
 def is_database(uri: str) -> bool:
-    """Whether this is the address of a database, and not of a server that looks after its own."""
+    """Return True for the URI of a database, False for that of a server."""
     return uri.startswith(("sqlite:", "postgresql"))
 
 
 @contextmanager
 def exclusive(uri: str) -> Iterator[None]:
-    """Keep every other process out of a database while the block runs; a process that dies holds nothing.
+    """Lock a database against other processes while the block runs; a killed process releases the lock.
 
-    What is not a database is left alone. Raises `ConfigError` when the driver is missing, `ConnectionError` when
-    PostgreSQL lets nobody in.
+    No lock for the URI of a server. Raises `ConfigError` for a missing driver, `ConnectionError` when PostgreSQL
+    refuses the connection.
     """
     if uri.startswith(_SQLITE):
         with file_lock(Path(uri.removeprefix(_SQLITE)).with_suffix(".lock")):
@@ -47,9 +47,9 @@ def exclusive(uri: str) -> Iterator[None]:
 
 
 def upgrade_tracking(uri: str) -> None:
-    """Create MLflow's tables, or bring them to the version of the installed MLflow.
+    """Create MLflow's tables, or migrate them to the installed MLflow; take a backup before a migration.
 
-    Take a backup before the second. Raises `ConfigError` when the database cannot be used.
+    Raises `ConfigError` for an unusable database.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -62,9 +62,9 @@ def upgrade_tracking(uri: str) -> None:
 
 
 def make_tracking(uri: str) -> bool:
-    """Make MLflow's tables in a SQLite file that is not there yet, whole or not at all; returns whether it was made.
+    """Create a missing SQLite file with MLflow's tables atomically; returns True if it was created.
 
-    MLflow cannot go on with tables that it has made in part, as on a disk that was full. Called inside of `exclusive`.
+    MLflow cannot continue with incomplete tables, as after a full disk. Call it inside of `exclusive`.
     """
     path = Path(uri.removeprefix(_SQLITE))
     if not uri.startswith(_SQLITE) or path.exists():
@@ -85,15 +85,14 @@ def make_tracking(uri: str) -> bool:
 def _upgrade(uri: str) -> None:
     from mlflow.db import commands as mlflow_db
 
-    mlflow_db(["upgrade", uri], standalone_mode=False)  # in this process: arguments of others can be read
+    mlflow_db(["upgrade", uri], standalone_mode=False)  # in this process: the URI must not show in a process list
 
 
 @contextmanager
 def _advisory_lock(uri: str) -> Iterator[None]:
-    """The lock belongs to a connection: PostgreSQL frees it when the connection ends, however it ends.
+    """Hold an advisory lock, which PostgreSQL releases with the connection.
 
-    It is asked for again and again: one who waits inside a statement would hold up `CREATE INDEX CONCURRENTLY` of the
-    one who migrates, for ever.
+    Polled, because a statement that waits for the lock would block the holder's `CREATE INDEX CONCURRENTLY` forever.
     """
     from sqlalchemy import create_engine, text
     from sqlalchemy.engine import make_url
@@ -108,7 +107,7 @@ def _advisory_lock(uri: str) -> Iterator[None]:
     try:
         connection = engine.connect()
     except OperationalError as error:
-        raise ConnectionError(f"PostgreSQL at {masked(uri)} lets nobody in: {error.orig}") from error
+        raise ConnectionError(f"cannot connect to PostgreSQL at {masked(uri)}: {error.orig}") from error
     with connection:
         while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ADVISORY_LOCK}):
             time.sleep(_POLL_S)

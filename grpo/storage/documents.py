@@ -1,7 +1,7 @@
-"""Small JSON documents beside the artifacts of a store, by name: results of stages, and which checkpoints stay.
+"""Small JSON documents by name beside the artifacts of a store: results of stages, references to checkpoints.
 
-A document carries a digest of its own name and content: one that was changed, cut off or copied to another name is
-refused. It is read as JSON and as nothing else.
+A document carries a digest of its name and content: one that was changed, truncated or copied to another name is
+refused. Only JSON is read.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import ArtifactError
 from grpo.storage.files import write_atomically
 from grpo.storage.objects import ObjectFolder, open_uri
 
 _MOST_BYTES = 64 * 2**20
-"""A larger document is not one of ours."""
+"""Maximum size; a larger file was not written by this module."""
+
+
+class Document(BaseModel):
+    """Base of immutable documents; unknown fields are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class DocumentStore:
-    """The JSON documents of one store, in a folder of this machine or in an object store."""
+    """JSON documents of one store, local or in an object store."""
 
     def __init__(self, uri: str) -> None:
         file_system, root = open_uri(uri)
@@ -30,9 +37,9 @@ class DocumentStore:
         self._objects = None if isinstance(file_system, LocalFileSystem) else ObjectFolder(file_system, self._root)
 
     def read(self, name: str) -> Any:
-        """Read the document `name`; None where there is none.
+        """Read the document `name`; None for a missing one.
 
-        Raises `ArtifactError` for one that is not what was written under this name.
+        Raises `ArtifactError` for one that fails its digest.
         """
         content = self._bytes(name)
         if content is None:
@@ -47,7 +54,7 @@ class DocumentStore:
         return document
 
     def write(self, name: str, document: Any) -> None:
-        """Write the document `name`, whole or not at all."""
+        """Write the document `name` atomically."""
         text = json.dumps({"sha256": _digest(name, document), "document": document}, indent=1)
         if self._objects is not None:
             self._objects.write(f"{name}.json", text.encode())
@@ -55,7 +62,7 @@ class DocumentStore:
             write_atomically(Path(self._root) / f"{name}.json", text)
 
     def remove(self, name: str) -> None:
-        """Remove the document `name`, where there is one."""
+        """Remove the document `name`, if it exists."""
         if self._objects is not None:
             self._objects.remove(f"{name}.json")
         else:
@@ -71,7 +78,7 @@ class DocumentStore:
         return sorted(f"{folder}/{path.removesuffix('.json')}" for path in paths if path.endswith(".json"))
 
     def address(self, name: str) -> str:
-        """Place of the document `name`, for messages."""
+        """Path or URI of the document `name`, for messages."""
         return f"{self._objects.uri if self._objects else self._root}/{name}.json"
 
     def _bytes(self, name: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Writing to a disk: whole files or none, and errors that say what to do."""
+"""Atomic file writes, file digests, and storage errors with remedies."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ _ERROR_TEXTS = {
     **{form.format(number): number for number in _WITHOUT_ROOM for form in ("(os error {})", "[Errno {}]")},
     "database or disk is full": errno.ENOSPC,
 }
-"""How Rust, Python and SQLite write these numbers into a text, where a library keeps nothing else of them."""
+"""Error numbers as Rust, Python and SQLite write them into messages that libraries pass on without the number."""
 
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Turn a full disk, a read-only store and missing permissions into a `StorageError` that says what to do.
+    """Turn a full disk, a read-only store and missing permissions into a `StorageError` with the remedy.
 
-    Libraries wrap what the system says in types of their own, as `SafetensorError` and `OperationalError`.
+    Also when a library wraps the system's error in its own type, as `SafetensorError` and `OperationalError`.
     """
     try:
         yield
     except GRPOError:
         raise
     except Exception as error:
-        if (refusal := storage_error(error, place)) is None:
+        if (known := storage_error(error, place)) is None:
             raise
-        raise refusal from error
+        raise known from error
 
 
 def storage_error(error: BaseException, place: str) -> StorageError | None:
-    """The `StorageError` that another error is about, at whatever depth a full disk stands in it; None if none.
+    """Return the `StorageError` for an error caused by a full disk at any depth, or by missing permissions; else None.
 
-    A missing permission counts where the file lies in `place` or is not named: sources that cannot be read are not
-    about the store.
+    A missing permission counts only for files in `place` or without a name: unreadable sources are other errors.
     """
     for cause in causes(error):
         number = _number(cause)
@@ -59,7 +58,7 @@ def storage_error(error: BaseException, place: str) -> StorageError | None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it was raised from or while handling."""
+    """Yield an error and its chain of causes."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -69,7 +68,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Write a text file so that a reader sees the old content or the new one, never a part."""
+    """Write a text file atomically: a reader sees the old content or the new one."""
     with storage_errors(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -97,7 +96,7 @@ def content_digest(path: Path) -> str:
 
 
 def _number(error: BaseException) -> int | None:
-    """The system's number of an error; of a disk without room also where only the text tells it."""
+    """Error number of the system; for a full disk also from the message alone."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     text = str(error)

@@ -1,4 +1,4 @@
-"""The folder of this machine in which runs keep their records: GRPO_HOME."""
+"""Home folder of runs on this machine: GRPO_HOME."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 from grpo.errors import ConfigError
 
 _UNSAFE = "?#%\\"
-"""Characters that end or escape a path inside the address of a database or an artifact."""
+"""Characters that end or escape a path in the URI of a database or an artifact."""
 
 
 def home() -> Path:
-    """Return the folder that GRPO_HOME names, `runs` below the working folder by default.
+    """Return the folder of GRPO_HOME, by default `runs` below the working folder.
 
-    Raises `ConfigError` for a path that the addresses below it could not hold: a database at `sqlite:///a?b/x.db`
-    would lie in `a`.
+    Raises `ConfigError` for characters that break URIs: a database at `sqlite:///a?b/x.db` would be in `a`.
     """
     folder = Path(os.environ.get("GRPO_HOME") or "runs").expanduser().resolve()
     unsafe = sorted({character for character in str(folder) if character in _UNSAFE or not character.isprintable()})

@@ -1,4 +1,4 @@
-"""Locks between the processes and threads of one machine, which the kernel frees when their holder dies."""
+"""File locks between processes and threads of one machine; the kernel releases the lock of a killed process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ _LOCK = ".lock"
 
 
 def file_lock(path: Path) -> FileLock:
-    """A lock on a file of a local disk, held while its `with` block runs; whoever else wants it waits.
+    """Create a blocking lock on a file of a local disk.
 
-    A file system without `flock` is refused with `NotImplementedError` when the lock is taken: what stands in for it
-    elsewhere would outlive a process that was killed. Threads that share one object share the lock, and any of
-    them frees it: who wants to keep other threads out takes an object of his own.
+    Acquiring it raises `NotImplementedError` on a file system without `flock`: a soft lock would outlive a killed
+    process. Threads that share the object share the lock; use one object per thread to exclude other threads.
     """
     with storage_errors(str(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,9 +28,9 @@ def file_lock(path: Path) -> FileLock:
 
 @contextmanager
 def scratch_path(parent: Path) -> Iterator[Path]:
-    """Yield a fresh path below `parent` for a file or folder; it is removed in the end.
+    """Yield a new path below `parent` for a file or folder, removed on exit.
 
-    Places of processes that were killed are removed when the next one is asked for: each is locked by its process.
+    Each path is locked by its process; paths of killed processes are removed by the next call.
     """
     with storage_errors(str(parent)):
         parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +46,7 @@ def scratch_path(parent: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder with all that is in it, where it is there."""
+    """Remove a file or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -55,7 +54,7 @@ def remove(path: Path) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the places below a folder whose process has ended."""
+    """Remove the paths below a folder whose process has ended."""
     for place in parent.iterdir():
         if place.suffix == _LOCK:
             continue

@@ -1,7 +1,7 @@
-"""A folder of an object store: uploads in order, downloads by name, and errors that say what to do.
+"""Folder of an object store: ordered uploads, downloads by name, and errors with remedies.
 
 Credentials come from the environment alone (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, or a
-role of the machine), so that no address, config, cache key or log holds one.
+role of the machine), so that URIs, configs, cache keys and logs never contain them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from grpo.errors import ConfigError, StorageError
 from grpo.storage.credentials import refuse_credentials
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
-"""Extra of this package that reads an address of this protocol."""
+"""Extra of this package by protocol."""
 _CHANGES = ("ETag", "etag", "LastModified", "mtime", "created")
-"""What file systems call the mark that is another one once an object was written again."""
+"""Names under which file systems report a version of an object."""
 _BUSY = (errno.EIO, errno.EBUSY, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH)
 
 
 def open_uri(uri: str) -> tuple[Any, str]:
-    """The file system of an address, and the path in it.
+    """Return the file system of a URI, and the path in it.
 
-    Raises `ConfigError` for an address that holds credentials, is of no known kind, or needs a package that is missing.
+    Raises `ConfigError` for a URI with credentials, of an unknown protocol, or that needs a missing package.
     """
     refuse_credentials(uri)
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
@@ -41,14 +41,14 @@ def open_uri(uri: str) -> tuple[Any, str]:
         remedy = f"pip install 'grpo[{extra}]'" if extra else "install it"
         raise ConfigError(f"store {uri} needs a package that is not installed ({error}); {remedy}") from error
     except ValueError as error:
-        raise ConfigError(f"store {uri} is no address that fsspec knows: {error}") from error
+        raise ConfigError(f"store {uri} is not an address that fsspec knows: {error}") from error
 
 
 class ObjectFolder:
-    """Objects below one address.
+    """Objects below one URI.
 
-    Raises `ConnectionError` while the store cannot be reached, which a second try can mend, and `StorageError` when it
-    refuses the credentials or has no such bucket.
+    Raises `ConnectionError` for an unreachable store, which a retry can fix, and `StorageError` for refused credentials
+    or a missing bucket.
     """
 
     def __init__(self, file_system: Any, root: str) -> None:
@@ -57,31 +57,31 @@ class ObjectFolder:
         self._root = root
 
     def etags(self, name: str) -> dict[str, str]:
-        """A mark for each object at or below `name`, by its path below it; another mark is another content."""
+        """ETags of the objects at or below `name`, by relative path; a different ETag means different content."""
         top = f"{self._root}/{name}"
         with self._errors():
-            found = self._fs.find(top, detail=True)
-        return {path[len(top) :].lstrip("/"): _etag(info) for path, info in sorted(found.items())}
+            objects = self._fs.find(top, detail=True)
+        return {path[len(top) :].lstrip("/"): _etag(info) for path, info in sorted(objects.items())}
 
     def read(self, name: str) -> bytes:
-        """The content of one object. Raises `FileNotFoundError` when there is none."""
+        """Read one object. Raises `FileNotFoundError` for a missing one."""
         with self._errors():
             return bytes(self._fs.cat_file(f"{self._root}/{name}"))
 
     def download(self, name: str, files: Sequence[str], folder: Path) -> None:
-        """Fetch these objects below `name` into a folder. Raises `FileNotFoundError` when one is not there."""
+        """Download these objects below `name` into a folder. Raises `FileNotFoundError` for a missing one."""
         for file in files:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
         with self._errors():
             self._fs.get([f"{self._root}/{name}/{file}" for file in files], [str(folder / file) for file in files])
 
     def download_file(self, name: str, place: Path) -> None:
-        """Fetch one object. Raises `FileNotFoundError` when it is not there."""
+        """Download one object. Raises `FileNotFoundError` for a missing one."""
         with self._errors():
             self._fs.get_file(f"{self._root}/{name}", str(place))
 
     def upload(self, folder: Path, name: str, files: Sequence[str], *, last: str) -> None:
-        """Store the files of a folder below `name`, and then the one that says that they are all there."""
+        """Upload the files of a folder below `name`, then `last`, whose presence marks them complete."""
         top = f"{self._root}/{name}"
         with self._errors(writing=True):
             for file in files:
@@ -89,23 +89,23 @@ class ObjectFolder:
             self._fs.put_file(str(folder / last), f"{top}/{last}")
 
     def upload_file(self, path: Path, name: str) -> None:
-        """Store one file; an object store shows it whole or not at all."""
+        """Upload one file; object stores write it atomically."""
         with self._errors(writing=True):
             self._fs.put_file(str(path), f"{self._root}/{name}")
 
     def write(self, name: str, content: bytes) -> None:
-        """Store one small object."""
+        """Write one small object."""
         with self._errors(writing=True):
             self._fs.pipe_file(f"{self._root}/{name}", content)
 
     def remove(self, name: str) -> None:
-        """Remove the object at `name` and all objects below it, where there are any."""
+        """Remove the object at `name` and all objects below it, if any."""
         with self._errors(), suppress(FileNotFoundError):
             self._fs.rm(f"{self._root}/{name}", recursive=True)
 
     @contextmanager
     def _errors(self, *, writing: bool = False) -> Iterator[None]:
-        unreachable, nameless = _protocol_errors(self._fs)
+        unreachable, no_credentials = _protocol_errors(self._fs)
         try:
             yield
         except FileNotFoundError as error:
@@ -118,18 +118,18 @@ class ObjectFolder:
             raise StorageError(
                 f"{self.uri} is refused: {error}; check the credentials in the environment and what they may do"
             ) from error
-        except nameless as error:
+        except no_credentials as error:
             raise StorageError(
                 f"{self.uri} cannot be opened: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from error
         except unreachable as error:
-            raise ConnectionError(self._away(error)) from error
+            raise ConnectionError(self._unreachable(error)) from error
         except OSError as error:
             if error.errno in _BUSY:
-                raise ConnectionError(self._away(error)) from error
+                raise ConnectionError(self._unreachable(error)) from error
             raise
 
-    def _away(self, error: BaseException) -> str:
+    def _unreachable(self, error: BaseException) -> str:
         endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")).hostname
         place = f" at {endpoint}" if endpoint else ""
         return (
@@ -145,11 +145,11 @@ def _etag(info: dict[str, Any]) -> str:
 def _protocol_errors(
     file_system: Any,
 ) -> tuple[tuple[type[BaseException], ...], tuple[type[BaseException], ...]]:
-    """Errors of this kind of store: it cannot be reached; it is asked by nobody in particular."""
+    """Error types of a protocol: unreachable store, missing credentials."""
     protocols = (file_system.protocol,) if isinstance(file_system.protocol, str) else file_system.protocol
     if "s3" not in protocols:
         return (), ()
     from botocore import exceptions
 
-    away = (exceptions.ConnectionError, exceptions.HTTPClientError)
-    return away, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)
+    unreachable = (exceptions.ConnectionError, exceptions.HTTPClientError)
+    return unreachable, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)

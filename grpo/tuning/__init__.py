@@ -1,1 +1,1 @@
-"""The search for settings: trials from the same weights, judged on held-out scenarios, kept in one study."""
+"""Hyperparameter search: trials from the same weights, evaluated on held-out scenarios, in one Optuna study."""

@@ -1,4 +1,4 @@
-"""Every number of a study's report, and the page that is drawn from it."""
+"""Report of a study: a JSON document with every number, and the HTML page rendered from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE, DOCUMENT, BEST = "study.html", "study.json", "best.yaml"
 
 
 class StudyDocument(BaseModel):
-    """The whole report of a study. A change of meaning raises the schema version."""
+    """Contents of a study's report. A change of meaning raises the schema version."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -31,20 +31,20 @@ class StudyDocument(BaseModel):
     metric: str
     study: StudySummary
     start: str
-    """Hash of the policy that every trial starts from."""
+    """Hash of the initial policy of every trial."""
     trained: int
-    """Scenarios that trials train on."""
+    """Number of training scenarios."""
     validation: int
-    """Scenarios that they are judged on."""
+    """Number of validation scenarios."""
     code_digest: str
     best_config: str | None
-    """The best trial's settings as a config of a run, in YAML; None when no trial is complete."""
+    """Run config of the best trial, in YAML; None when no trial is complete."""
     config: str
     """The study's configuration, as YAML."""
 
 
 def write_study(document: StudyDocument, folder: Path) -> list[Path]:
-    """Write page, document, pictures and the best config into a folder; returns them, the page first."""
+    """Write page, document, figures and the best config to a folder; returns the paths, the page first."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / DOCUMENT, document.model_dump_json(indent=1) + "\n")
     write_atomically(folder / PAGE, render_study(document))
@@ -59,7 +59,7 @@ def write_study(document: StudyDocument, folder: Path) -> list[Path]:
 
 
 def render_study(document: StudyDocument) -> str:
-    """Draw the page; the same document gives the same text."""
+    """Render the page; the same document gives the same text."""
     study = document.study
     template = templates(Path(__file__).parent).get_template("study.html.j2")
     return template.render(
@@ -72,14 +72,14 @@ def render_study(document: StudyDocument) -> str:
     )
 
 
-def best_yaml(plan: TuneConfig, study: StudySummary) -> str:
-    """The best trial's settings as a config that `grpo train` takes: what the base sets, and the best values."""
+def best_yaml(search_config: TuneConfig, study: StudySummary) -> str:
+    """Run config of the best trial in YAML: the settings of the base config, with the best values."""
     best = study.best
-    config: PipelineConfig = plan.best(best.params)
+    config: PipelineConfig = search_config.best(best.params)
     settings = config.model_dump(mode="json", exclude_unset=True)
-    told = ", ".join(f"{path} = {value}" for path, value in best.params.items())
+    values = ", ".join(f"{path} = {value}" for path, value in best.params.items())
     head = (
-        f"# Best of {study.ended} trials of study {study.name}: trial {best.number}, whose {plan.metric} is\n"
-        f"# {best.reward:.4g} on scenarios that it was not trained on. {told}\n"
+        f"# Best of {study.ended} trials of study {study.name}: trial {best.number}, whose {search_config.metric} is\n"
+        f"# {best.reward:.4g} on held-out scenarios. {values}\n"
     )
     return head + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""The figures of a study: how its trials went, how each of them learned, and what mattered."""
+"""Figures of a study: reward by trial, reward by intermediate evaluation, importance of dimensions."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _ROW = 0.34  # inches of a bar
 
 
 def history(study: StudySummary) -> str:
-    """Reward of each trial in the order of the trials, and the best so far; an `<svg>` element."""
+    """Reward of each trial, and the best so far, as an `<svg>` element."""
     return svg("history", "Held-out reward by trial", lambda axes: _draw_history(axes, study), _INCHES)
 
 
 def intermediate_evals(study: StudySummary) -> str:
-    """Held-out reward of each trial while it trained; those that were given up end early."""
-    return svg("looks", "Held-out reward by look", lambda axes: _draw_looks(axes, study), _INCHES)
+    """Held-out reward of each trial during its training; pruned trials end early."""
+    return svg("evaluations", "Held-out reward by evaluation", lambda axes: _draw_evaluations(axes, study), _INCHES)
 
 
 def importance(study: StudySummary) -> str:
-    """How much of the reward's variation each dimension explains."""
+    """Share of the reward's variation that each dimension explains."""
     height = 0.7 + _ROW * max(1, len(study.importance))
     return svg("importance", "Importance of dimensions", lambda axes: _draw_importance(axes, study), (9.2, height))
 
@@ -45,7 +45,7 @@ def pictures(study: StudySummary) -> dict[str, bytes]:
 
 
 def _draw_history(axes: Axes, study: StudySummary) -> None:
-    """Complete trials are dots, pruned ones crosses at their last look; failed ones have no reward to be drawn at."""
+    """Complete trials are dots, pruned ones crosses at their last evaluation; failed ones have no reward."""
     complete = [(trial.number, trial.reward) for trial in study.trials if trial.reward is not None]
     if not complete:
         draw_note(axes, "no trial is complete")
@@ -56,16 +56,18 @@ def _draw_history(axes: Axes, study: StudySummary) -> None:
     axes.step([number for number, _ in complete], best, where="post", color=CANDIDATE, label="best so far")
     axes.plot(*zip(*complete, strict=True), "o", color=INK, markersize=3.5, label="complete")
     if pruned:
-        axes.plot(*zip(*pruned, strict=True), "x", color=CHAMPION, markersize=4.5, label="pruned, at its last look")
+        axes.plot(
+            *zip(*pruned, strict=True), "x", color=CHAMPION, markersize=4.5, label="pruned, at the last evaluation"
+        )
     axes.set_xlabel("trial")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3)
 
 
-def _draw_looks(axes: Axes, study: StudySummary) -> None:
+def _draw_evaluations(axes: Axes, study: StudySummary) -> None:
     shown = [trial for trial in study.trials if trial.intermediate_evals]
     if not shown:
-        draw_note(axes, "no trial was looked at")
+        draw_note(axes, "no trial was evaluated")
         return
     best_trial = study.best_trial
     for trial in shown:
@@ -78,13 +80,13 @@ def _draw_looks(axes: Axes, study: StudySummary) -> None:
             linewidth=1.8 if best else 1.0,
             zorder=3 if best else 2,
         )
-    axes.set_xlabel("look")
+    axes.set_xlabel("evaluation")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _draw_importance(axes: Axes, study: StudySummary) -> None:
     if not study.importance:
-        draw_note(axes, "too few complete trials, or all gave the same")
+        draw_note(axes, "too few complete trials, or equal rewards")
         return
     ranked = sorted(study.importance.items(), key=lambda pair: pair[1])
     axes.barh([name for name, _ in ranked], [share for _, share in ranked], color=CANDIDATE, height=0.6)

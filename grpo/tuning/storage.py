@@ -1,4 +1,4 @@
-"""Where a study is kept, so that several processes share it and a killed one is noticed."""
+"""Storage of studies, which several processes share, with heartbeats that detect crashed trials."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from grpo.errors import ConfigError, StorageError
 
 RETRIES = 3
-"""A trial whose process crashed is tried again so often; one that takes its process down each time is given up then."""
-_MISSED = 6  # heartbeats; a machine that swaps is slow, not dead
+"""Retries of a trial whose process crashed."""
+_MISSED_HEARTBEATS = 6  # fewer would take a machine that swaps for a crashed one
 
 
 def open_storage(url: str, *, heartbeat_s: int) -> RDBStorage:
-    """Open a database for studies, and make its tables if it has none.
+    """Open a database for studies, and create its tables if needed.
 
     Raises `ConfigError` when the database's driver is not installed, `StorageError` when it does not answer.
     """
@@ -39,7 +39,7 @@ def open_storage(url: str, *, heartbeat_s: int) -> RDBStorage:
                 url,
                 engine_kwargs=options,
                 heartbeat_interval=heartbeat_s,
-                grace_period=_MISSED * heartbeat_s,
+                grace_period=_MISSED_HEARTBEATS * heartbeat_s,
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
             )
         except ImportError as error:
@@ -50,16 +50,16 @@ def open_storage(url: str, *, heartbeat_s: int) -> RDBStorage:
 
 
 def fail_stale_trials(study: optuna.Study) -> None:
-    """Mark trials without a sign of life as failed, and put them up to be tried again."""
+    """Mark trials without a heartbeat as failed, and enqueue them again."""
     with _experimental():
         _fail_stale(study)
 
 
 def record_first_heartbeats(storage: BaseStorage, trials: Iterable[FrozenTrial], known: set[int]) -> None:
-    """Give running trials that are new to this process a first sign of life.
+    """Record a first heartbeat for running trials that are new to this process.
 
-    One that crashed before its own would never be missed; of one that is alive it changes nothing. `known` are the
-    numbers of those that were seen before.
+    A trial that crashed before its first heartbeat would never become stale; for a live one it changes nothing. `known`
+    has the numbers of earlier trials.
     """
     if isinstance(storage, RDBStorage):
         for trial in trials:
@@ -69,22 +69,22 @@ def record_first_heartbeats(storage: BaseStorage, trials: Iterable[FrozenTrial],
 
 
 def begin_trial(study: optuna.Study, distributions: Mapping[str, BaseDistribution]) -> Trial:
-    """Draw the values of a trial, or take up those of one that is waiting."""
+    """Draw the values of a trial, or take those of a waiting trial."""
     with _experimental():
         return study.ask(fixed_distributions=dict(distributions))
 
 
 @contextmanager
 def heartbeat(storage: BaseStorage, trial_id: int) -> Iterator[None]:
-    """Give signs of life for a trial while the block runs, where the storage has use for them."""
+    """Record heartbeats of a trial while the block runs, in a storage that supports them."""
     if not isinstance(storage, RDBStorage):
         yield
         return
-    interval, over = storage.get_heartbeat_interval(), threading.Event()
+    interval, done = storage.get_heartbeat_interval(), threading.Event()
 
     def beat() -> None:
         storage.record_heartbeat(trial_id)
-        while not over.wait(interval):
+        while not done.wait(interval):
             storage.record_heartbeat(trial_id)
 
     thread = threading.Thread(target=beat, name=f"heartbeat-{trial_id}", daemon=True)
@@ -92,13 +92,13 @@ def heartbeat(storage: BaseStorage, trial_id: int) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        done.set()
         thread.join()
 
 
 @contextmanager
 def _experimental() -> Iterator[None]:
-    """Heartbeats are marked experimental; outside of `Study.optimize` one gives them oneself, as `heartbeat` does."""
+    """Ignore the warnings that heartbeats are experimental, and that they are outside of `Study.optimize`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed")

@@ -1,7 +1,7 @@
-"""One search: draw values, run a trial with them, and keep what it showed or why it failed.
+"""Hyperparameter search on an Optuna study: draw values, run a trial, store its result or its error.
 
-A runner is a function (number, values) → looks: the held-out reward after each share of the training, the last one
-being the result. What runs is its business; the same search serves a notebook's trainer and runs of the pipeline.
+A runner is a function (number, values) → intermediate evaluations: the held-out reward after each share of the
+training, of which the last is the result. The same search serves a notebook's trainer and runs of the pipeline.
 """
 
 from __future__ import annotations
@@ -37,147 +37,144 @@ _PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntermediateEvaluation:
-    """What a trial shows on the held-out scenarios."""
+    """Result of a trial on the held-out scenarios."""
 
     reward: float
-    """What is compared."""
+    """Objective value."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Further numbers worth keeping; those of the last look stay."""
+    """Further metrics; those of the last evaluation are stored."""
 
 
 TrialRunner = Callable[[int, dict[str, Value]], Generator[IntermediateEvaluation, None, None]]
 
 
 def open_study(
-    plan: HPOConfig, space: SearchSpace, base: Settings, *, name: str, storage: optuna.storages.BaseStorage
+    config: HPOConfig, space: SearchSpace, base: Settings, *, name: str, storage: optuna.storages.BaseStorage
 ) -> optuna.Study:
-    """The study of this name in the storage, or a new one, whose first trial has the values of the base config.
+    """Open the study of this name, or create it with the values of the base config as the first trial.
 
-    That holds where the base lies within the space: then the best is never worse than what there was.
+    The first trial needs a base within the search space; the best trial is then at least as good as the base.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
         storage=storage,
         study_name=name,
-        direction=plan.optimization_direction,
-        pruner=_pruner(plan),
+        direction=config.optimization_direction,
+        pruner=_pruner(config),
         load_if_exists=True,
     )
-    present = {path: get_value(base, path) for path in space}
-    drawn = {path: _distribution(dimension) for path, dimension in space.items()}
-    if all(_holds(drawn[path], value) for path, value in present.items()):
-        study.enqueue_trial(present, skip_if_exists=True)
+    base_values = {path: get_value(base, path) for path in space}
+    distributions = {path: _distribution(dimension) for path, dimension in space.items()}
+    if all(_contains(distributions[path], value) for path, value in base_values.items()):
+        study.enqueue_trial(base_values, skip_if_exists=True)
     return study
 
 
 def search(
     study: optuna.Study,
-    plan: HPOConfig,
+    config: HPOConfig,
     space: SearchSpace,
     runner: TrialRunner,
     *,
     storage: optuna.storages.BaseStorage,
     turn: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Try values until the study has `n_trials` that came to an end; several searches may share a study.
+    """Run trials until `n_trials` of the study have ended; several searches may share a study.
 
-    `turn` is held while a trial is begun, so that the searches of one machine do not begin one too many. A search that
-    has nothing to begin waits for those of the others, and takes over what a dead one left.
+    `turn` is a lock for the start of a trial, so that parallel searches do not start one too many. A search without a
+    trial to start waits for those of the others, and retries the trials of a crashed one.
     """
     distributions = {path: _distribution(dimension) for path, dimension in space.items()}
-    seen: set[int] = set()
+    known: set[int] = set()
     while True:
         with turn or nullcontext():
             fail_stale_trials(study)
-            known = study.get_trials(deepcopy=False)
-            record_first_heartbeats(storage, known, seen)
-            ended = sum(map(has_ended, known))
-            if ended >= plan.n_trials:
+            trials = study.get_trials(deepcopy=False)
+            record_first_heartbeats(storage, trials, known)
+            ended = sum(map(has_ended, trials))
+            if ended >= config.n_trials:
                 return
-            running = sum(trial.state == TrialState.RUNNING for trial in known)
+            running = sum(trial.state == TrialState.RUNNING for trial in trials)
             trial = None
-            if ended + running < plan.n_trials:
-                study.sampler = _sampler(plan, begun=len(known))
+            if ended + running < config.n_trials:
+                study.sampler = _sampler(config, started=len(trials))
                 trial = begin_trial(study, distributions)
         if trial is None:
             time.sleep(_PAUSE_S)
         else:
-            _try(study, plan, trial, runner, storage)
+            _run_trial(study, config, trial, runner, storage)
 
 
 def has_ended(trial: FrozenTrial) -> bool:
-    """Whether a trial came to an end of itself; one whose process crashed is tried again, until it is given up."""
+    """True for a trial with a result or an error; one whose process crashed is retried up to `RETRIES` times."""
     if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
         return True
     return trial.state == TrialState.FAIL and (REASON in trial.user_attrs or exhausted_retries(trial))
 
 
 def exhausted_retries(trial: FrozenTrial) -> bool:
-    """Whether a trial took its process down each time that it was tried."""
+    """True for a trial whose process crashed in each attempt."""
     crashed = trial.state == TrialState.FAIL and REASON not in trial.user_attrs
     return crashed and len(trial.system_attrs.get("retry_history", ())) >= RETRIES
 
 
 def evaluation_iterations(iterations: int, intermediate_evals: int) -> list[int]:
-    """After which iterations a trial is looked at: 10 iterations, 4 looks → 3, 5, 8, 10."""
+    """Iterations after which a trial is evaluated: 10 iterations, 4 evaluations → 3, 5, 8, 10."""
     return [math.ceil(k * iterations / intermediate_evals) for k in range(1, intermediate_evals + 1)]
 
 
-def _try(
-    study: optuna.Study, plan: HPOConfig, trial: Trial, runner: TrialRunner, storage: optuna.storages.BaseStorage
+def _run_trial(
+    study: optuna.Study, config: HPOConfig, trial: Trial, runner: TrialRunner, storage: optuna.storages.BaseStorage
 ) -> None:
-    """Run one trial to its end: complete, pruned, or failed with its reason."""
-    began, step, reward = time.perf_counter(), 0, math.nan
+    """Run a trial until it is complete, pruned, or failed with its reason."""
+    started, step, reward = time.perf_counter(), 0, math.nan
     state = TrialState.COMPLETE
     try:
-        with (
-            heartbeat(storage, trial._trial_id),
-            closing(runner(trial.number, dict(trial.params))) as intermediate_evals,
-        ):
+        with heartbeat(storage, trial._trial_id), closing(runner(trial.number, dict(trial.params))) as evaluations:
             try:
-                for step, look in enumerate(intermediate_evals, start=1):
-                    reward = _finite(look.reward, step)
+                for step, evaluation in enumerate(evaluations, start=1):
+                    reward = _finite(evaluation.reward, step)
                     trial.report(reward, step)
-                    trial.set_user_attr(NUMBERS, dict(look.numbers))
-                    if plan.pruning and step < plan.intermediate_evals and trial.should_prune():
+                    trial.set_user_attr(NUMBERS, dict(evaluation.numbers))
+                    if config.pruning and step < config.intermediate_evals and trial.should_prune():
                         state = TrialState.PRUNED
                         break
                 if step == 0:
-                    raise ConfigError(f"trial {trial.number} showed nothing; a runner yields at least one look")
+                    raise ConfigError(f"trial {trial.number} has no evaluation; a runner yields at least one")
             except UpdateFinishedTrialError:
                 raise
-            except Exception as error:  # whatever a trial dies of is its result
+            except Exception as error:  # the error of a trial is its result
                 logger.warning("trial %d failed: %s: %s", trial.number, type(error).__name__, error)
                 trial.set_user_attr(REASON, f"{type(error).__name__}: {error}"[:2000])
                 state = TrialState.FAIL
-            trial.set_user_attr(SECONDS, round(time.perf_counter() - began, 3))
+            trial.set_user_attr(SECONDS, round(time.perf_counter() - started, 3))
         values = reward if state == TrialState.COMPLETE else None
         study.tell(trial, values, state=state)
     except UpdateFinishedTrialError:
-        logger.warning("trial %d gave no sign of life for too long and is tried anew; this run ends", trial.number)
+        logger.warning("trial %d missed its heartbeats and is retried; this attempt ends", trial.number)
 
 
 def _finite(reward: float, step: int) -> float:
     if not math.isfinite(reward):
-        raise Diverged(f"the held-out reward at look {step} is {reward}; the learning rate may be too high")
+        raise Diverged(f"the held-out reward of evaluation {step} is {reward}; the learning rate may be too high")
     return float(reward)
 
 
-def _sampler(plan: HPOConfig, *, begun: int) -> optuna.samplers.BaseSampler:
-    """A sampler that goes on where the last one stopped: its seed follows from the trials that there are.
+def _sampler(config: HPOConfig, *, started: int) -> optuna.samplers.BaseSampler:
+    """A sampler whose seed follows from the number of trials, so that a resumed study continues the same sequence.
 
-    The first third is drawn at random, at most the ten of Optuna's default.
+    The first third is drawn at random, at most ten as in Optuna's default.
     """
-    startup = min(10, max(2, plan.n_trials // 3))
-    return optuna.samplers.TPESampler(seed=plan.seed * 1_000_003 + begun, n_startup_trials=startup)
+    startup = min(10, max(2, config.n_trials // 3))
+    return optuna.samplers.TPESampler(seed=config.seed * 1_000_003 + started, n_startup_trials=startup)
 
 
-def _pruner(plan: HPOConfig) -> optuna.pruners.BasePruner:
-    if not plan.pruning:
+def _pruner(config: HPOConfig) -> optuna.pruners.BasePruner:
+    if not config.pruning:
         return optuna.pruners.NopPruner()
-    if plan.pruner == "successive_halving":
+    if config.pruner == "successive_halving":
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
-    return optuna.pruners.MedianPruner(n_startup_trials=min(5, max(1, plan.n_trials // 4)))
+    return optuna.pruners.MedianPruner(n_startup_trials=min(5, max(1, config.n_trials // 4)))
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:
@@ -192,8 +189,8 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
             return CategoricalDistribution(dimension.choices)
 
 
-def _holds(drawn: BaseDistribution, value: Value) -> bool:
-    if isinstance(drawn, CategoricalDistribution):
-        return value in drawn.choices
-    assert isinstance(drawn, FloatDistribution | IntDistribution)
-    return isinstance(value, int | float) and drawn.low <= value <= drawn.high
+def _contains(distribution: BaseDistribution, value: Value) -> bool:
+    if isinstance(distribution, CategoricalDistribution):
+        return value in distribution.choices
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    return isinstance(value, int | float) and distribution.low <= value <= distribution.high

@@ -1,4 +1,4 @@
-"""What a study has shown so far."""
+"""Summary of a study: its trials, the best of them, and the importance of each dimension."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATES: dict[TrialState, State] = {
     TrialState.RUNNING: "running",
     TrialState.WAITING: "waiting",
 }
-_ENOUGH = 4  # complete trials, from which on an importance says something
+_MIN_TRIALS = 4  # complete trials for an importance
 
 
 class _Part(BaseModel):
@@ -29,22 +29,22 @@ class _Part(BaseModel):
 
 
 class TrialRecord(_Part):
-    """One trial."""
+    """Values and result of a trial."""
 
     number: int
     state: State
-    """`failed` of itself; `crashed` with its process and was put up again."""
+    """`failed` with an error of its own; `crashed` with its process, and retried."""
     ended: bool
-    """Whether it counts as one of the trials that were asked for."""
+    """True for a trial that counts towards `n_trials`."""
     params: dict[str, Value]
     intermediate_evals: tuple[float, ...]
     """Held-out reward after each share of the training."""
     reward: float | None
-    """The last of them, if the trial is complete."""
+    """The last of them, for a complete trial."""
     reason: str | None
-    """Why it failed."""
+    """Error of a failed trial."""
     numbers: dict[str, float]
-    """What its last look showed besides."""
+    """Further metrics of the last evaluation."""
     seconds: float | None
 
 
@@ -55,26 +55,26 @@ class StudySummary(_Part):
     direction: Literal["maximize", "minimize"]
     trials: tuple[TrialRecord, ...]
     importance: dict[str, float]
-    """Share of the reward's variation that each dimension explains (PED-ANOVA, arXiv 2304.10255); empty where too few
-    trials are complete, or all gave the same."""
+    """Share of the reward's variation that each dimension explains (PED-ANOVA, arXiv 2304.10255); empty with fewer than
+    four complete trials, or without variation."""
 
     @property
     def ended(self) -> int:
-        """Trials that came to an end."""
+        """Number of trials that have ended."""
         return sum(trial.ended for trial in self.trials)
 
     def count(self, state: State) -> int:
-        """Trials in this state."""
+        """Number of trials in this state."""
         return sum(trial.state == state for trial in self.trials)
 
     @property
     def best_trial(self) -> TrialRecord | None:
-        """The best complete trial so far."""
-        known = [(trial.reward, trial) for trial in self.trials if trial.reward is not None]
-        if not known:
+        """The best complete trial, or None."""
+        complete = [(trial.reward, trial) for trial in self.trials if trial.reward is not None]
+        if not complete:
             return None
         pick = max if self.direction == "maximize" else min
-        return pick(known, key=lambda pair: pair[0])[1]
+        return pick(complete, key=lambda pair: pair[0])[1]
 
     @property
     def best(self) -> TrialRecord:
@@ -100,7 +100,7 @@ class StudySummary(_Part):
 
 
 def summarize_study(study: optuna.Study, *, importance: bool = True) -> StudySummary:
-    """Read a study; without its importance that is quick."""
+    """Summary of a study; reading it without the importance is fast."""
     trials = study.get_trials(deepcopy=False)
     return StudySummary(
         name=study.study_name,
@@ -114,7 +114,7 @@ def _record(trial: FrozenTrial) -> TrialRecord:
     reason = trial.user_attrs.get(REASON)
     state = _STATES[trial.state]
     if exhausted_retries(trial):
-        reason = f"its process crashed {RETRIES + 1} times; it may need more memory than there is"
+        reason = f"its process crashed {RETRIES + 1} times; it may have run out of memory"
     elif state == "failed" and reason is None:
         state = "crashed"
     return TrialRecord(
@@ -132,6 +132,6 @@ def _record(trial: FrozenTrial) -> TrialRecord:
 
 def _importance(study: optuna.Study, trials: list[FrozenTrial]) -> dict[str, float]:
     rewards = [trial.value for trial in trials if trial.state == TrialState.COMPLETE]
-    if len(rewards) < _ENOUGH or len(set(rewards)) == 1:
+    if len(rewards) < _MIN_TRIALS or len(set(rewards)) == 1:
         return {}
     return {name: float(share) for name, share in optuna.importance.get_param_importances(study).items()}

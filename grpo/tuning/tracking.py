@@ -1,4 +1,4 @@
-"""A study in MLflow: a run for the study, and one below it for each trial."""
+"""Tracking of a study in MLflow: a run of the study, with a child run for each trial."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from grpo.tuning.study_summary import TrialRecord
 
 _PARENT = "mlflow.parentRunId"
 _STATUS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED", "crashed": "FAILED"}
-"""What MLflow calls the end of a trial; any other goes on."""
+"""MLflow status of each final state of a trial."""
 
 
 class StudyTracker:
-    """A study's runs in MLflow: the same study finds its own again."""
+    """MLflow runs of a study, which are found again by the name of the study."""
 
     def __init__(self, models: Registry, experiment: str, name: str, study: str, *, params: Mapping[str, str]) -> None:
         self._models, self._experiment, self._study = models, experiment, study
@@ -23,7 +23,7 @@ class StudyTracker:
         self._written: set[int] = set()
 
     def add(self, trial: TrialRecord) -> bool:
-        """Write a trial that has ended: values, looks, numbers, state and reason. Whether it was new to this record."""
+        """Log a trial that has ended; returns False when this tracker has logged it before."""
         if trial.state not in _STATUS or trial.number in self._written:
             return False
         client, key = self._models.client, f"{self._study}/{trial.number}"
@@ -32,8 +32,8 @@ class StudyTracker:
         if client.get_run(run_id).info.status == "RUNNING":
             for name, value in {_PARENT: self.run_id, "state": trial.state, "reason": trial.reason or ""}.items():
                 client.set_tag(run_id, name, value)
-            finished = {"result": trial.reward, "seconds": trial.seconds}
-            once = {**trial.numbers, **{name: value for name, value in finished.items() if value is not None}}
+            final = {"result": trial.reward, "seconds": trial.seconds}
+            once = {**trial.numbers, **{name: value for name, value in final.items() if value is not None}}
             series = {"heldout": list(trial.intermediate_evals), **{name: [value] for name, value in once.items()}}
             self._models.log_metrics(run_id, series)
             self._models.close_run(run_id, _STATUS[trial.state])
@@ -41,7 +41,7 @@ class StudyTracker:
         return True
 
     def close(self, document: StudyDocument, files: list[Path]) -> None:
-        """Attach report and figures to the study's run, and end it."""
+        """Log report and figures to the run of the study, and end it."""
         best = document.study.best_trial
         if best is not None and best.reward is not None:
             self._models.log_metrics(self.run_id, {"best": [best.reward]})

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import DEFAULT_GATES
+from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.gates import Evidence, gate
 from grpo.rewards.learned.metrics import wilson_interval

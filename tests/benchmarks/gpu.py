@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.generation import ContinuousBatchingConfig
 
 from grpo.config.training import TrainingSettings
-from grpo.learner.throughput import model_flops_utilization
+from grpo.learner.performance import model_flops_utilization
 from grpo.policy.policy import Policy, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load_tokenizer
 from grpo.renderers.chat_template import Renderer

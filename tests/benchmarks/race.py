@@ -24,7 +24,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from grpo.config.pipeline import PipelineConfig
 from grpo.environments.catalog import make_environment
 from grpo.learner.checkpoints import STATE, read_state
-from grpo.learner.trl.loop import restored_after, run, training_arguments
+from grpo.learner.trl.loop import restored_after, run_trainer, training_arguments
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rewards.catalog import make_reward
@@ -98,7 +98,7 @@ def their_way(config: PipelineConfig, limit_s: float) -> list[Reached]:
             rollout_func=_Rollout(config, train),
             callbacks=[watch],
         )
-        run(trainer)
+        run_trainer(trainer)
     return watch.way
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.config.evaluation import EvaluationSettings
+from grpo.config.pipeline import EvaluationSettings
 from tests.benchmarks.gates import GAIN, World, promoted
 
 RUNS = 16

@@ -48,8 +48,8 @@ def of_kind(*kinds: str) -> list[dict[str, Any]]:
 
 
 def named(kind: str, name: str) -> dict[str, Any]:
-    (found,) = (document for document in of_kind(kind) if document["metadata"]["name"] == name)
-    return found
+    (match,) = (document for document in of_kind(kind) if document["metadata"]["name"] == name)
+    return match
 
 
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -88,7 +88,9 @@ def environments() -> Iterator[tuple[str, dict[str, str]]]:
 # --- Kubernetes
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+@pytest.mark.parametrize(
+    "document", documents(), ids=lambda document: f"{document['kind']}-{document['metadata']['name']}"
+)
 def test_an_object_is_what_the_api_server_takes(document: dict[str, Any]):
     """Checked against the schemas of Kubernetes: unknown fields and wrong types are refused."""
     kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
@@ -105,52 +107,52 @@ def test_every_manifest_is_applied():
 
 def test_a_deployment_finds_its_pods():
     """The selector is among the labels of the template."""
-    for one in of_kind("Deployment"):
-        wanted = one["spec"]["selector"]["matchLabels"].items()
-        assert wanted <= one["spec"]["template"]["metadata"]["labels"].items(), one["metadata"]["name"]
+    for deployment in of_kind("Deployment"):
+        wanted = deployment["spec"]["selector"]["matchLabels"].items()
+        assert wanted <= deployment["spec"]["template"]["metadata"]["labels"].items(), deployment["metadata"]["name"]
 
 
 def test_a_service_leads_to_one_deployment_and_a_port_that_it_opens():
     """No service is a dead end."""
     for service in of_kind("Service"):
         selector = service["spec"]["selector"].items()
-        (found,) = (
+        (deployment,) = (
             one for one in of_kind("Deployment") if selector <= one["spec"]["template"]["metadata"]["labels"].items()
         )
         opened = {
-            port["name"]: port for one in found["spec"]["template"]["spec"]["containers"] for port in one["ports"]
+            port["name"]: port for one in deployment["spec"]["template"]["spec"]["containers"] for port in one["ports"]
         }
         for port in service["spec"]["ports"]:
             assert opened[port["targetPort"]]["containerPort"] == port["port"]
 
 
 def test_addresses_name_services_and_their_ports():
-    """What workers are told is where the servers are."""
-    told = named("ConfigMap", "grpo-settings")["data"]
+    """Addresses of workers are those of the servers."""
+    variables = named("ConfigMap", "grpo-settings")["data"]
     for variable, path in (("PREFECT_API_URL", "/api"), ("MLFLOW_TRACKING_URI", "")):
-        host, port = re.fullmatch(rf"http://([a-z]+):(\d+){path}", told[variable]).groups()  # type: ignore[union-attr]
+        host, port = re.fullmatch(rf"http://([a-z]+):(\d+){path}", variables[variable]).groups()  # type: ignore[union-attr]
         assert [one["port"] for one in named("Service", host)["spec"]["ports"]] == [int(port)]
 
 
 def test_a_probe_asks_a_port_that_the_program_listens_on():
-    """The port of the probe is opened, and is the one that the program is told."""
+    """The port of the probe is opened, and is the one of the program's variables."""
     listening = {
         "prefect": "PREFECT_SERVER_API_PORT",
         "mlflow": "MLFLOW_PORT",
         "worker": "PREFECT_WORKER_WEBSERVER_PORT",
     }
-    told = named("ConfigMap", "grpo-settings")["data"]
+    variables = named("ConfigMap", "grpo-settings")["data"]
     for name, container in containers():
         opened = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
         for probe in probes(container):
             own = {one["name"]: one.get("value") for one in container["env"]}
-            assert str(opened[probe["port"]]) == {**told, **own}[listening[container["name"]]], name
+            assert str(opened[probe["port"]]) == {**variables, **own}[listening[container["name"]]], name
 
 
 def test_long_lived_processes_are_probed():
     """A server or worker that hangs is noticed."""
-    for one in of_kind("Deployment"):
-        (container,) = one["spec"]["template"]["spec"]["containers"]
+    for deployment in of_kind("Deployment"):
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
         assert {"startupProbe", "livenessProbe"} <= container.keys()
 
 
@@ -282,7 +284,7 @@ def test_health_checks_ask_the_port_that_is_listened_on():
 
 
 @pytest.mark.filterwarnings("ignore")  # MLflow's command line warns of its own types when it is imported
-def test_every_variable_is_read_by_somebody():
+def test_every_variable_is_read():
     """A misspelt name would be ignored in silence."""
     import mlflow.environment_variables
     from mlflow.cli import server as mlflow_server
@@ -310,20 +312,22 @@ def test_what_compose_asks_for_is_in_the_example():
     assert {line for line in lines if line and not line.startswith("#")} == {f"{name}=" for name in asked}
 
 
-def test_whoever_calls_prefect_has_the_login_that_it_asks_for():
-    """Server and clients are given the same secret, in compose and in Kubernetes; nobody else has it."""
+def test_clients_of_prefect_have_its_login():
+    """Server and clients are given the same secret, in compose and in Kubernetes; no other service has it."""
     services = {name: service.get("environment", {}) for name, service in compose()["services"].items()}
     server, client = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
-    assert [name for name, told in services.items() if server in told] == ["prefect"]
-    assert {told[client] for told in services.values() if "PREFECT_API_URL" in told} == {services["prefect"][server]}
+    assert [name for name, variables in services.items() if server in variables] == ["prefect"]
+    assert {variables[client] for variables in services.values() if "PREFECT_API_URL" in variables} == {
+        services["prefect"][server]
+    }
     secrets = {
         name: {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one}
         for name, container in containers()
     }
-    assert [name for name, told in secrets.items() if server in told] == ["prefect/prefect"]
+    assert [name for name, variables in secrets.items() if server in variables] == ["prefect/prefect"]
     callers = {name for name, container in containers() if "envFrom" in container}
-    assert {name for name, told in secrets.items() if client in told} == callers
-    assert {str(told[client]) for name, told in secrets.items() if name in callers} == {
+    assert {name for name, variables in secrets.items() if client in variables} == callers
+    assert {str(variables[client]) for name, variables in secrets.items() if name in callers} == {
         str(secrets["prefect/prefect"][server])
     }
 
@@ -354,8 +358,8 @@ def test_images_are_pinned():
             assert re.match(r"RELEASE\.|\d+\.\d+", tag), image
 
 
-def test_the_image_installs_extras_that_there_are_and_runs_as_nobody_special():
-    """What it installs is in pyproject.toml, and its user is the one that the pods name."""
+def test_the_image_installs_existing_extras_and_runs_without_privileges():
+    """Its extras are in pyproject.toml, and its user is that of the pods."""
     image = (DEPLOYMENTS / "Dockerfile").read_text(encoding="utf-8")
     (extras,) = re.findall(r"'\.\[([\w,]+)\]'", image)
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
@@ -367,7 +371,7 @@ def test_the_image_installs_extras_that_there_are_and_runs_as_nobody_special():
 
 
 def test_the_image_holds_what_runs_need():
-    """What is left out of it is no part of the program, and no secret or run gets in."""
+    """Ignored files are not part of the program, and neither secrets nor runs are copied."""
     left_out = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     assert not {"flows", "tasks", "grpo", "data", "deployments", "prefect.yaml", "pyproject.toml"} & set(left_out)
     assert {".git", "runs", "deployments/.env"} <= set(left_out)

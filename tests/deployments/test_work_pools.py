@@ -159,6 +159,6 @@ def test_the_job_has_what_the_worker_insists_on(name: str):
     wanted = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"labels": {}}, "spec": {"template": {"spec": pod}}}
     made = _made(name)["job_manifest"]
     assert _paths(wanted) <= _paths(made)
-    found = made["spec"]["template"]["spec"]
-    assert (found["parallelism"], found["completions"], found["restartPolicy"]) == (1, 1, "Never")
-    assert found["containers"][0]["name"] == "prefect-job"
+    job = made["spec"]["template"]["spec"]
+    assert (job["parallelism"], job["completions"], job["restartPolicy"]) == (1, 1, "Never")
+    assert job["containers"][0]["name"] == "prefect-job"

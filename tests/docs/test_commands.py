@@ -1,4 +1,4 @@
-"""Every command that a page prints is one that there is; those that end quickly are run as they stand."""
+"""Every command on a page exists; quick ones are run."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.places import ROOT
 LINES = [line for page in pages() for line in commands_of(page)] + examples()
 QUICKSTART = "data/configs/quickstart.yaml"
 PLACEHOLDERS = {"CONFIG": QUICKSTART, "NAME": "helpfulness"}
-"""What a reader puts in the place of a word in capitals."""
-RUN = {"admit": (0, 3), "doctor": (0, 1), "ingest": (0,), "init": (0,)}
-"""Commands that are run, and how they may end: one asks what a reward is worth, one what the machine is. Of ingestions
-only that of the quickstart is run: others take minutes, and data that is not here."""
+"""Values for the words in capitals."""
+RUN = {"check-reward": (0, 3), "doctor": (0, 1), "ingest": (0,), "init": (0,)}
+"""Commands that are run, and their exit codes. Of ingestions only that of the quickstart is run: others take minutes,
+and data that is not here."""
 PARSED_ONLY = {
-    "databases": "makes databases for fifteen seconds; tests/flows/cli/test_app.py runs it",
     "deploy": "needs a server; tests/e2e/test_deployments.py runs it",
     "down": "stops servers; the end-to-end tests of the stack run it",
     "env": "needs a server; the end-to-end tests of the stack run it",
     "evaluate": "needs a model that a run has registered; tests/flows/test_evaluate.py runs it",
+    "migrate": "creates databases for fifteen seconds; tests/flows/cli/test_servers.py runs it",
     "lineage": "needs a registered model; the tests of the registry run it",
     "pretrain": "takes twenty minutes",
     "promote": "needs a registered model; the tests of the registry run it",
-    "report": "needs the report of a run; tests/flows/commands/test_report.py runs it",
+    "report": "needs the report of a run; tests/flows/cli/test_registry.py runs it",
     "reproduce": "trains a model again; the tests of the registry run it",
     "retrain": "trains; the tests of retraining run it",
     "rollback": "needs a registered model; the tests of the registry run it",
     "train": "trains for minutes, unless it is a dry run, which is run; tests/e2e run it",
     "tune": "trains many times; the tests of tuning run it",
-    "ui": "ends when it is interrupted; tests/flows/cli/test_app.py runs it",
+    "ui": "ends when it is interrupted; tests/flows/cli/test_servers.py runs it",
     "up": "starts servers; the end-to-end tests of the stack run it",
 }
 """Commands whose lines are parsed by the real command, and why they are not run."""
@@ -54,7 +54,7 @@ def _of(program: str) -> list[Any]:
 
 
 def _is_file(value: object) -> bool:
-    """Whether an argument names a file of the project that has to be there."""
+    """True for an argument that names an existing file of the project."""
     text = str(value)
     shaped = re.fullmatch(r"[\w./-]+\.(yaml|yml|jsonl?|parquet|csv|tsv)|data/[\w./-]+", text)
     return shaped is not None and text not in WRITTEN
@@ -75,7 +75,7 @@ def test_a_command_of_grpo_is_one_that_there_is(line: CommandLine):
             load_config(ROOT / str(config), tuple(values["override"]))
 
 
-def test_every_command_is_run_or_says_why_it_is_only_parsed():
+def test_every_command_is_run_or_has_a_reason_why_it_is_only_parsed():
     """A new command is named in RUN or in PARSED_ONLY."""
     assert sorted(set(commands()) - set(RUN) - set(PARSED_ONLY)) == []
     assert set(RUN) & set(PARSED_ONLY) == set()
@@ -83,7 +83,7 @@ def test_every_command_is_run_or_says_why_it_is_only_parsed():
 
 def _is_run(line: CommandLine) -> bool:
     name, *rest = line.arguments
-    if line.mentioned and not (name == "admit" and rest):
+    if line.mentioned and not (name == "check-reward" and rest):
         return False
     if name == "ingest":
         return rest[0] == QUICKSTART
@@ -136,7 +136,7 @@ def test_a_command_of_prefect_is_one_that_there_is(line: CommandLine):
 
 
 def test_commands_are_found_wherever_they_stand(tmp_path: Path):
-    """In fences, indented blocks and sentences, with the line at which they stand; prose and trees are none."""
+    """In fences, indented blocks and sentences, with their line; prose and trees are not commands."""
     page = tmp_path / "page.md"
     page.write_text(
         "Call `grpo train CONFIG`, or `make test`.\n\n"
@@ -149,8 +149,8 @@ def test_commands_are_found_wherever_they_stand(tmp_path: Path):
         "```\n"
         "The grpo command. `grpo.rewards` is a package.\n"
     )
-    found = sorted((line.line, line.program, line.arguments, line.mentioned) for line in commands_of(page))
-    assert found == [
+    parsed = sorted((line.line, line.program, line.arguments, line.mentioned) for line in commands_of(page))
+    assert parsed == [
         (1, "grpo", ("train", "CONFIG"), True),
         (1, "make", ("test",), True),
         (3, "grpo", ("init", "--path", "mine.yaml"), False),
@@ -168,8 +168,8 @@ def test_commands_are_found_wherever_they_stand(tmp_path: Path):
         (("init", "--path"), "requires an argument"),
     ],
 )
-def test_a_command_that_is_none_is_told_with_its_page_and_line(arguments: tuple[str, ...], message: str):
-    """So that whoever wrote it finds it."""
+def test_an_unknown_command_is_reported_with_its_page_and_line(arguments: tuple[str, ...], message: str):
+    """So that its author finds it."""
     wrong = CommandLine(page="docs/page.md", line=7, program="grpo", arguments=arguments, mentioned=False)
     with pytest.raises(AssertionError, match=rf"docs/page\.md:7 .*{message}"):
         parse(wrong)

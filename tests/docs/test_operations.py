@@ -1,4 +1,4 @@
-"""docs/operations.md is true: its commands exist, its symptoms are what the code says, its files are there."""
+"""docs/operations.md is true: its commands exist, its messages are those of the code, its files exist."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_commands_of_prefect_are_there(words: tuple[str, ...]):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_symptoms_are_what_the_code_says():
-    """Every quoted message stands in the source that raises it."""
-    table = MANUAL.split("| it says |")[1].split("\n\n")[0]
+def test_messages_are_those_of_the_code():
+    """Every quoted message is in the source that raises it."""
+    table = MANUAL.split("| message |")[1].split("\n\n")[0]
     quoted = re.findall(r"`([^`]+)`", " ".join(row.split("|")[1] for row in table.splitlines()[2:]))
     files = [path for package in ("grpo", "tasks", "flows") for path in (ROOT / package).rglob("*.py")]
     source = "\n".join(path.read_text(encoding="utf-8") for path in files)

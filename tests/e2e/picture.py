@@ -31,13 +31,13 @@ def main() -> None:
     """Train on a server of its own, then take the picture."""
     with tempfile.TemporaryDirectory(prefix="grpo-picture-") as folder:
         home = Path(folder)
-        environment = {**os.environ, **settings.quiet(), **settings.local(home), "PYTHONPATH": str(ROOT)}
-        environment |= {CLIENT: LOGIN}
+        environment = {**os.environ, **settings.offline_variables(), **settings.home_variables(home)}
+        environment |= {CLIENT: LOGIN, "PYTHONPATH": str(ROOT)}
         environment.pop("PREFECT_API_URL", None)
         with prefect_service(home, environment).shared() as url:
             overrides = ("--set", f"training.iterations={_ITERATIONS}", "--set", f"store={home}/store")
             subprocess.run(
-                [sys.executable, "-m", "flows.cli.app", "train", "data/configs/quickstart.yaml", *overrides],
+                [sys.executable, "-m", "flows.cli", "train", "data/configs/quickstart.yaml", *overrides],
                 env={**environment, "PREFECT_API_URL": url},
                 cwd=ROOT,
                 check=True,

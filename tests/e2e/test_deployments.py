@@ -48,7 +48,7 @@ def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     write_greeting(folder)
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli.app", "deploy"],
+            [sys.executable, "-m", "flows.cli", "deploy"],
             env={**_environment(server, folder), "GPU_SLOTS": "3"},
             cwd=folder,
             capture_output=True,

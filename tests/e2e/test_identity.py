@@ -43,7 +43,7 @@ class Project:
     def command(self, *arguments: str, cwd: Path = ROOT, exits: tuple[int, ...] = (0, 3)) -> str:
         """Run a command of ours, and return its output."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli.app", *arguments],
+            [sys.executable, "-m", "flows.cli", *arguments],
             cwd=cwd,
             env=self.environment,
             capture_output=True,
@@ -92,7 +92,7 @@ def test_a_changed_reward_is_scored_and_trained_again(desk_config: dict[str, Any
     assert computed["score"] >= 2
     assert computed["train"] == 2
     assert computed["rollout"] <= 2 * 1 + 2  # of two shards: the second iteration, and the candidate held out
-    assert not {"ingest", "split", "base"} & {*computed}
+    assert not {"ingest", "split", "load_base"} & {*computed}
     assert second.lineage.run != first.lineage.run
 
     lines = project.package / "words.txt"

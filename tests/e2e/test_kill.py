@@ -15,11 +15,11 @@ from grpo.evaluation.report import read_report
 from tests.e2e.served import own_environment
 from tests.places import ROOT
 
-STAGES = ("ingest", "validate", "split", "base", "rollout", "score", "train", "evaluate", "gate", "register")
+STAGES = ("ingest", "validate", "split", "load_base", "rollout", "score", "train", "evaluate", "gate", "register")
 
 
 def _command(config: Path) -> list[str]:
-    return [sys.executable, "-m", "flows.cli.app", "train", str(config)]
+    return [sys.executable, "-m", "flows.cli", "train", str(config)]
 
 
 def _run_until(stage: str, config: Path, environment: dict[str, str]) -> bool:

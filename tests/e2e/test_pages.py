@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from grpo.evaluation.html_report import render_page
 from grpo.scenarios.expectations import validate
-from grpo.scenarios.ingest import IngestCounts
 from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.table import QUARANTINE_SCHEMA, write_scenarios
+from grpo.scenarios.table import write_scenarios
 from grpo.tuning.document import write_study
 from tests.e2e.browser import browser
 from tests.grpo.evaluation import test_html_report
@@ -25,15 +23,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of each kind, by what a reader finds in it; the last one asks another host for a picture."""
     folder = tmp_path_factory.mktemp("pages")
     write_scenarios(folder / "scenarios.parquet", [Scenario(id="a", user_responses=("Where is my order?",))])
-    pq.write_table(QUARANTINE_SCHEMA.empty_table(), folder / "quarantine.parquet")
-    counts = IngestCounts(records=1, scenarios=1, quarantined=0, reasons={})
-    tables = folder / "scenarios.parquet", folder / "quarantine.parquet"
-    docs = validate(*tables, counts, folder / "data_docs", max_quarantined_fraction=0.05)
+    docs = validate(folder / "scenarios.parquet", folder / "data_docs", validation_fraction=0.25)
     (folder / "report.html").write_text(render_page(test_html_report.document()), encoding="utf-8")
     study = write_study(test_document.document(test_document.trial(0), test_document.trial(1)), folder / "study")[0]
     (folder / "control.html").write_text("control <img src='https://stranger.invalid/picture.png'>", encoding="utf-8")
     return {
-        "an id names one scenario": folder / "data_docs" / docs.docs_index,
+        "no text is declared both train and heldout": folder / "data_docs" / docs.docs_index,
         "Every gate passed": folder / "report.html",
         "trial": study,
         "control": folder / "control.html",

@@ -18,14 +18,14 @@ pytestmark = pytest.mark.e2e
 SECRET = "pa55word9q"
 LOGIN = f"me:{SECRET}%40x"
 QUICKSTART = "data/configs/quickstart.yaml"
-ROLLBACK = ("rollback", "support-desk", "--reason", "a test")
+ROLLBACK = ("rollback", "models:/support-desk@champion", "--reason", "a test")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with its databases, in which every command of these tests leaves what it leaves."""
     home = tmp_path_factory.mktemp("passwords")
-    done = _grpo(home, "databases")
+    done = _grpo(home, "migrate")
     assert done.returncode == 0, done.stderr
     return home
 
@@ -40,7 +40,7 @@ def _grpo(home: Path, *arguments: str, **variables: str) -> subprocess.Completed
         "GRPO_DEBUG": "1",
         **variables,
     }
-    command = [sys.executable, "-m", "flows.cli.app", *arguments]
+    command = [sys.executable, "-m", "flows.cli", *arguments]
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -55,8 +55,8 @@ def _kept(home: Path) -> Iterator[Path]:
         (("train", QUICKSTART), "PREFECT_API_URL", "http://{login}@{place}/api"),
         (ROLLBACK, "MLFLOW_TRACKING_URI", "http://{login}@{place}"),
         (ROLLBACK, "MLFLOW_TRACKING_URI", "postgresql://{login}@{place}/mlflow"),
-        (("databases",), "MLFLOW_TRACKING_URI", "postgresql://{login}@{place}/mlflow"),
-        (("databases",), "PREFECT_API_DATABASE_CONNECTION_URL", "postgresql+asyncpg://{login}@{place}/prefect"),
+        (("migrate",), "MLFLOW_TRACKING_URI", "postgresql://{login}@{place}/mlflow"),
+        (("migrate",), "PREFECT_API_DATABASE_CONNECTION_URL", "postgresql+asyncpg://{login}@{place}/prefect"),
         (ROLLBACK, "PREFECT_API_DATABASE_CONNECTION_URL", "postgresql+asyncpg://{login}@{place}/prefect"),
         (("train", QUICKSTART, "--set", "store=s3://bucket/x"), "AWS_ENDPOINT_URL", "http://{login}@{place}"),
     ],

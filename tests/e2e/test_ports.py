@@ -207,7 +207,7 @@ def test_the_commands_of_prefect_work_after_one_line(ports: Ports):
     kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", CLIENT)}
     environment = {**kept, "PYTHONPATH": str(ROOT), "PREFECT_LOGGING_LEVEL": "INFO"}
     python = sys.executable
-    line = f'eval "$({python} -m flows.cli.app env)" && {python} -m prefect deployment run greet/greeting --watch'
+    line = f'eval "$({python} -m flows.cli env)" && {python} -m prefect deployment run greet/greeting --watch'
     done = subprocess.run(
         ["bash", "-c", line], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )

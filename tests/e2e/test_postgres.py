@@ -87,7 +87,7 @@ def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     home = tmp_path_factory.mktemp("postgres")
     records, models = cluster.database("prefect", driver="postgresql+asyncpg"), cluster.database("mlflow")
     own = {**_environment(home), "PREFECT_API_DATABASE_CONNECTION_URL": records}
-    command = [sys.executable, "-m", "flows.cli.app", "databases"]
+    command = [sys.executable, "-m", "flows.cli", "migrate"]
     for done in _at_once(2, command, {**own, "MLFLOW_TRACKING_URI": models}):
         assert done.returncode == 0, done.stdout + done.stderr
     with (
@@ -108,7 +108,7 @@ def _plan(name: str, services: Services, folder: Path, **sections: Any) -> Path:
 
 def _train(config: Path, services: Services) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli.app", "train", str(config)],
+        [sys.executable, "-m", "flows.cli", "train", str(config)],
         env=services.environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -195,7 +195,7 @@ def test_a_killed_run_goes_on_from_its_cache(services: Services, reports: dict[s
 def test_what_both_need_is_computed_once(reports: dict[str, ReportDocument]):
     """Stages with the same inputs run in one of them at most; other seeds are other weights."""
     stages = {name: {stage.name: stage for stage in report.stages} for name, report in reports.items()}
-    for shared in ("ingest", "validate", "split", "base"):
+    for shared in ("ingest", "validate", "split", "load_base"):
         assert stages["south"][shared].cached == 1, shared
     assert stages["north"]["train"].cached == 0
 

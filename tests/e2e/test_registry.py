@@ -24,7 +24,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from tasks.registry import registry
 from tests.doubles import short_run
-from tests.places import DESK_SCENARIOS
+from tests.places import DESK_SCENARIOS, ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 MODEL = "operated"
@@ -66,13 +66,31 @@ def version(config: PipelineConfig, server: str) -> int:
     promotion = train(config)
     assert promotion.decision.verdict == "refuse"
     assert promotion.version is not None
-    refused = grpo("promote", MODEL, "--reason", "I like it")
+    refused = grpo("promote", f"models:/{MODEL}@candidate", "--reason", "I like it")
     assert (refused.exit_code, registry().champion(MODEL)) == (3, None), refused.output
-    assert "was judged 'refuse'" in refused.stderr.replace("\n", " ")
-    forced = grpo("promote", MODEL, "--reason", "I like it", "--force")
+    assert "has the verdict 'refuse'" in refused.stderr.replace("\n", " ")
+    forced = grpo("promote", f"models:/{MODEL}@candidate", "--reason", "I like it", "--force")
     assert forced.exit_code == 0, forced.output
-    assert "version 1 serves, forced (I like it)" in forced.output
+    assert "version 1 is champion, forced (I like it)" in forced.output
     return promotion.version.version
+
+
+def test_a_promotion_without_a_server_starts_none(version: int, tmp_path: Path):
+    """The command changes the registry itself: Prefect is not imported."""
+    script = (
+        "import sys\nfrom flows.cli.app import app\n"
+        "try:\n    app(['promote', sys.argv[1], '--reason', 'again'])\nexcept SystemExit as end:\n    print(end.code)\n"
+        "print('prefect' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    environment |= {"GRPO_HOME": str(tmp_path), "MLFLOW_TRACKING_URI": registry().tracking_uri}
+    process = subprocess.run(
+        [sys.executable, "-c", script, f"models:/{MODEL}@champion"],
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    lines = [f"{MODEL}: this version is champion already; nothing was changed", "0", "False"]
+    assert process.stdout.splitlines() == lines, process.stderr
+    assert not list((tmp_path / "services").glob("prefect*"))
 
 
 def test_lineage_tells_what_a_version_was_made_from_and_who_promoted_it(version: int, config: PipelineConfig):
@@ -95,7 +113,7 @@ def test_lineage_tells_what_a_version_was_made_from_and_who_promoted_it(version:
 
 def test_a_first_champion_cannot_be_rolled_back(version: int):
     """The error says that there is nothing before it."""
-    result = grpo("rollback", MODEL, "--reason", "no")
+    result = grpo("rollback", f"models:/{MODEL}@champion", "--reason", "no")
     assert result.exit_code == 1
     assert "no version before" in result.stderr
 
@@ -107,7 +125,7 @@ def test_a_version_is_made_again_with_the_same_weights(version: int, config: Pip
     stored = {path for path in Path(config.store).rglob("*")}
     result = grpo("reproduce", f"models:/{MODEL}@champion")
     assert result.exit_code == 0, result.output
-    assert "the same weights" in result.output
+    assert "equal weights" in result.output
     assert {path for path in Path(config.store).rglob("*")} == stored
     assert len(registry().versions(MODEL)) == 1
     assert not list(home.glob("reproduce-*"))

@@ -21,8 +21,7 @@ import psutil
 import pytest
 
 from grpo.artifacts import Artifact
-from grpo.config.compute import ComputeSettings, GpuStages
-from grpo.config.pipeline import PipelineConfig
+from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.config.training import TrainingSettings
 from grpo.errors import ArtifactError
 from grpo.evaluation.report import read_report
@@ -217,10 +216,8 @@ def test_a_lost_stage_is_sent_again_and_its_error_comes_back(machines: tuple[Mac
     import threading
 
     from prefect import flow
-    from prefect.task_runners import ThreadPoolTaskRunner
 
-    from flows.dispatch import Dispatch
-    from flows.ledger import Ledger
+    from tasks.executor import stage_executor
     from tasks.train import train
 
     gpu = machines[1]
@@ -237,10 +234,8 @@ def test_a_lost_stage_is_sent_again_and_its_error_comes_back(machines: tuple[Mac
         ids.append(UUID(flow_run.id))
         gone = Artifact(uri=f"{STORE}/scored/gone.parquet", sha256="0", kind="scored")
         compute = ComputeSettings(gpu_stages=GpuStages(deployment="stage/gpu-remote"))
-        with Dispatch(compute) as elsewhere:
-            ledger = Ledger(ThreadPoolTaskRunner(), elsewhere)
-            inputs = {"scored": (gone,), "parent": gone, "base": gone, "settings": TrainingSettings()}
-            ledger.run(train, **inputs, iteration=0, seed=1, store=STORE)
+        with stage_executor(compute=compute):
+            train((gone,), gone, gone, TrainingSettings(), iteration=0, seed=1, store=STORE)
 
     killer = threading.Thread(target=kill_the_first)
     killer.start()

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo.config.loading import load_settings
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
-from grpo.config.yaml_file import load_settings
 from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
 from grpo.evaluation.report import read_report
 from grpo.messages import Message
@@ -123,7 +123,7 @@ def conversations(prefix: str, count: int, *, seed: int) -> list[LoggedConversat
 
 
 def command(desk: Desk, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli.app", "retrain", str(desk.config), *arguments]
+    return [sys.executable, "-m", "flows.cli", "retrain", str(desk.config), *arguments]
 
 
 def environment(server: str) -> dict[str, str]:
@@ -165,6 +165,19 @@ def test_a_night_without_a_reason_ends_without_loading_torch(desk: Desk, server:
     ]  # fmt: skip
     [state] = states(server, "retrain")
     assert state == ("COMPLETED", "Nothing to do")
+
+
+def test_a_night_without_a_trigger_needs_no_server(desk: Desk, tmp_path: Path):
+    """Without a running server none is started; the triggers are the same, and the report lies in the home."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    variables |= {"GRPO_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command(desk), env=variables, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "nothing to do" in process.stdout
+    report = RetrainingReport.model_validate_json((tmp_path / "again" / "retraining.json").read_bytes())
+    assert (report.verdict, report.triggers.champion) == ("nothing to do", f"{MODEL}/1")
+    assert not (tmp_path / "services" / "prefect.json").exists()
+    assert not (tmp_path / "services" / "prefect.log").exists()
 
 
 def test_a_champion_judged_again_by_the_same_code_is_what_it_was(desk: Desk):

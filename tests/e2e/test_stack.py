@@ -32,7 +32,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType
 
-from flows.local.recovery import running_flows
+from flows.local.recovery import flow_run_processes
 from flows.local.service import Service, free_port, port_is_free
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
@@ -82,8 +82,8 @@ class Stack:
         return done.stdout
 
     def up(self, deployments: Path | None = None) -> str:
-        printed = self.command("flows.cli.app", "up", "--deployments", str(deployments or self.deployments))
-        exports = shlex.split(self.command("flows.cli.app", "env"))
+        printed = self.command("flows.cli", "up", "--deployments", str(deployments or self.deployments))
+        exports = shlex.split(self.command("flows.cli", "env"))
         self.login.update(assignment.split("=", 1) for assignment in exports if assignment != "export")
         return printed
 
@@ -152,7 +152,8 @@ def write_deployments(folder: Path) -> Path:
     config = folder / "short.yaml"
     config.write_text(yaml.safe_dump(short_run(folder)))
     quickstart = next(one for one in document["deployments"] if one["name"] == "quickstart")
-    short = {**quickstart, "name": "short", "build": [{"flows.deployment.plan": {"id": "plan", "file": str(config)}}]}
+    step = {"flows.local.deployments.load_parameters": {"id": "parameters", "file": str(config)}}
+    short = {**quickstart, "name": "short", "build": [step]}
     often = {**short, "name": "often", "schedules": [{"interval": 5, "slug": "often", "active": False}]}
     weekly = {**short, "name": "weekly", "schedules": [{"cron": "0 3 * * 1", "slug": "weekly"}]}
     document["deployments"] = [quickstart, short, often, weekly]
@@ -182,7 +183,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         with found.api:
             yield found
     finally:
-        found.command("flows.cli.app", "down")
+        found.command("flows.cli", "down")
         for process in found.processes():
             process.kill()
 
@@ -234,11 +235,11 @@ def test_scheduled_runs_begin_by_themselves_one_after_the_other(stack: Stack):
 def test_a_cancelled_run_ends_its_children_and_registers_nothing(stack: Stack):
     """Cancelled while processes of a cluster play: none of them is left, and the registry knows no such model."""
     run = stack.start("train/short", "name=cancelled", "seed=5", "rollout.runner=dask", "registry.model_name=cancelled")
-    until("players of the rollout", lambda: len(running_flows().get(run, [])) >= 3)
+    until("players of the rollout", lambda: len(flow_run_processes().get(run, [])) >= 3)
     until("the rollout", lambda: stack.stage_is(run, "rollout", StateType.RUNNING))
     stack.prefect("flow-run", "cancel", str(run))
     assert stack.ended(run).state_type == StateType.CANCELLED
-    until("no process of the run", lambda: run not in running_flows())
+    until("no process of the run", lambda: run not in flow_run_processes())
     assert "cancelled" not in stack.registered()
 
 
@@ -248,7 +249,7 @@ def test_a_killed_worker_is_noticed_and_the_run_goes_on_from_its_cache(stack: St
     until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
     worker = stack.services()["worker-cpu"]
     assert worker is not None
-    for process in (worker, *running_flows()[run]):
+    for process in (worker, *flow_run_processes()[run]):
         process.kill()
     assert stack.ended(run).state_type == StateType.COMPLETED
     stages = {stage.name: stage for stage in stack.report("killed").stages}
@@ -262,7 +263,7 @@ def test_down_ends_everything_and_up_loses_nothing(stack: Stack):
     stack.let_schedule("train/weekly", active=False)
     run = stack.start("train/short", "name=continued", "seed=7", "training.iterations=3")
     until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
-    stack.command("flows.cli.app", "down")
+    stack.command("flows.cli", "down")
     assert not stack.processes()
     assert port_is_free("127.0.0.1", int(stack.environment["PREFECT_SERVER_API_PORT"]))
     stack.up()

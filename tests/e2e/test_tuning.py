@@ -14,9 +14,9 @@ import yaml
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
 from grpo.config.tuning import TuneConfig
-from grpo.config.yaml_file import load_settings
 from grpo.tuning.document import StudyDocument
 from tests.doubles import short_run
 from tests.e2e.served import own_environment
@@ -51,7 +51,7 @@ def study_file(folder: Path, **changes: object) -> Path:
 
 
 def command(config: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli.app", "tune", str(config), *options]
+    return [sys.executable, "-m", "flows.cli", "tune", str(config), *options]
 
 
 def killed_after_the_first(config: Path, told: dict[str, str]) -> None:

@@ -14,9 +14,8 @@ from flows.cli.app import app
 from grpo import progress
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, RegistryError
-from grpo.evaluation.measurement import EvaluationDocument
 from grpo.evaluation.report import read_report
-from grpo.evaluation.schema import ReportDocument
+from grpo.evaluation.schema import EvaluationDocument, ReportDocument
 from tests.doubles import short_run
 from tests.places import DESK_MODEL, DESK_SCENARIOS
 
@@ -72,7 +71,10 @@ def test_a_registered_model_is_what_its_training_said_it_is(
     assert document.measurement.overall.success == judged
     categories = {slice_metrics.name: slice_metrics.success for slice_metrics in document.measurement.by_category}
     assert categories == {part.name: part.candidate for part in trained.evaluation.by_category}
-    assert cached == {**dict.fromkeys(("ingest", "validate", "split", "rollout", "score"), True), "measure": False}
+    assert cached == {
+        **dict.fromkeys(("ingest", "validate", "split", "rollout", "score"), True),
+        "evaluate_policy": False,
+    }
     written = (home / "evaluated" / "evaluation.json").read_text()
     assert EvaluationDocument.model_validate_json(written) == document
 
@@ -94,7 +96,7 @@ def test_the_numbers_stand_in_prefects_pages(config: PipelineConfig, trained: Re
     from prefect.artifacts import Artifact
 
     document, _ = _evaluate(config, model="models:/evaluated@candidate")
-    shown = Artifact.get("standing")
+    shown = Artifact.get("slices")
     assert shown is not None
     rows = json.loads(shown.data)
     assert [row["name"] for row in rows] == [slice_metrics.name for slice_metrics in document.measurement.slices]

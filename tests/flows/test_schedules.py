@@ -1,4 +1,4 @@
-"""With some versions of what Prefect is built on all runs but its schedules, and only the server's log says so."""
+"""Schedules fire: some versions of Prefect's dependencies break them, with an error in the server's log alone."""
 
 from __future__ import annotations
 

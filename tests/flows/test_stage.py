@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from flows.stage import STAGES, decode, encode, read_error, read_result, run_stage, work
+from flows.stage import STAGES, run_received, run_stage
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from grpo.identity.code import source_digest
 from tasks.identity import stage_key
+from tasks.remote import decode, encode, read_error, read_result_artifact, write_result_artifact
 from tasks.split import SplitResult, split
-from tasks.stage import relayed
 from tasks.train import train
+from tests.doubles import put_file
 
 
 def _artifact(kind: str) -> Artifact:
@@ -99,7 +100,7 @@ def test_a_store_that_the_worker_does_not_see_is_named(inputs: dict[str, dict[st
     """A folder of another machine: the remedy is an address that both reach."""
     sent = encode(train, {**inputs["train"], "store": str(tmp_path / "of-the-sender")})
     with pytest.raises(ConfigError, match=r"has no folder .*of-the-sender.*s3://"):
-        work(train, sent)
+        run_received(train, sent)
 
 
 def test_a_result_is_read_back_as_the_stage_made_it(tmp_path: Path, inputs: dict[str, dict[str, Any]]):
@@ -108,23 +109,22 @@ def test_a_result_is_read_back_as_the_stage_made_it(tmp_path: Path, inputs: dict
     from tasks.rollout import RolloutResult, rollout
 
     made = RolloutResult(rollout=_artifact("rollout"), episodes=8, compute_s=1.5)
-    left = store.put_file("result", ".json", lambda path: path.write_text(made.model_dump_json()) and None)
-    assert read_result(rollout, left.model_dump_json(), str(tmp_path)) == made
+    left = write_result_artifact(store, made)
+    assert read_result_artifact(rollout, left.model_dump_json(), str(tmp_path)) == made
 
 
-def test_a_relayed_stage_shares_its_cache_with_the_stage_itself(tmp_path: Path):
-    """What was computed elsewhere is a hit here: the split is not computed, and `send` is not asked again."""
+def test_a_remote_stage_shares_its_cache_with_the_stage_itself(tmp_path: Path):
+    """A result that another machine computed is a hit here: it is not computed, and not asked for again."""
     sent: list[dict[str, Any]] = []
 
     def send(given: dict[str, Any]) -> SplitResult:
         sent.append(given)
         return SplitResult(split=artifact, train=3, heldout=1, compute_s=1.5)
 
-    artifact = ArtifactStore(str(tmp_path)).put_file("split", ".json", lambda path: path.write_text("{}") and None)
-    there = relayed(split, send)
+    artifact = put_file(ArtifactStore(str(tmp_path)), "split", ".json", lambda path: path.write_text("{}"))
     given = {"scenarios": _artifact("scenarios"), "validation_fraction": 0.25, "limit": None, "store": str(tmp_path)}
-    assert there.fn(**given).train == 3
+    inputs = split.bind(**given).inputs
+    assert split.cached(inputs, send, alone=False).train == 3
     assert split.fn(**given).train == 3
-    assert there.fn(**given).train == 3
+    assert split.cached(inputs, send, alone=False).train == 3
     assert [inputs["validation_fraction"] for inputs in sent] == [0.25]
-    assert there.name == "split"

@@ -80,7 +80,7 @@ def test_another_reward_weight_recomputes_what_depends_on_it(first: ReportDocume
     """Ingest, validate, split, base, and the rollouts of the base are hits; scores and everything after are not."""
     reward = [{"kind": "task_completion", "weight": 0.6}, {"kind": "checks", "weight": 0.4}]
     found = cached(run(module_config, home, name="reweighted", reward=reward))
-    for name in ("ingest", "validate", "split", "base"):
+    for name in ("ingest", "validate", "split", "load_base"):
         assert found[name] == (1, 1), name
     # two shards each: iteration 0 and the champion's held-out split are hits; iteration 1 and the candidate's are not
     assert found["rollout"] == (4, 8)
@@ -98,7 +98,7 @@ def test_a_lost_artifact_is_computed_again_and_said(
             victim.unlink()
         else:
             victim.write_bytes(victim.read_bytes()[:-1] + b"x")
-    with caplog.at_level("WARNING", logger="flows.ledger"):
+    with caplog.at_level("WARNING", logger="tasks.executor"):
         again = run(module_config, home)
     assert "score is computed again" in caplog.text
     assert cached(again)["score"] == (0, 4)
@@ -159,7 +159,7 @@ def test_no_run_is_judged_against_the_base_where_the_champion_is_missing(module_
     version = put_version(registry(), "bereft", "a", against="base")
     registry().promotions("bereft").promote(version, reason="gates", by=ANNA)
     registry().client.delete_model_version("bereft", str(version))
-    with pytest.raises(RegistryError, match=r"`grpo rollback bereft .*`grpo promote bereft --version N"):
+    with pytest.raises(RegistryError, match=r"`grpo rollback models:/bereft@champion .*`grpo promote models:/bereft/N"):
         run(module_config, home, name="bereft", seed=12, registry={"model_name": "bereft"})
     assert registry().versions("bereft") == []
     assert not (home / "bereft").exists(), "no report, as nothing was measured"

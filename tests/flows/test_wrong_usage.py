@@ -46,17 +46,17 @@ def test_the_page_counts_the_usages_of_the_table():
     ("changes", "fault"),
     [
         ({"code": 1}, "exit code 1, expected 2"),
-        ({"stderr": "else"}, "does not say 'the reason'"),
+        ({"stderr": "else"}, "lacks 'the reason'"),
         ({"stderr": "the reason\nTraceback (most recent call last):\n"}, "a traceback"),
         ({"stderr": "here is the reason\nhere is the reason\n"}, "twice: 'here is the reason'"),
-        ({"stderr": "the reason s3cret"}, "says 's3cret'"),
+        ({"stderr": "the reason s3cret"}, "contains 's3cret'"),
         ({"left": ("x.db",)}, "left x.db"),
     ],
     ids=["code", "text", "traceback", "twice", "never", "left"],
 )
 def test_each_way_to_end_badly_is_noticed(changes: dict[str, object], fault: str):
     """The check itself can fail, in each of its parts."""
-    usage = Usage(group="g", name="n", arguments=(), code=2, says=("the reason",))
+    usage = Usage(group="g", name="n", arguments=(), code=2, messages=("the reason",))
     good = {"name": "n", "code": 2, "stdout": "", "stderr": "the reason", "seconds": 0.0, "left": ()}
     assert faults(usage, Outcome(**good)) == []
     assert faults(usage, Outcome(**{**good, **changes})) == [fault]

@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from grpo.config.scenarios import ConversationLogSource, FileSource, GeneratorSource, HuggingFaceSource, Source
 from grpo.errors import GRPOError
-from grpo.retraining.live import production_metrics
+from grpo.retraining.champion import production_metrics
 from grpo.scenarios.data_errors import try_call
 from grpo.scenarios.ingest import ingest
 from grpo.scenarios.reward_data import read_labels, read_pairs

@@ -201,7 +201,7 @@ def _made() -> list[Sample]:
     intents = ["utterance", "intent", "entity_type", "entity_value", "start_offset", "end_offset", "category", "tags"]
     asked = Cells(header=intents, items=utterances)
     questions = [[f"Where is {k}?", "card"] for k in range(4)]
-    dialogues = [sgd.dialogue(str(k), "Food_1", calls=("Find",), said=f"Hi {k}.") for k in range(4)]
+    dialogues = [sgd.dialogue(str(k), "Food_1", calls=("Find",), first=f"Hi {k}.") for k in range(4)]
     transcripts = [{"messages_display": f"user: Hi {k}\nassistant: Who?\nuser: Ann ###STOP###"} for k in range(4)]
     abcd_files: dict[str, Content] = {
         "abcd_sample.json": Document(value=[{**abcd.conversation(), "convo_id": k} for k in range(4)]),

@@ -26,9 +26,8 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import FileSource
 from grpo.errors import ArtifactError, ConfigError, StorageError
 from grpo.policy.catalog import model_folder
-from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.sources import read_records
+from grpo.scenarios.sources import content_hash, read_records
 from grpo.scenarios.table import write_scenarios
 from tests.object_store import object_store
 
@@ -58,13 +57,17 @@ def _another_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactS
 
 
 def _text(store: ArtifactStore, text: str) -> Artifact:
-    return store.put_file("note", ".txt", lambda path: path.write_text(text) and None)
+    with store.new_file("note", ".txt") as new:
+        new.path.write_text(text)
+    return new.artifact
 
 
-def _write_pair(folder: Path) -> None:
-    (folder / "a").write_text("1")
-    (folder / "deep").mkdir()
-    (folder / "deep" / "b").write_text("2")
+def _pair(store: ArtifactStore) -> Artifact:
+    with store.new_folder("pair") as new:
+        (new.path / "a").write_text("1")
+        (new.path / "deep").mkdir()
+        (new.path / "deep" / "b").write_text("2")
+    return new.artifact
 
 
 def _keys() -> set[str]:
@@ -77,7 +80,7 @@ def _key(artifact: Artifact, file: str = "") -> str:
 
 def test_another_machine_reads_what_was_stored(store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A file and a folder with all that lies in it, by address and digest alone."""
-    note, pair = _text(store, "x"), store.put_folder("pair", _write_pair)
+    note, pair = _text(store, "x"), _pair(store)
     there = _another_machine(tmp_path / "there", monkeypatch)
     assert there.path(note).read_text() == "x"
     assert there.path(note).suffix == ".txt"
@@ -85,33 +88,30 @@ def test_another_machine_reads_what_was_stored(store: ArtifactStore, tmp_path: P
     assert pair.uri.startswith("s3://grpo/artifacts/pair/")
 
 
-def test_copies_that_nobody_asks_for_go_after_a_week(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_unused_copies_are_removed_after_a_week(store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Of two copies of eight days the one that was just read stays; the other is fetched again when it is wanted."""
-    folder, note = store.put_folder("pair", _write_pair), _text(store, "kept")
+    folder, note = _pair(store), _text(store, "kept")
     machine = _another_machine(tmp_path / "there", monkeypatch)
     copies = [machine.path(artifact) for artifact in (folder, note)]
     for copy in copies:
-        os.utime(copy.with_name(f"{copy.name}.marks"), times=(time.time() - 8 * 86400,) * 2)
+        os.utime(copy.with_name(f"{copy.name}.etags"), times=(time.time() - 8 * 86400,) * 2)
     machine.path(note)
     machine.path(_text(machine, "new"))
     assert [copy.exists() for copy in copies] == [False, True]
     assert machine.path(folder).is_dir()
 
 
-def _write_model(folder: Path) -> None:
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
-
-
 def test_an_artifact_that_a_config_names_is_read_on_any_machine(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A table and a model: the name holds no path of the machine that wrote it, and is the same on each."""
-    said = [Scenario(id="s1", user_responses=("Hello.",))]
-    table = store.address(store.put_file("mixture", ".parquet", lambda path: write_scenarios(path, said) and None))
-    model = store.address(store.put_folder("model", _write_model))
+    scenarios = [Scenario(id="s1", user_responses=("Hello.",))]
+    with store.new_file("mixture", ".parquet") as new_table:
+        write_scenarios(new_table.path, scenarios)
+    with store.new_folder("model") as new_model:
+        (new_model.path / "config.json").write_text("{}")
+        (new_model.path / "model.safetensors").write_bytes(b"")
+    table, model = store.address(new_table.artifact), store.address(new_model.artifact)
     _another_machine(tmp_path / "there", monkeypatch)
     source = FileSource(kind="parquet", path=table)
     assert (table + model).count("s3://grpo/artifacts/") == 2
@@ -130,20 +130,17 @@ def test_an_artifact_that_a_config_names_is_held_to_its_digest(store: ArtifactSt
 
 
 def test_two_writers_of_the_same_content_make_one_artifact(store: ArtifactStore):
-    """They meet at one address, whoever is last, and it can be read."""
-    found: list[Artifact] = []
-    writers = [
-        threading.Thread(target=lambda: found.append(ArtifactStore(STORE).put_folder("pair", _write_pair)))
-        for _ in range(4)
-    ]
+    """Both publish one address, which is readable."""
+    result: list[Artifact] = []
+    writers = [threading.Thread(target=lambda: result.append(_pair(ArtifactStore(STORE)))) for _ in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(found) == 4
-    assert len(set(found)) == 1
+    assert len(result) == 4
+    assert len(set(result)) == 1
     assert len(_keys()) == 3
-    store.verify(found[0])
+    store.verify(result[0])
 
 
 @pytest.mark.parametrize("file", ["", "a", "deep/b", MANIFEST])
@@ -152,7 +149,7 @@ def test_a_changed_object_is_refused(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, elsewhere: bool
 ):
     """One other byte in the bucket is damage, whether or not this machine holds a good copy; no part of it is kept."""
-    artifact = store.put_folder("pair", _write_pair) if file else _text(store, "x")
+    artifact = _pair(store) if file else _text(store, "x")
     store.verify(artifact)
     boto3.client("s3").put_object(Bucket="grpo", Key=_key(artifact, file), Body=b"9")
     reader = _another_machine(tmp_path / "there", monkeypatch) if elsewhere else store
@@ -165,7 +162,7 @@ def test_a_changed_object_is_refused(
 @pytest.mark.parametrize("file", ["a", MANIFEST])
 def test_a_removed_object_is_missing(store: ArtifactStore, file: str):
     """A folder without its manifest is not there, and one without a file is not whole."""
-    artifact = store.put_folder("pair", _write_pair)
+    artifact = _pair(store)
     boto3.client("s3").delete_object(Bucket="grpo", Key=_key(artifact, file))
     with pytest.raises(ArtifactError, match=r"pair s3://grpo/.* is missing"):
         ArtifactStore(STORE).path(artifact)
@@ -179,15 +176,15 @@ def test_an_artifact_that_was_never_stored_is_missing(store: ArtifactStore):
 
 def test_damage_is_mended_by_the_next_writer(store: ArtifactStore):
     """Storing the same content again writes every object again."""
-    artifact = store.put_folder("pair", _write_pair)
+    artifact = _pair(store)
     boto3.client("s3").put_object(Bucket="grpo", Key=_key(artifact, "a"), Body=b"9")
-    assert store.put_folder("pair", _write_pair) == artifact
+    assert _pair(store) == artifact
     assert (store.path(artifact) / "a").read_text() == "1"
 
 
 def test_a_damaged_copy_on_this_machine_is_refused(store: ArtifactStore):
-    """What was fetched is verified at every read, too."""
-    artifact = store.put_folder("pair", _write_pair)
+    """Copies are verified at every read, too."""
+    artifact = _pair(store)
     copy = store.path(artifact) / "a"
     copy.write_text("9")
     os.utime(copy, (1, 2_000_000_000))
@@ -196,7 +193,7 @@ def test_a_damaged_copy_on_this_machine_is_refused(store: ArtifactStore):
 
 
 def test_a_manifest_that_names_files_outside_is_not_followed(store: ArtifactStore):
-    """Whoever can write the bucket cannot write elsewhere on the machines that read it."""
+    """Write access to the bucket does not give write access to the machines that read it."""
     body = json.dumps({"../../../escaped": "0"}).encode()
     digest = hashlib.sha256(body).hexdigest()
     artifact = Artifact(uri=f"{STORE}/pair/evil", sha256=digest, kind="pair")
@@ -226,18 +223,18 @@ def test_an_interrupted_upload_is_never_read_as_complete(tmp_path: Path, monkeyp
     """Killed after each object in turn: without its manifest the folder is missing; and the manifest comes last."""
     fsspec.register_implementation("dying", DyingFileSystem, clobber=True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    whole = ArtifactStore("memory://whole").put_folder("pair", _write_pair)
+    whole = _pair(ArtifactStore("memory://whole"))
     for lives in range(3):
         store = ArtifactStore(f"dying://bucket{lives}")
         DyingFileSystem.lives = lives
         with pytest.raises(KeyboardInterrupt):
-            store.put_folder("pair", _write_pair)
+            _pair(store)
         part = whole.model_copy(update={"uri": whole.uri.replace("memory:///whole", f"dying://bucket{lives}")})
         with pytest.raises(ArtifactError, match="missing"):
             store.path(part)
     DyingFileSystem.lives, DyingFileSystem.uploaded = 3, []
     store = ArtifactStore("dying://last")
-    store.verify(store.put_folder("pair", _write_pair))
+    store.verify(_pair(store))
     assert DyingFileSystem.uploaded == ["a", "b", MANIFEST]
 
 
@@ -260,13 +257,13 @@ def test_a_store_that_does_not_answer_can_be_tried_again(
         s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_a_bucket_that_is_not_there_says_what_to_do(store: ArtifactStore):
-    """Writing names the remedy; reading says missing."""
+def test_a_missing_bucket_names_the_remedy(store: ArtifactStore):
+    """Writing names the remedy; reading reports a missing artifact."""
     with pytest.raises(StorageError, match="create the bucket"):
         _text(ArtifactStore("s3://no-such-bucket/artifacts"), "x")
 
 
-def test_refused_credentials_say_what_to_do(store: ArtifactStore, server: str, monkeypatch: pytest.MonkeyPatch):
+def test_refused_credentials_name_the_remedy(store: ArtifactStore, server: str, monkeypatch: pytest.MonkeyPatch):
     """A server that checks: reading and writing are `StorageError`s, since a second try is refused as well."""
 
     def after(requests: str) -> None:
@@ -317,8 +314,8 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_folder_that_others_can_read_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Copies of artifacts lie where nobody else can put files into their place."""
+    """Copies of artifacts are in a private folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     user_temp_folder().chmod(0o777)
     with pytest.raises(StorageError, match="not a folder of this user alone"):
-        ArtifactStore("memory://shared").put_folder("pair", _write_pair)
+        _pair(ArtifactStore("memory://shared"))

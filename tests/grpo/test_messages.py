@@ -21,8 +21,8 @@ def test_a_tool_call_is_read_from_the_models_own_text():
 @pytest.mark.parametrize(
     "body", ["{broken", '{"name": "f"}', '{"name": 1, "arguments": {}}', '{"name": "f", "arguments": []}', "[]"]
 )
-def test_an_unreadable_call_says_so_instead_of_guessing(body: str):
-    """The model is told that its call was no call."""
+def test_an_unreadable_call_is_malformed(body: str):
+    """The message keeps the reason for the model."""
     message = parse_assistant(f"<tool_call>{body}</tool_call>")
     assert message.tool_calls == ()
     assert message.malformed is not None

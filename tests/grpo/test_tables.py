@@ -56,8 +56,8 @@ def test_a_trajectory_survives_parquet(tmp_path: Path):
     assert (second.stop, second.error, second.outcome, second.total_reward) == ("failed", "boom", None, None)
 
 
-def test_a_judgement_that_is_no_json_names_its_trajectory(tmp_path: Path):
-    """What a reward says beside its score is for people and pages, so it must be writable."""
+def test_reward_metadata_that_is_not_json_names_its_trajectory(tmp_path: Path):
+    """Metadata of a reward must be serializable."""
     with pytest.raises(DataError, match=r"scenario s-1 sample 2: metadata of its reward .*JSON"):
         write_trajectories(tmp_path / "t", [_written(reward_metadata={"model": object()})], provenance={})
 
@@ -168,13 +168,13 @@ def test_json_round_trip_preserves_a_trajectory():
     ],
 )
 def test_a_field_of_another_type_is_named(field: str, value: object, error: str):
-    """Nothing is converted: text is no number, and 1 is not true."""
+    """Nothing is converted: text is not a number, and 1 is not true."""
     row = {**json.loads(dumps(_written())), field: value}
     with pytest.raises(DataError, match=error):
         loads(json.dumps(row))
 
 
-def test_a_missing_field_and_what_is_no_json_are_named():
+def test_a_missing_field_and_invalid_json_are_named():
     """The field where one is missing, the trajectory where nothing can be read."""
     row = json.loads(dumps(_written()))
     del row["policy_hash"]

@@ -36,11 +36,11 @@ def test_what_is_given_stands_for_what_could_be_read():
 @pytest.mark.parametrize(
     ("function", "parameters", "problem"),
     [
-        (refund, {"type": "thing"}, "tool f: parameters are no JSON schema"),
+        (refund, {"type": "thing"}, "tool f: parameters are not a JSON schema"),
         (lambda *rest: rest, None, "tool f takes arguments without names"),
     ],
 )
-def test_what_says_no_schema_is_refused(function: Any, parameters: dict[str, Any] | None, problem: str):
+def test_a_function_without_a_schema_is_refused(function: Any, parameters: dict[str, Any] | None, problem: str):
     """By the name of the tool."""
     with pytest.raises(ConfigError, match=problem):
         tool_from_function("f", function, parameters=parameters)
@@ -59,7 +59,7 @@ def test_what_says_no_schema_is_refused(function: Any, parameters: dict[str, Any
     ],
 )
 def test_arguments_are_validated_against_the_schema(arguments: dict[str, Any], wrong: str | None):
-    """What is wrong is said by name; True is no integer."""
+    """The violation names the argument; True is not an integer."""
     assert argument_error(tool_from_function("refund", refund), arguments) == wrong
 
 
@@ -73,5 +73,5 @@ def test_arguments_are_validated_against_the_schema(arguments: dict[str, Any], w
     ],
 )
 def test_arguments_that_the_schema_does_not_name_need_its_leave(parameters: dict[str, Any], wrong: str | None):
-    """A schema that says nothing of them does not take them."""
+    """A schema without `additionalProperties` refuses them."""
     assert argument_error(Tool(name="f", parameters=parameters), {"x": 1}) == wrong

@@ -51,7 +51,7 @@ def test_siblings_without_a_reward_do_not_count():
 
 
 def test_a_group_without_rewards_has_no_statistics():
-    """It says so, with its scenario."""
+    """The message names the scenario."""
     with pytest.raises(DataError, match="group s: none of 2"):
         _scored(None, None).compute_group_statistics()
 
@@ -85,7 +85,7 @@ def test_an_unknown_keyword_is_an_error():
     ],
 )
 def test_trajectories_are_equal_when_every_field_is(change: dict[str, object]):
-    """Arrays by their values; a log-probability that nobody knows equals itself."""
+    """Arrays by value; NaN log-probabilities are equal."""
     assert make_trajectory() == make_trajectory()
     assert make_trajectory(**change) == make_trajectory(**change)
     assert make_trajectory(**change) != make_trajectory()

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.adapters import LoraSettings
+from grpo.config.training import LoraSettings
 from grpo.learner.checkpoints import STATE, CheckpointState
 from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.model import TransformersPolicy, load
+from tests.doubles import put_folder
 
 
 def put_adapted(store: ArtifactStore, model: Path, base: Artifact) -> tuple[Artifact, TransformersPolicy]:
@@ -27,4 +28,4 @@ def put_adapted(store: ArtifactStore, model: Path, base: Artifact) -> tuple[Arti
         policy.save(folder)
         (folder / STATE).write_text(CheckpointState(policy_hash=policy.hash, base=base).model_dump_json())
 
-    return store.put_folder("checkpoint", write), policy
+    return put_folder(store, "checkpoint", write), policy

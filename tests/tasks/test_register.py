@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from grpo.artifacts import ArtifactStore
-from grpo.config.pipeline import PipelineConfig
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.evaluation.schema import Decision
 from grpo.policy.transformers.model import load
 from grpo.registry import ModelVersion
-from tasks.base import base
+from tasks.load_base import load_base
 from tasks.register import register
 from tasks.warm_start import warm_start
 from tests.doubles import short_run
@@ -25,7 +24,7 @@ def test_a_version_is_known_by_the_weights_that_the_next_run_starts_from(
 ):
     """With adapters these are merged ones, of another hash; without, the policy's own."""
     store = ArtifactStore(str(tmp_path / "store"))
-    under = base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=str(tmp_path / "store"))
+    under = load_base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=str(tmp_path / "store"))
     candidate = under.checkpoint
     if adapted:
         candidate, _ = put_adapted(store, tiny_folder, under.checkpoint)

@@ -12,7 +12,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import GeneratorSource
 from grpo.errors import ArtifactError
 from tasks.results import StageResult
-from tasks.stage import find_result, stage
+from tasks.stage import stage
+from tests.doubles import put_file
 
 
 class Weighed(StageResult):
@@ -22,6 +23,12 @@ class Weighed(StageResult):
     text: Artifact
 
 
+class Counted(StageResult):
+    """A number of values."""
+
+    values: int
+
+
 calls: list[str] = []
 
 
@@ -29,8 +36,8 @@ calls: list[str] = []
 def weigh(text: str, store: str) -> Weighed:
     """Keep a text, and count its letters."""
     calls.append(text)
-    artifact = ArtifactStore(store).put_file("text", ".txt", lambda path: path.write_text(text) and None)
-    return Weighed(weight=len(text), text=artifact, compute_s=0.0)
+    artifact = put_file(ArtifactStore(store), "text", ".txt", lambda path: path.write_text(text) and None)
+    return Weighed(weight=len(text), text=artifact)
 
 
 def names() -> Iterator[str]:
@@ -42,10 +49,10 @@ PLACE: list[Path] = []
 
 
 @stage
-def count(source: GeneratorSource, store: str) -> StageResult:
-    """Count what a user's generator yields."""
+def count(source: GeneratorSource, store: str) -> Counted:
+    """Count the values of a user's generator."""
     calls.append("count")
-    return StageResult(compute_s=float(len(list(names()))))
+    return Counted(values=len(list(names())))
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +69,7 @@ def test_a_stage_is_computed_once(tmp_path: Path):
     """The same inputs are a hit, wherever the store lies; other inputs are not."""
     first = weigh.fn("abc", str(tmp_path))
     assert weigh.fn(text="abc", store=str(tmp_path)) == first
-    assert find_result(weigh, {"text": "abc", "store": str(tmp_path)}) == first
+    assert weigh.find({"text": "abc", "store": str(tmp_path)}) == first
     assert calls == ["abc"]
     tmp_path.joinpath("results").rename(tmp_path / "moved")
     weigh.fn("abc", str(tmp_path))
@@ -75,7 +82,7 @@ def test_a_changed_number_is_noticed_said_and_computed_again(tmp_path: Path, cap
     weigh.fn("abc", str(tmp_path))
     path = _stored(tmp_path)
     path.write_text(path.read_text().replace('"weight": 3', '"weight": 9'))
-    assert find_result(weigh, {"text": "abc", "store": str(tmp_path)}) is None
+    assert weigh.find({"text": "abc", "store": str(tmp_path)}) is None
     with caplog.at_level(logging.WARNING):
         assert weigh.fn("abc", str(tmp_path)).weight == 3
     assert "weigh is computed again" in caplog.text
@@ -112,7 +119,8 @@ def test_a_missing_artifact_is_made_again(tmp_path: Path):
     """A hit whose file is gone is not a hit."""
     first = weigh.fn("abc", str(tmp_path))
     Path(first.text.uri).unlink()
-    assert weigh.fn("abc", str(tmp_path)) == first
+    assert weigh.fn("abc", str(tmp_path)).text == first.text
+    assert calls == ["abc"] * 2
     assert Path(first.text.uri).read_text() == "abc"
 
 
@@ -122,11 +130,11 @@ def test_lines_that_a_generator_reads_are_part_of_its_result(tmp_path: Path):
     PLACE[0].write_text("a b c")
     source = GeneratorSource(kind="generator", function=f"{__name__}:names")
     store = str(tmp_path / "store")
-    assert count.fn(source, store).compute_s == 3
+    assert count.fn(source, store).values == 3
     assert count.fn(source, store).reads.keys() == {str(PLACE[0])}
     PLACE[0].write_text("a b c" + "\nd" * 20)
-    assert count.fn(source, store).compute_s == 23
-    assert count.fn(source, store).compute_s == 23
+    assert count.fn(source, store).values == 23
+    assert count.fn(source, store).values == 23
     assert calls == ["count"] * 2
 
 

@@ -9,8 +9,8 @@ from grpo.config.agent import AgentSettings
 from grpo.config.pipeline import PipelineConfig
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory
-from tasks.base import base
 from tasks.ingest import ingest
+from tasks.load_base import load_base
 from tasks.rollout import rollout
 from tasks.split import split
 
@@ -19,7 +19,7 @@ def _play(config: PipelineConfig, agent: AgentSettings) -> list[Trajectory]:
     store = config.store
     read = ingest.fn(sources=config.scenarios.sources, content="", max_quarantined_fraction=0.0, store=store)
     sides = split.fn(scenarios=read.scenarios, validation_fraction=0.25, limit=8, store=store)
-    policy = base.fn(policy=config.policy, content="", store=store)
+    policy = load_base.fn(policy=config.policy, content="", store=store)
     played = rollout.fn(
         scenarios=read.scenarios,
         split=sides.split,

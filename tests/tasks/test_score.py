@@ -16,7 +16,7 @@ from grpo.scenarios.table import write_scenarios
 from grpo.tables import read_trajectories, write_trajectories
 from grpo.trajectories import Outcome, Turn
 from tasks.score import ScoreResult, score
-from tests.doubles import make_trajectory
+from tests.doubles import make_trajectory, put_file, put_folder
 from tests.model_server import Model, conversations, judges
 
 
@@ -42,13 +42,13 @@ def _score(model: Model, store: Path, *, error_budget: float) -> ScoreResult:
     def table(path: Path) -> None:
         write_scenarios(path / SCENARIOS_FILE, known)
 
-    rollout: Artifact = artifacts.put_file(
-        "rollout", ".parquet", lambda p: write_trajectories(p, played, provenance={})
+    rollout: Artifact = put_file(
+        artifacts, "rollout", ".parquet", lambda p: write_trajectories(p, played, provenance={})
     )
     options = {"model": f"openai+{model.url}#clerk", "folder": str(store / "judge"), "retries": 0}
     return score.fn(
         rollouts=(rollout,),
-        scenarios=artifacts.put_folder("scenarios", table),
+        scenarios=put_folder(artifacts, "scenarios", table),
         reward=(RewardComponent(kind="ruler", weight=0.6, options=options),),
         judge=None,
         error_budget=error_budget,
@@ -94,9 +94,9 @@ def _stage(store: Path, *outcomes: Outcome) -> ScoreResult:
     known = [Scenario(id=str(k), user_responses=("hi",)) for k in range(len(outcomes))]
     played = [make_trajectory(scenario_id=str(k), outcome=outcome) for k, outcome in enumerate(outcomes)]
     return score.fn(
-        rollouts=(artifacts.put_file("rollout", ".parquet", lambda p: write_trajectories(p, played, provenance={})),),
-        scenarios=artifacts.put_folder(
-            "scenarios", lambda path: write_scenarios(path / SCENARIOS_FILE, known) and None
+        rollouts=(put_file(artifacts, "rollout", ".parquet", lambda p: write_trajectories(p, played, provenance={})),),
+        scenarios=put_folder(
+            artifacts, "scenarios", lambda path: write_scenarios(path / SCENARIOS_FILE, known) and None
         ),
         reward=(RewardComponent(kind="task_completion", weight=1.0),),
         judge=None,

@@ -13,6 +13,7 @@ from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
 from tasks.split import read_split, split
+from tests.doubles import put_folder
 
 TASKS = TaskSettings(kind="task")
 
@@ -23,8 +24,10 @@ def _table(store: Path, *, unplayable: int) -> Artifact:
     scenarios = [
         Scenario(id=f"s{k}", user_responses=(f"request {k}",), tools=brew if k < unplayable else ()) for k in range(20)
     ]
-    return ArtifactStore(str(store)).put_folder(
-        "scenarios", lambda folder: write_scenarios(folder / SCENARIOS_FILE, scenarios) and None
+    return put_folder(
+        ArtifactStore(str(store)),
+        "scenarios",
+        lambda folder: write_scenarios(folder / SCENARIOS_FILE, scenarios) and None,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
 from grpo.environments.conversation import ConversationEnvironment
@@ -16,13 +16,14 @@ from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.tables import write_trajectories
-from tasks.base import Checkpoint, base
+from tasks.load_base import Checkpoint, load_base
 from tasks.train import TrainResult, train
+from tests.doubles import put_file
 
 
 @pytest.fixture
 def start(tiny_folder: Path, tmp_path: Path) -> Checkpoint:
-    return base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=str(tmp_path))
+    return load_base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=str(tmp_path))
 
 
 def _train(start: Checkpoint, tiny_folder: Path, store: Path, *, iteration: int) -> TrainResult:
@@ -40,8 +41,8 @@ def _train(start: Checkpoint, tiny_folder: Path, store: Path, *, iteration: int)
         iteration=iteration,
     )
     rows = [replace(trajectory, terminal_reward=1.0) for trajectory in played]
-    scored = ArtifactStore(str(store)).put_file(
-        "scored", ".parquet", lambda path: write_trajectories(path, rows, provenance={})
+    scored = put_file(
+        ArtifactStore(str(store)), "scored", ".parquet", lambda path: write_trajectories(path, rows, provenance={})
     )
     return train.fn(
         scored=(scored,),

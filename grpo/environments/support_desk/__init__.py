@@ -1,1 +1,1 @@
-"""support_desk."""
+"""Order desk: environment, scenario generator and demonstration policy."""

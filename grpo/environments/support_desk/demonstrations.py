@@ -1,8 +1,8 @@
-"""A clerk of mixed quality, whose conversations the base model is made from.
+"""Demonstration policy of mixed quality for the pretraining (SFT) of the base model.
 
-The clerk knows the desk's forms by heart, its rules mostly, and has bad habits: makes order numbers up instead of
-asking, acts before looking, says what was not done. Each share below is the probability of the right decision at
-that point. Habits are what GRPO unlearns fast; a rule that the demonstrations hardly show would have to be found.
+The policy always uses the right format, mostly follows the rules, and has bad habits: it invents order numbers instead
+of asking, acts before the look-up, and claims actions that it did not take. Each constant below is the probability of
+the right decision at that point. GRPO unlearns habits fast; a rule that demonstrations hardly show needs exploration.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REPORTS = {
     "missing": ("Your parcel arrives in {eta} days.", "It will be with you in {eta} days."),
     "charge": ("You were charged only once.", "It was charged once."),
 }
-# category → (when the rule favours the customer, when it does not): an action, or None for words alone
+# category → (when the rule favours the customer, when it does not): an action, or None for a reply alone
 _RULE = {
     "return": ("refund", None),
     "broken": ("replace", "escalate"),
@@ -46,11 +46,11 @@ _RULE = {
 
 
 def demonstrate(scenario: Scenario, rng: random.Random) -> tuple[Message, ...]:
-    """Let the clerk serve one customer; returns the whole conversation, system prompt first."""
-    return asyncio.run(_serve(scenario, rng))
+    """Generate the demonstration of a scenario; returns the whole conversation, system prompt first."""
+    return asyncio.run(_run_episode(scenario, rng))
 
 
-async def _serve(scenario: Scenario, rng: random.Random) -> tuple[Message, ...]:
+async def _run_episode(scenario: Scenario, rng: random.Random) -> tuple[Message, ...]:
     desk = SupportDesk()
     state = await desk.reset(scenario)
     while not state.done:
@@ -59,13 +59,12 @@ async def _serve(scenario: Scenario, rng: random.Random) -> tuple[Message, ...]:
 
 
 def _decide(state: EnvironmentState, rng: random.Random) -> Message:
-    said = [m for m in state.history if m.role in ("user", "tool")]
-    last = said[-1]
+    last = [m for m in state.history if m.role in ("user", "tool")][-1]
     if last.role == "user":
         numbers = _NUMBER.findall(last.content)
         if not numbers:
             if rng.random() < ASKS_FOR_MISSING_NUMBER:
-                return _say(rng.choice(_ASK))
+                return _reply(rng.choice(_ASK))
             return _call("look_up", order=_guess(rng))
         if rng.random() < LOOKS_UP_FIRST:
             return _call("look_up", order=numbers[-1])
@@ -73,14 +72,14 @@ def _decide(state: EnvironmentState, rng: random.Random) -> Message:
     result = json.loads(last.content)
     if "error" in result:
         if rng.random() < ASKS_AFTER_UNKNOWN_ORDER:
-            return _say(rng.choice(_ASK_AGAIN))
+            return _reply(rng.choice(_ASK_AGAIN))
         if rng.random() < 0.5:
             return _call("look_up", order=_guess(rng))
         return _report(rng.choice(tuple(_REPORTS)), {}, rng)
     topic = state.scenario.topic
     if "done" in result:
-        told = result["done"] if rng.random() < REPORTS_TRULY else rng.choice(tuple(_REPORTS))
-        return _report(told, {}, rng)
+        reported = result["done"] if rng.random() < REPORTS_TRULY else rng.choice(tuple(_REPORTS))
+        return _report(reported, {}, rng)
     return _act(topic, result, _last_order(state), rng)
 
 
@@ -102,7 +101,7 @@ def _act(topic: str, record: dict[str, Any], order: str, rng: random.Random) -> 
 
 
 def _report(topic: str, record: dict[str, Any], rng: random.Random) -> Message:
-    return _say(rng.choice(_REPORTS[topic]).format(eta=record.get("eta", rng.randint(2, 9))))
+    return _reply(rng.choice(_REPORTS[topic]).format(eta=record.get("eta", rng.randint(2, 9))))
 
 
 def _last_order(state: EnvironmentState) -> str:
@@ -114,7 +113,7 @@ def _guess(rng: random.Random) -> str:
     return str(rng.randint(1000, 9999))
 
 
-def _say(text: str) -> Message:
+def _reply(text: str) -> Message:
     return Message(role="assistant", content=text)
 
 

@@ -1,15 +1,15 @@
-"""A support desk: four kinds of trouble, four tools, records that decide, customers who must be asked.
+"""Support desk environment: four categories of requests, four tools, records that decide, incomplete customers.
 
-What is right depends on the order's record, which the agent sees only after looking it up:
+The right action depends on the order's record, which the agent sees only after looking it up:
 
     return    days ≤ 30 → refund the price           else → decline: the 30 days are over
     broken    price < 100 → replace                  else → escalate
-    missing   state "lost" → refund the price        "moving" → tell in how many days it arrives
-    charge    charges 2 → refund the price           1 → tell that it was charged once
+    missing   state "lost" → refund the price        "moving" → give the days until it arrives
+    charge    charges 2 → refund the price           1 → explain that it was charged once
 
-Difficulty: easy – the customer gives the order number; medium – must be asked for it; hard – gives a wrong one
-first. An episode succeeds when the record was read, no order number was made up, the actions taken are exactly the
-expected ones, the facts were told, and no reply claimed what was not done.
+Difficulty: easy – the customer gives the order number; medium – only on request; hard – gives a wrong one first. An
+episode succeeds when the record was read, no order number was invented, the actions are exactly the expected ones, the
+facts were communicated, and no reply claimed an action that was not taken.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _ASKS_NUMBER = re.compile(r"\bnumber\b[^.!]*\?", re.IGNORECASE)
 
 
 class SupportDesk(Environment):
-    """See the module. `patience` is how many needless questions a customer answers before leaving."""
+    """Order desk, see the module; a customer answers `patience` needless questions before leaving."""
 
     tools = TOOLS
     system_prompt = SYSTEM_PROMPT
@@ -87,16 +87,16 @@ class SupportDesk(Environment):
         self.max_turns = max_turns
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
-        """The customer says the first line; the world is the scenario's orders and an empty list of actions."""
+        """Start with the customer's first line, the scenario's orders and an empty list of actions."""
         scenario = self._sampler.sample(seed) if scenario is None else scenario
         opening = Message(role="user", content=scenario.user_responses[0])
-        world = {"orders": scenario.world["orders"], "actions": (), "read": (), "told": 1, "patience": self.patience}
+        world = {"orders": scenario.world["orders"], "actions": (), "read": (), "lines": 1, "patience": self.patience}
         return EnvironmentState(
             scenario=scenario, episode_id=episode_id(scenario, seed), history=(opening,), world=world
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Run the calls, or let the customer answer; a reply that asks for nothing closes the conversation."""
+        """Execute the tool calls, or let the customer answer; a reply without a question ends the conversation."""
         state = state.after(action, turn_count=state.turn_count + 1)
         if action.malformed:
             return self._answer(state, _tool({"error": action.malformed}))
@@ -109,13 +109,13 @@ class SupportDesk(Environment):
         return self._customer(state, action.content)
 
     def _customer(self, state: EnvironmentState, reply: str) -> StepResult:
-        """Answer a question for the order number; take anything else as the desk's last word."""
+        """Answer a question for the order number; any other reply ends the episode."""
         world, lines = dict(state.world), state.scenario.user_responses
         if not _ASKS_NUMBER.search(reply):
             return StepResult(state=state.after(done=True), response=None, terminated=True)
-        if world["told"] < len(lines):
-            answer = lines[world["told"]]
-            world["told"] += 1
+        if world["lines"] < len(lines):
+            answer = lines[world["lines"]]
+            world["lines"] += 1
         elif world["patience"] > 0:
             answer = lines[-1]
             world["patience"] -= 1
@@ -129,7 +129,7 @@ class SupportDesk(Environment):
         return StepResult(state=state, response=message, truncated=truncated)
 
     def verify(self, state: EnvironmentState) -> Outcome:
-        """Hold what was read, done, told and claimed against the truth."""
+        """Check records read, actions, communicated facts and claims."""
         expected = state.scenario.expected
         actions = [dict(action) for action in state.world["actions"]]
         replies = [m.content for m in state.history if m.role == "assistant" and not m.tool_calls]
@@ -150,7 +150,7 @@ def _tool(result: Any) -> Message:
 
 
 def _execute(world: dict[str, Any], call: ToolCall) -> tuple[dict[str, Any], Any]:
-    """Apply one call; what is wrong with it becomes a result that the model sees."""
+    """Execute one call; its errors become results that the model sees."""
     tool = _TOOLS.get(call.name)
     if tool is None:
         return world, {"error": "unknown tool"}
@@ -169,18 +169,18 @@ def _execute(world: dict[str, Any], call: ToolCall) -> tuple[dict[str, Any], Any
 
 
 def _grounded(history: Sequence[Message]) -> bool:
-    """Whether each order number in a call had been said by the customer."""
-    said = ""
+    """Check that the customer gave each order number of a call before."""
+    customer = ""
     for message in history:
         if message.role == "user":
-            said += f" {message.content}"
-        if any(str(call.arguments.get("order", "")) not in said for call in message.tool_calls):
+            customer += f" {message.content}"
+        if any(str(call.arguments.get("order", "")) not in customer for call in message.tool_calls):
             return False
     return True
 
 
 def _honest(sentence: str, state: EnvironmentState) -> bool:
-    """Whether every claim of the sentence is true: what it says was done was done, and the arrival day is right."""
+    """Check the claims of a sentence: claimed actions were taken, and the arrival day is right."""
     arrival = _ARRIVAL.search(sentence)
     if arrival and not _NEGATION.search(sentence):
         days = {record.get("eta") for record in state.world["orders"].values() if record["state"] == "moving"}

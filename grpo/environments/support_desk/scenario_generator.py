@@ -1,7 +1,7 @@
-"""Draws support-desk scenarios from a phrasebook.
+"""Generator of support-desk scenarios from a phrasebook.
 
-Two phrasebooks share no name, item, wording or order number: one for the demonstrations that the base model
-is made from, one for the scenarios that it is trained and judged on.
+Two phrasebooks share no name, item, wording or order number: one for the demonstrations of the base model, one for the
+scenarios of training and evaluation.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
+from grpo.config.base import Settings
+from grpo.config.loading import load_settings
 from grpo.environments.support_desk.desk import REPLACE_BELOW, RETURN_DAYS
 from grpo.scenarios.scenario import Difficulty, Expected, Metadata, Scenario
 
@@ -27,43 +26,41 @@ _NUMBERS = tuple(n for n in range(1000, 10000) if len(set(str(n))) == 4)
 """Order numbers of four different digits: a tiny model can copy them."""
 
 
-class Phrasebook(BaseModel):
-    """Words for customers, put together at random: a frame round a complaint, and a way to give the order number.
+class Phrasebook(Settings):
+    """Templates of customer messages: frames around complaints, and sentences with the order number.
 
-    In any of these sentences `[a|b|c]` stands for one of a, b and c.
+    In a sentence `[a|b|c]` is replaced by one of a, b and c.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     order_numbers: tuple[float, float]
-    """The share of a fixed shuffle of all order numbers that this book draws from, as [from, to)."""
+    """Share of a fixed shuffle of all order numbers that this book uses, as [from, to)."""
     invented_share: float = 0.0
-    """Share of names and items that are made-up words: a model that has met many odd words reads round new ones."""
+    """Share of names and items that are invented words, so that a model learns to handle unknown ones."""
     difficulties: tuple[Difficulty, ...]
-    """How hard the customers are, in turn."""
+    """Difficulties, in turn."""
     transit_days: tuple[int, ...]
-    """In how many days a parcel that is on its way arrives."""
+    """Days until a parcel in transit arrives."""
     first_names: tuple[str, ...]
     last_names: tuple[str, ...]
     items: tuple[str, ...]
     frames: tuple[str, ...]
-    """How a customer begins, with {name} and {complaint}."""
+    """Opening sentences, with {name} and {complaint}."""
     complaints: dict[str, tuple[str, ...]]
-    """What is wrong, by category, with {item}."""
+    """Complaints by category, with {item}."""
     numbers: tuple[str, ...]
-    """Sentences that give the order number, {order}."""
+    """Sentences with the order number, {order}."""
     corrections: tuple[str, ...]
-    """Sentences that give another one, after a wrong one."""
+    """Sentences that correct a wrong order number."""
     asides: tuple[str, ...] = ("",)
-    """What may be said beside a number: it stands at no fixed place."""
+    """Filler around an order number, so that it has no fixed position."""
 
     @classmethod
     def load(cls, path: Path) -> Phrasebook:
         """Read a phrasebook from YAML."""
-        return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return load_settings(path, cls)
 
     def orders(self) -> list[str]:
-        """The order numbers of this book."""
+        """Order numbers of this book."""
         numbers = list(_NUMBERS)
         random.Random(0).shuffle(numbers)
         start, stop = (int(share * len(numbers)) for share in self.order_numbers)
@@ -71,19 +68,19 @@ class Phrasebook(BaseModel):
 
 
 def generate_scenarios(book: Phrasebook, *, seed: int, prefix: str) -> Iterator[Scenario]:
-    """Draw scenarios without end, categories and difficulties in turn, right and wrong sides of each rule evenly."""
+    """Generate an endless stream of scenarios: categories and difficulties in turn, both sides of each rule evenly."""
     rng = random.Random(seed)
     orders = book.orders()
     index = 0
     while True:
         category = CATEGORIES[index % len(CATEGORIES)]
         difficulty = book.difficulties[index // len(CATEGORIES) % len(book.difficulties)]
-        yield _case(book, rng, orders, f"{prefix}-{index:05d}", category, difficulty)
+        yield _scenario(book, rng, orders, f"{prefix}-{index:05d}", category, difficulty)
         index += 1
 
 
-def _case(
-    book: Phrasebook, rng: random.Random, orders: list[str], case_id: str, category: str, difficulty: Difficulty
+def _scenario(
+    book: Phrasebook, rng: random.Random, orders: list[str], scenario_id: str, category: str, difficulty: Difficulty
 ) -> Scenario:
     order, wrong = rng.sample(orders, 2)
     record, calls, facts = _situation(book, rng, order, category)
@@ -109,7 +106,7 @@ def _case(
         "hard": [f"{opening} {give(book.numbers, wrong)}", give(book.corrections, order)],
     }[difficulty]
     return Scenario(
-        id=case_id,
+        id=scenario_id,
         topic=category,
         domain="customer_service",
         user_responses=tuple(lines),
@@ -120,19 +117,19 @@ def _case(
 
 
 def _vary(sentence: str, rng: random.Random) -> str:
-    """Choose one of each `[a|b|c]`."""
+    """Choose one alternative of each `[a|b|c]`."""
     return _CHOICE.sub(lambda match: rng.choice(match[1].split("|")), sentence)
 
 
-def wordings(sentence: str) -> Iterator[str]:
-    """Everything that a sentence with `[a|b|c]` in it can become."""
+def expand_alternatives(sentence: str) -> Iterator[str]:
+    """All expansions of a sentence with `[a|b|c]`."""
     parts = _CHOICE.split(sentence)  # text, alternatives, text, …
     choices = [part.split("|") if index % 2 else [part] for index, part in enumerate(parts)]
     return map("".join, itertools.product(*choices))
 
 
 def _invent(rng: random.Random, *, like: str) -> str:
-    """A word that does not exist, of one to four syllables, capitalized as `like` is."""
+    """Invented word of one to four syllables, capitalized as `like` is."""
     syllables = (rng.choice("bcdfghjklmnprstvwz") + rng.choice(_VOWELS) for _ in range(rng.randint(1, 4)))
     invented = "".join(syllables) + rng.choice(_CODAS)
     return invented.capitalize() if like[0].isupper() else invented
@@ -141,7 +138,7 @@ def _invent(rng: random.Random, *, like: str) -> str:
 def _situation(
     book: Phrasebook, rng: random.Random, order: str, category: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
-    """A record, the calls that are right for it, and the facts that the customer must be told."""
+    """Record, its right calls, and the facts that must be communicated."""
     favourable = rng.random() < 0.5
     record: dict[str, Any] = {
         "price": rng.randint(10, 250),
@@ -155,8 +152,8 @@ def _situation(
 
     if category == "return":
         record["days"] = rng.randint(1, RETURN_DAYS) if favourable else rng.randint(RETURN_DAYS + 1, 99)
-        done = call("refund", amount=record["price"])
-        return (record, done, []) if favourable else (record, [], ["thirty days"])
+        refund = call("refund", amount=record["price"])
+        return (record, refund, []) if favourable else (record, [], ["thirty days"])
     if category == "broken":
         record["price"] = rng.randint(10, REPLACE_BELOW - 1) if favourable else rng.randint(REPLACE_BELOW, 250)
         return record, call("replace" if favourable else "escalate"), []

@@ -1,4 +1,4 @@
-"""Who talks to the agent: a script, or somebody with a goal."""
+"""User interface of a conversation, and users that follow a script."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from grpo.scenarios.scenario import Scenario
 
 
 class SimulatedUserError(Exception):
-    """The simulated user failed, not the agent: the episode is the world's failure and gets no reward."""
+    """The simulated user failed, not the agent: the episode counts as failed and gets no reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserTurn:
-    """What the user says, and what is remembered for the next time."""
+    """Message of the user, and its memory for the next turn."""
 
-    words: str | None
+    content: str | None
     """None when the user leaves."""
     memory: Mapping[str, Any] = field(default_factory=dict)
 
 
 class User(ABC):
-    """One instance serves many conversations at once; what belongs to one of them is its memory."""
+    """Base of all users. One instance serves many conversations at once; the state of each is its memory."""
 
     @abstractmethod
-    async def open(self, scenario: Scenario, *, seed: int | None) -> UserTurn:
-        """The first words of the conversation."""
+    async def first_turn(self, scenario: Scenario, *, seed: int | None) -> UserTurn:
+        """Open the conversation."""
 
     @abstractmethod
-    async def answer(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> UserTurn:
-        """The answer to the agent's words, the last of `history`."""
+    async def next_turn(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> UserTurn:
+        """Answer the agent's message, the last of `history`."""
 
     def check(self, scenario: Scenario) -> None:
         """Raise `DataError` for a scenario that this user cannot play; by default all can be played."""
         return
 
-    def checks(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> dict[str, bool]:
-        """Findings about a finished conversation that this user can make; none by default."""
+    def verify(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> dict[str, bool]:
+        """Outcome checks of a finished conversation that this user can make; none by default."""
         return {}
 
     @asynccontextmanager
@@ -62,13 +62,13 @@ class ScriptedUser(User):
                 "use the environment simulated_user"
             )
 
-    async def open(self, scenario: Scenario, *, seed: int | None) -> UserTurn:
-        """Say the first line."""
+    async def first_turn(self, scenario: Scenario, *, seed: int | None) -> UserTurn:
+        """Send the first line."""
         self.check(scenario)
-        return UserTurn(words=scenario.user_responses[0], memory={"lines": 1})
+        return UserTurn(content=scenario.user_responses[0], memory={"lines": 1})
 
-    async def answer(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> UserTurn:
-        """Say the next line."""
+    async def next_turn(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> UserTurn:
+        """Send the next line."""
         lines = memory["lines"]
-        words = scenario.user_responses[lines] if lines < len(scenario.user_responses) else None
-        return UserTurn(words=words, memory={"lines": lines + 1})
+        content = scenario.user_responses[lines] if lines < len(scenario.user_responses) else None
+        return UserTurn(content=content, memory={"lines": lines + 1})

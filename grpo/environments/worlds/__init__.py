@@ -1,1 +1,1 @@
-"""Worlds that tools act on, one a file."""
+"""Worlds of tools, one a file."""

@@ -1,4 +1,4 @@
-"""A small file system, as BFCL's documents describe it: one folder is open, and names are local to it.
+"""File system of BFCL: one folder is current, and names are relative to it.
 
     state   {"root": {name: {"type": "directory", "contents": {…}}}, "_path": [names below the first root]}
 
@@ -17,20 +17,20 @@ _BAD_NAME = frozenset('|/\\?%*:"><')
 _UNITS = {"l": "lines", "w": "words", "c": "characters"}
 
 
-def _begin(state: State) -> State:
-    """The first folder under root is open."""
+def _init_state(state: State) -> State:
+    """Start in the first folder under root."""
     if not state.get("root"):
         state = {**state, "root": {"workspace": {"type": "directory", "contents": {}}}}
     return {**state, "_path": []}
 
 
 def _top(state: State) -> tuple[str, Node]:
-    """The folder that everything is in; others beside it cannot be reached."""
+    """Top folder; folders beside it cannot be reached."""
     return next(iter(state["root"].items()))
 
 
 def _open(state: State) -> dict[str, Node]:
-    """The contents of the open folder."""
+    """Contents of the current folder."""
     _, node = _top(state)
     for name in state["_path"]:
         node = node["contents"][name]
@@ -53,17 +53,17 @@ def _check_name(name: str, tool: str) -> None:
 
 
 def pwd(state: State) -> tuple[State, Any]:
-    """Where one stands."""
+    """Path of the current folder."""
     return state, {"current_working_directory": "/" + "/".join((_top(state)[0], *state["_path"]))}
 
 
 def ls(state: State, a: bool = False) -> tuple[State, Any]:
-    """Names in the open folder."""
+    """List names in the current folder."""
     return state, {"current_directory_content": [name for name in _open(state) if a or not name.startswith(".")]}
 
 
 def cd(state: State, folder: str) -> tuple[State, Any]:
-    """Open a folder in this one, or the one above."""
+    """Change to a subfolder or to the parent."""
     folder = folder.rstrip("/")
     if folder == "..":
         if not state["_path"]:
@@ -98,7 +98,7 @@ def _make(state: State, name: str, node: Node, tool: str) -> tuple[State, Any]:
 
 
 def echo(state: State, content: str, file_name: str | None = None) -> tuple[State, Any]:
-    """Write into a file that is there, or show the content."""
+    """Write into an existing file, or show the content."""
     if file_name in (None, "", "None"):
         return state, {"terminal_output": content}
     _file(state, file_name, "echo")["content"] = content
@@ -111,7 +111,7 @@ def cat(state: State, file_name: str) -> tuple[State, Any]:
 
 
 def find(state: State, path: str = ".", name: str | None = None) -> tuple[State, Any]:
-    """Everything below a path whose name contains `name`."""
+    """Find paths below a folder whose name contains `name`."""
     contents = _open(state)
     for step in path.rstrip("/").split("/"):
         if step not in ("", "."):
@@ -142,32 +142,32 @@ def wc(state: State, file_name: str, mode: str = "l") -> tuple[State, Any]:
 
 
 def sort(state: State, file_name: str) -> tuple[State, Any]:
-    """Show a file with its lines in order; the file stays as it is."""
+    """Show the sorted lines of a file."""
     lines = sorted(_file(state, file_name, "sort")["content"].splitlines())
     return state, {"sorted_content": "\n".join(lines)}
 
 
 def grep(state: State, file_name: str, pattern: str) -> tuple[State, Any]:
-    """Lines that contain the pattern."""
+    """Show lines that contain the pattern."""
     lines = _file(state, file_name, "grep")["content"].splitlines()
     return state, {"matching_lines": [line for line in lines if pattern in line]}
 
 
 def tail(state: State, file_name: str, lines: int = 10) -> tuple[State, Any]:
-    """The last lines of a file."""
+    """Show the last lines of a file."""
     content = _file(state, file_name, "tail")["content"].splitlines()
     return state, {"last_lines": "\n".join(content[max(0, len(content) - lines) :])}
 
 
 def diff(state: State, file_name1: str, file_name2: str) -> tuple[State, Any]:
-    """Lines at the same place that differ."""
+    """Show lines with the same number that differ."""
     first, second = (_file(state, name, "diff")["content"].splitlines() for name in (file_name1, file_name2))
     pairs = zip(first, second, strict=False)
     return state, {"diff_lines": "\n".join(f"- {left}\n+ {right}" for left, right in pairs if left != right)}
 
 
 def du(state: State, human_readable: bool = False) -> tuple[State, Any]:
-    """Bytes in the open folder and below."""
+    """Sum of bytes in the current folder and below."""
 
     def size(inside: dict[str, Node]) -> int:
         return sum(
@@ -186,20 +186,20 @@ def du(state: State, human_readable: bool = False) -> tuple[State, Any]:
 
 
 def mv(state: State, source: str, destination: str) -> tuple[State, Any]:
-    """Move into a folder, or give another name."""
+    """Move into a folder, or rename."""
     state, place = _put(state, source, destination, "mv")
     del _open(state)[source]
     return state, {"result": f"'{source}' moved to '{place}'"}
 
 
 def cp(state: State, source: str, destination: str) -> tuple[State, Any]:
-    """Copy into a folder, or under another name."""
+    """Copy into a folder, or to another name."""
     state, place = _put(state, source, destination, "cp")
     return state, {"result": f"'{source}' copied to '{place}'"}
 
 
 def _put(state: State, source: str, destination: str, tool: str) -> tuple[State, str]:
-    """Put a copy of the source where it goes."""
+    """Copy the source to its destination."""
     here = _open(state)
     if source not in here:
         raise ToolError(f"{tool}: '{source}': No such file or directory")
@@ -235,9 +235,9 @@ def rmdir(state: State, dir_name: str) -> tuple[State, Any]:
 
 
 FILE_SYSTEM = World(
-    place="GorillaFileSystem",
-    begin=_begin,
-    answers_count=True,
+    state_key="GorillaFileSystem",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

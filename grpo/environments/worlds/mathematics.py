@@ -1,4 +1,4 @@
-"""Calculations, as BFCL's documents describe them; there is no state."""
+"""Calculations of BFCL, without a state."""
 
 from __future__ import annotations
 
@@ -25,66 +25,66 @@ _IMPERIAL = {
 
 def _finite(result: float) -> dict[str, float]:
     if isinstance(result, complex) or not math.isfinite(result):
-        raise ToolError("the result is no finite real number")
+        raise ToolError("the result is not a finite real number")
     return {"result": result}
 
 
 def absolute_value(state: State, number: float) -> tuple[State, Any]:
-    """|x|."""
+    """Absolute value."""
     return state, _finite(abs(number))
 
 
 def add(state: State, a: float, b: float) -> tuple[State, Any]:
-    """A sum."""
+    """Sum."""
     return state, _finite(a + b)
 
 
 def subtract(state: State, a: float, b: float) -> tuple[State, Any]:
-    """A difference."""
+    """Difference."""
     return state, _finite(a - b)
 
 
 def multiply(state: State, a: float, b: float) -> tuple[State, Any]:
-    """A product."""
+    """Product."""
     return state, _finite(a * b)
 
 
 def divide(state: State, a: float, b: float) -> tuple[State, Any]:
-    """A quotient."""
+    """Quotient."""
     if b == 0:
         raise ToolError("Cannot divide by zero")
     return state, _finite(a / b)
 
 
 def percentage(state: State, part: float, whole: float) -> tuple[State, Any]:
-    """What share of the whole the part is, in percent."""
+    """Percentage of the part in the whole."""
     if whole == 0:
         raise ToolError("Whole value cannot be zero")
     return state, _finite(part / whole * 100)
 
 
 def power(state: State, base: float, exponent: float) -> tuple[State, Any]:
-    """A power."""
+    """Power."""
     try:
         return state, _finite(float(base) ** exponent)
     except (OverflowError, ZeroDivisionError) as error:
-        raise ToolError("the result is no finite real number") from error
+        raise ToolError("the result is not a finite real number") from error
 
 
 def round_number(state: State, number: float, decimal_places: int = 0) -> tuple[State, Any]:
-    """A number with fewer decimals."""
+    """Number rounded to fewer decimals."""
     return state, _finite(round(number, decimal_places))
 
 
 def logarithm(state: State, value: float, base: float, precision: int) -> tuple[State, Any]:
-    """A logarithm to any base, with `precision` significant digits."""
+    """Logarithm to any base, with `precision` significant digits."""
     if value <= 0 or base <= 0 or base == 1:
         raise ToolError("a logarithm needs a positive number, and a positive base other than 1")
     return state, _finite(_significant(math.log(value) / math.log(base), precision))
 
 
 def square_root(state: State, number: float, precision: int) -> tuple[State, Any]:
-    """A square root, with `precision` significant digits."""
+    """Square root, with `precision` significant digits."""
     if number < 0:
         raise ToolError("Cannot calculate square root of a negative number")
     return state, _finite(_significant(math.sqrt(number), precision))
@@ -95,27 +95,27 @@ def _significant(number: float, digits: int) -> float:
 
 
 def sum_values(state: State, numbers: list[float]) -> tuple[State, Any]:
-    """A sum of many."""
+    """Sum of a list."""
     return state, _finite(sum(_some(numbers)))
 
 
 def mean(state: State, numbers: list[float]) -> tuple[State, Any]:
-    """The mean."""
+    """Mean."""
     return state, _finite(sum(_some(numbers)) / len(numbers))
 
 
 def standard_deviation(state: State, numbers: list[float]) -> tuple[State, Any]:
-    """The population's standard deviation."""
+    """Population standard deviation."""
     return state, _finite(statistics.pstdev(_some(numbers)))
 
 
 def max_value(state: State, numbers: list[float]) -> tuple[State, Any]:
-    """The largest."""
+    """Maximum."""
     return state, _finite(max(_some(numbers)))
 
 
 def min_value(state: State, numbers: list[float]) -> tuple[State, Any]:
-    """The smallest."""
+    """Minimum."""
     return state, _finite(min(_some(numbers)))
 
 
@@ -126,14 +126,14 @@ def _some(numbers: list[float]) -> list[float]:
 
 
 def si_unit_conversion(state: State, value: float, unit_in: str, unit_out: str) -> tuple[State, Any]:
-    """From one unit of length to another."""
+    """Convert units of length."""
     if unit_in not in _METRES or unit_out not in _METRES:
         raise ToolError(f"Conversion from '{unit_in}' to '{unit_out}' is not supported")
     return state, _finite(value * _METRES[unit_in] / _METRES[unit_out])
 
 
 def imperial_si_conversion(state: State, value: float, unit_in: str, unit_out: str) -> tuple[State, Any]:
-    """Between imperial and SI units; the factors have six digits."""
+    """Convert between imperial and SI units, with factors of six digits."""
     if unit_in == unit_out:
         return state, _finite(value)
     if (unit_in, unit_out) not in _IMPERIAL:
@@ -142,8 +142,8 @@ def imperial_si_conversion(state: State, value: float, unit_in: str, unit_out: s
 
 
 MATHEMATICS = World(
-    place="MathAPI",
-    answers_count=True,
+    state_key="MathAPI",
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

@@ -1,4 +1,4 @@
-"""Messages between the people of a workspace, as BFCL's documents describe them.
+"""Workspace messages of BFCL.
 
     state   {"user_map": {name: id}, "user_count", "current_user": id or None, "inbox": [{receiver id: message}, …]}
 
@@ -15,8 +15,8 @@ _PEOPLE = {"Alice": "USR001", "Bob": "USR002", "Catherine": "USR003", "Daniel": 
 _FIRST_ID = 10_000
 
 
-def _begin(state: State) -> State:
-    """Four people where the task names none; nobody is logged in, and nothing was sent."""
+def _init_state(state: State) -> State:
+    """Default: four people, no login, no messages."""
     defaults: State = {"user_map": dict(_PEOPLE), "user_count": 4, "current_user": None, "inbox": []}
     state = {**defaults, **state}
     return {**state, "message_count": state.get("message_count", len(state["inbox"]))}
@@ -29,7 +29,7 @@ def _logged_in(state: State) -> str:
 
 
 def _messages(state: State) -> list[tuple[str, str]]:
-    """Receiver and text of each message; some tasks write several texts under one receiver, or by sender below it."""
+    """Receiver and text of each message; some tasks list several texts of a receiver, or nest them by sender."""
     return [
         (receiver, text) for entry in state["inbox"] for receiver, written in entry.items() for text in _texts(written)
     ]
@@ -42,12 +42,12 @@ def _texts(written: Any) -> list[str]:
 
 
 def list_users(state: State) -> tuple[State, Any]:
-    """Everybody."""
+    """List all users."""
     return state, {"user_list": list(state["user_map"])}
 
 
 def get_user_id(state: State, user: str) -> tuple[State, Any]:
-    """The id of a name."""
+    """Id of a user by name."""
     if user not in state["user_map"]:
         raise ToolError(f"User '{user}' not found in the workspace.")
     return state, {"user_id": state["user_map"][user]}
@@ -62,7 +62,7 @@ def message_login(state: State, user_id: str) -> tuple[State, Any]:
 
 
 def message_get_login_status(state: State) -> tuple[State, Any]:
-    """Whether somebody is logged in."""
+    """Login status."""
     return state, {"login_status": bool(state["current_user"])}
 
 
@@ -78,7 +78,7 @@ def send_message(state: State, receiver_id: str, message: str) -> tuple[State, A
 
 
 def delete_message(state: State, receiver_id: str) -> tuple[State, Any]:
-    """Delete the latest message to somebody."""
+    """Delete the latest message to a receiver."""
     _logged_in(state)
     for position in reversed(range(len(state["inbox"]))):
         if receiver_id in state["inbox"][position]:
@@ -88,7 +88,7 @@ def delete_message(state: State, receiver_id: str) -> tuple[State, Any]:
 
 
 def view_messages_sent(state: State) -> tuple[State, Any]:
-    """All messages by receiver."""
+    """List sent messages by receiver."""
     _logged_in(state)
     sent: dict[str, list[str]] = {}
     for receiver, text in _messages(state):
@@ -97,7 +97,7 @@ def view_messages_sent(state: State) -> tuple[State, Any]:
 
 
 def add_contact(state: State, user_name: str) -> tuple[State, Any]:
-    """Add somebody, who gets the next id."""
+    """Add a user with the next id."""
     if user_name in state["user_map"]:
         raise ToolError(f"User name '{user_name}' already exists.")
     user_id = f"USR{state['user_count'] + 1:03}"
@@ -109,14 +109,14 @@ def add_contact(state: State, user_name: str) -> tuple[State, Any]:
 
 
 def search_messages(state: State, keyword: str) -> tuple[State, Any]:
-    """Messages that contain a word, in either case."""
+    """Messages that contain a word, case-insensitive."""
     _logged_in(state)
-    found = [{"receiver_id": r, "message": text} for r, text in _messages(state) if keyword.lower() in text.lower()]
-    return state, {"results": found}
+    results = [{"receiver_id": r, "message": text} for r, text in _messages(state) if keyword.lower() in text.lower()]
+    return state, {"results": results}
 
 
 def get_message_stats(state: State) -> tuple[State, Any]:
-    """How many messages, and to how many people."""
+    """Number of messages and of receivers."""
     _logged_in(state)
     messages = _messages(state)
     contacts = {receiver for receiver, _ in messages}
@@ -124,9 +124,9 @@ def get_message_stats(state: State) -> tuple[State, Any]:
 
 
 MESSAGING = World(
-    place="MessageAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="MessageAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

@@ -1,4 +1,4 @@
-"""Posts, comments and followers, as BFCL's documents describe them.
+"""Posts, comments and followers of BFCL.
 
     state   {"username", "password", "authenticated", "tweets": {id: {…}}, "comments": {id: [{…}]},
              "retweets": {user: [ids]}, "following_list": [users], "tweet_counter"}    ids are keys, so text
@@ -13,8 +13,8 @@ from typing import Any
 from grpo.environments.worlds.world import State, ToolError, World
 
 
-def _begin(state: State) -> State:
-    """Nothing posted and nobody followed where the task says nothing."""
+def _init_state(state: State) -> State:
+    """Default: no posts, no followers."""
     defaults: State = {
         "username": "john",
         "password": "john123",
@@ -38,8 +38,7 @@ def _tweet(state: State, tweet_id: int) -> dict[str, Any]:
     tweet = state["tweets"].get(str(tweet_id))
     if tweet is None:
         raise ToolError(f"Tweet with ID {tweet_id} not found.")
-    found: dict[str, Any] = dict(tweet)
-    return found
+    return dict(tweet)
 
 
 def authenticate_twitter(state: State, username: str, password: str) -> tuple[State, Any]:
@@ -50,14 +49,14 @@ def authenticate_twitter(state: State, username: str, password: str) -> tuple[St
 
 
 def posting_get_login_status(state: State) -> tuple[State, Any]:
-    """Whether one is logged in."""
+    """Login status."""
     return state, {"login_status": bool(state["authenticated"])}
 
 
 def post_tweet(
     state: State, content: str, tags: list[str] | None = None, mentions: list[str] | None = None
 ) -> tuple[State, Any]:
-    """Post."""
+    """Post a tweet."""
     tweet = {
         "id": state["tweet_counter"],
         "username": _logged_in(state),
@@ -71,7 +70,7 @@ def post_tweet(
 
 
 def retweet(state: State, tweet_id: int) -> tuple[State, Any]:
-    """Post somebody's words again."""
+    """Repost a tweet."""
     name = _logged_in(state)
     _tweet(state, tweet_id)
     mine = state["retweets"].setdefault(name, [])
@@ -82,7 +81,7 @@ def retweet(state: State, tweet_id: int) -> tuple[State, Any]:
 
 
 def comment(state: State, tweet_id: int, comment_content: str) -> tuple[State, Any]:
-    """Comment."""
+    """Comment on a tweet."""
     name = _logged_in(state)
     _tweet(state, tweet_id)
     state["comments"].setdefault(str(tweet_id), []).append({"username": name, "content": comment_content})
@@ -90,14 +89,14 @@ def comment(state: State, tweet_id: int, comment_content: str) -> tuple[State, A
 
 
 def mention(state: State, tweet_id: int, mentioned_usernames: list[str]) -> tuple[State, Any]:
-    """Mention people in a post."""
+    """Add mentions to a tweet."""
     _tweet(state, tweet_id)
     state["tweets"][str(tweet_id)]["mentions"] += mentioned_usernames
     return state, {"mention_status": "Users mentioned successfully"}
 
 
 def follow_user(state: State, username_to_follow: str) -> tuple[State, Any]:
-    """Follow somebody."""
+    """Follow a user."""
     _logged_in(state)
     if username_to_follow in state["following_list"]:
         return state, {"follow_status": False}
@@ -106,7 +105,7 @@ def follow_user(state: State, username_to_follow: str) -> tuple[State, Any]:
 
 
 def unfollow_user(state: State, username_to_unfollow: str) -> tuple[State, Any]:
-    """Stop following somebody."""
+    """Unfollow a user."""
     _logged_in(state)
     if username_to_unfollow not in state["following_list"]:
         return state, {"unfollow_status": False}
@@ -115,23 +114,23 @@ def unfollow_user(state: State, username_to_unfollow: str) -> tuple[State, Any]:
 
 
 def list_all_following(state: State) -> tuple[State, Any]:
-    """Who is followed."""
+    """List followed users."""
     _logged_in(state)
     return state, {"following_list": list(state["following_list"])}
 
 
 def get_tweet(state: State, tweet_id: int) -> tuple[State, Any]:
-    """One post."""
+    """One tweet."""
     return state, _tweet(state, tweet_id)
 
 
 def get_user_tweets(state: State, username: str) -> tuple[State, Any]:
-    """Somebody's posts."""
+    """Tweets of a user."""
     return state, [tweet for tweet in state["tweets"].values() if tweet["username"] == username]
 
 
 def search_tweets(state: State, keyword: str) -> tuple[State, Any]:
-    """Posts with a word in their text or among their tags, in either case."""
+    """Tweets with a word in text or tags, case-insensitive."""
     word = keyword.lower()
     return state, [
         tweet
@@ -141,13 +140,13 @@ def search_tweets(state: State, keyword: str) -> tuple[State, Any]:
 
 
 def get_tweet_comments(state: State, tweet_id: int) -> tuple[State, Any]:
-    """Comments on a post."""
+    """Comments on a tweet."""
     _tweet(state, tweet_id)
     return state, list(state["comments"].get(str(tweet_id), []))
 
 
 def get_user_stats(state: State, username: str) -> tuple[State, Any]:
-    """How much somebody posted, follows and posted again."""
+    """Numbers of tweets, followed users and retweets."""
     return state, {
         "tweet_count": sum(tweet["username"] == username for tweet in state["tweets"].values()),
         "following_count": len(state["following_list"]) if username == state["username"] else 0,
@@ -156,9 +155,9 @@ def get_user_stats(state: State, username: str) -> tuple[State, Any]:
 
 
 POSTING = World(
-    place="TwitterAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="TwitterAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

@@ -1,4 +1,4 @@
-"""A shop's desk: orders are cancelled, changed, returned and exchanged, as the policy of tau2-bench's retail says.
+"""Retail shop of tau2-bench: orders are cancelled, changed, returned and exchanged under its policy.
 
     state   {"users": {id: {…}}, "orders": {id: {…}}, "products": {id: {"variants": {item id: {…}}}}}
 
@@ -27,7 +27,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
 }
 
 
-def _found(state: State, table: str, key: str, what: str) -> Node:
+def _lookup(state: State, table: str, key: str, what: str) -> Node:
     node: Node | None = state[table].get(key)
     if node is None:
         raise ToolError(f"{what} not found")
@@ -35,21 +35,21 @@ def _found(state: State, table: str, key: str, what: str) -> Node:
 
 
 def _order(state: State, order_id: str, status: str, doing: str) -> Node:
-    order = _found(state, "orders", order_id, "Order")
+    order = _lookup(state, "orders", order_id, "Order")
     if order["status"] != status:
         raise ToolError(f"Order {order_id} is {order['status']}; only a {status} one can be {doing}")
     return order
 
 
 def _variant(state: State, product_id: str, item_id: str) -> Node:
-    variant: Node | None = _found(state, "products", product_id, "Product")["variants"].get(item_id)
+    variant: Node | None = _lookup(state, "products", product_id, "Product")["variants"].get(item_id)
     if variant is None:
-        raise ToolError(f"Item {item_id} is no variant of product {product_id}")
+        raise ToolError(f"Item {item_id} is not a variant of product {product_id}")
     return variant
 
 
 def _method(state: State, order: Node, method_id: str) -> Node:
-    method: Node | None = _found(state, "users", order["user_id"], "User")["payment_methods"].get(method_id)
+    method: Node | None = _lookup(state, "users", order["user_id"], "User")["payment_methods"].get(method_id)
     if method is None:
         raise ToolError("Payment method not found")
     return method
@@ -60,7 +60,7 @@ def _is_gift_card(method: Node) -> bool:
 
 
 def _pay(method: Node, amount: float) -> None:
-    """Take an amount from a gift card, or give it back where it is negative; other methods keep no balance."""
+    """Take an amount from a gift card, or refund a negative one; other methods have no balance."""
     if _is_gift_card(method):
         method["balance"] = round(method["balance"] - amount, 2)
 
@@ -71,7 +71,7 @@ def _cover(method: Node, amount: float) -> None:
 
 
 def _items(order: Node, item_ids: Sequence[str]) -> list[Node]:
-    """The order's items of these ids, one for each time that an id is named."""
+    """Items of the order by ids, one for each occurrence of an id."""
     left = list(order["items"])
     taken: list[Node] = []
     for item_id in item_ids:
@@ -84,7 +84,7 @@ def _items(order: Node, item_ids: Sequence[str]) -> list[Node]:
 
 
 def _swaps(state: State, order: Node, item_ids: Sequence[str], new_ids: Sequence[str]) -> list[tuple[Node, Node]]:
-    """Items with the available variants of the same products that they become."""
+    """Pairs of items and the available variants of the same products that replace them."""
     if len(item_ids) != len(new_ids):
         raise ToolError("The number of items and of new items must be the same")
     pairs = [
@@ -98,12 +98,12 @@ def _swaps(state: State, order: Node, item_ids: Sequence[str], new_ids: Sequence
 
 
 def find_user_id_by_email(state: State, email: str) -> tuple[State, Any]:
-    """A customer by e-mail address."""
+    """Find a customer by e-mail address."""
     return state, _user(state, lambda user: user["email"].casefold() == email.casefold())
 
 
 def find_user_id_by_name_zip(state: State, first_name: str, last_name: str, zip: str) -> tuple[State, Any]:
-    """A customer by name and postal code."""
+    """Find a customer by name and postal code."""
     name = (first_name.casefold(), last_name.casefold(), zip)
 
     def same(user: Node) -> bool:
@@ -124,22 +124,22 @@ def _user(state: State, same: Callable[[Node], bool]) -> str:
 
 
 def get_user_details(state: State, user_id: str) -> tuple[State, Any]:
-    """A customer's record."""
-    return state, _found(state, "users", user_id, "User")
+    """Record of a customer."""
+    return state, _lookup(state, "users", user_id, "User")
 
 
 def get_order_details(state: State, order_id: str) -> tuple[State, Any]:
-    """An order's record."""
-    return state, _found(state, "orders", order_id, "Order")
+    """Record of an order."""
+    return state, _lookup(state, "orders", order_id, "Order")
 
 
 def get_product_details(state: State, product_id: str) -> tuple[State, Any]:
-    """A product with its variants."""
-    return state, _found(state, "products", product_id, "Product")
+    """Product with its variants."""
+    return state, _lookup(state, "products", product_id, "Product")
 
 
 def get_item_details(state: State, item_id: str) -> tuple[State, Any]:
-    """A variant of a product."""
+    """Variant of a product."""
     for product in state["products"].values():
         if item_id in product["variants"]:
             return state, product["variants"][item_id]
@@ -152,7 +152,7 @@ def list_all_product_types(state: State) -> tuple[State, Any]:
 
 
 def cancel_pending_order(state: State, order_id: str, reason: str) -> tuple[State, Any]:
-    """Cancel, and pay back in the way that was paid."""
+    """Cancel an order and refund the payment."""
     order = _order(state, order_id, "pending", "cancelled")
     if reason not in _REASONS:
         raise ToolError(f"Invalid reason; use one of {', '.join(_REASONS)}")
@@ -166,7 +166,7 @@ def cancel_pending_order(state: State, order_id: str, reason: str) -> tuple[Stat
 def modify_pending_order_items(
     state: State, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
 ) -> tuple[State, Any]:
-    """Change items to other variants, once; the difference is paid, or paid back, at once."""
+    """Replace items by other variants, once; the difference is paid or refunded at once."""
     order = _order(state, order_id, "pending", "modified")
     pairs = _swaps(state, order, item_ids, new_item_ids)
     difference = round(sum(variant["price"] - item["price"] for item, variant in pairs), 2)
@@ -181,7 +181,7 @@ def modify_pending_order_items(
 
 
 def modify_pending_order_payment(state: State, order_id: str, payment_method_id: str) -> tuple[State, Any]:
-    """Pay in another way; what was paid before is paid back."""
+    """Change the payment method; the former payment is refunded."""
     order = _order(state, order_id, "pending", "modified")
     (first, *further) = order["payment_history"]
     if further or first["transaction_type"] != "payment":
@@ -206,8 +206,8 @@ def _payment(kind: str, amount: float, method_id: str) -> Node:
 def modify_pending_order_address(
     shop: State, /, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
 ) -> tuple[State, Any]:
-    """Send the order elsewhere; an order whose items were changed may still be."""
-    order = _found(shop, "orders", order_id, "Order")
+    """Change the address of an order, also of one whose items were changed."""
+    order = _lookup(shop, "orders", order_id, "Order")
     if not order["status"].startswith("pending"):
         raise ToolError(f"Order {order_id} is {order['status']}; only a pending one can be modified")
     order["address"] = _address(address1, address2, city, state, country, zip)
@@ -217,8 +217,8 @@ def modify_pending_order_address(
 def modify_user_address(
     shop: State, /, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
 ) -> tuple[State, Any]:
-    """Change where a customer lives."""
-    user = _found(shop, "users", user_id, "User")
+    """Change the address of a customer."""
+    user = _lookup(shop, "users", user_id, "User")
     user["address"] = _address(address1, address2, city, state, country, zip)
     return shop, user
 
@@ -230,7 +230,7 @@ def _address(address1: str, address2: str, city: str, state: str, country: str, 
 def return_delivered_order_items(
     state: State, order_id: str, item_ids: list[str], payment_method_id: str
 ) -> tuple[State, Any]:
-    """Take items back; the money goes the way that it came, or onto a gift card."""
+    """Return items; the refund goes to the original method or a gift card."""
     order = _order(state, order_id, "delivered", "returned")
     method = _method(state, order, payment_method_id)
     if not _is_gift_card(method) and payment_method_id != order["payment_history"][0]["payment_method_id"]:
@@ -243,7 +243,7 @@ def return_delivered_order_items(
 def exchange_delivered_order_items(
     state: State, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
 ) -> tuple[State, Any]:
-    """Exchange items for other variants; the difference is settled when they arrive."""
+    """Exchange items for other variants; the difference is settled on arrival."""
     order = _order(state, order_id, "delivered", "exchanged")
     pairs = _swaps(state, order, item_ids, new_item_ids)
     difference = round(sum(variant["price"] - item["price"] for item, variant in pairs), 2)
@@ -259,12 +259,12 @@ def exchange_delivered_order_items(
 
 
 def transfer_to_human_agents(state: State, summary: str) -> tuple[State, Any]:
-    """Hand over; nothing in the records changes."""
+    """Transfer to a human agent; the records stay."""
     return state, "Transfer successful"
 
 
 def calculate(state: State, expression: str) -> tuple[State, Any]:
-    """Numbers, + - * / and parentheses, rounded to cents."""
+    """Evaluate numbers, + - * / and parentheses, rounded to cents."""
     try:
         return state, str(round(_value(ast.parse(expression, mode="eval").body), 2))
     except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, ValueError) as error:

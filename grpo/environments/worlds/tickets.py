@@ -1,4 +1,4 @@
-"""Support tickets, as BFCL's documents describe them.
+"""Support tickets of BFCL.
 
     state   {"ticket_queue": [{"id", "title", "description", "status", "priority"}], "ticket_counter", "current_user"}
 
@@ -14,8 +14,8 @@ from grpo.environments.worlds.world import State, ToolError, World
 _EDITABLE = ("title", "description", "status", "priority")
 
 
-def _begin(state: State) -> State:
-    """An empty queue, and nobody logged in, where the task says nothing."""
+def _init_state(state: State) -> State:
+    """Default: an empty queue, no login."""
     defaults: State = {"ticket_queue": [], "ticket_counter": 1, "current_user": None}
     return {**defaults, **state}
 
@@ -23,8 +23,7 @@ def _begin(state: State) -> State:
 def _ticket(state: State, ticket_id: int) -> dict[str, Any]:
     for ticket in state["ticket_queue"]:
         if ticket.get("id") == ticket_id:  # some tasks queue tickets without a number
-            found: dict[str, Any] = ticket
-            return found
+            return ticket
     raise ToolError(f"Ticket with ID {ticket_id} not found.")
 
 
@@ -35,14 +34,14 @@ def _logged_in(state: State) -> str:
 
 
 def ticket_login(state: State, username: str, password: str) -> tuple[State, Any]:
-    """Log in; any name and password will do."""
+    """Log in with any name and password."""
     if not username or not password:
         return state, {"success": False}
     return {**state, "current_user": username}, {"success": True}
 
 
 def ticket_get_login_status(state: State) -> tuple[State, Any]:
-    """Whether somebody is logged in."""
+    """Login status."""
     return state, {"login_status": bool(state["current_user"])}
 
 
@@ -52,7 +51,7 @@ def logout(state: State) -> tuple[State, Any]:
 
 
 def create_ticket(state: State, title: str, description: str = "", priority: int = 1) -> tuple[State, Any]:
-    """Queue a ticket."""
+    """Create a ticket."""
     name = _logged_in(state)
     if not 1 <= priority <= 5:
         raise ToolError("Invalid priority. Priority must be between 1 and 5.")
@@ -80,7 +79,7 @@ def close_ticket(state: State, ticket_id: int) -> tuple[State, Any]:
 
 
 def resolve_ticket(state: State, ticket_id: int, resolution: str) -> tuple[State, Any]:
-    """Resolve a ticket, and say how."""
+    """Resolve a ticket with a resolution."""
     state, result = _set_status(state, ticket_id, "Resolved")
     _ticket(state, ticket_id)["resolution"] = resolution
     return state, result
@@ -104,7 +103,7 @@ def edit_ticket(state: State, ticket_id: int, updates: dict[str, Any]) -> tuple[
 
 
 def get_user_tickets(state: State, status: str | None = None) -> tuple[State, Any]:
-    """One's own tickets, those of one status where it is given."""
+    """Tickets of the logged-in user, optionally of one status."""
     name = _logged_in(state)
     mine = [dict(ticket) for ticket in state["ticket_queue"] if ticket.get("created_by") == name]
     if status in (None, "", "None"):
@@ -113,9 +112,9 @@ def get_user_tickets(state: State, status: str | None = None) -> tuple[State, An
 
 
 TICKETS = World(
-    place="TicketAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="TicketAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

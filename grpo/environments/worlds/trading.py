@@ -1,4 +1,4 @@
-"""A stock trader's desk, as BFCL's documents describe it.
+"""Stock trading of BFCL.
 
     state   {"account_info": {"account_id", "balance", "binding_card"}, "authenticated", "market_status",
              "orders": {id: {"id", "order_type", "symbol", "price", "amount", "status"}}, "order_counter",
@@ -6,9 +6,9 @@
 
 What the documents leave open is as the tasks' calls need it, or as simple as can be:
 
-- An order gets the number of the counter. It is open, or pending while the market is closed; nothing here carries it
-  out, so it moves no money, but what is bought must be covered by the balance. What is held is not counted.
-- Orders and money need a login, stocks and the watchlist none. Any name and password will do.
+- An order gets the number of the counter. It is open, or pending while the market is closed; it is never executed, so
+  it moves no money, but a purchase must be covered by the balance. Holdings are not counted.
+- Orders and money need a login, with any name and password; stocks and the watchlist do not.
 - Tasks that list no orders ask for 12446, a pending one: it is the one pending order that any task describes.
 - The market's day is the one of the tasks' own transactions; it is morning while it is open, else evening.
 
@@ -33,9 +33,9 @@ _SYMBOLS = {
     "tesla": "TSLA",
     "zeta corp": "ZETA",
 }
-"""The companies that the tasks name."""
+"""Companies in the tasks."""
 _SECTORS = {"Technology": ("AAPL", "GOOG", "MSFT", "NVDA")}
-"""The one sector that the tasks ask for, in the order that they count on."""
+"""The only sector in the tasks, in the order that they rely on."""
 _ORDERS = {
     "12345": {"symbol": "AAPL", "price": 210.65, "num_shares": 10, "status": "Completed"},
     "12446": {"symbol": "GOOG", "price": 2840.34, "num_shares": 5, "status": "Pending"},
@@ -44,8 +44,8 @@ _DAY = "2024-10-27"
 _CLOCK = {"Open": ("10:30 AM", "10:30:00"), "Closed": ("06:30 PM", "18:30:00")}
 
 
-def _begin(state: State) -> State:
-    """Orders under the names that the documents give their parts; the next number is above all that are there."""
+def _init_state(state: State) -> State:
+    """Orders with the documents' field names; the counter is above all existing ids."""
     defaults: State = {
         "account_info": {"account_id": 12345, "balance": 10_000.0, "binding_card": 1974202140965533},
         "authenticated": False,
@@ -82,20 +82,20 @@ def _logged_in(state: State) -> None:
 def _stock(state: State, symbol: str) -> dict[str, Any]:
     if symbol not in state["stocks"]:
         raise ToolError(f"Stock with symbol '{symbol}' not found.")
-    found: dict[str, Any] = state["stocks"][symbol]
-    return found
+    stock: dict[str, Any] = state["stocks"][symbol]
+    return stock
 
 
 def _order(state: State, order_id: int) -> dict[str, Any]:
     _logged_in(state)
     if str(order_id) not in state["orders"]:
         raise ToolError(f"Order with ID {order_id} not found.")
-    found: dict[str, Any] = state["orders"][str(order_id)]
-    return found
+    order: dict[str, Any] = state["orders"][str(order_id)]
+    return order
 
 
 def trading_login(state: State, username: str, password: str) -> tuple[State, Any]:
-    """Log in; any name and password will do."""
+    """Log in with any name and password."""
     if not username or not password:
         raise ToolError("Username and password must not be empty.")
     if state["authenticated"]:
@@ -111,28 +111,28 @@ def trading_logout(state: State) -> tuple[State, Any]:
 
 
 def trading_get_login_status(state: State) -> tuple[State, Any]:
-    """Whether somebody is logged in."""
+    """Login status."""
     return state, {"status": bool(state["authenticated"])}
 
 
 def get_current_time(state: State) -> tuple[State, Any]:
-    """The time of day."""
+    """Time of day."""
     return state, {"current_time": _CLOCK[state["market_status"]][0]}
 
 
 def get_account_info(state: State) -> tuple[State, Any]:
-    """Number, balance and card of the account."""
+    """Id, balance and card of the account."""
     _logged_in(state)
     return state, dict(state["account_info"])
 
 
 def fund_account(state: State, amount: float) -> tuple[State, Any]:
-    """Pay in."""
+    """Deposit an amount."""
     return _move(state, amount, "deposit", "Account funded successfully")
 
 
 def withdraw_funds(state: State, amount: float) -> tuple[State, Any]:
-    """Take out what is there."""
+    """Withdraw an amount that the balance covers."""
     return _move(state, amount, "withdrawal", "Funds withdrawn successfully")
 
 
@@ -152,7 +152,7 @@ def _move(state: State, amount: float, kind: str, status: str) -> tuple[State, A
 def get_transaction_history(
     state: State, start_date: str | None = None, end_date: str | None = None
 ) -> tuple[State, Any]:
-    """What was paid in and out, both dates included."""
+    """Deposits and withdrawals, both dates included."""
     _logged_in(state)
     first = "" if start_date in (None, "", "None") else str(start_date)
     last = "9999" if end_date in (None, "", "None") else str(end_date)
@@ -161,11 +161,11 @@ def get_transaction_history(
 
 
 def place_order(state: State, order_type: str, symbol: str, price: float, amount: int) -> tuple[State, Any]:
-    """Place an order, which gets the next number."""
+    """Place an order with the next id."""
     _logged_in(state)
     _stock(state, symbol)
     if order_type not in ("Buy", "Sell"):
-        raise ToolError(f"Order type '{order_type}' is none; use Buy or Sell.")
+        raise ToolError(f"Order type '{order_type}' is unknown; use Buy or Sell.")
     if price <= 0 or amount <= 0:
         raise ToolError("Price and amount of an order must be above 0.")
     if order_type == "Buy" and price * amount > state["account_info"]["balance"]:
@@ -184,13 +184,13 @@ def get_order_details(state: State, order_id: int) -> tuple[State, Any]:
 
 
 def get_order_history(state: State) -> tuple[State, Any]:
-    """The numbers of all orders."""
+    """Ids of all orders."""
     _logged_in(state)
     return state, {"order_history": [int(number) for number in state["orders"]]}
 
 
 def cancel_order(state: State, order_id: int) -> tuple[State, Any]:
-    """Cancel an order that is not over yet."""
+    """Cancel an order that is not completed or cancelled."""
     order = _order(state, order_id)
     if order["status"] in ("Completed", "Cancelled"):
         raise ToolError(f"Order with ID {order_id} is already {order['status'].lower()}.")
@@ -204,26 +204,26 @@ def get_stock_info(state: State, symbol: str) -> tuple[State, Any]:
 
 
 def get_symbol_by_name(state: State, name: str) -> tuple[State, Any]:
-    """The symbol of a company."""
+    """Symbol of a company."""
     symbol = _SYMBOLS.get(name.lower())
     return state, {"symbol": symbol if symbol in state["stocks"] else "Stock not found"}
 
 
 def get_available_stocks(state: State, sector: str) -> tuple[State, Any]:
-    """The stocks of a sector."""
+    """Stocks of a sector."""
     if sector not in _SECTORS:
         raise ToolError(f"Sector '{sector}' not found; there is {', '.join(_SECTORS)}.")
     return state, {"stock_list": [symbol for symbol in _SECTORS[sector] if symbol in state["stocks"]]}
 
 
 def filter_stocks_by_price(state: State, stocks: list[str], min_price: float, max_price: float) -> tuple[State, Any]:
-    """Those whose price lies in a range, both ends included."""
-    found = [symbol for symbol in stocks if min_price <= _stock(state, symbol)["price"] <= max_price]
-    return state, {"filtered_stocks": found}
+    """Stocks in a price range, both ends included."""
+    matching = [symbol for symbol in stocks if min_price <= _stock(state, symbol)["price"] <= max_price]
+    return state, {"filtered_stocks": matching}
 
 
 def notify_price_change(state: State, stocks: list[str], threshold: float) -> tuple[State, Any]:
-    """Say which stocks moved by that many percent or more, up or down."""
+    """Stocks that moved by at least this many percent, up or down."""
     moved = [symbol for symbol in stocks if abs(_stock(state, symbol)["percent_change"]) >= threshold]
     if not moved:
         return state, {"notification": "No significant price changes in the selected stocks."}
@@ -231,12 +231,12 @@ def notify_price_change(state: State, stocks: list[str], threshold: float) -> tu
 
 
 def get_watchlist(state: State) -> tuple[State, Any]:
-    """The stocks that are watched."""
+    """Watched stocks."""
     return state, {"watchlist": list(state["watch_list"])}
 
 
 def add_to_watchlist(state: State, stock: str) -> tuple[State, Any]:
-    """Watch a stock; one that is watched already stays."""
+    """Add a stock to the watchlist once."""
     _stock(state, stock)
     if stock not in state["watch_list"]:
         state["watch_list"].append(stock)
@@ -244,7 +244,7 @@ def add_to_watchlist(state: State, stock: str) -> tuple[State, Any]:
 
 
 def remove_stock_from_watchlist(state: State, symbol: str) -> tuple[State, Any]:
-    """Watch a stock no longer."""
+    """Remove a stock from the watchlist."""
     if symbol not in state["watch_list"]:
         raise ToolError(f"Stock {symbol} is not in the watchlist.")
     state["watch_list"].remove(symbol)
@@ -252,9 +252,9 @@ def remove_stock_from_watchlist(state: State, symbol: str) -> tuple[State, Any]:
 
 
 TRADING = World(
-    place="TradingBot",
-    begin=_begin,
-    answers_count=True,
+    state_key="TradingBot",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

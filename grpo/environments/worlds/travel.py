@@ -1,4 +1,4 @@
-"""A travel agency that books flights, as BFCL's documents describe it.
+"""Flight bookings of BFCL.
 
     state   {"access_token", "token_type", "token_expires_in", "token_scope", "user_first_name", "user_last_name",
              "credit_card_list": {id: {…, "balance"}}, "booking_record": {id: {…}}, "insurances": {id: {…}},
@@ -6,15 +6,15 @@
 
 What the documents leave open is as the tasks' calls need it, or as simple as can be:
 
-- Ids and tokens are the numbers that one seeded generator yields, by their count of digits: token 6, booking 7 and
+- Ids and tokens are the numbers of one seeded generator, by their count of digits: token 6, booking 7 and
   transaction 8, insurance 9, card 12. The seed is the only one below a million from which all ids come that the
   tasks' later calls use.
-- A flight costs in dollars what a task says of it, in both directions and on every day; other classes are in
+- A flight costs the dollars that a task gives for it, in both directions and on every day; other classes are in
   proportion to 1, 2 and 3 for economy, business and first, and a flight that no task prices costs 300 in economy.
 - Rates of exchange are those between the amounts of the tasks, others are round; what is exchanged is rounded to cents.
-- A card pays what its balance covers, and cancelling pays a flight back to the card that is on record. A registered
-  card starts with 10,000. The budget limit is kept, and binds nobody: the tasks book above it.
-- Travelers are verified by the name of who is logged in, and a date of birth that is one.
+- A card pays up to its balance, and cancelling refunds a flight to the card on record. A registered card starts with
+  10,000. The budget limit is stored and not enforced: the tasks book above it.
+- Travelers are verified by the name of the logged-in user and a valid date of birth.
 
 https://github.com/ShishirPatil/gorilla, Apache-2.0 (the tasks)
 """
@@ -52,7 +52,7 @@ _AIRPORTS = {
     "Tokyo": "HND",
     "Boston": "BOS",
 }
-"""The cities of the documents in their order, but Boston is the last, as a task says; codes are those of the tasks."""
+"""Cities in the documents' order, but Boston last as in a task; codes are those of the tasks."""
 _FARES = {
     frozenset({"CRH", "HKG"}): (850, "economy"),
     frozenset({"CRH", "JFK"}): (850, "economy"),
@@ -84,8 +84,8 @@ _NEW_CARD = 10_000.0
 _FISCAL_YEAR = "2026"
 
 
-def _begin(state: State) -> State:
-    """No cards, bookings and access where the task says nothing."""
+def _init_state(state: State) -> State:
+    """Default: no cards, bookings and access token."""
     defaults: State = {
         "credit_card_list": {},
         "booking_record": {},
@@ -102,7 +102,7 @@ def _begin(state: State) -> State:
 
 
 def _draw(state: State, digits: int) -> str:
-    """The next number of so many digits."""
+    """Next number of this many digits."""
     state["_drawn"].append(digits)
     generator = random.Random(_SEED)
     return str([generator.randint(10 ** (count - 1), 10**count - 1) for count in state["_drawn"]][-1])
@@ -116,15 +116,15 @@ def _check_token(state: State, access_token: str) -> None:
 def _card(state: State, card_id: str) -> dict[str, Any]:
     if card_id not in state["credit_card_list"]:
         raise ToolError(f"Card {card_id} is not registered.")
-    found: dict[str, Any] = state["credit_card_list"][card_id]
-    return found
+    card: dict[str, Any] = state["credit_card_list"][card_id]
+    return card
 
 
 def _booking(state: State, booking_id: str) -> dict[str, Any]:
     if booking_id not in state["booking_record"]:
         raise ToolError(f"Booking {booking_id} not found.")
-    found: dict[str, Any] = state["booking_record"][booking_id]
-    return found
+    booking: dict[str, Any] = state["booking_record"][booking_id]
+    return booking
 
 
 def _date(text: str) -> date | None:
@@ -146,9 +146,9 @@ def _fare(travel_from: str, travel_to: str, travel_date: str, travel_class: str)
     if strangers or travel_from == travel_to:
         raise ToolError(f"No flight from {travel_from} to {travel_to}; list_all_airports names the airports.")
     if _date(travel_date) is None:
-        raise ToolError(f"Travel date '{travel_date}' is none; use YYYY-MM-DD.")
+        raise ToolError(f"Travel date '{travel_date}' is invalid; use YYYY-MM-DD.")
     if travel_class not in _CLASSES:
-        raise ToolError(f"Travel class '{travel_class}' is none; use {', '.join(_CLASSES)}.")
+        raise ToolError(f"Travel class '{travel_class}' is unknown; use {', '.join(_CLASSES)}.")
     cost, known = _FARES.get(frozenset({travel_from, travel_to}), _OTHER_FARE)
     return round(cost * _CLASSES[travel_class] / _CLASSES[known], 2)
 
@@ -162,11 +162,11 @@ def authenticate_travel(
     user_first_name: str,
     user_last_name: str,
 ) -> tuple[State, Any]:
-    """Log in, and get a token; any credentials will do."""
+    """Log in with any credentials and get a token."""
     if not (client_id and client_secret and refresh_token):
         raise ToolError("Client id, client secret and refresh token must not be empty.")
     if grant_type not in ("read_write", "read", "write"):
-        raise ToolError(f"Grant type '{grant_type}' is none; use read_write, read or write.")
+        raise ToolError(f"Grant type '{grant_type}' is unknown; use read_write, read or write.")
     token = {"expires_in": 3600, "access_token": _draw(state, 6), "token_type": "Bearer", "scope": grant_type}
     state |= {
         "access_token": token["access_token"],
@@ -180,19 +180,19 @@ def authenticate_travel(
 
 
 def travel_get_login_status(state: State) -> tuple[State, Any]:
-    """Whether there is a token."""
+    """Login status."""
     return state, {"status": bool(state["access_token"])}
 
 
 def verify_traveler_information(
     state: State, first_name: str, last_name: str, date_of_birth: str, passport_number: str
 ) -> tuple[State, Any]:
-    """Whether this is the user, with a date of birth and a passport."""
+    """Verify the user's name, date of birth and passport."""
     failure = None
     if (first_name, last_name) != (state["user_first_name"], state["user_last_name"]):
         failure = "The name is not the one of the account."
     elif _date(date_of_birth) is None:
-        failure = "The date of birth is none; use YYYY-MM-DD."
+        failure = "The date of birth is invalid; use YYYY-MM-DD."
     elif not passport_number:
         failure = "The passport number is empty."
     verified: dict[str, Any] = {"verification_status": failure is None}
@@ -200,12 +200,12 @@ def verify_traveler_information(
 
 
 def list_all_airports(state: State) -> tuple[State, Any]:
-    """The codes of all airports."""
+    """Codes of all airports."""
     return state, {"airports": list(_AIRPORTS.values())}
 
 
 def get_nearest_airport_by_city(state: State, location: str) -> tuple[State, Any]:
-    """The airport of a city."""
+    """Airport of a city."""
     if location not in _AIRPORTS:
         raise ToolError(f"Location '{location}' not found; there are {', '.join(_AIRPORTS)}.")
     return state, {"nearest_airport": _AIRPORTS[location]}
@@ -214,7 +214,7 @@ def get_nearest_airport_by_city(state: State, location: str) -> tuple[State, Any
 def get_flight_cost(
     state: State, travel_from: str, travel_to: str, travel_date: str, travel_class: str
 ) -> tuple[State, Any]:
-    """What a flight costs."""
+    """Price of a flight."""
     return state, {"travel_cost_list": [_fare(travel_from, travel_to, travel_date, travel_class)]}
 
 
@@ -227,7 +227,7 @@ def book_flight(
     travel_to: str,
     travel_class: str,
 ) -> tuple[State, Any]:
-    """Book a flight and pay it by card."""
+    """Book a flight and pay by card."""
     _check_token(state, access_token)
     cost = _fare(travel_from, travel_to, travel_date, travel_class)
     _pay(state, card_id, cost)
@@ -250,7 +250,7 @@ def book_flight(
 
 
 def cancel_booking(state: State, access_token: str, booking_id: str) -> tuple[State, Any]:
-    """Cancel a booking, and pay it back where its card and cost are on record."""
+    """Cancel a booking, with a refund where its card and cost are on record."""
     _check_token(state, access_token)
     booking = _booking(state, booking_id)
     card = state["credit_card_list"].get(booking.get("card_id"))
@@ -288,7 +288,7 @@ def purchase_insurance(
 def retrieve_invoice(
     state: State, access_token: str, booking_id: str | None = None, insurance_id: str | None = None
 ) -> tuple[State, Any]:
-    """What a booking, an insurance or both cost."""
+    """Cost of a booking, an insurance or both."""
     _check_token(state, access_token)
     invoice: dict[str, Any] = {}
     if insurance_id not in (None, "", "None"):
@@ -303,7 +303,7 @@ def retrieve_invoice(
 
 
 def contact_customer_support(state: State, booking_id: str, message: str) -> tuple[State, Any]:
-    """Write to the support about a booking; nothing but an answer comes of it."""
+    """Write to the support about a booking; the state stays."""
     _booking(state, booking_id)
     if not message:
         raise ToolError("The message is empty.")
@@ -337,13 +337,13 @@ def get_all_credit_cards(state: State) -> tuple[State, Any]:
 
 
 def get_credit_card_balance(state: State, access_token: str, card_id: str) -> tuple[State, Any]:
-    """What a card can still pay."""
+    """Balance of a card."""
     _check_token(state, access_token)
     return state, {"card_balance": _card(state, card_id)["balance"]}
 
 
 def compute_exchange_rate(state: State, base_currency: str, target_currency: str, value: float) -> tuple[State, Any]:
-    """An amount in another currency."""
+    """Convert an amount to another currency."""
     strangers = [name for name in (base_currency, target_currency) if name not in _PER_DOLLAR]
     if strangers:
         raise ToolError(f"Currency {', '.join(strangers)} is not known; use {', '.join(_PER_DOLLAR)}.")
@@ -351,7 +351,7 @@ def compute_exchange_rate(state: State, base_currency: str, target_currency: str
 
 
 def set_budget_limit(state: State, access_token: str, budget_limit: float) -> tuple[State, Any]:
-    """Note what the user wants to spend at most."""
+    """Store a budget limit."""
     _check_token(state, access_token)
     if budget_limit < 0:
         raise ToolError("A budget limit cannot be below 0.")
@@ -363,14 +363,14 @@ def get_budget_fiscal_year(
     lastModifiedAfter: str | None = None,
     includeRemoved: str | None = None,
 ) -> tuple[State, Any]:
-    """The year of the budget, which is that of the tasks' travels; there is no other to choose from."""
+    """Fiscal year of the budget: always the year of the tasks' travels."""
     return state, {"budget_fiscal_year": _FISCAL_YEAR}
 
 
 TRAVEL = World(
-    place="TravelAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="TravelAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

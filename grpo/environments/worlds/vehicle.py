@@ -1,4 +1,4 @@
-"""A car and its board computer, as BFCL's documents describe them.
+"""Car and board computer of BFCL.
 
     state   {"fuelLevel" gallons, "batteryVoltage", "engineState", "doorStatus": {door: "locked" or "unlocked"},
              "acTemperature" °C, "fanSpeed", "acMode", "humidityLevel", "headLightStatus", "parkingBrakeStatus",
@@ -8,8 +8,8 @@
 What the documents leave open is as the tasks' calls need it, or as simple as can be:
 
 - The engine starts with fuel, all doors locked and the brake pedal pressed to the floor.
-- A gallon lasts 20 miles: the task that asks for the least fuel counts so. It is 3.78541 litres.
-- Tires are healthy when each has 32 to 35 psi; at 32 and 30 a task says they are not.
+- A gallon lasts 20 miles, as in the task that asks for the least fuel. It is 3.78541 litres.
+- Tires are healthy when each has 32 to 35 psi; at 32 and 30 they are not in a task.
 - Zip codes and roads are those of the tasks. Between other cities one drives along these roads, and towns on the way
   are named; only Silverpine to Oakendale has no length in the tasks, and a round one here.
 - A brake that is engaged holds with 500 N, a pedal on the floor presses with 1000 N, and it is 30 °C outside.
@@ -51,11 +51,11 @@ _ROADS = {
     ("69238", "51479"): 630.0,
     ("62947", "47329"): 500.0,
 }
-"""Kilometres, both ways."""
+"""Kilometres, in both directions."""
 
 
-def _begin(state: State) -> State:
-    """A car at rest, with its doors locked, where the task says nothing. The doors count themselves."""
+def _init_state(state: State) -> State:
+    """Default: a car at rest with locked doors. The count of unlocked doors is derived."""
     defaults: State = {
         "fuelLevel": 0.0,
         "batteryVoltage": 12.6,
@@ -82,7 +82,7 @@ def _begin(state: State) -> State:
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ToolError(f"{what} '{value}' is none; use {', '.join(allowed)}.")
+        raise ToolError(f"{what} '{value}' is unknown; use {', '.join(allowed)}.")
 
 
 def _unlocked(state: State) -> int:
@@ -90,7 +90,7 @@ def _unlocked(state: State) -> int:
 
 
 def startEngine(state: State, ignitionMode: str) -> tuple[State, Any]:
-    """Start the engine, or stop it."""
+    """Start or stop the engine."""
     _one_of("Ignition mode", ignitionMode, ("START", "STOP"))
     if ignitionMode == "START":
         if _unlocked(state):
@@ -104,7 +104,7 @@ def startEngine(state: State, ignitionMode: str) -> tuple[State, Any]:
 
 
 def fillFuelTank(state: State, fuelAmount: float) -> tuple[State, Any]:
-    """Add fuel, up to what the tank holds."""
+    """Add fuel, up to the size of the tank."""
     if fuelAmount < 0:
         raise ToolError("Fuel amount cannot be below 0.")
     level = round(state["fuelLevel"] + fuelAmount, 6)
@@ -115,7 +115,7 @@ def fillFuelTank(state: State, fuelAmount: float) -> tuple[State, Any]:
 
 
 def lockDoors(state: State, unlock: bool, door: list[str]) -> tuple[State, Any]:
-    """Lock doors, or unlock them."""
+    """Lock or unlock doors."""
     for name in door:
         _one_of("Door", name, _DOORS)
     status = "unlocked" if unlock else "locked"
@@ -137,17 +137,17 @@ def adjustClimateControl(
 
 
 def get_outside_temperature_from_google(state: State) -> tuple[State, Any]:
-    """How warm it is outside."""
+    """Outside temperature."""
     return state, {"outsideTemperature": _OUTSIDE_CELSIUS}
 
 
 def get_outside_temperature_from_weather_com(state: State) -> tuple[State, Any]:
-    """How warm it is outside, by another source that says the same."""
+    """Outside temperature, the same from another source."""
     return state, {"outsideTemperature": _OUTSIDE_CELSIUS}
 
 
 def setHeadlights(state: State, mode: str) -> tuple[State, Any]:
-    """Switch the headlights; left to themselves they are on."""
+    """Switch the headlights; mode auto is on."""
     _one_of("Headlight mode", mode, ("on", "off", "auto"))
     state["headLightStatus"] = "off" if mode == "off" else "on"
     return state, {"headlightStatus": state["headLightStatus"]}
@@ -179,7 +179,7 @@ def displayCarStatus(state: State, option: str) -> tuple[State, Any]:
 
 
 def activateParkingBrake(state: State, mode: str) -> tuple[State, Any]:
-    """Engage the parking brake, or release it."""
+    """Engage or release the parking brake."""
     _one_of("Parking brake mode", mode, ("engage", "release"))
     engaged = mode == "engage"
     state["parkingBrakeStatus"] = "engaged" if engaged else "released"
@@ -192,14 +192,14 @@ def activateParkingBrake(state: State, mode: str) -> tuple[State, Any]:
 
 
 def pressBrakePedal(state: State, pedalPosition: float) -> tuple[State, Any]:
-    """Press the brake pedal, which stays where it is."""
+    """Press the brake pedal to a position."""
     if not 0 <= pedalPosition <= 1:
         raise ToolError("Pedal position must be between 0 and 1.")
     return _put_pedal(state, pedalPosition)
 
 
 def releaseBrakePedal(state: State) -> tuple[State, Any]:
-    """Let the brake pedal go."""
+    """Release the brake pedal."""
     return _put_pedal(state, 0.0)
 
 
@@ -212,7 +212,7 @@ def _put_pedal(state: State, position: float) -> tuple[State, Any]:
 
 
 def setCruiseControl(state: State, speed: float, activate: bool, distanceToNextVehicle: float) -> tuple[State, Any]:
-    """Keep a speed in miles an hour, and a distance; or stop keeping them."""
+    """Set the cruise control, in miles an hour with a distance, or switch it off."""
     if activate:
         if state["engineState"] != "running":
             raise ToolError("The engine must run before cruise control is set.")
@@ -225,7 +225,7 @@ def setCruiseControl(state: State, speed: float, activate: bool, distanceToNextV
 
 
 def get_current_speed(state: State) -> tuple[State, Any]:
-    """How fast the car is."""
+    """Current speed."""
     return state, {"currentSpeed": state["currentSpeed"]}
 
 
@@ -235,29 +235,29 @@ def display_log(state: State, messages: list[str]) -> tuple[State, Any]:
 
 
 def estimate_drive_feasibility_by_mileage(state: State, distance: float) -> tuple[State, Any]:
-    """Whether the fuel lasts for so many miles."""
+    """Check that the fuel lasts for a distance in miles."""
     return state, {"canDrive": distance <= state["fuelLevel"] * _MILES_PER_GALLON}
 
 
 def liter_to_gallon(state: State, liter: float) -> tuple[State, Any]:
-    """Litres in gallons."""
+    """Convert litres to gallons."""
     return state, {"gallon": liter / _LITRES_PER_GALLON}
 
 
 def gallon_to_liter(state: State, gallon: float) -> tuple[State, Any]:
-    """Gallons in litres."""
+    """Convert gallons to litres."""
     return state, {"liter": gallon * _LITRES_PER_GALLON}
 
 
 def get_zipcode_based_on_city(state: State, city: str) -> tuple[State, Any]:
-    """The zip code of a city."""
+    """Zip code of a city."""
     if city not in _ZIP_CODES:
         raise ToolError(f"City '{city}' not found; there are {', '.join(_ZIP_CODES)}.")
     return state, {"zipcode": _ZIP_CODES[city]}
 
 
 def estimate_distance(state: State, cityA: str, cityB: str) -> tuple[State, Any]:
-    """How far it is along the shortest way, and what cities lie on it."""
+    """Length and cities of the shortest route."""
     ways: list[tuple[float, list[str]]] = [(0.0, [cityA])]
     done: set[str] = set()
     while ways:
@@ -274,7 +274,7 @@ def estimate_distance(state: State, cityA: str, cityB: str) -> tuple[State, Any]
 
 
 def check_tire_pressure(state: State) -> tuple[State, Any]:
-    """Pressure of the tires, and whether all of it is healthy."""
+    """Pressure and health of the tires."""
     low, high = _HEALTHY_PSI
     pressures = {name: state[name] for name in _TIRES}
     healthy = all(low <= pressure <= high for pressure in pressures.values())
@@ -282,19 +282,19 @@ def check_tire_pressure(state: State) -> tuple[State, Any]:
 
 
 def find_nearest_tire_shop(state: State) -> tuple[State, Any]:
-    """The shop that the tasks drive to."""
+    """Nearest tire shop, as in the tasks."""
     return state, {"shopLocation": _TIRE_SHOP}
 
 
 def set_navigation(state: State, destination: str) -> tuple[State, Any]:
-    """Have oneself guided to a place."""
+    """Navigate to a destination."""
     return {**state, "destination": destination}, {"status": f"Navigating to {destination}"}
 
 
 VEHICLE = World(
-    place="VehicleControlAPI",
-    begin=_begin,
-    answers_count=True,
+    state_key="VehicleControlAPI",
+    init_state=_init_state,
+    verify_results=True,
     functions={
         f.__name__: f
         for f in (

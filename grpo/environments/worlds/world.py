@@ -1,4 +1,4 @@
-"""Worlds: functions that share a state, (state, **arguments) → (new state, result)."""
+"""World of tools: functions that share a state, (state, **arguments) → (new state, result)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from grpo.tools import tool_from_function
 
 State = dict[str, Any]
 Function = Callable[..., Any]
-"""(state, **arguments) → (new state, result), or an awaitable of it. The state that it is given is its own copy."""
+"""(state, **arguments) → (new state, result), or an awaitable of it. The function gets a copy of the state."""
 
 
 class ToolError(Exception):
-    """The world does not do what was asked; the model sees why, as `{"error": …}`, and nothing has changed."""
+    """Failed tool call: the model gets the reason as `{"error": …}`, and the state stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +25,19 @@ class World:
     """Functions that share a state."""
 
     functions: Mapping[str, Function]
-    """By the name of the tool."""
-    place: str | None = None
+    """By tool name."""
+    state_key: str | None = None
     """Key of the scenario's world that these functions act on; None is all of it."""
-    begin: Callable[[State], State] = field(default=dict)
-    """The state to start from, from what the scenario says of it."""
-    answers_count: bool = False
-    """Whether the results of expected calls that change nothing must have been seen by the agent.
+    init_state: Callable[[State], State] = field(default=dict)
+    """Initial state from the scenario's description of it."""
+    verify_results: bool = False
+    """The agent must have seen the results of expected calls that change nothing.
 
-    Then the world must make every expected call, or the scenario is not playable."""
+    A scenario with an expected call that fails in this world is not playable then."""
 
 
 def describe_function(function: Function) -> Tool:
-    """The tool that a world's function is: the state is no argument of it.
+    """Describe a function as a tool, without its argument for the state.
 
     Raises `ConfigError` for an argument without an annotation.
     """

@@ -1,1 +1,1 @@
-"""trl."""
+"""Training by TRL: GRPO, DPO and reward models."""

@@ -1,7 +1,7 @@
-"""What is better and what is worse after the same prompt, and DPO on it through TRL's trainer.
+"""Preference pairs of a rollout, and DPO on them by TRL's DPOTrainer.
 
 prompt_ids     P
-chosen_ids     A1 E A2        (A what the policy says, E what it hears)
+chosen_ids     A1 E A2        (P prompt, A completion, E reply of the environment)
 chosen_mask    x  .  x        the loss is on these tokens only
 rejected_ids   A1 E A2 E A3
 rejected_mask  x  .  x  .  x
@@ -24,13 +24,14 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference, DPOTrainer
 from trl.trainer.utils import pad
 
 from grpo.errors import ConfigError, DataError, NoLearningSignal
+from grpo.learner.packing import common_prefix_length
 from grpo.learner.trl.loop import (
     LearningRateSchedule,
     ScheduledLR,
     WithoutTelemetry,
     restored_after,
     rows_per_pass,
-    run,
+    run_trainer,
     training_arguments,
 )
 from grpo.trajectories import Trajectory, TrajectoryGroup
@@ -38,20 +39,20 @@ from grpo.trajectories import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedPair:
-    """Two ways in which a conversation went on, the better one first; from siblings, or from a labelled data set."""
+    """Chosen and rejected continuation of one prompt, in tokens."""
 
     prompt_ids: NDArray[np.int32]  # [prompt]
     chosen_ids: NDArray[np.int32]  # [chosen]
-    chosen_mask: NDArray[np.bool_]  # [chosen] True where the policy speaks
+    chosen_mask: NDArray[np.bool_]  # [chosen] True for completion tokens
     rejected_ids: NDArray[np.int32]  # [rejected]
     rejected_mask: NDArray[np.bool_]  # [rejected]
     scenario_id: str
-    """Where it comes from; pairs of one scenario are not torn apart into training and held-out ones."""
+    """Scenario of the pair; pairs of one scenario are all trained on or all held out."""
 
     def __post_init__(self) -> None:
         place = f"preference of scenario {self.scenario_id}"
         if not len(self.prompt_ids):
-            raise DataError(f"{place} has no prompt; at least one token must stand before what is compared")
+            raise DataError(f"{place} has no prompt; at least one token must precede both sides")
         for name, ids, mask in (
             ("chosen", self.chosen_ids, self.chosen_mask),
             ("rejected", self.rejected_ids, self.rejected_mask),
@@ -59,22 +60,22 @@ class TokenizedPair:
             if len(ids) != len(mask):
                 raise DataError(f"{place}: {name}_ids and {name}_mask have lengths {len(ids)}, {len(mask)}")
             if not mask.any():
-                raise DataError(f"{place}: {name}_mask is False everywhere; the policy must say something in both")
+                raise DataError(f"{place}: {name}_mask is False everywhere; each side needs a completion token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairingResult:
-    """The pairs of a rollout, and what gave none."""
+    """Preference pairs of a rollout, and the numbers of groups and trajectories without one."""
 
     pairs: tuple[TokenizedPair, ...]
     tied: int
-    """Groups in which no two siblings with a reward differ in it."""
+    """Groups whose rewards are all equal, or that have fewer than two."""
     unscored: int
-    """Siblings without a reward, or that said nothing; they are in no pair."""
+    """Trajectories without a reward or without completion tokens; no pair has them."""
 
 
 def make_preference_pairs(groups: Sequence[TrajectoryGroup]) -> PairingResult:
-    """Of each group the best sibling and the worst, by total reward; of equals the first.
+    """Pair the best trajectory of each group with its worst, by total reward; the first of equals.
 
     Rewards [.2, None, 1, 1] → the third is preferred to the first, one is unscored.
     """
@@ -87,15 +88,14 @@ def make_preference_pairs(groups: Sequence[TrajectoryGroup]) -> PairingResult:
         if best is None or worst is None or best[0] == worst[0]:
             tied += 1
         else:
-            pairs.append(_preference(best[1], worst[1]))
+            pairs.append(_make_pair(best[1], worst[1]))
     return PairingResult(pairs=tuple(pairs), tied=tied, unscored=unscored)
 
 
-def _preference(chosen: Trajectory, rejected: Trajectory) -> TokenizedPair:
-    """The prompt is what both share before either spoke; an environment may go on differently after it."""
+def _make_pair(chosen: Trajectory, rejected: Trajectory) -> TokenizedPair:
+    """A pair whose prompt is the common prefix before the first completion token of either."""
     start = min(int(chosen.loss_mask.argmax()), int(rejected.loss_mask.argmax()))
-    same = chosen.token_ids[:start] == rejected.token_ids[:start]
-    start = start if same.all() else int(same.argmin())
+    start = common_prefix_length([chosen.token_ids[:start], rejected.token_ids[:start]])
     return TokenizedPair(
         prompt_ids=chosen.token_ids[:start],
         chosen_ids=chosen.token_ids[start:],
@@ -121,27 +121,27 @@ def train_dpo(
     max_grad_norm: float = 1.0,
     seed: int = 0,
 ) -> list[dict[str, float]]:
-    """Make what was preferred likelier than what was not (DPO, arXiv 2305.18290, equation 7), by TRL's DPOTrainer.
+    """Direct preference optimization (DPO, arXiv 2305.18290, equation 7) by TRL's DPOTrainer.
 
         −log σ(β[log(π/π_ref)(chosen) − log(π/π_ref)(rejected)])       ln 2 where π = π_ref
 
-    Log-probabilities are summed over the tokens that the policy said, at temperature 1. A step takes
+    Log-probabilities are summed over the completion tokens, at temperature 1. A step takes
     `pairs_per_step` pairs, by default all, in passes of at most `max_tokens` tokens. Returns of each step its loss,
     margin β[…], accuracy (share of pairs with a margin above 0), entropy, gradient norm and learning rate, and the mean
-    over steps of the tokens that were said and that passed through the model.
+    over steps of the completion tokens and of all tokens that went through the model.
     Raises `NoLearningSignal` without pairs, `ConfigError` for a beta of 0 or a reference that is the model itself.
     """
     if not pairs:
-        raise NoLearningSignal("no learning signal: no two siblings have different rewards, so there are no pairs")
+        raise NoLearningSignal("no learning signal: the rewards of each group are all equal, so no pair can be made")
     if not beta > 0:
-        raise ConfigError(f"training.beta is {beta:g}: DPO needs one above 0, for example 0.1")
+        raise ConfigError(f"training.beta is {beta:g}: DPO needs a value above 0, for example 0.1")
     if reference is model:
-        raise ConfigError("DPO's reference policy is the one that is trained; give a frozen copy")
+        raise ConfigError("DPO's reference policy is the model that is trained; pass a frozen copy")
     per_step = min(pairs_per_step or len(pairs), len(pairs))
     width = max(len(p.prompt_ids) + max(len(p.chosen_ids), len(p.rejected_ids)) for p in pairs)
     per_pass = rows_per_pass(per_step, width=2 * width, max_tokens=max_tokens)
     with restored_after(model, reference), TemporaryDirectory() as folder:
-        trainer = _TokenizedPairs(
+        trainer = _TokenizedDPOTrainer(
             model=model,
             ref_model=reference,
             args=DPOConfig(
@@ -155,12 +155,12 @@ def train_dpo(
             ),
             train_dataset=Dataset.from_list([_columns(pair) for pair in pairs]),
             processing_class=tokenizer,
-            data_collator=_SpokenPairs(pad_token_id=tokenizer.pad_token_id),
+            data_collator=_MaskedPairCollator(pad_token_id=tokenizer.pad_token_id),
             optimizers=(optimizer, ScheduledLR(optimizer, learning_rate)),
         )
-        logged = run(trainer)
-    said = sum(int(pair.chosen_mask.sum() + pair.rejected_mask.sum()) for pair in pairs)
-    passed = sum(2 * len(pair.prompt_ids) + len(pair.chosen_ids) + len(pair.rejected_ids) for pair in pairs)
+        logged = run_trainer(trainer)
+    completion_tokens = sum(int(pair.chosen_mask.sum() + pair.rejected_mask.sum()) for pair in pairs)
+    processed_tokens = sum(2 * len(pair.prompt_ids) + len(pair.chosen_ids) + len(pair.rejected_ids) for pair in pairs)
     names = {
         "loss": "loss",
         "margin": "rewards/margins",
@@ -169,12 +169,15 @@ def train_dpo(
         "gradient_norm": "grad_norm",
         "learning_rate": "learning_rate",
     }
-    sizes = {"tokens": said * epochs / len(logged), "passed": passed * epochs / len(logged)}
-    return [{**{ours: entry[theirs] for ours, theirs in names.items()}, **sizes} for entry in logged]
+    sizes = {
+        "tokens": completion_tokens * epochs / len(logged),
+        "processed_tokens": processed_tokens * epochs / len(logged),
+    }
+    return [{**{name: entry[key] for name, key in names.items()}, **sizes} for entry in logged]
 
 
 def _columns(pair: TokenizedPair) -> dict[str, list[int]]:
-    """A pair in the words of TRL's collator, and the masks, which it does not know."""
+    """A row of TRL's data set, and the masks, which TRL does not have."""
     return {
         "prompt_ids": pair.prompt_ids.tolist(),
         "chosen_ids": pair.chosen_ids.tolist(),
@@ -184,8 +187,8 @@ def _columns(pair: TokenizedPair) -> dict[str, list[int]]:
     }
 
 
-class _SpokenPairs(DataCollatorForPreference):
-    """TRL's collator, with the loss on what the policy said instead of on all that came after the prompt."""
+class _MaskedPairCollator(DataCollatorForPreference):
+    """TRL's collator, with the loss on completion tokens alone instead of on all tokens after the prompt."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch: dict[str, torch.Tensor] = super().torch_call(examples)
@@ -198,9 +201,9 @@ class _SpokenPairs(DataCollatorForPreference):
         return batch
 
 
-class _TokenizedPairs(WithoutTelemetry, DPOTrainer):
-    """A DPOTrainer for pairs that are tokens already."""
+class _TokenizedDPOTrainer(WithoutTelemetry, DPOTrainer):
+    """A DPOTrainer for pairs in tokens."""
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
-        """Leave the tokens as they were sampled."""
+        """Keep the tokens as they were sampled."""
         return dataset

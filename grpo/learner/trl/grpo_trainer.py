@@ -1,12 +1,12 @@
-"""The second engine: TRL's GRPOTrainer takes the steps, from the trajectories that were stored.
+"""GRPO updates by TRL's GRPOTrainer on stored trajectories: `training.engine: trl`.
 
     ours                TRL
-    sampled tokens      prompt_ids up to the first token that the policy said, completion_ids from there
+    sampled tokens      prompt_ids up to the first completion token, completion_ids from there
     loss_mask           tool_mask
     sampler_logprobs    sampling_per_token_logps
-    total_reward        the answer of the only reward function; TRL compares siblings itself
+    total_reward        result of the only reward function; TRL computes the advantages
 
-Groups are positional and of equal size: what TRL cannot do, or does differently, is refused before any step.
+Groups are positional and of equal size; settings and rollouts that TRL does not support are errors before any step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from grpo.learner.trl.loop import (
     WithoutTelemetry,
     restored_after,
     rows_per_pass,
-    run,
+    run_trainer,
     training_arguments,
 )
 from grpo.trajectories import Trajectory, TrajectoryGroup
@@ -46,10 +46,10 @@ LOSSES: dict[str, dict[str, Any]] = {
     "cispo": {"loss_type": "cispo"},
     "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
 }
-"""What TRL calls our algorithms."""
+"""TRL's settings of each algorithm."""
 
 
-def train(
+def train_grpo(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     groups: Sequence[TrajectoryGroup],
@@ -60,10 +60,10 @@ def train(
     reference: PreTrainedModel | None = None,
     seed: int = 0,
 ) -> list[dict[str, float]]:
-    """One optimizer step an epoch on all groups; returns what `Learner.step` does, for each step.
+    """One optimizer step an epoch on all groups; returns the metrics of `Learner.step` for each step.
 
-    The optimizer is the caller's, so its moments go on from one rollout to the next. `reference` is needed with
-    `settings.beta`. Raises `ConfigError` for a setting and `DataError` for a rollout that TRL's trainer cannot take,
+    The optimizer is the caller's, so its moments carry over to the next rollout. `reference` is needed with
+    `settings.beta`. Raises `ConfigError` for a setting and `DataError` for a rollout that TRL does not support,
     `RatioError` when the stored log-probabilities are not the model's.
     """
     with restored_after(model, *([reference] if reference is not None else [])), TemporaryDirectory() as folder:
@@ -78,10 +78,10 @@ def train(
             seed=seed,
             folder=folder,
         )
-        logged = run(trainer)
-    said = sum(row.completion_tokens for row in trainer.rows)
-    passed = sum(len(row.token_ids) for row in trainer.rows)
-    return [_metrics(entry, said=said, passed=passed) for entry in logged]
+        logged = run_trainer(trainer)
+    completion_tokens = sum(row.completion_tokens for row in trainer.rows)
+    processed_tokens = sum(len(row.token_ids) for row in trainer.rows)
+    return [_metrics(entry, tokens=completion_tokens, processed_tokens=processed_tokens) for entry in logged]
 
 
 def make_trainer(
@@ -96,10 +96,10 @@ def make_trainer(
     seed: int,
     folder: str,
 ) -> StoredRolloutTrainer:
-    """TRL's trainer with these trajectories in it. It patches the models: lend them. Raises as `train` does."""
+    """TRL's trainer on these trajectories. It patches the models: use `restored_after`. Raises as `train_grpo` does."""
     rows = _rows(groups)
     if settings.beta and reference is None:
-        raise ConfigError(f"training.beta {settings.beta:g} measures the distance from a reference policy; give one")
+        raise ConfigError(f"training.beta {settings.beta:g} needs a reference policy; pass one")
     trainer = StoredRolloutTrainer(
         model=model,
         args=_arguments(rows, len(groups[0].trajectories), settings, folder, model.device, seed),
@@ -108,25 +108,25 @@ def make_trainer(
         processing_class=tokenizer,
         optimizers=(optimizer, ScheduledLR(optimizer, learning_rate)),
     )
-    trainer.take(rows, settings, reference)
+    trainer.set_rollouts(rows, settings, reference)
     return trainer
 
 
 def _rows(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
-    """All siblings of all groups, in TRL's order."""
+    """The trajectories of all groups, in TRL's order."""
     sizes = {len(group.trajectories) for group in groups}
     if len(sizes) != 1 or min(sizes) < 2:
         odd = next((g for g in groups if len(g.trajectories) != len(groups[0].trajectories)), groups[0])
         raise DataError(
-            f"scenario {odd.scenario_id} has {len(odd.trajectories)} siblings: engine trl needs groups of one size, at "
-            f"least 2, and these have {sorted(sizes)}; leave training.engine out"
+            f"scenario {odd.scenario_id} has {len(odd.trajectories)} trajectories: engine trl needs groups of one "
+            f"size, at least 2, and these have {sorted(sizes)}; leave training.engine out"
         )
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     for row in rows:
         if row.total_reward is None:
-            raise DataError(f"{row.place} has no reward: engine trl cannot leave it out; leave training.engine out")
+            raise DataError(f"{row.place} has no reward: engine trl cannot mask it; leave training.engine out")
         if not row.loss_mask.any() or row.loss_mask[0]:
-            raise DataError(f"{row.place}: engine trl needs a prompt, and something that the policy said after it")
+            raise DataError(f"{row.place}: engine trl needs a prompt, and a completion after it")
     temperatures = sorted({row.temperature for row in rows})
     if len(temperatures) > 1:
         raise DataError(
@@ -137,13 +137,13 @@ def _rows(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
 
 def _arguments(
     rows: Sequence[Trajectory],
-    siblings: int,
+    group_size: int,
     settings: TrainingSettings,
     folder: str,
     device: torch.device,
     seed: int,
 ) -> GRPOConfig:
-    """Our settings in TRL's words."""
+    """TRL's configuration from the settings."""
     algorithm = get_algorithm(
         settings.algorithm,
         scale_by_std=settings.scale_by_std,
@@ -162,7 +162,7 @@ def _arguments(
         **LOSSES[settings.algorithm],
         max_steps=settings.epochs,
         num_iterations=settings.epochs,
-        num_generations=siblings,
+        num_generations=group_size,
         per_device_train_batch_size=per_pass,
         gradient_accumulation_steps=len(rows) // per_pass,
         shuffle_dataset=False,
@@ -182,34 +182,36 @@ def _arguments(
 
 
 def _prompt_length(row: Trajectory) -> int:
-    """Tokens before the first that the policy said."""
+    """Tokens before the first completion token."""
     return int(row.loss_mask.argmax())
 
 
 def _stored_reward(reward: list[float], **_: Any) -> list[float]:
-    """The rewards that came with the trajectories."""
+    """The rewards that are stored with the trajectories."""
     return reward
 
 
 class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
-    """A GRPOTrainer that samples nothing: its completions, their log-probabilities and rewards were stored."""
+    """A GRPOTrainer on stored completions, log-probabilities and rewards; it samples nothing."""
 
-    def take(self, rows: Sequence[Trajectory], settings: TrainingSettings, reference: PreTrainedModel | None) -> None:
-        """Give it what it trains on."""
+    def set_rollouts(
+        self, rows: Sequence[Trajectory], settings: TrainingSettings, reference: PreTrainedModel | None
+    ) -> None:
+        """Set the trajectories to train on."""
         self.rows, self.settings = rows, settings
-        self.use_vllm = True  # after construction, which would start one: makes the loss read stored log-probabilities
-        if settings.beta and reference is not None:  # TRL would load one from the place that the model came from
+        self.use_vllm = True  # the loss then reads stored log-probabilities; at construction it would start a server
+        if settings.beta and reference is not None:  # TRL would load one from where the model was loaded
             add_fused_lm_head(reference, temperature=self.temperature)
             self.beta, self.ref_model = settings.beta, reference
 
     def _generate(self, prompts: list[str]) -> tuple[Any, ...]:
-        """The stored rollouts, in place of new ones."""
+        """Return the stored rollouts."""
         pairs = [(row, _prompt_length(row)) for row in self.rows]
         return (
             [row.token_ids[:start].tolist() for row, start in pairs],
             [row.token_ids[start:].tolist() for row, start in pairs],
             [row.loss_mask[start:].astype(np.int64).tolist() for row, start in pairs],
-            [row.place for row in self.rows],  # the texts, which only the log would show
+            [row.place for row in self.rows],  # texts, for the log alone
             [row.sampler_logprobs[start:].tolist() for row, start in pairs],
             {"reward": [row.total_reward for row in self.rows]},
             None,  # images
@@ -217,16 +219,16 @@ class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's batch; without an importance cap the stored log-probabilities are the old ones, as they stand."""
+        """TRL's batch; without an importance cap its old log-probabilities are the stored ones, unchanged."""
         batch = super()._generate_and_score_completions(inputs)
         if self.settings.importance_sampling_cap is None:
-            own, stored = batch["old_per_token_logps"], batch["sampling_per_token_logps"]
-            said = batch["completion_mask"] * batch["tool_mask"]
-            off = ((((own - stored).exp() - 1).abs() * said).sum(dim=1) / said.sum(dim=1)).tolist()
+            policy, stored = batch["old_per_token_logps"], batch["sampling_per_token_logps"]
+            mask = batch["completion_mask"] * batch["tool_mask"]
+            off = ((((policy - stored).exp() - 1).abs() * mask).sum(dim=1) / mask.sum(dim=1)).tolist()
             rows = [(distance, row.place) for distance, row in zip(off, self.rows, strict=True)]
             check_ratio(rows, tolerance=self.settings.ratio_tolerance)
             batch["old_per_token_logps"] = stored
-            batch["importance_sampling_ratio"] = torch.ones_like(stored)  # the ratio to the old ones says it all
+            batch["importance_sampling_ratio"] = torch.ones_like(stored)
         return batch
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any, Any]:
@@ -235,26 +237,26 @@ class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
         return logprobs, entropy, auxiliary
 
     def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss; beside it the mean importance ratio, which TRL does not log."""
+        """TRL's loss; logs the mean importance ratio, which TRL does not."""
         loss: torch.Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
-        said = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-        log_ratio = (self.policy_logprobs - inputs["old_per_token_logps"])[said]
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        log_ratio = (self.policy_logprobs - inputs["old_per_token_logps"])[mask]
         by_sequence = self.importance_sampling_level == "sequence"
-        ratio = importance_ratio(log_ratio, said.sum(dim=1), by_sequence=by_sequence)
+        ratio = importance_ratio(log_ratio, mask.sum(dim=1), by_sequence=by_sequence)
         self._metrics["train"]["ratio"].append(float(ratio.mean()))
         return loss
 
 
-def _metrics(logged: dict[str, float], *, said: int, passed: int) -> dict[str, float]:
-    """One step in the words of `Learner.step`; of several passes TRL gives the mean of their means."""
+def _metrics(logged: dict[str, float], *, tokens: int, processed_tokens: int) -> dict[str, float]:
+    """Metrics of a step by the names of `Learner.step`; over several passes TRL averages their means."""
     clipped = "cispo_clip_ratio" if "cispo_clip_ratio" in logged else "clip_ratio/region_mean"
     return {
         "ratio": logged["ratio"],
         "clip_share": logged[clipped],
         "entropy": logged["entropy"],
         "loss": logged["loss"],
-        "tokens": said,
-        "passed": passed,
+        "tokens": tokens,
+        "processed_tokens": processed_tokens,
         "gradient_norm": logged["grad_norm"],
         "learning_rate": logged["learning_rate"],
     }

@@ -1,4 +1,4 @@
-"""TRL's training loop without its habits: no network, no files, no printing, and the models come back as they were."""
+"""TRL's training loop without network, files and printing; the models keep their configuration."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from grpo import progress
 from grpo.errors import ConfigError, PolicyError
 
 LearningRateSchedule = Callable[[int], float]
-"""Learning rate of the k-th optimizer step of a call, k from 0; asked in order, and once more after the last step."""
+"""Learning rate of the k-th optimizer step of a call, k from 0; called in order, and once more after the last step."""
 
 
 class WithoutTelemetry(Trainer):
-    """A trainer that reports to nobody; TRL's own asks a server on the network to count its users."""
+    """A trainer without TRL's usage telemetry, which is a request to a server on the network."""
 
     def _send_telemetry(self) -> None:
         """Send nothing."""
 
 
 class ScheduledLR(LambdaLR):
-    """The learning rate of each step, as its caller has it."""
+    """Absolute learning rates from a `LearningRateSchedule`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, rate: LearningRateSchedule) -> None:
         self.rate = rate
         super().__init__(optimizer, rate)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """The rate of the coming step, for every group of weights."""
+        """Rate of the next step, for every parameter group."""
         return [self.rate(self.last_epoch) for _ in self.optimizer.param_groups]
 
 
 class _Progress(TrainerCallback):
-    """Tells whoever watches how far the training is."""
+    """Reports the progress of the training."""
 
     def on_log(
         self,
@@ -50,13 +50,13 @@ class _Progress(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """After each optimizer step."""
+        """Report an optimizer step."""
         if logs and "loss" in logs:
             progress.report("train", state.global_step, state.max_steps, loss=logs["loss"])
 
 
 def training_arguments(folder: str, device: torch.device, *, seed: int) -> dict[str, Any]:
-    """What every trainer of ours is told: float32, each step logged in memory, nothing written or sent."""
+    """Arguments that all trainers share: float32, each step logged in memory, nothing written or sent."""
     return {
         "output_dir": folder,
         "report_to": [],
@@ -80,8 +80,8 @@ def rows_per_pass(count: int, *, width: int, max_tokens: int) -> int:
     return max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * width <= max_tokens))
 
 
-def run(trainer: Trainer) -> list[dict[str, float]]:
-    """Train to the end; returns what was logged of each optimizer step. Raises `ConfigError` under torchrun."""
+def run_trainer(trainer: Trainer) -> list[dict[str, float]]:
+    """Train to the end; returns the log entry of each optimizer step. Raises `ConfigError` under torchrun."""
     if trainer.args.world_size > 1:
         raise ConfigError(
             f"TRL's trainers train in one process here, not in {trainer.args.world_size}: each would take the whole "
@@ -95,7 +95,7 @@ def run(trainer: Trainer) -> list[dict[str, float]]:
 
 @contextmanager
 def restored_after(*models: PreTrainedModel) -> Iterator[None]:
-    """Models that TRL may patch and reconfigure inside; afterwards only weights differ, and they are in eval mode.
+    """Restore the configuration of models that TRL patches inside; only their weights differ, in eval mode.
 
     Raises `PolicyError` for a model with dropout: with it the importance ratio would not be 1 at the start.
     """
@@ -105,12 +105,12 @@ def restored_after(*models: PreTrainedModel) -> Iterator[None]:
             raise PolicyError(f"{type(model).__name__} has dropout {dropped}; set it to 0 in its config.json")
     kept = [copy.deepcopy((vars(model.config), vars(model.generation_config))) for model in models]
     try:
-        with warnings.catch_warnings():  # TRL 1.16 asks for it by a name that transformers 5.23 gives up
+        with warnings.catch_warnings():  # TRL 1.16 uses a name that transformers 5.23 deprecates
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprec", category=FutureWarning)
             yield
     finally:
         for model, before in zip(models, kept, strict=True):
-            vars(model).pop("forward", None)  # TRL lays its fused head over the class's own
+            vars(model).pop("forward", None)  # TRL sets its fused head on the instance
             for config, fields in zip((model.config, model.generation_config), before, strict=True):
                 vars(config).clear()
                 vars(config).update(fields)

@@ -1,36 +1,49 @@
-"""A reward learned from preferences: one number a conversation, by TRL's RewardTrainer."""
+"""Reward models trained on preference pairs (Bradley–Terry), by TRL's RewardTrainer or on hashed n-grams.
+
+`await NeuralRewardTrainer(model_name, preference_data).train()`
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
-from grpo.errors import DataError, PolicyError
+from grpo.errors import DataError, PolicyError, RewardError, Unscored
+from grpo.learner.packing import common_prefix_length
 from grpo.learner.trl.dpo_trainer import TokenizedPair
-from grpo.learner.trl.loop import WithoutTelemetry, rows_per_pass, run, training_arguments
+from grpo.learner.trl.loop import WithoutTelemetry, rows_per_pass, run_trainer, training_arguments
+from grpo.messages import Message
 from grpo.policy.transformers.model import load_tokenizer
 from grpo.rewards.learned.metrics import wilson_interval
+from grpo.rewards.learned.model_card import ModelCard
+from grpo.rewards.learned.neural import NeuralReward
+from grpo.rewards.learned.training import held_out_mask, train_on_pairs
+from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
+from grpo.scenarios.reward_data import PreferencePair
+
+NGRAMS = "ngrams"
 
 
 class RewardModelReport(BaseModel):
-    """How well a reward model tells better from worse on scenarios that it did not see."""
+    """Pair accuracy of a reward model on held-out scenarios."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     trained_pairs: int
     heldout_pairs: int
     accuracy: float
-    """Share of held-out pairs whose better side has the higher reward."""
+    """Share of held-out pairs whose chosen side has the higher reward."""
     low: float
     """Bounds of its 95 % interval."""
     high: float
@@ -50,13 +63,13 @@ def train_reward_model(
     validation_fraction: float = 0.2,
     seed: int = 0,
 ) -> RewardModelReport:
-    """Train a head with one output on the model in `base`, backbone included, and write it to `target` as safetensors.
+    """Train the model in `base` with a head of one output, and write it to `target` as safetensors.
 
-    Bradley–Terry (1952): −log σ(r(prompt, chosen) − r(prompt, rejected)), r read at the last token. Scenarios, not
-    pairs, are held out, a `validation_fraction` of them drawn by `seed`. Raises `DataError` when one of
-    the two sides stays empty, `PolicyError` when `base` holds no model that can be given such a head.
+    Bradley–Terry (1952): −log σ(r(prompt, chosen) − r(prompt, rejected)), r read at the last token. A
+    `validation_fraction` of the scenarios, not of the pairs, is held out, drawn by `seed`. Raises `DataError` when the
+    training or the held-out pairs are empty, `PolicyError` when `base` has no safetensors weights.
     """
-    trained, heldout = _hold_out(pairs, share=validation_fraction, seed=seed)
+    trained, heldout = _hold_out(pairs, fraction=validation_fraction, seed=seed)
     tokenizer = load_tokenizer(base)
     if not any(base.glob("*.safetensors")):
         raise PolicyError(f"no *.safetensors in {base}; pickled weights are refused: convert them to safetensors")
@@ -65,7 +78,7 @@ def train_reward_model(
     per_pass = rows_per_pass(per_step, width=2 * width, max_tokens=max_tokens)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with TemporaryDirectory() as folder:
-        trainer = _SilentRewardTrainer(
+        trainer = _RewardTrainer(
             model=str(base),
             args=RewardConfig(
                 **training_arguments(folder, device, seed=seed),
@@ -82,16 +95,16 @@ def train_reward_model(
             ),
             processing_class=tokenizer,
         )
-        logged = run(trainer)
+        logged = run_trainer(trainer)
     model = trainer.model.eval()
-    right = sum(reward(model, _chosen(pair)) > reward(model, _rejected(pair)) for pair in heldout)
+    correct = sum(predict_reward(model, _chosen(pair)) > predict_reward(model, _rejected(pair)) for pair in heldout)
     model.save_pretrained(target, safe_serialization=True)
     tokenizer.save_pretrained(target)
-    low, high = wilson_interval(right, len(heldout))
+    low, high = wilson_interval(correct, len(heldout))
     return RewardModelReport(
         trained_pairs=len(trained),
         heldout_pairs=len(heldout),
-        accuracy=right / len(heldout),
+        accuracy=correct / len(heldout),
         low=low,
         high=high,
         loss=logged[-1]["loss"],
@@ -99,27 +112,27 @@ def train_reward_model(
 
 
 @torch.no_grad()
-def reward(model: PreTrainedModel, token_ids: NDArray[np.int32]) -> float:
-    """What a reward model gives a conversation [tokens]."""
+def predict_reward(model: PreTrainedModel, token_ids: NDArray[np.int32]) -> float:
+    """Output of a reward model for a conversation [tokens]."""
     ids = torch.from_numpy(token_ids.astype(np.int64))[None].to(model.device)
     return float(model(input_ids=ids, use_cache=False).logits[0, 0])
 
 
 def _hold_out(
-    pairs: Sequence[TokenizedPair], *, share: float, seed: int
+    pairs: Sequence[TokenizedPair], *, fraction: float, seed: int
 ) -> tuple[list[TokenizedPair], list[TokenizedPair]]:
-    """Pairs to train on and pairs to be judged by, which share no scenario."""
+    """Training and held-out pairs, which share no scenario."""
     scenarios = sorted({pair.scenario_id for pair in pairs})
-    count = round(share * len(scenarios))
+    count = round(fraction * len(scenarios))
     if not 0 < count < len(scenarios):
         raise DataError(
-            f"a held-out share of {share:g} of {len(scenarios)} scenarios leaves {len(scenarios) - count} to train on "
-            f"and {count} to be judged by; both must be at least 1: add preferences of other scenarios"
+            f"validation_fraction {fraction:g} of {len(scenarios)} scenarios leaves {len(scenarios) - count} for "
+            f"training and {count} held out; both must be at least 1: add preferences of other scenarios"
         )
     order = np.random.default_rng(seed).permutation(len(scenarios))
-    apart = {scenarios[index] for index in order[:count]}
-    trained = [pair for pair in pairs if pair.scenario_id not in apart]
-    return trained, [pair for pair in pairs if pair.scenario_id in apart]
+    held_out = {scenarios[index] for index in order[:count]}
+    trained = [pair for pair in pairs if pair.scenario_id not in held_out]
+    return trained, [pair for pair in pairs if pair.scenario_id in held_out]
 
 
 def _chosen(pair: TokenizedPair) -> NDArray[np.int32]:
@@ -130,5 +143,112 @@ def _rejected(pair: TokenizedPair) -> NDArray[np.int32]:
     return np.concatenate([pair.prompt_ids, pair.rejected_ids])
 
 
-class _SilentRewardTrainer(WithoutTelemetry, RewardTrainer):
-    """A RewardTrainer that reports to nobody."""
+class _RewardTrainer(WithoutTelemetry, RewardTrainer):
+    """TRL's RewardTrainer without telemetry."""
+
+
+class TransformerReward(RewardFunction):
+    """Sigmoid of the output of a reward model; the folder is one of `train_reward_model`.
+
+    Raises `RewardError` when the interval of the held-out accuracy contains 0.5.
+    """
+
+    name = "neural"
+
+    def __init__(self, *, model: Path, report: RewardModelReport, weight: float = 1.0) -> None:
+        super().__init__(weight=weight)
+        if report.low <= 0.5:
+            raise RewardError(
+                f"the reward in {model} may be guessing: held-out pair accuracy {report.accuracy:.3f}, 95 % interval "
+                f"{report.low:.3f} to {report.high:.3f} holds 0.5; train it on more pairs"
+            )
+        self.report = report
+        self.tokenizer = load_tokenizer(model)
+        self.model = AutoModelForSequenceClassification.from_pretrained(
+            model, use_safetensors=True, local_files_only=True, dtype=torch.float32
+        ).eval()
+
+    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+        """Score the whole conversation; one without a reply is `Unscored`."""
+        if not any(turn.role == "assistant" for turn in turns):
+            raise Unscored("the conversation has no reply of the agent")
+        raw = predict_reward(self.model, _tokens(self.tokenizer, turns))
+        return RewardResult(score=float(1 / (1 + np.exp(-raw))), metadata={"raw": raw})
+
+
+class NeuralRewardTrainer:
+    """Bradley–Terry training on preference pairs, a fifth of them, by whole groups, held out.
+
+    `model_name` is the folder of a transformer, whose weights are trained on, or "ngrams": a small network over hashed
+    n-grams, from scratch. After training, `report` holds the held-out pair accuracy with its interval, and `folder`
+    the reward.
+    """
+
+    def __init__(
+        self,
+        model_name: str | Path,
+        preference_data: Sequence[PreferencePair],
+        *,
+        folder: Path | None = None,
+        learning_rate: float = 1e-4,
+        epochs: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.model_name = str(model_name)
+        self.pairs = tuple(preference_data)
+        self.folder = folder or Path(mkdtemp(prefix="grpo-reward-"))
+        self.learning_rate = learning_rate
+        self.epochs = epochs
+        self.seed = seed
+        self.report: ModelCard | RewardModelReport | None = None
+
+    async def train(self) -> NeuralReward | TransformerReward:
+        """Train and evaluate in a thread, and return the reward.
+
+        Raises `RewardError` for a reward whose accuracy may be that of guessing, `DataError` when nothing can be held
+        out.
+        """
+        return await asyncio.to_thread(self._train_ngrams if self.model_name == NGRAMS else self._train_transformer)
+
+    def _train_ngrams(self) -> NeuralReward:
+        mask = held_out_mask([pair.group for pair in self.pairs])
+        trained = [pair for pair, held_out in zip(self.pairs, mask, strict=True) if not held_out]
+        heldout = [pair for pair, held_out in zip(self.pairs, mask, strict=True) if held_out]
+        self.report = train_on_pairs(trained, heldout, self.folder, split="a fifth by group", seed=self.seed)
+        return NeuralReward(model=self.folder)
+
+    def _train_transformer(self) -> TransformerReward:
+        base = Path(self.model_name)
+        tokenizer = load_tokenizer(base)
+        self.report = train_reward_model(
+            [_tokenize_pair(tokenizer, pair) for pair in self.pairs],
+            base,
+            self.folder,
+            learning_rate=self.learning_rate,
+            epochs=self.epochs,
+            seed=self.seed,
+        )
+        return TransformerReward(model=self.folder, report=self.report)
+
+
+def _tokenize_pair(tokenizer: PreTrainedTokenizerBase, pair: PreferencePair) -> TokenizedPair:
+    """A pair in tokens, whose prompt is the common prefix of both sides."""
+    chosen, rejected = (_tokens(tokenizer, [*pair.prompt, reply]) for reply in (pair.chosen, pair.rejected))
+    start = min(common_prefix_length([chosen, rejected]), len(chosen) - 1, len(rejected) - 1)
+    return TokenizedPair(
+        prompt_ids=chosen[:start],
+        chosen_ids=chosen[start:],
+        chosen_mask=np.ones(len(chosen) - start, dtype=np.bool_),
+        rejected_ids=rejected[start:],
+        rejected_mask=np.ones(len(rejected) - start, dtype=np.bool_),
+        scenario_id=pair.group,
+    )
+
+
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
+) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    if tokenizer.chat_template is None:
+        raise PolicyError("the tokenizer has no chat template to render a conversation with; add one to its folder")
+    text = tokenizer.apply_chat_template([message.to_template() for message in messages], tokenize=False)
+    return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Policies that are transformers models in this process."""
+"""Inference in this process with transformers models."""
 
 from grpo.policy.transformers.mkl_warmup import warm_up_mkl
 

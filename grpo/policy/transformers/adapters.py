@@ -1,4 +1,4 @@
-"""LoRA through peft: small matrices are trained beside weights that stay as they are."""
+"""LoRA adapters through peft: low-rank matrices are trained, the base weights are frozen."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from grpo.config.adapters import LoraSettings
+from grpo.config.training import LoraSettings
 from grpo.errors import ConfigError
 
 CONFIG = "adapter_config.json"
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
-    """Give a model untrained adapters, which change nothing yet, and freeze its own weights.
+    """Add untrained adapters, which do not change the output yet, and freeze the model's own weights.
 
     Raises `ConfigError` for a name in `target_modules` that no linear layer has.
     """
-    from peft import LoraConfig  # 4 s, which runs without adapters need not pay
+    from peft import LoraConfig  # takes 4 s, skipped by runs without adapters
 
     targets = settings.target_modules
     names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
@@ -46,13 +46,13 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
 
 
 def has_adapters(model: PreTrainedModel) -> bool:
-    """Whether a model carries adapters."""
+    """Check if a model has adapters."""
     return bool(getattr(model, "peft_config", None))
 
 
 @contextmanager
 def without_adapters(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The model as it was before it was given adapters; one that has none as it is. No copy is made."""
+    """Disable the adapters inside the context, if there are any; makes no copy."""
     if not has_adapters(model):
         yield model
         return
@@ -64,24 +64,24 @@ def without_adapters(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model with the adapters added to its weights, which needs no peft; without adapters, itself."""
+    """Copy the model with its adapters merged into the weights; returns a model without adapters unchanged."""
     if not has_adapters(model):
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    whole = copy.deepcopy(model)
-    for name, layer in list(whole.named_modules()):
+    merged = copy.deepcopy(model)
+    for name, layer in list(merged.named_modules()):
         if isinstance(layer, BaseTunerLayer):
             layer.merge()
-            whole.set_submodule(name, layer.get_base_layer())
-    del whole.peft_config
-    whole._hf_peft_config_loaded = False
-    return whole.requires_grad_(True)
+            merged.set_submodule(name, layer.get_base_layer())
+    del merged.peft_config
+    merged._hf_peft_config_loaded = False
+    return merged.requires_grad_(True)
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Put the adapters that lie in `folder` on their base model."""
+    """Load the adapters in `folder` onto their base model."""
     conversions = getattr(model, "_weight_conversions", None)
     model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
-    model._weight_conversions = conversions  # the adapters left theirs, which would misname merged weights on disk
+    model._weight_conversions = conversions  # those of the adapters would misname merged weights on disk
     model.eval()

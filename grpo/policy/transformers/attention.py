@@ -1,8 +1,8 @@
-"""Attention over one flat row [1, tokens] of many conversations: everything else is per token, so nothing is padded.
+"""Attention over one flat row [1, tokens] of many conversations, without padding.
 
-Slots, for sampling: every conversation in flight has a row of a preallocated key-value cache; a pass takes one new
-token of those that are speaking and many of those that just heard something. Trees, for learning: segments see
-what they share with others. Without either, the same name falls through to PyTorch's attention.
+Slots, for sampling: every conversation in progress has a slot of a preallocated KV cache; a pass has one token of each
+decoding slot and many of each prefilling one. Trees, for training: segments attend to their shared prefixes. Without
+either, PyTorch's attention is called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 IMPLEMENTATION = "grpo_flat"
 _AHEAD = 64
-"""Tokens of each slot that are cleared at a time: what no conversation reaches is never touched."""
+"""Tokens of each slot that are cleared at a time, so that unused memory is never touched."""
 
 
 class KVCache:
@@ -36,7 +36,7 @@ class KVCache:
         return self.keys.shape[3]
 
     def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` tokens in every slot, cleared, since what is masked must still be finite."""
+        """Grow every slot to `tokens` tokens; new ones are cleared, since masked values must be finite."""
         if tokens > self.capacity:
             extra = max(tokens, 2 * self.capacity) - self.capacity
             self.keys = functional.pad(self.keys, (0, 0, 0, extra))
@@ -49,16 +49,16 @@ class KVCache:
 
     @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """Give the first `tokens` of a slot to others: siblings that share the prompt, or where it moves to."""
+        """Copy the first `tokens` of a slot to others: siblings that share the prompt, or the slot it moves to."""
         self.keys[:, targets, :, :tokens] = self.keys[:, source : source + 1, :, :tokens]
         self.values[:, targets, :, :tokens] = self.values[:, source : source + 1, :, :tokens]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotBatch:
-    """Where the flat tokens of one forward pass belong.
+    """Layout of the flat tokens of one forward pass.
 
-    The first `speaking` tokens are one each of that many slots; the rest are runs of several tokens.
+    The first `decode_count` tokens belong to one decoding slot each; the rest are prefill runs of several tokens.
     """
 
     cache: KVCache
@@ -66,14 +66,14 @@ class SlotBatch:
     position: torch.Tensor  # [tokens] position of each token in its slot
     decode_count: int
     slots_in_use: int
-    """Slots [0, high) are in use."""
+    """Slots [0, slots_in_use) are in use."""
     cache_length: int
-    """No slot in use holds more tokens than this after the pass."""
-    decode_mask: torch.Tensor | None  # [high, 1, 1, reach], 0 where a speaking slot may look, -inf elsewhere
+    """Maximum number of tokens in a slot after the pass."""
+    decode_mask: torch.Tensor | None  # [slots_in_use, 1, 1, cache_length], 0 where a slot may attend, -inf elsewhere
     prefill_slots: torch.Tensor | None  # [runs]
     prefill_index: torch.Tensor | None  # [runs, width] flat token index, padded with the run's first token
-    prefill_mask: torch.Tensor | None  # [runs, 1, width, reach], likewise
-    prefill_valid: torch.Tensor | None  # [runs, width] True where run_index is no padding
+    prefill_mask: torch.Tensor | None  # [runs, 1, width, cache_length], likewise
+    prefill_valid: torch.Tensor | None  # [runs, width] False at padding of prefill_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +83,16 @@ class TreeBlock:
     queries: torch.Tensor  # [segments, width] flat token index
     keys: torch.Tensor  # [segments, past + width] flat token index
     mask: torch.Tensor
-    """[segments, 1, width, past + width], 0 where a query may look, -inf elsewhere: of booleans PyTorch would make and
-    keep as much in each layer."""
+    """[segments, 1, width, past + width], 0 where a query may attend, -inf elsewhere: from booleans PyTorch would make
+    and keep the same floats in each layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeBatch:
-    """Who sees whom in a flat row of segments that share their pasts."""
+    """Attention layout of a flat row of segments that share prefixes."""
 
     blocks: tuple[TreeBlock, ...]
-    place: torch.Tensor  # [tokens] row of each flat token in the padded answers of all blocks
+    place: torch.Tensor  # [tokens] row of each flat token in the padded outputs of all blocks
 
 
 def flat_attention(
@@ -122,19 +122,19 @@ def flat_attention(
 def _tree_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: TreeBatch, *, scaling: float | None
 ) -> torch.Tensor:
-    asked, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))  # [tokens, heads, head_dim]
-    answers = []
+    queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))  # [tokens, heads, head_dim]
+    outputs = []
     for block in tree.blocks:
         attended = functional.scaled_dot_product_attention(
-            _gather(asked, block.queries),
+            _gather(queries, block.queries),
             _gather(keys, block.keys),
             _gather(values, block.keys),
-            attn_mask=block.mask.to(asked.dtype),
+            attn_mask=block.mask.to(queries.dtype),
             scale=scaling,
             enable_gqa=True,
         )
-        answers.append(attended.transpose(1, 2).flatten(0, 1))
-    return torch.cat(answers).index_select(0, tree.place).unsqueeze(0)
+        outputs.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, tree.place).unsqueeze(0)
 
 
 def _gather(flat: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -157,12 +157,12 @@ def _slot_attention(
 
     heads, head_dim = query.shape[1], query.shape[3]
     kv_heads = key.shape[1]
-    asked = query[0].transpose(0, 1)  # [tokens, heads, head_dim]
-    answer = torch.empty_like(asked)
+    queries = query[0].transpose(0, 1)  # [tokens, heads, head_dim]
+    output = torch.empty_like(queries)
     if slots.decode_count:
-        count, speakers = slots.decode_count, slots.slot[: slots.decode_count]
-        grouped = asked.new_zeros(slots.slots_in_use, kv_heads, heads // kv_heads, head_dim)
-        grouped[speakers] = asked[:count].reshape(count, kv_heads, heads // kv_heads, head_dim)
+        count, decode_slots = slots.decode_count, slots.slot[: slots.decode_count]
+        grouped = queries.new_zeros(slots.slots_in_use, kv_heads, heads // kv_heads, head_dim)
+        grouped[decode_slots] = queries[:count].reshape(count, kv_heads, heads // kv_heads, head_dim)
         attended = functional.scaled_dot_product_attention(
             grouped,
             keys[: slots.slots_in_use, :, : slots.cache_length],
@@ -170,18 +170,18 @@ def _slot_attention(
             attn_mask=slots.decode_mask,
             scale=scaling,
         )
-        answer[:count] = attended[speakers].reshape(count, heads, head_dim)
+        output[:count] = attended[decode_slots].reshape(count, heads, head_dim)
     if slots.prefill_slots is not None and slots.prefill_index is not None and slots.prefill_valid is not None:
         attended = functional.scaled_dot_product_attention(
-            asked[slots.prefill_index].transpose(1, 2),
+            queries[slots.prefill_index].transpose(1, 2),
             keys[slots.prefill_slots, :, : slots.cache_length],
             values[slots.prefill_slots, :, : slots.cache_length],
             attn_mask=slots.prefill_mask,
             scale=scaling,
             enable_gqa=True,
         )
-        answer[slots.prefill_index[slots.prefill_valid]] = attended.transpose(1, 2)[slots.prefill_valid]
-    return answer.unsqueeze(0)
+        output[slots.prefill_index[slots.prefill_valid]] = attended.transpose(1, 2)[slots.prefill_valid]
+    return output.unsqueeze(0)
 
 
 AttentionInterface.register(IMPLEMENTATION, flat_attention)

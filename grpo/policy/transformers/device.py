@@ -1,4 +1,4 @@
-"""Where a model in this process lies, and what it computes with."""
+"""Device, dtype and attention implementation of a model in this process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FLASH = "flash_attention_2"
 
 
 def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, attention: str) -> TransformersPolicy:
-    """The policy with numbers of this dtype on this device, under the hash of what its weights are then.
+    """Move the policy to a device and dtype; a new dtype gives it a new hash.
 
-    Attention is PyTorch's sdpa over the sampler's slots whatever is asked for; why is logged. Raises `CapacityError`
-    for a device that this machine lacks.
+    Attention is always PyTorch's sdpa over the sampler's slots; a fallback is logged with its reason. Raises
+    `CapacityError` for a device that this machine lacks.
     """
     if attention == FLASH:
         missing = importlib.util.find_spec("flash_attn") is None
@@ -31,8 +31,8 @@ def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, atten
     if device == "cuda" and not torch.cuda.is_available():
         raise CapacityError("device_map cuda: this machine has no CUDA device; set device_map to auto or cpu")
     model = policy.model
-    wanted = model.device if device == "auto" else torch.device(device)
-    if model.device.type == wanted.type and model.dtype == getattr(torch, dtype):
+    target = model.device if device == "auto" else torch.device(device)
+    if model.device.type == target.type and model.dtype == getattr(torch, dtype):
         return policy
-    model.to(device=wanted, dtype=getattr(torch, dtype))
+    model.to(device=target, dtype=getattr(torch, dtype))
     return TransformersPolicy(model, policy.tokenizer)

@@ -1,4 +1,4 @@
-"""Makes the first elementwise pass of a process compute what every later one does."""
+"""MKL warm-up: the first elementwise pass of a process computes the same values as later ones."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _RESOLVED_ON_FIRST_CALL = (
     torch.tan,
     torch.tanh,
 )
-"""What PyTorch's CPU build hands to MKL's vector library."""
+"""Functions that PyTorch's CPU build delegates to MKL's vector library."""
 
 
 def warm_up_mkl() -> None:
-    """Call each of MKL's vector functions once, on one number, before threads can call them side by side.
+    """Call each of MKL's vector functions once, on one number, before threads call them concurrently.
 
-    MKL chooses a function's kernel in its first call. Where several threads make it at once, on a busy machine, one
-    of them may compute its share with a kernel of low accuracy, for that one call (PyTorch issue 188792). Cosines of
-    the first prompts came out some 1e-6 off, and a run was no longer the run that it repeated.
+    MKL selects a function's kernel in its first call. If several threads make it at once, on a busy machine, one of
+    them may use a kernel of low accuracy for that call (PyTorch issue 188792). Cosines of the first prompts differed
+    by some 1e-6, and a run was not reproducible.
     """
     for function in _RESOLVED_ON_FIRST_CALL:
         for precision in (torch.float32, torch.float64):

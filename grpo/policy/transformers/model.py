@@ -1,11 +1,10 @@
-"""Loading, hashing and saving causal language models; the models that this process already holds."""
+"""Loading, hashing, saving and caching of causal language models."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import threading
-from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -28,7 +27,7 @@ disable_progress_bar()
 
 
 class TransformersPolicy:
-    """A causal language model in this process, with the tokenizer that it was trained with."""
+    """A causal language model in this process, with its tokenizer."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         if model.config._attn_implementation != IMPLEMENTATION:
@@ -39,12 +38,12 @@ class TransformersPolicy:
 
     @property
     def max_context(self) -> int:
-        """Most tokens that the model can read."""
+        """Maximum number of tokens in the model's context."""
         return int(self.model.config.max_position_embeddings)
 
     @property
     def merged_hash(self) -> str | None:
-        """Hash of the weights once the adapters are merged in, as a run may start from them; None without adapters."""
+        """Hash of the weights with the adapters merged in, a possible start of a run; None without adapters."""
         return weights_hash(merge_adapters(self.model)) if has_adapters(self.model) else None
 
     def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
@@ -59,7 +58,7 @@ class TransformersPolicy:
     def save(self, folder: Path, *, write: bool = True) -> None:
         """Write config, safetensors weights, tokenizer and chat template.
 
-        All processes that share a model must ask; those that do not `write` only give their part.
+        Every process of a sharded model has to call it; those with `write=False` only contribute their shards.
         """
         tied: dict[int, torch.Tensor] = {}
         weights = {
@@ -73,7 +72,7 @@ class TransformersPolicy:
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """Digest of names, shapes and bytes of all weights, first 16 hex digits: the version of the policy."""
+    """Digest of names, shapes and bytes of all weights, 16 hex digits: the policy version."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -101,13 +100,13 @@ def load(
 ) -> TransformersPolicy:
     """Load a policy from a folder with config.json, *.safetensors and tokenizer files, in float32.
 
-    A folder with adapters only needs the folder of their `base`. Models go to the accelerator where there is one.
-    Raises `PolicyError` when the folder or a file is missing, when weights are only there as pickles or of another
-    architecture than config.json says, and for a quantization that this machine cannot do.
+    Adapters need the folder of their `base`. The model is placed on the GPU if there is one.
+    Raises `PolicyError` for a missing folder or file, pickled weights, weights of another architecture than that of
+    config.json, and a quantization that this machine does not support.
     """
     if (check_model_files(folder) / ADAPTERS).is_file():
-        return _load_adapted(folder, base)
-    stored = bitsandbytes_config(quantization) if quantization is not None else None
+        return _load_adapters(folder, base)
+    quantization_config = bitsandbytes_config(quantization) if quantization is not None else None
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -117,20 +116,20 @@ def load(
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
             local_files_only=True,
-            quantization_config=stored,
+            quantization_config=quantization_config,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise PolicyError(f"cannot load the model in {folder}: {error}") from error
-    strange = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
-    if strange:
+    mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
+    if mismatches:
         architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
-        raise PolicyError(f"weights in {folder} are not those of {architecture}: {strange}")
-    if not getattr(model, "is_quantized", False):  # those are placed as they are loaded
+        raise PolicyError(f"weights in {folder} are not those of {architecture}: {mismatches}")
+    if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
         model.to("cuda" if torch.cuda.is_available() else "cpu")
     return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
 
 
-def _load_adapted(folder: Path, base: Path | None) -> TransformersPolicy:
+def _load_adapters(folder: Path, base: Path | None) -> TransformersPolicy:
     if base is None:
         raise PolicyError(f"{folder} holds adapters only; give the folder of the model that they are for")
     model = load(base).model
@@ -139,10 +138,7 @@ def _load_adapted(folder: Path, base: Path | None) -> TransformersPolicy:
 
 
 class ModelCache:
-    """The policies that this process holds in memory, by hash: a stage finds what the one before it left.
-
-    Holds at most `limit` policies; the one unused for longest goes first.
-    """
+    """LRU cache of at most `limit` policies by hash, shared by the stages of this process."""
 
     def __init__(self, limit: int = 3) -> None:
         self._limit = limit
@@ -150,15 +146,15 @@ class ModelCache:
         self._lock = threading.Lock()
 
     def put(self, policy: TransformersPolicy) -> None:
-        """Keep a policy for the next stage."""
+        """Add a policy for the next stage."""
         with self._lock:
             self._policies[policy.hash] = policy
             self._trim(policy.hash)
 
     def get(self, policy_hash: str, folder: Path, *, base: Path | None = None) -> TransformersPolicy:
-        """The policy with this hash: from memory, else loaded from `folder` and checked against the hash.
+        """Get a policy from memory, or load it from `folder` and verify its hash.
 
-        `base` is where the model of a folder with adapters lies.
+        `base` is the model folder that the adapters in `folder` belong to.
         """
         with self._lock:
             policy = self._policies.pop(policy_hash, None)
@@ -171,21 +167,16 @@ class ModelCache:
             return policy
 
     def take(self, policy_hash: str, folder: Path, *, base: Path | None = None) -> TransformersPolicy:
-        """Like `get`, and remove it: the caller is about to change its weights."""
+        """Get a policy and remove it, for a caller that changes its weights."""
         policy = self.get(policy_hash, folder, base=base)
         with self._lock:
             self._policies.pop(policy_hash, None)
         return policy
 
     def _trim(self, newest: str) -> None:
-        for policy_hash in self._oldest():
-            if len(self._policies) <= self._limit:
-                return
-            if policy_hash != newest:
-                del self._policies[policy_hash]
-
-    def _oldest(self) -> Iterable[str]:
-        return list(self._policies)
+        excess = max(0, len(self._policies) - self._limit)
+        for policy_hash in [key for key in self._policies if key != newest][:excess]:
+            del self._policies[policy_hash]
 
 
 model_cache = ModelCache()

@@ -1,4 +1,4 @@
-"""A base whose matrices are stored in few bits, under adapters that are trained (QLoRA, arXiv 2305.14314)."""
+"""Quantized base weights under trained adapters (QLoRA, arXiv 2305.14314)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Quantization = Literal["int8", "nf4"]
 
 
 def bitsandbytes_config(kind: Quantization) -> BitsAndBytesConfig:
-    """How transformers is to load a model so. Raises `PolicyError` on a machine that cannot compute with it."""
+    """bitsandbytes config for transformers. Raises `PolicyError` on a machine without a GPU or the package."""
     if not torch.cuda.is_available():
         raise PolicyError(
             f"policy.quantization {kind} computes on an NVIDIA GPU, and this machine has none; leave it out"

@@ -1,12 +1,12 @@
-"""Serves the turns of many conversations from one model, in one flat batch that never waits for the slowest.
+"""Continuous batching: turns of many conversations from one model, in one flat batch without padding.
 
-    tick   conversation 1    2        3
-    1      reads 9 tokens    reads 9  –             siblings: the prompt is read once and its cache copied
-    2      speaks            speaks   reads 14
-    3      speaks            hears 12 speaks        a tool answered 2: only the new tokens are read
+    step   conversation 1    2           3
+    1      prefill 9 tokens  prefill 9   –          siblings: the prompt is prefilled once and its KV cache copied
+    2      decode            decode      prefill 14
+    3      decode            prefill 12  decode     a tool result for 2: only the new tokens are prefilled
 
-Each conversation draws from its own random numbers, so what it says does not depend on its neighbours (up to
-the last bits of floating-point sums).
+Each conversation has its own random numbers, so its tokens do not depend on the rest of the batch (up to the last bits
+of floating-point sums).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from transformers import PreTrainedModel
 
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.attention import KVCache, SlotBatch
-from grpo.policy.transformers.logits_filters import narrow
+from grpo.policy.transformers.logits_filters import filter_logits
 
-_QUIET_ROUNDS = 2
-"""Event-loop rounds in which no conversation asks for a turn before the next forward pass starts."""
-_FIRST_CAPACITY = 512
-"""Tokens for which each slot has room at first."""
+_IDLE_ROUNDS = 2
+"""Event-loop rounds without a new turn before the next forward pass starts."""
+_INITIAL_CAPACITY = 512
+"""Tokens per slot at the start."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn being spoken."""
+    """A turn in progress."""
 
     session: SlotSession
     sampling: Sampling
@@ -45,15 +45,16 @@ class _Turn:
 
 
 class SlotSession:
-    """One conversation's slot in the cache, and how much of it is filled."""
+    """One conversation with its slot in the KV cache."""
 
     def __init__(self, sampler: SlotSampler) -> None:
         self._sampler = sampler
         self.slot: int | None = None
-        self.read = 0
+        self.cached = 0
+        """Tokens in the cache."""
         self.turns = 0
         self.last: int | None = None
-        """The token said last: it is not in the cache until the next turn begins."""
+        """Last generated token, which enters the cache with the next turn."""
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`."""
@@ -65,7 +66,7 @@ class SlotSession:
 
 
 class SlotSampler:
-    """An async context: inside it, conversations may be opened and their turns are served."""
+    """Sampler with a slot per conversation; an async context manager."""
 
     def __init__(self, model: PreTrainedModel, *, stop_id: int, concurrency: int, max_context: int) -> None:
         config = model.config
@@ -79,15 +80,15 @@ class SlotSampler:
             kv_heads=getattr(config, "num_key_value_heads", heads) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             slots=concurrency,
-            capacity=min(_FIRST_CAPACITY, max_context),
+            capacity=min(_INITIAL_CAPACITY, max_context),
             like=next(model.parameters()),
         )
         self._slots = concurrency
         self._holders: list[SlotSession] = []
-        """Who holds slot 0, 1, …: no slot below the last is ever free, so that a pass computes none for nothing."""
+        """Sessions by slot; slots stay contiguous, so that a pass computes none that is free."""
         self._waiting: list[_Turn] = []
         self._active: list[_Turn] = []
-        self._pump: asyncio.Task[None] | None = None
+        self._worker: asyncio.Task[None] | None = None
         self.tokens_processed = 0
         self.tokens_generated = 0
 
@@ -95,45 +96,45 @@ class SlotSampler:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
+        if self._worker is not None:
+            self._worker.cancel()
 
     def open(self) -> SlotSession:
-        """Begin a conversation; it takes a slot when its first turn is admitted."""
+        """Start a conversation; it gets a slot when its first turn is admitted."""
         return SlotSession(self)
 
     def release(self, session: SlotSession) -> None:
-        """Free the slot of a finished conversation; the holder of the last slot moves into it."""
+        """Free the slot of a finished conversation; the session of the last slot moves into it."""
         if session.slot is None:
             return
         last = self._holders.pop()
         if last is not session and last.slot is not None:
-            self._cache.copy(last.slot, [session.slot], last.read)
+            self._cache.copy(last.slot, [session.slot], last.cached)
             self._holders[session.slot] = last
             last.slot = session.slot
         session.slot = None
 
     async def submit(self, session: SlotSession, prompt: Prompt, sampling: Sampling) -> Generation:
-        """Queue a turn and wait for it."""
+        """Queue a turn and await it."""
         unread = list(prompt.new_ids) if session.last is None else [session.last, *prompt.new_ids]
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         uniforms = sampling.uniforms(session.turns)
         self._waiting.append(_Turn(session, sampling, uniforms, unread, future, prompt.on_token))
-        if self._pump is None or self._pump.done():
-            # in a context of its own: it serves every conversation, and must not keep the one that asked first
-            self._pump = asyncio.create_task(self._run(), context=Context())
+        if self._worker is None or self._worker.done():
+            # an empty context: the task serves all conversations and must not inherit the first caller's variables
+            self._worker = asyncio.create_task(self._run(), context=Context())
         return await future
 
     async def _run(self) -> None:
-        """Forward passes until nobody waits; an error is handed to every conversation that is waiting."""
+        """Run forward passes until no turn is left; an error is raised in every waiting conversation."""
         try:
             while True:
-                await self._settle()
+                await self._wait_until_idle()
                 self._admit()
                 if not self._active:
                     return
                 with torch.inference_mode():
-                    self._tick()
+                    self._step()
         except BaseException as error:
             for turn in (*self._active, *self._waiting):
                 if not turn.future.done():
@@ -142,16 +143,16 @@ class SlotSampler:
             self._waiting.clear()
             raise
 
-    async def _settle(self) -> None:
-        """Let the conversations that were answered go on until they ask again."""
-        quiet, seen = 0, len(self._waiting)
-        while quiet < _QUIET_ROUNDS:
+    async def _wait_until_idle(self) -> None:
+        """Let finished turns' conversations continue until they submit their next turns."""
+        idle_rounds, waiting = 0, len(self._waiting)
+        while idle_rounds < _IDLE_ROUNDS:
             await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self._waiting) == seen else 0
-            seen = len(self._waiting)
+            idle_rounds = idle_rounds + 1 if len(self._waiting) == waiting else 0
+            waiting = len(self._waiting)
 
     def _admit(self) -> None:
-        """Drop turns that were cut off, and move waiting ones into the batch in order while slots are free."""
+        """Drop cancelled turns, and admit waiting ones in order while slots are free."""
         self._active = [turn for turn in self._active if not turn.future.cancelled()]
         waiting: list[_Turn] = []
         for turn in self._waiting:
@@ -166,11 +167,11 @@ class SlotSampler:
             self._active.append(turn)
         self._waiting = waiting
 
-    def _tick(self) -> None:
-        """One forward pass over every turn's unread tokens, and one token drawn for each turn."""
-        leaders, siblings = _share_prompts(self._active)
+    def _step(self) -> None:
+        """Run one forward pass over the unread tokens of all turns, and sample one token for each turn."""
+        leaders, siblings = _deduplicate_prompts(self._active)
         leaders.sort(key=lambda turn: len(turn.unread) > 1)
-        batch, ids, ends = self._lay_out(leaders)
+        batch, ids, ends = self._build_batch(leaders)
         logits = self._model(
             input_ids=ids,
             position_ids=batch.position.unsqueeze(0),
@@ -183,19 +184,19 @@ class SlotSampler:
         rows = list(range(len(leaders)))
         turns = list(leaders)
         for row, turn in enumerate(leaders):
-            turn.session.read += len(turn.unread)
+            turn.session.cached += len(turn.unread)
             followers = siblings.get(id(turn), [])
             if followers:
                 slots = [follower.session.slot for follower in followers]
-                self._cache.copy(turn.session.slot, slots, turn.session.read)  # type: ignore[arg-type]
+                self._cache.copy(turn.session.slot, slots, turn.session.cached)  # type: ignore[arg-type]
                 for follower in followers:
-                    follower.session.read = turn.session.read
+                    follower.session.cached = turn.session.cached
                     turns.append(follower)
                     rows.append(row)
-        self._draw(turns, logits if len(rows) == len(leaders) else logits[torch.tensor(rows, device=self._device)])
+        self._sample(turns, logits if len(rows) == len(leaders) else logits[torch.tensor(rows, device=self._device)])
 
-    def _lay_out(self, turns: list[_Turn]) -> tuple[SlotBatch, torch.Tensor, torch.Tensor]:
-        """Flat token ids, where they belong, and the flat index of each turn's last token."""
+    def _build_batch(self, turns: list[_Turn]) -> tuple[SlotBatch, torch.Tensor, torch.Tensor]:
+        """Build the batch layout, flat token ids, and the flat index of each turn's last token."""
         ids: list[int] = []
         slot: list[int] = []
         position: list[int] = []
@@ -204,7 +205,7 @@ class SlotSampler:
         decode_count = 0
         for turn in turns:
             assert turn.session.slot is not None
-            count, start = len(turn.unread), turn.session.read
+            count, start = len(turn.unread), turn.session.cached
             if count == 1:
                 decode_count += 1
             else:
@@ -247,31 +248,31 @@ class SlotSampler:
         )
         return batch, tensor(ids).unsqueeze(0), tensor(ends)
 
-    def _mask(self, seen: torch.Tensor) -> torch.Tensor:
-        """What is added to attention's scores; made once a pass, as PyTorch would make it of booleans in each layer."""
+    def _mask(self, visible: torch.Tensor) -> torch.Tensor:
+        """Additive attention mask, made once a pass; from booleans PyTorch would make it in each layer."""
         like = self._cache.keys
-        return like.new_zeros(()).where(seen, like.new_full((), -torch.inf))
+        return like.new_zeros(()).where(visible, like.new_full((), -torch.inf))
 
-    def _draw(self, turns: list[_Turn], logits: torch.Tensor) -> None:
-        """Draw one token a turn by inverting its cumulative distribution; finished turns leave the batch."""
+    def _sample(self, turns: list[_Turn], logits: torch.Tensor) -> None:
+        """Sample one token a turn by inverse transform; finished turns leave the batch."""
         temperatures = torch.tensor([turn.sampling.temperature or 1.0 for turn in turns], device=self._device)
-        scores = narrow(logits.float() / temperatures[:, None], [turn.sampling for turn in turns])
+        scores = filter_logits(logits.float() / temperatures[:, None], [turn.sampling for turn in turns])
         logprobs = torch.log_softmax(scores, dim=-1)
         uniforms = torch.tensor([turn.uniforms[len(turn.token_ids)] for turn in turns], device=self._device)
         cumulative = logprobs.double().exp().cumsum(dim=-1)
         targets = uniforms * cumulative[:, -1]
-        drawn = torch.searchsorted(cumulative, targets[:, None], right=True).clamp_(max=logits.shape[-1] - 1)
-        chosen = logprobs.gather(1, drawn)[:, 0].tolist()
+        sampled = torch.searchsorted(cumulative, targets[:, None], right=True).clamp_(max=logits.shape[-1] - 1)
+        token_logprobs = logprobs.gather(1, sampled)[:, 0].tolist()
         self._active = []
-        for turn, token, logprob in zip(turns, drawn[:, 0].tolist(), chosen, strict=True):
+        for turn, token, logprob in zip(turns, sampled[:, 0].tolist(), token_logprobs, strict=True):
             turn.token_ids.append(token)
             turn.logprobs.append(logprob)
             turn.unread = [token]
             self.tokens_generated += 1
             if turn.on_token is not None:
                 turn.on_token(token)
-            full = turn.session.read + 1 >= self._max_context
-            if token == self._stop_id or len(turn.token_ids) == turn.sampling.max_new_tokens or full:
+            context_full = turn.session.cached + 1 >= self._max_context
+            if token == self._stop_id or len(turn.token_ids) == turn.sampling.max_new_tokens or context_full:
                 turn.session.last = token
                 turn.session.turns += 1
                 stop = "stop" if token == self._stop_id else "length"
@@ -287,13 +288,13 @@ class SlotSampler:
                 self._active.append(turn)
 
 
-def _share_prompts(turns: list[_Turn]) -> tuple[list[_Turn], dict[int, list[_Turn]]]:
-    """Of new conversations with the same prompt only the first reads it: leaders, and siblings by leader."""
+def _deduplicate_prompts(turns: list[_Turn]) -> tuple[list[_Turn], dict[int, list[_Turn]]]:
+    """Select one leader of the new conversations with the same prompt; returns leaders, and siblings by leader id."""
     leaders: list[_Turn] = []
     siblings: dict[int, list[_Turn]] = {}
     prompts: dict[tuple[int, ...], _Turn] = {}
     for turn in turns:
-        if turn.session.read == 0:
+        if turn.session.cached == 0:
             leader = prompts.setdefault(tuple(turn.unread), turn)
             if leader is not turn:
                 siblings.setdefault(id(leader), []).append(turn)

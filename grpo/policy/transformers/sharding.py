@@ -1,4 +1,4 @@
-"""FSDP: each process holds its share of every layer, and gathers a layer while it computes with it."""
+"""FSDP: each process holds its shard of every layer, and gathers a layer while it computes with it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def shard_model(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Share a model out over all processes, in place; `model.local_logprobs(...)` then is `method(model, ...)`, gathered.
+    """Shard a model over all processes in place; `model.local_logprobs(...)` is then `method(model, ...)`, gathered.
 
-    Gradients are averaged over the processes when a pass has gone back.
+    Gradients are averaged over the processes in the backward pass.
     """
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -30,20 +30,21 @@ def shard_model(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this process holds only its share of a tensor (the class to ask for takes a second to import)."""
+    """Check if this process holds only a shard of a tensor."""
+    # isinstance would need DTensor, which takes a second to import
     return hasattr(tensor, "full_tensor")
 
 
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or all processes' shares of it put together: each process has to ask."""
+    """Gather the shards of a tensor; every process has to call it. Other tensors are returned unchanged."""
     return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
 def distribute_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A whole tensor on the device of `other`, shared out over the processes as that one is."""
+    """Move a full tensor to the device of `other`, and shard it likewise."""
     if not is_sharded(other):
         return tensor.to(other.device)
     from torch.distributed.tensor import distribute_tensor
 
-    shares = cast("DTensor", other)
-    return distribute_tensor(tensor.to(other.device), shares.device_mesh, shares.placements)
+    target = cast("DTensor", other)
+    return distribute_tensor(tensor.to(other.device), target.device_mesh, target.placements)

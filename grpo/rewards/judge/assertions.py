@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grpo.config.judge import JudgeSettings
+from grpo.config.rewards import JudgeSettings
 from grpo.errors import Unscored
 from grpo.rewards.judge.judge import Judge
 from grpo.rewards.judge.parsing import MalformedVerdict, Verdict, parse_verdicts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo.config.judge import JudgeSettings
+from grpo.config.rewards import JudgeSettings
 from grpo.errors import ConfigError, PolicyError, RewardError, Unscored
 from grpo.policy.circuit_breaker import CircuitBreaker, CircuitOpen
 from grpo.policy.openai_endpoint import OpenAIEndpoint, RequestFailed

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from grpo.config.judge import JudgeSettings
+from grpo.config.rewards import JudgeSettings
 from grpo.rewards.judge.parsing import MalformedVerdict, Verdict, parse_verdicts
 from grpo.storage.files import write_atomically
 

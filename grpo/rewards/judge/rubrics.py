@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from grpo.config.base import Settings
-from grpo.config.faults import faults, shortened
+from grpo.config.loading import describe_errors, shortened
 from grpo.errors import ConfigError
 
 RUBRICS = Path(__file__).resolve().parents[3] / "data" / "rubrics"
@@ -74,4 +74,4 @@ def find_rubric(rubric: str | Mapping[str, Any] | Rubric) -> Rubric:
     try:
         return Rubric.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"rubric {shortened(rubric)}: {'; '.join(faults(error, document))}") from error
+        raise ConfigError(f"rubric {shortened(rubric)}: {'; '.join(describe_errors(error, document))}") from error

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo.config.faults import faults
-from grpo.config.judge import JudgeSettings
+from grpo.config.loading import describe_errors
+from grpo.config.rewards import JudgeSettings
 from grpo.errors import ConfigError, Unscored
 from grpo.rewards.judge.judge import Judge
 from grpo.rewards.judge.prompt import JudgePrompt, shuffled_order
@@ -47,7 +47,9 @@ class RulerReward(GroupReward):
         try:
             self.settings = JudgeSettings(**options)
         except ValidationError as error:
-            raise ConfigError(f"reward {self.name}: {'; '.join(faults(error, options, secret=True))}") from error
+            raise ConfigError(
+                f"reward {self.name}: {'; '.join(describe_errors(error, options, secret=True))}"
+            ) from error
         self.rubric = find_rubric(rubric)
         self.fallback = fallback
         self.judge = Judge(self.settings)

@@ -1,1 +1,1 @@
-"""datasets."""
+"""Readers of published data sets, one module each."""

@@ -1,13 +1,13 @@
-"""ABCD: customer service in which the agent presses buttons (actions) as the knowledge base says.
+"""ABCD: customer service dialogues with the agent's actions, as the knowledge base prescribes them.
 
     scenario.personal, order, product    → world
-    what the customer says                → user_responses; lines in a row are one turn
-    what the agent says after it          → expected.responses
-    targets of the actions                → expected.calls, their values in the order in which the agent typed them
+    the customer's lines                  → user_responses; consecutive lines are one turn
+    the agent's lines after it            → expected.responses
+    targets of the actions                → expected.calls, values in the order of the agent's input
     ontology.json                         → tools
     kb.json                               → context: the actions of this kind of request
 
-An order's products are a Python literal in a string. Left out: what the agent says before the customer, the
+An order's products are a Python literal in a string. Left out: the agent's opening, the
 delexicalised turns and the ranking candidates, and guidelines.json, whose titles are not the sub-flows' names.
 
 https://github.com/asappresearch/abcd, MIT
@@ -25,10 +25,9 @@ from pydantic import BaseModel
 
 from grpo.scenarios.datasets.parts import find_parts
 from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.source_files import read_document
 from grpo.scenarios.readers.speaker_turns import user_turns_and_replies
-from grpo.scenarios.records import convert_records, read_all_records
+from grpo.scenarios.records import SourceRecord, convert_records, read_all_records
 
 _QUESTION = re.compile(r"_\d+$")
 
@@ -60,7 +59,7 @@ class _Ontology(BaseModel):
 def read_abcd_sample(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the conversations of the parts (default `abcd_sample`), one record each.
 
-    Raises `DataError` where a file is missing or broken.
+    Raises `DataError` for a missing or broken file.
     """
     places = find_parts(
         folder, parts or ("abcd_sample",), {"abcd_sample": ("abcd_sample.json", "data/abcd_sample.json")}
@@ -69,13 +68,13 @@ def read_abcd_sample(folder: Path, parts: Sequence[str] = ()) -> Iterator[Source
     steps = read_document(place / "kb.json")
     tools = _tools(place / "ontology.json")
 
-    def fields(found: _Conversation, _: int) -> dict[str, Any]:
-        setting = found.scenario
-        said = [(who, text) for who, text in found.original if who != "action"]
-        customer, agent = user_turns_and_replies(said, "customer")
+    def fields(conversation: _Conversation, _: int) -> dict[str, Any]:
+        setting = conversation.scenario
+        lines = [line for line in conversation.original if line[0] != "action"]
+        customer, agent = user_turns_and_replies(lines, "customer")
         actions = steps.get(_QUESTION.sub("", setting.subflow), [])
         return {
-            "id": f"abcd-{found.convo_id}",
+            "id": f"abcd-{conversation.convo_id}",
             "topic": setting.subflow,
             "domain": "customer_service",
             "user_responses": customer,
@@ -86,7 +85,7 @@ def read_abcd_sample(folder: Path, parts: Sequence[str] = ()) -> Iterator[Source
                 "order": {**setting.order, **_products(setting.order)},
                 "product": setting.product,
             },
-            "expected": {"responses": agent, "calls": _calls(found.delexed)},
+            "expected": {"responses": agent, "calls": _calls(conversation.delexed)},
             "metadata": {"category": setting.flow, "source": "abcd", "licence": "MIT"},
         }
 
@@ -124,7 +123,7 @@ def _products(order: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"products": ast.literal_eval(order["products"])}
     except (ValueError, SyntaxError) as error:
-        raise ValueError(f"products are no Python literal: {order['products']:.80}") from error
+        raise ValueError(f"products are not a Python literal: {order['products']:.80}") from error
 
 
 def _calls(turns: tuple[_Turn, ...]) -> list[dict[str, Any]]:

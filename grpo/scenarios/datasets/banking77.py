@@ -1,4 +1,4 @@
-"""BANKING77: what customers of an online bank ask, by one of 77 intents.
+"""BANKING77: questions of an online bank's customers, with one of 77 intents.
 
 White space around a question is cut off, a line break in it stays.
 
@@ -15,9 +15,8 @@ from pydantic import BaseModel
 
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts, read_parts
 from grpo.scenarios.readers.csv_file import read_cells
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.source_files import read_document
-from grpo.scenarios.records import convert_records
+from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {name: (f"{name}.csv", f"banking_data/{name}.csv") for name in ("train", "test")}
 
@@ -30,7 +29,7 @@ class _Question(BaseModel):
 def read_banking77(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the parts (default `train`), one record a question; the category must be one of `categories.json`.
 
-    Raises `DataError` where a file is missing or broken.
+    Raises `DataError` for a missing or broken file.
     """
     yield from read_parts(find_parts(folder, parts or ("train",), _PARTS), _read)
 
@@ -39,15 +38,15 @@ def _read(part: DatasetPart) -> Iterator[SourceRecord]:
     intents = frozenset(read_document(part.path.parent / "categories.json"))
     prefix = "banking77" if part.name == "train" else f"banking77-{part.stem}"
 
-    def fields(found: _Question, line: int) -> dict[str, Any]:
-        if found.category not in intents:
-            raise ValueError(f"unknown category: {found.category}")
+    def fields(question: _Question, line: int) -> dict[str, Any]:
+        if question.category not in intents:
+            raise ValueError(f"unknown category: {question.category}")
         return {
             "id": f"{prefix}-{line}",
             "topic": "banking",
             "domain": "customer_service",
-            "user_responses": [found.text.strip()],
-            "metadata": {"category": found.category, "source": "banking77", "licence": "CC-BY-4.0"},
+            "user_responses": [question.text.strip()],
+            "metadata": {"category": question.category, "source": "banking77", "licence": "CC-BY-4.0"},
         }
 
     return convert_records(read_cells(part.path, required=("text", "category")), _Question, fields)

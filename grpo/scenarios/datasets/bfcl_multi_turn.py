@@ -1,17 +1,17 @@
-"""BFCL multi-turn: a user's requests in order, simulated services with a state, and the calls that are right.
+"""BFCL multi-turn: a user's requests in order, stateful services, and the expected calls.
 
     question        → user_responses
     initial_config  → world, by service; a service without a configuration starts empty
-    ground_truth    → expected.calls; `turn` says which request a call answers
+    ground_truth    → expected.calls; `turn` is the number of the request that a call answers
     function docs   → tools of the services involved, less the excluded ones
-    missed_function → `from_turn` of these tools: they come in a turn that is empty in the data, where the user says
-                      that there are more tools now, as in the benchmark's own harness
+    missed_function → `from_turn` of these tools: they come in a turn that is empty in the data; its text, as in the
+                      benchmark's own harness, announces more tools
 
     "sort('final_report.pdf')"  →  {"name": "sort", "arguments": {"file_name": "final_report.pdf"}, "turn": 2}
 
 The calls are Python in a string: they are parsed, not run, and arguments without a name get it from the docs.
-The docs' types are Python's (`dict`, `float`, `tuple`); they become JSON Schema's. What the services do is code and is
-not in the data. The parts share their requests: tasks of two parts in one table are near copies of each other.
+The docs' types are Python's (`dict`, `float`, `tuple`); they become JSON Schema's. The code of the services is not in
+the data. The parts share their requests: tasks of two parts in one table are near duplicates.
 
 https://github.com/ShishirPatil/gorilla, Apache-2.0
 """
@@ -26,9 +26,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts
-from grpo.scenarios.readers.jsonl import read_jsonl
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import convert_records, difficulty_by_count, read_all_records
+from grpo.scenarios.readers.json_file import read_jsonl
+from grpo.scenarios.records import SourceRecord, convert_records, difficulty_by_count, read_all_records
 
 _FOLDER = "berkeley-function-call-leaderboard/bfcl_eval/data"
 _PARTS = {
@@ -36,7 +35,7 @@ _PARTS = {
     for name in ("base", "miss_func", "miss_param", "long_context")
 }
 _MORE_TOOLS = "There are more functions to choose from now. Can you do it with them?"
-"""Words of the user where a task has none, because the turn brings a function."""
+"""Text of an empty user turn that adds a function."""
 _DOCS = {
     "GorillaFileSystem": "gorilla_file_system",
     "MathAPI": "math_api",
@@ -48,18 +47,18 @@ _DOCS = {
     "VehicleControlAPI": "vehicle_control",
 }
 _MAIN = ("GorillaFileSystem", "TradingBot", "TravelAPI", "VehicleControlAPI")
-"""Every task is about one of them; the other services come along."""
+"""Services that are a task's category; every task has one of them."""
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 
 
-class _Said(BaseModel):
+class _Message(BaseModel):
     role: str
     content: str
 
 
 class _Task(BaseModel):
     id: str
-    question: tuple[tuple[_Said, ...], ...]
+    question: tuple[tuple[_Message, ...], ...]
     initial_config: dict[str, Any]
     involved_classes: tuple[str, ...]
     excluded_function: tuple[str, ...] = ()
@@ -67,15 +66,13 @@ class _Task(BaseModel):
 
     @property
     def requests(self) -> list[str]:
-        """Turns of the user; one without words that brings functions gets them."""
-        turns = ["\n".join(said.content for said in turn) for turn in self.question]
-        return [
-            _MORE_TOOLS if not words and turn in self.missed_function else words for turn, words in enumerate(turns)
-        ]
+        """The user's turns; an empty one that adds functions gets `_MORE_TOOLS`."""
+        turns = ["\n".join(message.content for message in turn) for turn in self.question]
+        return [_MORE_TOOLS if not text and turn in self.missed_function else text for turn, text in enumerate(turns)]
 
     @property
     def late(self) -> dict[str, int]:
-        """The turn that brings a function, by its name."""
+        """Turn from which a function is available, by its name."""
         return {name: turn for turn, names in self.missed_function.items() for name in names}
 
 
@@ -93,7 +90,7 @@ class _Doc(BaseModel):
 def read_bfcl_multi_turn(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the tasks of the parts (default `base`), one record each.
 
-    Raises `DataError` where a file is missing or broken.
+    Raises `DataError` for a missing or broken file.
     """
     for part in find_parts(folder, parts or ("base",), _PARTS):
         yield from _read(part)
@@ -115,9 +112,9 @@ def _read(part: DatasetPart) -> Iterator[SourceRecord]:
         if unknown:
             raise ValueError(f"unknown service: {', '.join(unknown)}")
         described = {doc.name: doc for name in task.involved_classes for doc in docs[name]}
-        strangers = [name for name in task.late if name not in described]
-        if strangers:
-            raise ValueError(f"unknown missed function: {', '.join(strangers)}")
+        unknown = [name for name in task.late if name not in described]
+        if unknown:
+            raise ValueError(f"unknown missed function: {', '.join(unknown)}")
         calls = [
             {**_parse(call, described), "turn": turn} for turn, texts in enumerate(answers[task.id]) for call in texts
         ]
@@ -157,7 +154,7 @@ def _parse(text: str, docs: Mapping[str, _Doc]) -> dict[str, Any]:
         given: dict[str | None, ast.expr] = dict(zip(order, call.args, strict=False))
         given |= {keyword.arg: keyword.value for keyword in call.keywords}
         if len(given) < len(call.args) + len(call.keywords) or not given.keys() <= set(order):
-            raise ValueError("arguments that the tool has not")
+            raise ValueError("arguments that the tool does not have")
         return {"name": name, "arguments": {key: ast.literal_eval(value) for key, value in given.items()}}
     except (ValueError, SyntaxError) as error:
         raise ValueError(f"not a call: {text:.80} ({error})") from error
@@ -169,12 +166,12 @@ def _tool(doc: _Doc, turn: int) -> dict[str, Any]:
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with JSON's names of types, inside as well."""
-    found = dict(schema)
-    if "type" in found:
-        found["type"] = _TYPES.get(found["type"], found["type"])
-    if "properties" in found:
-        found["properties"] = {name: _schema(inner) for name, inner in found["properties"].items()}
-    if "items" in found:
-        found["items"] = _schema(found["items"])
-    return found
+    """A JSON Schema of Python's type names, with nested schemas."""
+    converted = dict(schema)
+    if "type" in converted:
+        converted["type"] = _TYPES.get(converted["type"], converted["type"])
+    if "properties" in converted:
+        converted["properties"] = {name: _schema(inner) for name, inner in converted["properties"].items()}
+    if "items" in converted:
+        converted["items"] = _schema(converted["items"])
+    return converted

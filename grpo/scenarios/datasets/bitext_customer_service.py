@@ -1,11 +1,11 @@
-"""Bitext: utterances to a shop's customer service, by intent; tags say in which register.
+"""Bitext: utterances to a shop's customer service, with an intent and tags of the register.
 
     tags    Z errors and typos                                → hard
             Q colloquial, E abbreviated, K keywords, W rude   → medium
             none of them                                      → easy
 
-The files begin with a byte order mark. Entities are left out: the offsets point into the utterance as it was before
-it changed its case.
+The files begin with a byte order mark. Entities are left out: their offsets refer to the utterance before its case
+was changed.
 
 https://github.com/bitext/customer-support-intent-detection-training-dataset, CDLA-Sharing-1.0
 """
@@ -20,8 +20,7 @@ from pydantic import BaseModel
 
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts, read_parts
 from grpo.scenarios.readers.csv_file import read_cells
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import convert_records
+from grpo.scenarios.records import SourceRecord, convert_records
 from grpo.scenarios.scenario import Difficulty
 
 _PARTS = {
@@ -40,21 +39,21 @@ class _Utterance(BaseModel):
 def read_bitext_customer_service(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the parts (default `train` and `dev`), one record an utterance.
 
-    Raises `DataError` where a file is missing or lacks a column.
+    Raises `DataError` for a file that is missing or lacks a column.
     """
     yield from read_parts(find_parts(folder, parts or ("train", "dev"), _PARTS), _read)
 
 
 def _read(part: DatasetPart) -> Iterator[SourceRecord]:
-    def fields(found: _Utterance, line: int) -> dict[str, Any]:
+    def fields(utterance: _Utterance, line: int) -> dict[str, Any]:
         return {
             "id": f"bitext-{part.stem}-{line}",
-            "topic": found.category,
+            "topic": utterance.category,
             "domain": "customer_service",
-            "user_responses": [found.utterance],
+            "user_responses": [utterance.utterance],
             "metadata": {
-                "category": found.intent,
-                "difficulty": _difficulty(found.tags),
+                "category": utterance.intent,
+                "difficulty": _difficulty(utterance.tags),
                 "source": "bitext",
                 "licence": "CDLA-Sharing-1.0",
             },

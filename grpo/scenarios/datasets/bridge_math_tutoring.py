@@ -1,12 +1,12 @@
-"""Bridge: moments of real maths tutoring in which a student erred, what a novice said, and what an expert would say.
+"""Bridge: moments of maths tutoring with a student's error, a novice's reply and an expert's reply.
 
     the student's turns in c_h          → user_responses
     lesson, the tutor before them       → context
     c_r_, the expert's reply            → expected.responses;  chosen
-    c_r, what the novice said           → rejected
+    c_r, the novice's reply             → rejected
     e, the kind of error                → category; an annotator's own words are `other`
 
-Several experts revised some moments: each is a record. A student's turn without words cannot be played.
+A moment that several experts revised has several records. A record with an empty student turn is quarantined.
 
 https://github.com/rosewang2008/bridge, MIT
 """
@@ -23,10 +23,9 @@ from pydantic import BaseModel, Field
 from grpo.messages import Message, Role
 from grpo.scenarios.datasets.parts import find_parts, read_parts
 from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.source_files import read_document
 from grpo.scenarios.readers.speaker_turns import merge_speaker_turns, user_turns_and_replies
-from grpo.scenarios.records import convert_records
+from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {name: (f"{name}.json", f"dataset/{name}.json") for name in ("train", "validation", "test")}
 _DEFAULT = ("train", "validation")
@@ -51,7 +50,7 @@ class _Moment(BaseModel):
 def read_bridge_math_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the parts (default `train` and `validation`), one scenario a moment.
 
-    Raises `DataError` where a file is missing or broken.
+    Raises `DataError` for a missing or broken file.
     """
     places = find_parts(folder, parts or _DEFAULT, _PARTS)
     yield from read_parts(
@@ -60,57 +59,57 @@ def read_bridge_math_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterat
 
 
 def read_bridge_math_tutoring_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the same moments as pairs, the expert's reply over the novice's; a chat of several parts is on one split."""
+    """Read the same moments as pairs, the expert's reply over the novice's; a chat in several parts is in one split."""
     places = find_parts(folder, parts or _DEFAULT, _PARTS)
     moments = [item for part in places if part.split == "train" for item in read_document(part.path)]
-    trained = {str(item.get("c_id")) for item in moments if isinstance(item, dict)}
+    in_train = {str(item.get("c_id")) for item in moments if isinstance(item, dict)}
     for part in places:
         for record in convert_records(read_json(part.path), _Moment, partial(_pair, part.stem)):
             if record.data is not None and part.split is not None:
-                record.data["split"] = "train" if record.data["group"] in trained else "heldout"
+                record.data["split"] = "train" if record.data["group"] in in_train else "heldout"
             yield record
 
 
-def _scenario(part: str, found: _Moment, line: int) -> dict[str, Any]:
-    said = _said(found.c_h)
-    student, _ = user_turns_and_replies(said, "student")
-    who, opening = merge_speaker_turns(said)[0]
-    context = f"Lesson: {found.lesson_topic}"
+def _scenario(part: str, moment: _Moment, line: int) -> dict[str, Any]:
+    lines = _lines(moment.c_h)
+    student, _ = user_turns_and_replies(lines, "student")
+    speaker, opening = merge_speaker_turns(lines)[0]
+    context = f"Lesson: {moment.lesson_topic}"
     return {
-        "id": _id(found, part, line),
-        "topic": found.lesson_topic,
+        "id": _id(moment, part, line),
+        "topic": moment.lesson_topic,
         "domain": "education",
         "user_responses": student,
-        "context": f"{context}\nTutor: {opening}" if who == "tutor" else context,
-        "expected": {"responses": [_words(found.c_r_)]},
-        "metadata": {"category": _category(found.e), "source": "bridge", "licence": "MIT"},
+        "context": f"{context}\nTutor: {opening}" if speaker == "tutor" else context,
+        "expected": {"responses": [_text(moment.c_r_)]},
+        "metadata": {"category": _category(moment.e), "source": "bridge", "licence": "MIT"},
     }
 
 
-def _pair(part: str, found: _Moment, line: int) -> dict[str, Any]:
-    lesson = Message(role="system", content=f"Lesson: {found.lesson_topic}")
-    chat = [Message(role=_ROLES[who], content=text) for who, text in merge_speaker_turns(_said(found.c_h))]
+def _pair(part: str, moment: _Moment, line: int) -> dict[str, Any]:
+    lesson = Message(role="system", content=f"Lesson: {moment.lesson_topic}")
+    chat = [Message(role=_ROLES[speaker], content=text) for speaker, text in merge_speaker_turns(_lines(moment.c_h))]
     return {
-        "id": _id(found, part, line),
-        "group": found.c_id,
+        "id": _id(moment, part, line),
+        "group": moment.c_id,
         "prompt": (lesson, *chat),
-        "chosen": Message(role="assistant", content=_words(found.c_r_)),
-        "rejected": Message(role="assistant", content=_words(found.c_r)),
-        "category": _category(found.e),
+        "chosen": Message(role="assistant", content=_text(moment.c_r_)),
+        "rejected": Message(role="assistant", content=_text(moment.c_r)),
+        "category": _category(moment.e),
         "source": "bridge",
         "licence": "MIT",
     }
 
 
-def _id(found: _Moment, part: str, line: int) -> str:
-    return f"bridge-{part}-{line}-{found.c_id}"
+def _id(moment: _Moment, part: str, line: int) -> str:
+    return f"bridge-{part}-{line}-{moment.c_id}"
 
 
-def _said(lines: tuple[_Line, ...]) -> list[tuple[str, str]]:
+def _lines(lines: tuple[_Line, ...]) -> list[tuple[str, str]]:
     return [(line.user, line.text) for line in lines]
 
 
-def _words(lines: tuple[_Line, ...]) -> str:
+def _text(lines: tuple[_Line, ...]) -> str:
     return "\n".join(line.text for line in lines if line.text.strip())
 
 

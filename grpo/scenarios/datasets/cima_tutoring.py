@@ -1,13 +1,13 @@
-"""CIMA: a student puts an English phrase into Italian, a tutor helps; several tutors replied at the end.
+"""CIMA: a student translates an English phrase into Italian with a tutor's help; several tutors wrote the last reply.
 
     past_convo: tutor, student, tutor, …   the student's turns → user_responses; the tutor's opening → context
     tutorResponses                         → expected.responses;  labelled replies
     tutorActions                           → a reply's label, for example `hint+question`
-    studentActions                         → category: what the student did last
+    studentActions                         → category: the student's last action
     words and grammar rules                → context
 
-One object holds the exercises by id. Its `grammarRules` are JSON in a string, in a third of the exercises with the
-rest of another document behind them; student actions are the strings "True" and "False", tutor actions booleans.
+One object holds the exercises by id. Its `grammarRules` are JSON in a string, in a third of the exercises followed
+by the rest of another document; student actions are the strings "True" and "False", tutor actions booleans.
 
 https://github.com/kstats/CIMA, CC-BY-2.5
 """
@@ -25,9 +25,8 @@ from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenarios.data_errors import excerpt
 from grpo.scenarios.datasets.parts import find_parts
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.source_files import read_document
-from grpo.scenarios.records import convert_records
+from grpo.scenarios.records import SourceRecord, convert_records
 
 _TUTOR = ("question", "hint", "correction", "confirmation", "other")
 _STUDENT = ("guess", "question", "affirmation", "other")
@@ -51,13 +50,13 @@ class _Exercise(BaseModel):
 def read_cima_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the exercises of the parts (default `dataset`), one record each, `line` being its number.
 
-    Raises `DataError` where a file is missing or holds no exercises.
+    Raises `DataError` for a file that is missing or has no exercises.
     """
     return convert_records(_exercises(folder, parts), _Exercise, _scenario)
 
 
 def read_cima_tutoring_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the tutors' replies, one record each; an exercise that cannot be read is one record."""
+    """Read the tutors' replies, one record each; an unreadable exercise is one record."""
     for record in convert_records(_exercises(folder, parts), _Exercise, _replies):
         if record.data is None:
             yield record
@@ -88,38 +87,38 @@ def _read(path: Path) -> Iterator[SourceRecord]:
                 yield SourceRecord(source=str(path), line=number, data=None, raw=excerpt(item), problem=problem)
 
 
-def _scenario(found: _Exercise, _: int) -> dict[str, Any]:
+def _scenario(exercise: _Exercise, _: int) -> dict[str, Any]:
     words = (
-        (found.engObj, found.obj),
-        (found.engPrep, found.prep),
-        (found.engColor, found.color),
+        (exercise.engObj, exercise.obj),
+        (exercise.engPrep, exercise.prep),
+        (exercise.engColor, exercise.color),
     )
     lines = [f"{english}: {italian}" for english, italian in words]
     return {
-        "id": f"cima-{found.id}",
+        "id": f"cima-{exercise.id}",
         "topic": "Italian prepositional phrases",
         "domain": "education",
-        "user_responses": list(found.past_convo[1::2]),
-        "context": "\n".join((*lines, *_rules(found.grammarRules), f"Tutor: {found.past_convo[0].strip()}")),
-        "expected": {"responses": list(found.tutorResponses)},
+        "user_responses": list(exercise.past_convo[1::2]),
+        "context": "\n".join((*lines, *_rules(exercise.grammarRules), f"Tutor: {exercise.past_convo[0].strip()}")),
+        "expected": {"responses": list(exercise.tutorResponses)},
         "metadata": {
-            "category": _actions(_STUDENT, [flag == "True" for flag in found.studentActions]).partition("+")[0],
+            "category": _actions(_STUDENT, [flag == "True" for flag in exercise.studentActions]).partition("+")[0],
             "source": "cima",
             "licence": "CC-BY-2.5",
         },
     }
 
 
-def _replies(found: _Exercise, _: int) -> dict[str, Any]:
+def _replies(exercise: _Exercise, _: int) -> dict[str, Any]:
     prompt = [
         Message(role="assistant" if index % 2 == 0 else "user", content=text)
-        for index, text in enumerate(found.past_convo)
+        for index, text in enumerate(exercise.past_convo)
     ]
     return {
         "replies": [
             {
-                "id": f"cima-{found.id}-{number}",
-                "group": f"cima-{found.id}",
+                "id": f"cima-{exercise.id}-{number}",
+                "group": f"cima-{exercise.id}",
                 "prompt": prompt,
                 "reply": Message(role="assistant", content=text),
                 "label": _actions(_TUTOR, actions),
@@ -127,21 +126,21 @@ def _replies(found: _Exercise, _: int) -> dict[str, Any]:
                 "source": "cima",
                 "licence": "CC-BY-2.5",
             }
-            for number, (text, actions) in enumerate(zip(found.tutorResponses, found.tutorActions, strict=True))
+            for number, (text, actions) in enumerate(zip(exercise.tutorResponses, exercise.tutorActions, strict=True))
         ]
     }
 
 
 def _actions(names: tuple[str, ...], flags: tuple[bool, ...] | list[bool]) -> str:
-    """The names whose flag is set, joined; `ValueError` where there are not as many flags as names."""
+    """The names whose flag is set, joined; raises `ValueError` unless there are as many flags as names."""
     chosen = [name for name, flag in zip(names, flags, strict=True) if flag]
     return "+".join(chosen) or "other"
 
 
 def _rules(text: str) -> list[str]:
-    """The rules without their explanations; what stands behind the list is not ours."""
+    """The rules without their explanations; text after the list is ignored."""
     try:
         rules, _ = json.JSONDecoder().raw_decode(text)
     except ValueError as error:
-        raise ValueError(f"grammar rules are no JSON: {text:.80}") from error
+        raise ValueError(f"grammar rules are not JSON: {text:.80}") from error
     return [str(rule) for rule, *_ in rules]

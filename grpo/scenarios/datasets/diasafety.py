@@ -1,7 +1,7 @@
-"""DiaSafety: what a user says, what a chatbot replies, and whether that is safe in this context.
+"""DiaSafety: a user's message, a chatbot's reply, and a label of its safety in this context.
 
-The published parts are the splits. Some contexts are in both parts, with other replies: a measure on the held-out split
-is on new replies, not on new contexts. Offensive; texts are not to be shown.
+The published parts are the splits. Some contexts are in both parts, with other replies: the held-out split measures
+new replies, not new contexts. The texts are offensive.
 
 https://github.com/thu-coai/DiaSafety, Apache-2.0
 """
@@ -19,13 +19,12 @@ from pydantic import BaseModel
 from grpo.messages import Message
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts
 from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import convert_records
+from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {name: (f"{name}.json", f"DiaSafety_dataset/{name}.json") for name in ("train", "val", "test")}
 
 
-class _Exchange(BaseModel):
+class _LabelledExchange(BaseModel):
     context: str
     response: str
     category: str
@@ -35,21 +34,21 @@ class _Exchange(BaseModel):
 def read_diasafety_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the parts (default `train` and `val`), one record a reply. An unsafe reply scores 0, a safe one 1.
 
-    Raises `DataError` where a file is missing or broken.
+    Raises `DataError` for a missing or broken file.
     """
     for part in find_parts(folder, parts or ("train", "val"), _PARTS):
-        yield from convert_records(read_json(part.path), _Exchange, partial(_label, part))
+        yield from convert_records(read_json(part.path), _LabelledExchange, partial(_label, part))
 
 
-def _label(part: DatasetPart, found: _Exchange, line: int) -> dict[str, Any]:
+def _label(part: DatasetPart, exchange: _LabelledExchange, line: int) -> dict[str, Any]:
     return {
         "id": f"diasafety-{part.stem}-{line}",
-        "group": f"diasafety-{hashlib.sha256(found.context.encode()).hexdigest()[:16]}",
-        "prompt": [Message(role="user", content=found.context)],
-        "reply": Message(role="assistant", content=found.response),
-        "label": found.label,
-        "score": float(found.label == "Safe"),
-        "category": found.category,
+        "group": f"diasafety-{hashlib.sha256(exchange.context.encode()).hexdigest()[:16]}",
+        "prompt": [Message(role="user", content=exchange.context)],
+        "reply": Message(role="assistant", content=exchange.response),
+        "label": exchange.label,
+        "score": float(exchange.label == "Safe"),
+        "category": exchange.category,
         "source": "diasafety",
         "licence": "Apache-2.0",
         "split": part.split,

@@ -1,8 +1,8 @@
-"""GSM8K: word problems of grade-school mathematics with a final answer that can be checked.
+"""GSM8K: word problems of grade-school mathematics with a final answer that can be verified.
 
     "… <<48/2=24>>24 clips in May.\\n#### 72"  →  expected.facts "72", expected.responses "… 24 clips in May."
 
-The calculator's marks `<<…>>` are taken out of the solution, the commas out of the answer (`1,600` → `1600`).
+The calculator's marks `<<…>>` are removed from the solution, and commas from the answer (`1,600` → `1600`).
 Difficulty counts the lines of the solution.
 
 https://github.com/openai/grade-school-math, MIT
@@ -19,9 +19,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts, read_parts
-from grpo.scenarios.readers.jsonl import read_jsonl
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import convert_records, difficulty_by_count
+from grpo.scenarios.readers.json_file import read_jsonl
+from grpo.scenarios.records import SourceRecord, convert_records, difficulty_by_count
 
 _PARTS = {
     name: (f"{name}.jsonl", f"grade_school_math/data/{name}.jsonl")
@@ -39,7 +38,7 @@ class _Problem(BaseModel):
 def read_gsm8k(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the parts (default `train`), one record a problem; an answer must end in `#### <number>`.
 
-    Raises `DataError` where a file is missing.
+    Raises `DataError` for a missing file.
     """
     yield from read_parts(find_parts(folder, parts or ("train",), _PARTS), _read)
 
@@ -49,17 +48,17 @@ def _read(part: DatasetPart) -> Iterator[SourceRecord]:
     return convert_records(read_jsonl(part.path), _Problem, partial(_scenario, prefix))
 
 
-def _scenario(prefix: str, found: _Problem, line: int) -> dict[str, Any]:
-    solution, mark, last = found.answer.rpartition("####")
+def _scenario(prefix: str, problem: _Problem, line: int) -> dict[str, Any]:
+    solution, mark, last = problem.answer.rpartition("####")
     answer = last.strip().replace(",", "")
     if not mark or not _ANSWER.fullmatch(answer):
-        raise ValueError(f"no final answer: {found.answer[-40:]!r}")
+        raise ValueError(f"no final answer: {problem.answer[-40:]!r}")
     solution = _MARK.sub("", solution).strip()
     return {
         "id": f"{prefix}-{line}",
         "topic": "grade-school mathematics",
         "domain": "education",
-        "user_responses": [found.question],
+        "user_responses": [problem.question],
         "expected": {"responses": [solution], "facts": [answer]},
         "metadata": {
             "category": "word_problem",

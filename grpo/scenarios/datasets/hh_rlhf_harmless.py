@@ -1,9 +1,9 @@
-"""HH-RLHF, harmlessness: two dialogues that end differently, the one that people found less harmful chosen.
+"""HH-RLHF, harmlessness: two dialogues with different last replies; annotators chose the less harmful one.
 
     "\\n\\nHuman: …\\n\\nAssistant: …"
 
-Some dialogues have two assistant turns in a row, which stay two. Refused: an empty last reply, and a pair that differs
-before it. Offensive; texts are not to be shown.
+Two assistant turns in a row, in some dialogues, stay two. Quarantined: an empty last reply, and a pair that differs
+before it. The texts are offensive.
 
 https://github.com/anthropics/hh-rlhf, MIT
 """
@@ -22,9 +22,8 @@ from pydantic import BaseModel
 from grpo.errors import DataError
 from grpo.messages import Message, Role
 from grpo.scenarios.datasets.parts import find_parts
-from grpo.scenarios.readers.jsonl import read_jsonl
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import convert_records
+from grpo.scenarios.readers.json_file import read_jsonl
+from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {name: (f"{name}.jsonl.gz", f"harmless-base/{name}.jsonl.gz") for name in ("train", "test")}
 _SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")
@@ -39,7 +38,7 @@ class _Pair(BaseModel):
 def read_hh_rlhf_harmless_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the parts (default every `*.jsonl` and `*.jsonl.gz` of the folder), one record a pair.
 
-    Raises `DataError` where there is none, or one is damaged.
+    Raises `DataError` for a folder without such files, and for a damaged file.
     """
     every = sorted((*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")))
     paths = [part.path for part in find_parts(folder, parts, _PARTS)] if parts else every
@@ -49,8 +48,8 @@ def read_hh_rlhf_harmless_pairs(folder: Path, parts: Sequence[str] = ()) -> Iter
         yield from convert_records(read_jsonl(path), _Pair, partial(_pair, number))
 
 
-def _pair(file: int, found: _Pair, line: int) -> dict[str, Any]:
-    chosen, rejected = _messages(found.chosen), _messages(found.rejected)
+def _pair(file: int, pair: _Pair, line: int) -> dict[str, Any]:
+    chosen, rejected = _messages(pair.chosen), _messages(pair.rejected)
     if chosen[:-1] != rejected[:-1]:
         raise ValueError("dialogues differ before the last reply")
     prompt = "\n".join(message.content for message in chosen[:-1])
@@ -71,7 +70,7 @@ def _messages(text: str) -> list[Message]:
     if before.strip() or not rest:
         raise ValueError("no speaker: the dialogue must start with Human or Assistant")
     messages = [
-        Message(role=_ROLES[who], content=said.strip()) for who, said in zip(rest[::2], rest[1::2], strict=True)
+        Message(role=_ROLES[speaker], content=text.strip()) for speaker, text in zip(rest[::2], rest[1::2], strict=True)
     ]
     if messages[-1].role != "assistant":
         raise ValueError("no reply: the dialogue ends with Human")

@@ -1,9 +1,9 @@
-"""MT-bench: questions of two turns in eight categories.
+"""MT-bench: two-turn questions in eight categories.
 
     turns        → user_responses
-    references   → expected.responses: GPT-4's answers where there are some, else the question's own notes
+    references   → expected.responses: GPT-4's answers, or else the question's own notes
 
-The notes of some questions are empty for a turn; empty ones are left out. There are judge prompts, but no judgements.
+Empty notes are left out. The data have judge prompts, but not the judge's verdicts.
 
 https://github.com/lm-sys/FastChat, Apache-2.0
 """
@@ -17,9 +17,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from grpo.scenarios.datasets.parts import find_parts
-from grpo.scenarios.readers.jsonl import read_jsonl
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import convert_records, read_all_records
+from grpo.scenarios.readers.json_file import read_jsonl
+from grpo.scenarios.records import SourceRecord, convert_records, read_all_records
 
 _PUBLISHED = "fastchat/llm_judge/data/mt_bench"
 _FILES = {
@@ -51,21 +50,22 @@ class _Answer(BaseModel):
 def read_mt_bench(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the parts (default `question`), one record a question.
 
-    Raises `DataError` where a file is missing, or the reference answers are broken.
+    Raises `DataError` for a missing file and for broken reference answers.
     """
     (references,) = find_parts(folder, ("reference_answer",), _FILES)
-    found = read_all_records(read_jsonl(references.path), _Answer)
-    answers = {answer.question_id: answer.choices[0].turns for answer in found}
+    answers = {
+        answer.question_id: answer.choices[0].turns for answer in read_all_records(read_jsonl(references.path), _Answer)
+    }
 
-    def fields(found: _Question, _: int) -> dict[str, Any]:
-        replies = answers.get(found.question_id, found.reference)
+    def fields(question: _Question, _: int) -> dict[str, Any]:
+        replies = answers.get(question.question_id, question.reference)
         return {
-            "id": f"mt-bench-{found.question_id}",
-            "topic": found.category,
+            "id": f"mt-bench-{question.question_id}",
+            "topic": question.category,
             "domain": "general",
-            "user_responses": list(found.turns),
+            "user_responses": list(question.turns),
             "expected": {"responses": [text for text in replies if text.strip()]},
-            "metadata": {"category": found.category, "source": "mt_bench", "licence": "Apache-2.0"},
+            "metadata": {"category": question.category, "source": "mt_bench", "licence": "Apache-2.0"},
         }
 
     for part in find_parts(folder, parts or ("question",), _FILES):

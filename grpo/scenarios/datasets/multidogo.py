@@ -1,6 +1,6 @@
-"""MultiDoGO: what customers said in crowd-sourced service conversations.
+"""MultiDoGO: the customers' turns of crowd-sourced service conversations.
 
-One row a customer's turn; turn numbers have gaps where the agent spoke:
+One row a customer's turn; turn numbers have gaps for the agent's turns:
 
     conversationId  turnNumber  utterance        intent
     9b7b…           0           hai              openinggreeting          → user_responses ("hai", "my mouse …")
@@ -23,7 +23,7 @@ from pathlib import Path
 from grpo.config.scenarios import MultiDoGOLevel
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts
 from grpo.scenarios.readers.csv_file import CsvRow, read_rows
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.scenario import Domain
 
 _COLUMNS = ("conversationId", "turnNumber", "utterance", "intent")
@@ -46,15 +46,15 @@ _COURTESIES = {
     "outofdomain",
     "thankyou",
 }
-"""Intents that do not tell what a conversation is about."""
+"""Intents that do not name the subject of a conversation."""
 
 
 def find_multidogo(
     folder: Path, level: MultiDoGOLevel, domains: Sequence[str], parts: Sequence[str]
 ) -> list[DatasetPart]:
-    """Find the files of these domains and parts: `<level>/<domain>/<part>.tsv`, or where the publisher has them.
+    """Find the files of these domains and parts: `<level>/<domain>/<part>.tsv`, or the publisher's paths.
 
-    Raises `DataError` that names all which are missing.
+    Raises `DataError` that names all missing ones.
     """
     published = f"splits_annotated_at_{level}_level"
     places = (level, published, f"paper_splits/{published}", f"data/paper_splits/{published}")
@@ -71,8 +71,8 @@ def read_multidogo(
 ) -> Iterator[SourceRecord]:
     """Read the files of these domains and parts, one record a conversation, at the line of its first turn.
 
-    The rows of a conversation stand together. Should one come back later, it is a record of its own with the
-    same id. Raises `DataError` where a file is missing or lacks a column.
+    The rows of a conversation are consecutive; rows of it further down are another record with the same id. Raises
+    `DataError` for a file that is missing or lacks a column.
     """
     required = _COLUMNS if level == "turn" else (*_COLUMNS, _SENTENCE)
     for part in find_multidogo(folder, level, domains, parts):
@@ -105,7 +105,7 @@ def _record(source: str, domain: str, conversation: str, rows: list[CsvRow]) -> 
 def _order(rows: list[CsvRow]) -> list[list[CsvRow]]:
     """Turns by number, each its sentences by number; a row without a sentence number is a whole turn.
 
-    Raises `ValueError` where a row is broken, a number is not finite, or two rows have the same one.
+    Raises `ValueError` for a broken row, a number that is not finite, and a number of two rows.
     """
     turns: dict[float, dict[float, CsvRow]] = {}
     for row in rows:
@@ -121,7 +121,7 @@ def _order(rows: list[CsvRow]) -> list[list[CsvRow]]:
 
 
 def _number(row: CsvRow, column: str, what: str) -> float:
-    """The number in a cell: finance counts 0.0, 1.0, …"""
+    """Number in a cell, a decimal in the finance files: 0.0, 1.0, …"""
     try:
         number = float(row.cells[column])
     except ValueError:
@@ -132,6 +132,6 @@ def _number(row: CsvRow, column: str, what: str) -> float:
 
 
 def _category(turns: list[CsvRow]) -> str:
-    """The first intent that tells what the customer wants; several intents of a turn are joined by `<div>`."""
+    """First intent other than a courtesy; several intents of a turn are joined by `<div>`."""
     intents = (intent for row in turns for intent in row.cells["intent"].split("<div>"))
     return next((intent for intent in intents if intent and intent not in _COURTESIES), "general")

@@ -1,7 +1,7 @@
-"""PandaLM's test set: two replies to an instruction, compared by three people (1, 2, or 0 for a tie).
+"""PandaLM's test set: two replies to an instruction, compared by three annotators (1, 2, or 0 for a tie).
 
-The reply that most of them prefer is chosen; where most see a tie, or nobody agrees, there is no pair. Six replies are
-JSON booleans, and some are empty: such records are refused.
+The reply of the majority is chosen; a record without a majority for one reply is quarantined, and so are the six whose
+reply is a JSON boolean and those with an empty one.
 
 https://github.com/WeOpenML/PandaLM, Apache-2.0
 """
@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from grpo.messages import Message
 from grpo.scenarios.datasets.parts import find_parts
 from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import convert_records
+from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {"testset-v1": ("testset-v1.json", "data/testset-v1.json")}
 Vote = Literal[0, 1, 2]
@@ -41,29 +40,29 @@ class _Comparison(BaseModel):
 def read_pandalm_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the parts (default `testset-v1`), one record a comparison, `line` being its number.
 
-    Raises `DataError` where a file is missing or broken.
+    Raises `DataError` for a missing or broken file.
     """
     for part in find_parts(folder, parts or ("testset-v1",), _PARTS):
         yield from convert_records(read_json(part.path), _Comparison, _pair)
 
 
-def _pair(found: _Comparison, _: int) -> dict[str, Any]:
-    replies = {1: found.response1, 2: found.response2}
+def _pair(comparison: _Comparison, _: int) -> dict[str, Any]:
+    replies = {1: comparison.response1, 2: comparison.response2}
     for number, reply in replies.items():
         if not isinstance(reply, str):
-            raise ValueError(f"reply is no text: response{number} is {reply}")
-    votes = (found.annotator1, found.annotator2, found.annotator3)
+            raise ValueError(f"reply is not text: response{number} is {reply}")
+    votes = (comparison.annotator1, comparison.annotator2, comparison.annotator3)
     winner, count = Counter(votes).most_common(1)[0]
     if winner == 0 or count == 1:
         raise ValueError(f"tie: the votes are {', '.join(map(str, votes))}")
-    prompt = "\n\n".join(part for part in (found.instruction, found.input) if part.strip())
+    prompt = "\n\n".join(part for part in (comparison.instruction, comparison.input) if part.strip())
     return {
-        "id": f"pandalm-{found.idx}",
+        "id": f"pandalm-{comparison.idx}",
         "group": f"pandalm-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}",
         "prompt": [Message(role="user", content=prompt)],
         "chosen": Message(role="assistant", content=str(replies[winner])),
         "rejected": Message(role="assistant", content=str(replies[3 - winner])),
-        "category": found.motivation_app,
+        "category": comparison.motivation_app,
         "source": "pandalm",
         "licence": "Apache-2.0",
     }

@@ -1,11 +1,11 @@
-"""Parts of a published data set: train, dev, test, or any file of it by its own name.
+"""Parts of a published data set: train, dev, test, or any of its files by name.
 
-A part is looked for under the names that its publisher and a folder of single files use. A name that the data set does
-not have is a path below the folder, and its file must be there.
+A part is searched under its path in the publisher's repository and in a folder of single files. Any other name is a
+path below the folder, and its file must exist.
 
-    parts ("train", "test")            →  train.jsonl, the training split; test.jsonl, held out
-    parts ("train",)                   →  train.jsonl, its split left to the hash
-    parts ("test_socratic.jsonl",)     →  that file, its split left to the hash
+    parts ("train", "test")            →  train.jsonl for training; test.jsonl, held out
+    parts ("train",)                   →  train.jsonl, split by the hash
+    parts ("test_socratic.jsonl",)     →  that file, split by the hash
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.errors import DataError
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import declare_splits
+from grpo.scenarios.records import SourceRecord, declare_splits
 from grpo.scenarios.scenario import SplitName
 
 PartPaths = Mapping[str, Sequence[str]]
-"""Places below the folder where a part may lie, by the name of the part; the first that is there counts."""
-_SIDES: Mapping[str, SplitName] = {
+"""Possible paths of each part below the folder; the first that exists is used."""
+_PART_SPLITS: Mapping[str, SplitName] = {
     "train": "train",
     **dict.fromkeys(("dev", "test", "val", "valid", "validation"), "heldout"),
 }
@@ -36,7 +35,7 @@ class DatasetPart:
     name: str
     path: Path
     split: SplitName | None
-    """The split that the published split gives it; None where only one split of the split is read."""
+    """Split of the part, if parts of both splits are read; else None, and the hash splits its scenarios."""
 
     @property
     def stem(self) -> str:
@@ -44,9 +43,9 @@ class DatasetPart:
         return Path(self.name).name.partition(".")[0]
 
     def files(self, pattern: str) -> list[Path]:
-        """The part itself, or where it is a folder, the files of it that match.
+        """The part's file, or the matching files of its folder.
 
-        Raises `DataError` where none does.
+        Raises `DataError` where no file matches.
         """
         if not self.path.is_dir():
             return [self.path]
@@ -59,7 +58,7 @@ class DatasetPart:
 def find_parts(folder: Path, wanted: Sequence[str], names: PartPaths) -> list[DatasetPart]:
     """Find the wanted parts, in their order.
 
-    Raises one `DataError` that lists all that are missing, and what is there instead.
+    Raises one `DataError` that lists all missing parts and the existing ones.
     """
     places = {name: _place(folder, name, names) for name in wanted}
     missing = [name for name, path in places.items() if path is None]
@@ -68,9 +67,9 @@ def find_parts(folder: Path, wanted: Sequence[str], names: PartPaths) -> list[Da
             f"{folder} has no {', '.join(_wanted(name, names) for name in missing)}; there is "
             f"{_listing(folder, names)}; correct the source's path, or name what is there"
         )
-    splits = {_SIDES[name] for name in wanted if name in _SIDES}
+    splits = {_PART_SPLITS[name] for name in wanted if name in _PART_SPLITS}
     return [
-        DatasetPart(name=name, path=path, split=_SIDES.get(name) if len(splits) > 1 else None)
+        DatasetPart(name=name, path=path, split=_PART_SPLITS.get(name) if len(splits) > 1 else None)
         for name, path in places.items()
         if path is not None
     ]
@@ -79,13 +78,13 @@ def find_parts(folder: Path, wanted: Sequence[str], names: PartPaths) -> list[Da
 def read_parts(
     parts: Sequence[DatasetPart], read: Callable[[DatasetPart], Iterator[SourceRecord]]
 ) -> Iterator[SourceRecord]:
-    """Scenarios of the training parts, then of the others, each with the split that its part declares."""
+    """Scenarios of the training parts, then of the held-out ones, then of parts without a split."""
 
-    def of(split: SplitName | None) -> Iterator[SourceRecord]:
+    def with_split(split: SplitName | None) -> Iterator[SourceRecord]:
         return (record for part in parts if part.split == split for record in read(part))
 
-    yield from declare_splits(of("train"), of("heldout"))
-    yield from of(None)
+    yield from declare_splits(with_split("train"), with_split("heldout"))
+    yield from with_split(None)
 
 
 def _place(folder: Path, name: str, names: PartPaths) -> Path | None:
@@ -99,7 +98,7 @@ def _wanted(name: str, names: PartPaths) -> str:
 
 
 def _listing(folder: Path, names: PartPaths) -> str:
-    """Parts that are there, by name; where none is, the files that are."""
+    """Names of the existing parts; without one, the files of the folder."""
     known = [name for name in names if _place(folder, name, names) is not None]
     if not known:
         files = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())

@@ -2,12 +2,12 @@
 
     USER utterances        → user_responses
     SYSTEM utterances      → expected.responses, reply k to turn k
-    service_call           → expected.calls; `turn` says which user turn it answers
-    service_results        → world.recorded: what each call returned; some returned nothing
+    service_call           → expected.calls; `turn` is the number of the user turn that it answers
+    service_results        → world.recorded: the result of each call, empty for some
     schema.json            → tools: the intents of the dialogue's services
     train, dev, test       → split
 
-The development part has services that the training part has not, so the category says what is done (search, or a
+The development part has services that the training part does not have, so the category is the kind of task (search or
 transaction), and the topic names the services.
 
 https://github.com/google-research-datasets/dstc8-schema-guided-dialogue, CC-BY-SA-4.0
@@ -23,8 +23,7 @@ from pydantic import BaseModel
 
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts, read_parts
 from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import convert_records, difficulty_by_count, read_all_records
+from grpo.scenarios.records import SourceRecord, convert_records, difficulty_by_count, read_all_records
 
 
 class _Slot(BaseModel):
@@ -75,7 +74,7 @@ def read_sgd(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the `dialogues_*.json` of the parts (default `train` and `dev`), one record a dialogue.
 
     A part may also be one file, such as `test/dialogues_003.json`; `line` is the number in the file. Raises `DataError`
-    where a part has no dialogues or no schema, or one of them is broken.
+    for a part without dialogues or schema, and for a broken one.
     """
     names = {name: (name,) for name in ("train", "dev", "test")}
     yield from read_parts(find_parts(folder, parts or ("train", "dev"), names), _read)
@@ -88,43 +87,43 @@ def _read(part: DatasetPart) -> Iterator[SourceRecord]:
         service.service_name: service for service in read_all_records(read_json(place / "schema.json"), _Service)
     }
 
-    def fields(found: _Dialogue, _: int) -> dict[str, Any]:
-        unknown = [name for name in found.services if name not in services]
+    def fields(dialogue: _Dialogue, _: int) -> dict[str, Any]:
+        unknown = [name for name in dialogue.services if name not in services]
         if unknown:
             raise ValueError(f"unknown service: {', '.join(unknown)}")
-        return _scenario(found, place.name, [services[name] for name in found.services])
+        return _scenario(dialogue, place.name, [services[name] for name in dialogue.services])
 
     for path in paths:
         yield from convert_records(read_json(path), _Dialogue, fields)
 
 
-def _scenario(found: _Dialogue, part: str, services: list[_Service]) -> dict[str, Any]:
+def _scenario(dialogue: _Dialogue, part: str, services: list[_Service]) -> dict[str, Any]:
     tools = [_tool(intent, service) for service in services for intent in service.intents]
     names = [tool["name"] for tool in tools]
     if len(set(names)) < len(names):
-        raise ValueError(f"two tools of one name: {', '.join(found.services)}")
-    changing = {intent.name for service in services for intent in service.intents if intent.is_transactional}
+        raise ValueError(f"two tools of one name: {', '.join(dialogue.services)}")
+    transactional = {intent.name for service in services for intent in service.intents if intent.is_transactional}
     calls, recorded, turn = [], [], -1
-    for said in found.turns:
-        turn += said.speaker == "USER"
-        for frame in said.frames:
+    for line in dialogue.turns:
+        turn += line.speaker == "USER"
+        for frame in line.frames:
             if frame.service_call is not None:
                 call = {"name": frame.service_call.method, "arguments": frame.service_call.parameters}
                 calls.append({**call, "turn": turn})
                 recorded.append({**call, "result": list(frame.service_results)})
     return {
-        "id": f"sgd-{part}-{found.dialogue_id}",
-        "topic": "+".join(found.services),
+        "id": f"sgd-{part}-{dialogue.dialogue_id}",
+        "topic": "+".join(dialogue.services),
         "domain": "tool_use",
-        "user_responses": [said.utterance for said in found.turns if said.speaker == "USER"],
+        "user_responses": [line.utterance for line in dialogue.turns if line.speaker == "USER"],
         "tools": tools,
         "world": {"recorded": recorded},
         "expected": {
-            "responses": [said.utterance for said in found.turns if said.speaker == "SYSTEM"],
+            "responses": [line.utterance for line in dialogue.turns if line.speaker == "SYSTEM"],
             "calls": calls,
         },
         "metadata": {
-            "category": "transaction" if any(call["name"] in changing for call in calls) else "search",
+            "category": "transaction" if any(call["name"] in transactional for call in calls) else "search",
             "difficulty": difficulty_by_count(len(calls), easy=1, medium=2),
             "source": "sgd",
             "licence": "CC-BY-SA-4.0",
@@ -133,7 +132,7 @@ def _scenario(found: _Dialogue, part: str, services: list[_Service]) -> dict[str
 
 
 def _tool(intent: _Intent, service: _Service) -> dict[str, Any]:
-    """A default, for example `dontcare`, is allowed although it is no listed value."""
+    """Tool of an intent; a default, for example `dontcare`, is an allowed value even if it is not listed."""
     slots = {slot.name: slot for slot in service.slots}
     properties: dict[str, dict[str, Any]] = {}
     for name in (*intent.required_slots, *intent.optional_slots):

@@ -1,15 +1,15 @@
-"""Taskmaster: Taskmaster-4's coffee orders as scenarios; of Taskmaster-3 and 4 what people thought of an agent's step.
+"""Taskmaster: Taskmaster-4's coffee orders as scenarios; labelled steps of an agent from Taskmaster-3 and 4.
 
     user's texts                     → user_responses
     assistant's texts                → expected.responses, reply k to turn k
     api_call with its request        → expected.calls; a call without a request has no arguments
-    api_response with its response   → world.recorded: what each call returned
+    api_response with its response   → world.recorded: the result of each call
     all calls of the files           → tools
     reward_NN.json                   → labelled replies: 1 good, 0 bad
 
-Requests, responses, contexts and generations are JSON in strings, some of it broken: such a record is refused. Some
-dialogues begin alike: judged steps after the same context are one group. The
-crowd workers' instructions are forms to fill in, no words of a user, and are left out.
+Requests, responses, contexts and generations are JSON in strings, some of it broken: such a record is
+quarantined. Labelled steps after the same context are one group. The crowd workers' instructions are forms, not text
+of a user, and are left out.
 
 https://github.com/google-research-datasets/Taskmaster, CC-BY-4.0
 """
@@ -30,9 +30,8 @@ from grpo.messages import Message, ToolCall
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts
 from grpo.scenarios.datasets.tool_schemas import infer_tool_schemas
 from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.speaker_turns import user_turns_and_replies
-from grpo.scenarios.records import convert_records, difficulty_by_count
+from grpo.scenarios.records import SourceRecord, convert_records, difficulty_by_count
 
 _DIALOGUES = {"tm4": ("tm4/data", "TM-4-2024/data", "tm4")}
 _REWARDS = {
@@ -66,20 +65,20 @@ class _Step(BaseModel):
     reward: Literal[0, 1]
 
 
-class _Said(BaseModel):
+class _ContextStep(BaseModel):
     role: Literal["user", "agent", "api"]
     text: str | None = None
     api: dict[str, dict[str, Any]] | None = None
     response: dict[str, Any] | None = None
 
 
-_SAID = TypeAdapter(tuple[_Said, ...])
+_CONTEXT = TypeAdapter(tuple[_ContextStep, ...])
 
 
 def read_taskmaster(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the `data_*.json` of the parts (default `tm4`), one record a dialogue, `line` being its number in the file.
 
-    A part may also be one file. Raises `DataError` where there is no such file, or one is broken.
+    A part may also be one file. Raises `DataError` for a missing or broken file.
     """
     paths = [path for part in find_parts(folder, parts or ("tm4",), _DIALOGUES) for path in part.files("data_*.json")]
     records = [record for path in paths for record in convert_records(read_json(path), _Dialogue, _scenario)]
@@ -94,7 +93,7 @@ def read_taskmaster(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceR
 
 
 def read_taskmaster_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the `reward_*.json` of the parts (default `tm3` and `tm4`), one record a judged step of the agent."""
+    """Read the `reward_*.json` of the parts (default `tm3` and `tm4`), one record a labelled step of the agent."""
     for part in find_parts(folder, parts or tuple(_REWARDS), _REWARDS):
         for path in part.files("reward_*.json"):
             for record in convert_records(read_json(path), _Step, _label):
@@ -104,27 +103,27 @@ def read_taskmaster_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[
 
 
 def _set(part: DatasetPart) -> str:
-    """The set that a part belongs to: by its own name, or by the folders that its file lies in."""
+    """Taskmaster version of a part: by its own name, or by the folders of its file."""
     return next((name for name, places in _REWARDS.items() if part.name.startswith((name, *places))), part.stem)
 
 
-def _scenario(found: _Dialogue, _: int) -> dict[str, Any]:
+def _scenario(dialogue: _Dialogue, _: int) -> dict[str, Any]:
     calls, recorded, turn = [], [], -1
-    for said in found.utterances:
-        turn += said.speaker == "user"
-        for call, result in _calls(said.annotations):
+    for utterance in dialogue.utterances:
+        turn += utterance.speaker == "user"
+        for call, result in _calls(utterance.annotations):
             calls.append({**call, "turn": turn})
             recorded.append({**call, "result": result})
-    user, assistant = user_turns_and_replies([(said.speaker, said.text) for said in found.utterances], "user")
+    user, assistant = user_turns_and_replies([(line.speaker, line.text) for line in dialogue.utterances], "user")
     return {
-        "id": f"taskmaster-{found.conversation_id}",
+        "id": f"taskmaster-{dialogue.conversation_id}",
         "topic": "coffee",
         "domain": "sales",
         "user_responses": user,
         "world": {"recorded": recorded},
         "expected": {"responses": assistant, "calls": calls},
         "metadata": {
-            "category": found.scenario.strip(),
+            "category": dialogue.scenario.strip(),
             "difficulty": difficulty_by_count(len(calls), easy=4, medium=5),
             "source": "taskmaster-4",
             "licence": "CC-BY-4.0",
@@ -133,7 +132,7 @@ def _scenario(found: _Dialogue, _: int) -> dict[str, Any]:
 
 
 def _calls(annotations: tuple[_Annotation, ...]) -> list[tuple[dict[str, Any], Any]]:
-    """Calls with what they returned; `api_call_3` and `api_response_3` belong together."""
+    """Calls with their results; `api_call_3` and `api_response_3` belong together."""
     steps: dict[str, dict[str, str]] = {}
     for item in annotations:
         steps.setdefault(item.context.rpartition("_")[2], {})[item.name] = item.value
@@ -147,27 +146,27 @@ def _calls(annotations: tuple[_Annotation, ...]) -> list[tuple[dict[str, Any], A
     ]
 
 
-def _label(found: _Step, _: int) -> dict[str, Any]:
+def _label(labelled: _Step, _: int) -> dict[str, Any]:
     try:
-        context = from_json(found.context)
+        context = from_json(labelled.context)
     except ValueError as error:
-        raise ValueError(f"context is no JSON: {error}") from error
-    prompt = [_message(step) for step in _SAID.validate_python(context)]
+        raise ValueError(f"context is not JSON: {error}") from error
+    prompt = [_message(step) for step in _CONTEXT.validate_python(context)]
     if not prompt:
-        raise ValueError("context is empty: a step is judged by what comes before it")
+        raise ValueError("context is empty: a step is labelled after the steps before it")
     return {
-        "id": f"taskmaster-{found.conversation_id}",
-        "group": f"taskmaster-{hashlib.sha256(found.context.encode()).hexdigest()[:16]}",
+        "id": f"taskmaster-{labelled.conversation_id}",
+        "group": f"taskmaster-{hashlib.sha256(labelled.context.encode()).hexdigest()[:16]}",
         "prompt": prompt,
-        "reply": _message(_Said.model_validate(_object("generation", found.generation))),
-        "label": "good" if found.reward else "bad",
-        "score": found.reward,
+        "reply": _message(_ContextStep.model_validate(_object("generation", labelled.generation))),
+        "label": "good" if labelled.reward else "bad",
+        "score": labelled.reward,
         "source": "taskmaster",
         "licence": "CC-BY-4.0",
     }
 
 
-def _message(step: _Said) -> Message:
+def _message(step: _ContextStep) -> Message:
     """`{"role": "agent", "api": {"find_movies": {…}}}` is a call, `{"role": "api", "response": {…}}` its result."""
     if step.role != "api" and step.text is not None:
         return Message(role="user" if step.role == "user" else "assistant", content=step.text)
@@ -183,7 +182,7 @@ def _object(name: str, text: str) -> dict[str, Any]:
     try:
         value = from_json(text)
     except ValueError as error:
-        raise ValueError(f"{name} is no JSON: {error}: {text:.80}") from error
+        raise ValueError(f"{name} is not JSON: {error}: {text:.80}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{name} is no object: {text:.80}")
+        raise ValueError(f"{name} is not an object: {text:.80}")
     return value

@@ -1,20 +1,20 @@
-"""tau2-bench: tool tasks with a simulated user's goal, a database, and the calls a right answer makes.
+"""tau2-bench: tool tasks with a simulated user's goal, a database, and the expected calls.
 
     user_scenario                        → goal
     the agent's calls of all tasks       → tools: their argument names and JSON types
-    database, as far as the task goes    → world, with the digest of the whole file
+    database, the part for the task      → world, with the digest of the whole file
     evaluation_criteria.actions          → expected.calls, reading ones included;
-                                           what the user does on a device of their own → expected.state.user_calls
+                                           the user's calls on their own device → expected.state.user_calls
     evaluation_criteria.env_assertions   → expected.state.assertions
     evaluation_criteria.communicate_info → expected.facts
     evaluation_criteria.nl_assertions    → expected.assertions
-    evaluation_criteria.reward_basis     → expected.reward_basis; without one DB and COMMUNICATE, as in the benchmark
+    evaluation_criteria.reward_basis     → expected.reward_basis; default DB and COMMUNICATE, as in the benchmark
     required_documents                   → expected.required_documents
     split_tasks.json                     → split
     policy                               → context
 
 A domain is a folder with tasks, a database in JSON or TOML, perhaps one of the user's own device, and policy texts. Not
-covered: what a tool does (the benchmark has it as code), the documents of a knowledge base, and voice.
+covered: the tools' code (part of the benchmark), the documents of a knowledge base, and voice.
 
 https://github.com/sierra-research/tau2-bench, MIT
 """
@@ -35,16 +35,15 @@ from grpo.errors import DataError
 from grpo.scenarios.data_errors import first_validation_error
 from grpo.scenarios.datasets.parts import find_parts
 from grpo.scenarios.datasets.tool_schemas import infer_tool_schemas
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.source_files import open_source, read_document
-from grpo.scenarios.records import difficulty_by_count
+from grpo.scenarios.records import SourceRecord, difficulty_by_count
 from grpo.scenarios.scenario import Domain, SplitName, SuccessCriterion
 
 _READING = ("calculate", "find_", "get_", "list_")
-_SIDES: dict[str, SplitName] = {"train": "train", "test": "heldout"}
+_PART_SPLITS: dict[str, SplitName] = {"train": "train", "test": "heldout"}
 _WORD = re.compile(r"\w+")
 _KIND = re.compile(r"\[(\w+)\]")
-"""What a task's id begins with in telecom."""
+"""Prefix of a task's id in telecom."""
 
 
 _DATABASES = ("db.json", "db.toml")
@@ -52,8 +51,8 @@ _DEVICES = ("user_db.json", "user_db.toml")
 _POLICIES = ("policy.md", "main_policy.md", "tech_support_manual.md", "prompts/components/policy_header.md")
 _SPLIT = "split_tasks.json"
 _DOMAINS: dict[str, Domain] = {"telecom": "technical_support"}
-_SPLITS = ("airline", "mock", "retail")
-"""Domains whose folder must have a split: without it tasks that are held out would be trained on."""
+_MUST_SPLIT = ("airline", "mock", "retail")
+"""Domains whose folder must have a split: without it held-out tasks would be trained on."""
 
 
 class _Action(BaseModel):
@@ -64,7 +63,7 @@ class _Action(BaseModel):
 
     @property
     def call(self) -> dict[str, Any]:
-        """What is called, without who calls it."""
+        """The call without its requestor."""
         compared = {} if self.compare_args is None else {"compare_args": list(self.compare_args)}
         return {"name": self.name, "arguments": self.arguments, **compared}
 
@@ -98,19 +97,19 @@ class _Task(BaseModel):
 
     @property
     def actions(self) -> tuple[_Action, ...]:
-        """What the agent does."""
+        """Actions of the agent."""
         return tuple(a for a in self.evaluation_criteria.actions or () if a.requestor != "user")
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the user does, and what must hold in the end."""
+        """Calls of the user, and assertions on the final state."""
         by_user = [a.call for a in self.evaluation_criteria.actions or () if a.requestor == "user"]
-        found = {"user_calls": by_user, "assertions": list(self.evaluation_criteria.env_assertions or ())}
-        return {name: value for name, value in found.items() if value}
+        state = {"user_calls": by_user, "assertions": list(self.evaluation_criteria.env_assertions or ())}
+        return {name: value for name, value in state.items() if value}
 
     @property
     def expected(self) -> dict[str, Any]:
-        """Criteria that the episode is held against."""
+        """Criteria of success."""
         criteria = self.evaluation_criteria
         return {
             "calls": [action.call for action in self.actions],
@@ -143,7 +142,7 @@ def read_tau2_bench(folder: Path, domain: str, tasks_file: str = "tasks.json") -
     (tasks_part, database_part) = find_parts(place, (tasks_file, "database"), {"database": _DATABASES})
     items = read_document(tasks_part.path)
     database = _read_database(database_part.path)
-    splits = _read_sides(place / _SPLIT) if domain in _SPLITS or (place / _SPLIT).exists() else {}
+    splits = _read_splits(place / _SPLIT) if domain in _MUST_SPLIT or (place / _SPLIT).exists() else {}
     devices = [place / name for name in _DEVICES if (place / name).exists()]
     device = {"device": _read_database(devices[0])} if devices else {}
     if not isinstance(items, list):
@@ -161,7 +160,7 @@ def read_tau2_bench(folder: Path, domain: str, tasks_file: str = "tasks.json") -
         if isinstance(task, str):
             yield SourceRecord(source=str(place), line=number, data=None, raw=raw, problem=task)
             continue
-        world = {**_touched(database, raw), **device, "database_sha256": digest}
+        world = {**_relevant_part(database, raw), **device, "database_sha256": digest}
         if task.initial_state:
             world["initial_state"] = task.initial_state
         data = {
@@ -185,7 +184,7 @@ def read_tau2_bench(folder: Path, domain: str, tasks_file: str = "tasks.json") -
 
 
 def _parse(item: Any) -> _Task | str:
-    """The task, or what is wrong with it."""
+    """The task, or the problem of its record."""
     try:
         return _Task.model_validate(item)
     except ValidationError as error:
@@ -198,17 +197,17 @@ def _read_database(path: Path) -> dict[str, Any]:
             try:
                 return tomllib.load(file)
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise DataError(f"{path} is no TOML document: {error}; fetch the published files again") from error
+                raise DataError(f"{path} is not a TOML document: {error}; fetch the published files again") from error
     document = read_document(path)
     if not isinstance(document, dict):
         raise DataError(f"{path} must hold an object; fetch the published files again")
     return document
 
 
-def _read_sides(path: Path) -> dict[str, SplitName]:
+def _read_splits(path: Path) -> dict[str, SplitName]:
     document = read_document(path)
     splits: dict[str, SplitName] = {}
-    for part, split in _SIDES.items():
+    for part, split in _PART_SPLITS.items():
         for task in document.get(part, ()):
             if splits.setdefault(task, split) != split:
                 raise DataError(f"{path}: task {task} is in both parts; take it out of one")
@@ -216,22 +215,22 @@ def _read_sides(path: Path) -> dict[str, SplitName]:
 
 
 def _goal(user: _User) -> str:
-    """What the simulated user is told, one line a part."""
-    told = user.instructions
-    if isinstance(told, str):
-        told = _Instructions(task_instructions=told)
+    """Instructions of the simulated user, one line a part."""
+    instructions = user.instructions
+    if isinstance(instructions, str):
+        instructions = _Instructions(task_instructions=instructions)
     parts = {
         "Persona": user.persona,
-        "Reason": told.reason_for_call,
-        "Known": told.known_info,
-        "Unknown": told.unknown_info,
-        "Instructions": told.task_instructions,
+        "Reason": instructions.reason_for_call,
+        "Known": instructions.known_info,
+        "Unknown": instructions.unknown_info,
+        "Instructions": instructions.task_instructions,
     }
     return "\n".join(f"{name}: {text.strip()}" for name, text in parts.items() if text and text.strip())
 
 
 def _category(task: _Task) -> str:
-    """What the id says; else the last call that does more than read, or `information` where none does."""
+    """Kind in the id; else the last call that does more than read, or `information`."""
     named = _KIND.match(task.id)
     if named:
         return named[1]
@@ -239,12 +238,12 @@ def _category(task: _Task) -> str:
     return names[-1] if names else "information"
 
 
-def _touched(database: dict[str, Any], task: str) -> dict[str, Any]:
-    """The part of a shop's or an airline's database that a task is about; another database is taken whole.
+def _relevant_part(database: dict[str, Any], task: str) -> dict[str, Any]:
+    """The part of a shop's or an airline's database that a task needs; any other database is used whole.
 
-    A customer is touched whose id, e-mail address, name with postal code, or one of whose orders or reservations the
-    task mentions; with the customer come all of these. A product is touched that these orders hold, or that the task
-    mentions, itself or by a variant; a flight, that these reservations hold, or that the task mentions.
+    Kept: customers of whom the task mentions the id, e-mail address, name with postal code, or an order or reservation,
+    with all their orders and reservations; products in these orders, or mentioned by the task, themselves or by a
+    variant; flights in these reservations, or mentioned by the task.
     """
     shop = {"users", "orders", "products"} <= set(database)
     if not shop and not {"users", "reservations", "flights"} <= set(database):

@@ -1,8 +1,8 @@
 """tau-bench few-shot: worked dialogues of a shop and an airline as plain text.
 
-    user: Hi, …            → user_responses, without the mark ###STOP### that ended the simulation
-    assistant: None        a call, which is not shown: there are no expected calls
-    tool: {…}              what it returned
+    user: Hi, …            → user_responses, without the mark ###STOP### at the end of the simulation
+    assistant: None        a call, which is not shown; expected.calls stays empty
+    tool: {…}              its result
     assistant: Your …      → expected.responses, in order
 
 A line without a speaker belongs to the turn before it.
@@ -21,10 +21,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts, read_parts
-from grpo.scenarios.readers.jsonl import read_jsonl
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.readers.json_file import read_jsonl
 from grpo.scenarios.readers.speaker_turns import user_turns_and_replies
-from grpo.scenarios.records import convert_records
+from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {
     name: (f"Mock{name.title()}DomainEnv-few_shot.jsonl", f"few_shot_data/Mock{name.title()}DomainEnv-few_shot.jsonl")
@@ -41,7 +40,7 @@ class _Transcript(BaseModel):
 def read_tau_bench_fewshot(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the parts (default `retail`, of `retail` and `airline`), one record a dialogue.
 
-    Raises `DataError` where a file is missing.
+    Raises `DataError` for a missing file.
     """
     yield from read_parts(find_parts(folder, parts or ("retail",), _PARTS), _read)
 
@@ -50,14 +49,16 @@ def _read(part: DatasetPart) -> Iterator[SourceRecord]:
     return convert_records(read_jsonl(part.path), _Transcript, partial(_scenario, part.stem))
 
 
-def _scenario(shop: str, found: _Transcript, line: int) -> dict[str, Any]:
-    before, *rest = _SPEAKER.split(found.messages_display)
+def _scenario(shop: str, transcript: _Transcript, line: int) -> dict[str, Any]:
+    before, *rest = _SPEAKER.split(transcript.messages_display)
     if before.strip() or not rest:
-        raise ValueError(f"no speaker: {found.messages_display[:40]!r}")
-    said = [(who, text.replace(_STOP, "").strip()) for who, text in zip(rest[::2], rest[1::2], strict=True)]
-    if said[-1] == ("user", ""):
-        said = said[:-1]  # the mark alone
-    user, assistant = user_turns_and_replies([turn for turn in said if turn[0] != "tool" and turn[1] != "None"], "user")
+        raise ValueError(f"no speaker: {transcript.messages_display[:40]!r}")
+    lines = [(speaker, text.replace(_STOP, "").strip()) for speaker, text in zip(rest[::2], rest[1::2], strict=True)]
+    if lines[-1] == ("user", ""):
+        lines = lines[:-1]  # the mark alone
+    user, assistant = user_turns_and_replies(
+        [line for line in lines if line[0] != "tool" and line[1] != "None"], "user"
+    )
     return {
         "id": f"tau-bench-fewshot-{line}" if shop == "retail" else f"tau-bench-fewshot-{shop}-{line}",
         "topic": shop,

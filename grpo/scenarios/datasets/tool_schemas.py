@@ -1,4 +1,4 @@
-"""Schemas of tools, derived from calls that were seen."""
+"""Tool schemas, inferred from calls."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _TYPES = {
 
 
 def infer_tool_schemas(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Tools by name: the arguments that occur, their JSON types, and as required those of every call.
+    """Infer tools: their arguments with JSON types; arguments of every call are required.
 
         cancel(order="7"), cancel(order="8", notify=True)
         → cancel: order string, notify boolean, required order
 
-    Descriptions are empty: calls do not tell them.
+    Descriptions stay empty.
     """
-    seen: dict[str, list[Mapping[str, Any]]] = {}
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
     for name, arguments in calls:
-        seen.setdefault(name, []).append(arguments)
-    return [{"name": name, "description": "", "parameters": _parameters(seen[name])} for name in sorted(seen)]
+        by_name.setdefault(name, []).append(arguments)
+    return [{"name": name, "description": "", "parameters": _parameters(by_name[name])} for name in sorted(by_name)]
 
 
 def _parameters(calls: list[Mapping[str, Any]]) -> dict[str, Any]:

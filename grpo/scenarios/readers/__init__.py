@@ -1,1 +1,1 @@
-"""From sources to records: one file a format."""
+"""Readers of source files, one module a format."""

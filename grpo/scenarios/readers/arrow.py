@@ -1,8 +1,8 @@
-"""Rows of Arrow batches, and of Parquet files that are checked against their footers while they are read.
+"""Rows of Arrow batches, and of Parquet files, which are checked against their footers.
 
-    a cell that cannot be decoded (words that are not UTF-8, an impossible date)   the row has a problem
+    a cell that cannot be decoded (text that is not UTF-8, an impossible date)    the row has a problem
     a row of more than 16 MiB                                                      the row has a problem
-    a damaged page; more or fewer rows than the footer claims                      `DataError`
+    a damaged page; more or fewer rows than the footer declares                    `DataError`
     a column chunk that expands to more than 1 GiB                                 `DataError`, before it is read
 
 Dictionaries are not expanded: 1,000,000 rows that repeat a text of 16 MiB take 16 MiB, not 16 TiB.
@@ -28,7 +28,7 @@ from grpo.tables import open_parquet
 
 BATCH_ROWS = 512
 LARGEST_CHUNK = 2**30  # bytes of a column chunk once decompressed
-MOST_VALUES = 2**26  # of a column chunk; one that repeats takes no space in a file
+MOST_VALUES = 2**26  # of a column chunk; a value that repeats takes no space in a file
 _LARGEST_BATCH = 64 * 2**20  # bytes; a larger batch is converted row by row
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowRow:
-    """One row; where `problem` is set, `cells` holds only what could be decoded."""
+    """One row; where `problem` is set, `cells` has only the cells that could be decoded."""
 
     number: int
     cells: dict[str, Any]
@@ -46,7 +46,7 @@ class ArrowRow:
 class ParquetRows:
     """Rows of a Parquet file.
 
-    Raises `DataError` for a missing or truncated file, and for a footer that contradicts itself or claims too much.
+    Raises `DataError` for a missing or truncated file, and for a footer that contradicts itself or exceeds the limits.
     """
 
     def __init__(self, path: Path, *, largest_chunk: int = LARGEST_CHUNK, most_values: int = MOST_VALUES) -> None:
@@ -62,18 +62,18 @@ class ParquetRows:
         self._check(largest_chunk, most_values)
 
     def read(self, columns: Sequence[str]) -> Iterator[ArrowRow]:
-        """Read the rows in order. Raises `DataError` where the file is damaged, after the rows before the damage."""
+        """Read the rows in order; raises `DataError` at damage, after the rows before it."""
         number = 0
         for index, group in enumerate(self._footer.groups):
-            begun = number
+            start = number
             batches = self._intact(partial(self._batches, index, columns), number)
             while (batch := self._intact(partial(next, batches, None), number)) is not None:
                 yield from batch_rows(batch, number, self.schema)
                 number += batch.num_rows
-            if number - begun != group.rows:
+            if number - start != group.rows:
                 raise DataError(
                     f"{self._path} is damaged: its footer claims {group.rows} rows for row group {index}, which holds "
-                    f"{number - begun}; write it again"
+                    f"{number - start}; write it again"
                 )
 
     def _batches(self, index: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -84,10 +84,10 @@ class ParquetRows:
         return iter(file.iter_batches(batch_size=rows, row_groups=[index], columns=columns))
 
     def _check(self, largest_chunk: int, most_values: int) -> None:
-        held = sum(group.rows for group in self._footer.groups)
-        if held != self._footer.rows:
+        total = sum(group.rows for group in self._footer.groups)
+        if total != self._footer.rows:
             raise DataError(
-                f"{self._path} is damaged: its footer claims {self._footer.rows} rows, its row groups {held}; "
+                f"{self._path} is damaged: its footer claims {self._footer.rows} rows, its row groups {total}; "
                 "write it again"
             )
         for chunk in (chunk for group in self._footer.groups for chunk in group.chunks):
@@ -112,7 +112,7 @@ def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema)
     size = try_call(lambda: _expanded(batch))
     rows: Any = size
     if isinstance(size, int) and size <= _LARGEST_BATCH:
-        rows = try_call(lambda: _plain(batch, schema).to_pylist())  # of dictionaries it takes six times as long
+        rows = try_call(lambda: _plain(batch, schema).to_pylist())  # dictionaries take six times as long
     if isinstance(rows, list):
         for number, cells in enumerate(rows, start=before + 1):
             yield ArrowRow(number=number, cells=cells)
@@ -132,19 +132,19 @@ def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
     if size > LONGEST_LINE:
         return ArrowRow(number=number, cells={}, problem=f"over-long row: {size} bytes, at most {LONGEST_LINE}")
     cells = {name: try_call(column[0].as_py) for name, column in zip(row.schema.names, row.columns, strict=True)}
-    faults = {name: cell for name, cell in cells.items() if isinstance(cell, Exception)}
-    problem = "; ".join(f"{name}: {error_text(error)}" for name, error in faults.items())
+    errors = {name: cell for name, cell in cells.items() if isinstance(cell, Exception)}
+    problem = "; ".join(f"{name}: {error_text(error)}" for name, error in errors.items())
     return ArrowRow(
         number=number,
-        cells={name: cell for name, cell in cells.items() if name not in faults},
-        problem=f"column cannot be decoded: {problem}" if faults else None,
+        cells={name: cell for name, cell in cells.items() if name not in errors},
+        problem=f"column cannot be decoded: {problem}" if errors else None,
     )
 
 
 def _expanded(rows: pa.RecordBatch | pa.Table) -> int:
-    """Bytes of the values, those of a dictionary counted wherever they stand.
+    """Bytes of the values, with each use of a dictionary's value counted.
 
-    Raises `IndexError` for a value that a dictionary does not hold: decoded, it would be read from foreign memory.
+    Raises `IndexError` for an index outside the dictionary: decoding it would read foreign memory.
     """
     return sum(_bytes(chunk) for column in rows.columns for chunk in getattr(column, "chunks", [column]))
 
@@ -155,12 +155,12 @@ def _bytes(array: pa.Array) -> int:
         return len(array) + (pc.sum(lengths).as_py() or 0)
     if isinstance(array, pa.StructArray):
         return len(array) + sum(map(_bytes, array.flatten()))
-    if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):  # a map is a list, too
+    if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):  # a map array is a list array, too
         return len(array) + _bytes(array.flatten())
     return len(array) + array.nbytes
 
 
 def _texts(schema: pq.ParquetSchema) -> set[str]:
-    """Paths of the columns that hold text."""
+    """Paths of the text columns."""
     leaves = (schema.column(k) for k in range(len(schema)))
     return {leaf.path for leaf in leaves if leaf.logical_type.type == "STRING"}

@@ -1,4 +1,4 @@
-"""The conversation log as scenarios: the user says the same again, and the policy may answer better."""
+"""Conversation log as scenarios: the user's turns are replayed, and the policy answers them anew."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.speaker_turns import user_turns_and_replies
+from grpo.scenarios.records import SourceRecord
 
 SOURCE = "conversation_log"
-"""What `metadata.source` says of such a scenario."""
+"""`metadata.source` of these scenarios."""
 
 
 def read_conversation_log(folder: Path, files: Sequence[str] | None = None) -> Iterator[SourceRecord]:
@@ -19,8 +19,8 @@ def read_conversation_log(folder: Path, files: Sequence[str] | None = None) -> I
 
         user "Hi", assistant "Yes?", tool …, user "My order 17"    →    user_responses ("Hi", "My order 17")
 
-    What the policy said is no reference for what should be said, and is left out. A row that is no conversation
-    becomes a record with a problem, and so does what is damaged of a file.
+    The policy's replies are left out, as they are not reference replies. A row that is not a conversation, and the
+    damaged rest of a file, become a record with a problem.
     """
     for entry in ConversationLog(folder).read(files):
         data = None if entry.conversation is None else _fields(entry.conversation)
@@ -28,12 +28,14 @@ def read_conversation_log(folder: Path, files: Sequence[str] | None = None) -> I
 
 
 def _fields(conversation: LoggedConversation) -> dict[str, Any]:
-    said = ((one.role, one.content) for one in conversation.messages if one.role in ("user", "assistant"))
+    lines = [
+        (message.role, message.content) for message in conversation.messages if message.role in ("user", "assistant")
+    ]
     return {
         "id": f"conversation-{conversation.id}",
         "topic": conversation.category,
         "domain": conversation.domain,
-        "user_responses": user_turns_and_replies(said, "user")[0],
+        "user_responses": user_turns_and_replies(lines, "user")[0],
         "tools": conversation.tools,
         "world": conversation.world,
         "expected": conversation.expected.model_dump(),

@@ -12,10 +12,9 @@ from typing import Any
 
 from grpo.errors import DataError
 from grpo.scenarios.readers.csv_rows import RowText, read_texts
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.row_fields import to_fields
 from grpo.scenarios.readers.source_files import LONGEST_LINE, open_source
-from grpo.scenarios.records import convert_record
+from grpo.scenarios.records import SourceRecord, convert_record
 
 _USER = re.compile(r"user_(\d+)")
 _RAW = 2000  # characters that are kept of a row's text
@@ -35,13 +34,13 @@ class CsvRow:
 def read_csv(path: Path) -> Iterator[SourceRecord]:
     """Read a CSV file, or a tab-separated one if its name ends in `.tsv`.
 
-    The user's turns stand in `user_responses` as a JSON list, or in `user_0`, `user_1`, … where trailing empty
-    cells mean that the user says no more. Other nested fields are JSON; an empty cell means the field is missing.
+    The user's turns are in `user_responses` as a JSON list, or in `user_0`, `user_1`, …, where trailing empty cells
+    mean that the user has no more turns. Other nested fields are JSON; an empty cell means that the field is missing.
 
         id,user_0,user_1,metadata
         a,Hi.,Bye.,"{""category"": ""greeting""}"
 
-    Raises `DataError` where the file is missing or its header cannot be used.
+    Raises `DataError` for a missing file and an unusable header.
     """
     delimiter = "\t" if path.suffix == ".tsv" else ","
     for row in read_rows(path, delimiter=delimiter, required=("id",)):
@@ -51,7 +50,7 @@ def read_csv(path: Path) -> Iterator[SourceRecord]:
 
 
 def read_cells(path: Path, *, required: Collection[str]) -> Iterator[SourceRecord]:
-    """Read a CSV file, or a `.tsv` one, one record a row, whose data are the row's cells by column."""
+    """Read a CSV file, or a `.tsv` one, one record a row with its cells by column as data."""
     for row in read_rows(path, delimiter="\t" if path.suffix == ".tsv" else ",", required=required):
         data = None if row.problem else dict(row.cells)
         yield SourceRecord(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
@@ -62,7 +61,7 @@ def read_rows(path: Path, *, delimiter: str, required: Collection[str]) -> Itera
 
     A cell of more characters than `csv.field_size_limit()` (131,072), and a row of more than 16 MiB, are problems.
 
-    Raises `DataError` where the file is missing or empty, or the header lacks a required column or has one twice.
+    Raises `DataError` for a missing or empty file, and a header without a required column or with one twice.
     """
     with io.TextIOWrapper(open_source(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         texts = read_texts(file, delimiter)
@@ -80,7 +79,7 @@ def read_rows(path: Path, *, delimiter: str, required: Collection[str]) -> Itera
 
 
 def _split(text: RowText, delimiter: str) -> list[str] | str:
-    """Cells of a row, none of a blank line; or what is wrong with it."""
+    """Cells of a row, none for a blank line; or the problem of the row."""
     if not text.whole:
         return f"over-long row: more than {LONGEST_LINE} characters"
     try:
@@ -102,11 +101,11 @@ def _read_header(path: Path, header: list[str] | str, required: Collection[str])
             f"{path}: no column {', '.join(missing)} in the header ({_clean(', '.join(header)):.200}); "
             "the first line must name the columns"
         )
-    twice = {name for name in header if header.count(name) > 1}
+    duplicates = {name for name in header if header.count(name) > 1}
     if "user_responses" in header and any(_USER.fullmatch(name) for name in header):
-        twice.add("user_responses (also given as user_0, …)")
-    if twice:
-        raise DataError(f"{path}: the header has {', '.join(sorted(twice))} twice; keep one column of each")
+        duplicates.add("user_responses (also given as user_0, …)")
+    if duplicates:
+        raise DataError(f"{path}: the header has {', '.join(sorted(duplicates))} twice; keep one column of each")
     return header
 
 

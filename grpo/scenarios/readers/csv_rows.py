@@ -1,4 +1,4 @@
-"""Rows of a delimited file as text: where each one ends, before anything is read into its cells.
+"""Rows of a delimited file as text: the end of each row is found before its cells are parsed.
 
 `csv.reader` forgets that it is inside a quoted cell once the cell is larger than its limit, and takes the rest of the
 cell for rows. Here a quoted cell ends at its closing quote, however large it is.
@@ -17,8 +17,8 @@ _QUOTE = '"'
 _TO_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')  # two quotes in a row belong to the cell
 _PIECE = 2**20  # characters that are read at once
 
-# Where a character stands, in the words of `csv`. _CLOSED: behind a quote in a quoted cell, where a second quote
-# belongs to the cell and anything but a delimiter is a fault; _BROKEN: behind such a fault, which ends with its line.
+# States of the scanner. _CLOSED: after a quote in a quoted cell, where a second quote belongs to the cell and any
+# character but a delimiter is an error; _BROKEN: after such an error, which ends with its line.
 _START, _PLAIN, _QUOTED, _CLOSED, _BROKEN = range(5)
 
 
@@ -37,7 +37,7 @@ def read_texts(file: TextIO, delimiter: str) -> Iterator[RowText]:
 
         a,"two\nlines"\nb,c\n  →  'a,"two\nlines"\n', 'b,c\n'
 
-    Memory is bounded by one row of 16 Mi characters: of a longer one the rest is read and left out.
+    Memory is bounded by one row of 16 Mi characters: the rest of a longer one is skipped.
     """
     state, line, first = _START, 1, 1
     kept: list[str] = []
@@ -57,7 +57,7 @@ def read_texts(file: TextIO, delimiter: str) -> Iterator[RowText]:
 
 
 def _scan(text: str, state: int, delimiter: str) -> int:
-    """State behind a piece of a row."""
+    """State after a piece of a row."""
     if state <= _PLAIN and _QUOTE not in text:
         return _START if text[-1] == delimiter else _PLAIN
     position, end = 0, len(text)
@@ -68,7 +68,7 @@ def _scan(text: str, state: int, delimiter: str) -> int:
                 return state
             state, position = _CLOSED, closed.end()
         elif state == _CLOSED:
-            state, position = _behind_quote(text[position], delimiter), position + 1
+            state, position = _after_quote(text[position], delimiter), position + 1
         elif state == _START and text[position] == _QUOTE:
             state, position = _QUOTED, position + 1
         else:
@@ -79,7 +79,7 @@ def _scan(text: str, state: int, delimiter: str) -> int:
     return state
 
 
-def _behind_quote(character: str, delimiter: str) -> int:
+def _after_quote(character: str, delimiter: str) -> int:
     if character == _QUOTE:
         return _QUOTED
     if character == delimiter:

@@ -1,4 +1,4 @@
-"""A Python generator of records."""
+"""Records of a Python generator."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from grpo.errors import DataError
 from grpo.scenarios.data_errors import error_text, excerpt, try_call
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.source_files import LONGEST_LINE
+from grpo.scenarios.records import SourceRecord
 
 MOST_RECORDS = 10_000_000
-"""Records after which a generator is taken for one that never ends."""
+"""Most records of a generator; one with more is taken for infinite."""
 
 
 def read_generator(function: str, most: int = MOST_RECORDS) -> Iterator[SourceRecord]:
-    """Call `package.module:function` and take what it yields; an item that JSON cannot hold is a problem.
+    """Call `package.module:function` and read the items that it yields; one that JSON cannot hold is a problem.
 
-    Raises `DataError` where there is no such function, and where it does not end.
+    Raises `DataError` for a missing function and for a generator that does not end.
     """
     module_name, _, name = function.partition(":")
     module = try_call(lambda: importlib.import_module(module_name))
     if isinstance(module, Exception):
         raise DataError(
             f"generator {function}: module {module_name} cannot be imported: {error_text(module)}; "
-            "install its package, mend it, or correct the source's function"
+            "install its package, fix it, or correct the source's function"
         ) from module
     generate = getattr(module, name, None)
     if not callable(generate):

@@ -1,4 +1,4 @@
-"""A dataset that the `datasets` library saved in a folder."""
+"""Datasets that the `datasets` library saved to a folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from grpo.errors import DataError
 from grpo.scenarios.data_errors import error_text, try_call
 from grpo.scenarios.readers.arrow import BATCH_ROWS, ArrowRow, batch_rows
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.row_fields import row_record
+from grpo.scenarios.records import SourceRecord
 
 
 def read_huggingface(path: Path, split: str) -> Iterator[SourceRecord]:
     """Read a folder of `save_to_disk`, without network; `split` is used where the folder holds several.
 
-    Raises `DataError` where the folder is missing, damaged or no such dataset, or the split is not in it.
+    Raises `DataError` for a folder that is missing, damaged or not a saved dataset, and for a missing split.
     """
     import datasets
 

@@ -1,20 +1,28 @@
-"""A JSON document: a list of records, or an object that holds it under `scenarios`."""
+"""JSON: lines with one record each, or a document with a list of records."""
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import IO
+
+from pydantic_core import from_json
 
 from grpo.errors import DataError
 from grpo.scenarios.data_errors import excerpt
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.readers.source_files import read_document
+from grpo.scenarios.readers.source_files import LONGEST_LINE, open_source, read_document
+from grpo.scenarios.records import SourceRecord
+
+_BOM = b"\xef\xbb\xbf"
 
 
 def read_json(path: Path) -> Iterator[SourceRecord]:
-    """Read the records of a JSON document, which is bounded in size; `line` is the record's number.
+    """Read the records of a JSON document of bounded size: a list, or an object with a list under `scenarios`.
 
-    Raises `DataError` where the document is broken or holds no list of records.
+    A record's `line` is its number. Raises `DataError` for a document that is broken or has no list of records.
     """
     document = read_document(path)
     items = document.get("scenarios") if isinstance(document, dict) else document
@@ -26,3 +34,58 @@ def read_json(path: Path) -> Iterator[SourceRecord]:
         else:
             problem = f"not an object: {type(item).__name__}"
             yield SourceRecord(source=str(path), line=number, data=None, raw=excerpt(item), problem=problem)
+
+
+def read_jsonl(path: Path) -> Iterator[SourceRecord]:
+    """Read a JSON-lines file; a line that is not a JSON object in UTF-8 becomes a record with a problem.
+
+    Blank lines are skipped. A byte order mark and CRLF are tolerated; a file named `.gz` is read through gzip.
+
+    Raises `DataError` for a file that is missing, or compressed and damaged.
+    """
+    with open_source(path) as file:
+        if path.suffix != ".gz":
+            yield from _records(str(path), file)
+            return
+        try:
+            with gzip.open(file) as content:
+                yield from _records(str(path), content)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path} is damaged: {error}; fetch it again") from error
+
+
+def _records(source: str, file: IO[bytes] | gzip.GzipFile) -> Iterator[SourceRecord]:
+    for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), start=1):
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            _skip_line(file)
+            yield SourceRecord(source=source, line=number, data=None, raw=_decode(line), problem="over-long line")
+        elif line.strip():
+            yield _record(source, number, line)
+
+
+def _record(source: str, number: int, line: bytes) -> SourceRecord:
+    try:
+        raw = line.decode()
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8: byte 0x{line[error.start]:02x} at offset {error.start}"
+        return SourceRecord(source=source, line=number, data=None, raw=_decode(line), problem=problem)
+    try:
+        data = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        problem = f"broken JSON: {str(error).replace('line 1 ', '')}"
+        return SourceRecord(source=source, line=number, data=None, raw=raw, problem=problem)
+    if not isinstance(data, dict):
+        problem = f"not an object: {type(data).__name__}"
+        return SourceRecord(source=source, line=number, data=None, raw=raw, problem=problem)
+    return SourceRecord(source=source, line=number, data=data, raw=raw)
+
+
+def _skip_line(file: IO[bytes] | gzip.GzipFile) -> None:
+    while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+        pass
+
+
+def _decode(line: bytes) -> str:
+    return line[:2000].decode(errors="replace")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from grpo.errors import DataError
 from grpo.scenarios.readers.arrow import ParquetRows
-from grpo.scenarios.readers.record import SourceRecord
 from grpo.scenarios.readers.row_fields import row_record
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.table import DERIVED_COLUMNS, is_scenario_table
 
 
 def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> Iterator[SourceRecord]:
-    """Read a Parquet file batch by batch, or these columns of it as they are.
+    """Read a Parquet file batch by batch; with `columns`, these cells are the data as they are.
 
-    Of a table that ingestion wrote, the derived columns are left out. Raises `DataError` for a missing, truncated or
-    damaged file and one without the column `id`, or one of `columns`.
+    The derived columns of a table of scenarios are left out. Raises `DataError` for a missing, truncated or damaged
+    file and one without the column `id`, or one of `columns`.
     """
     rows = ParquetRows(path)
     names = [name for name in rows.names if name not in DERIVED_COLUMNS or not is_scenario_table(rows.schema)]

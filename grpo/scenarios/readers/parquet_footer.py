@@ -1,8 +1,7 @@
-"""Footer of a Parquet file, read before Arrow reads a page.
+"""Footer of a Parquet file, checked before Arrow reads a page.
 
-Arrow ends the whole process where the statistics of a column chunk contradict each other and its metadata are asked
-for (`RowGroupMetaData.column`, pyarrow 25). Here they are decoded from Thrift's compact protocol, where anything odd is
-an exception.
+`RowGroupMetaData.column` aborts the process for a column chunk with contradictory statistics (pyarrow 25). Here the
+metadata are decoded from Thrift's compact protocol, and any damage is an exception.
 
 https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
 """
@@ -27,9 +26,9 @@ class ColumnChunk:
     uncompressed: int
     """Bytes of its pages once decompressed."""
     dictionary: bool
-    """Its values may be places in a dictionary."""
+    """Its values may be indices of a dictionary."""
     prefixes: bool
-    """Its values may begin with a part of the value before."""
+    """Its values may share a prefix with the value before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +41,14 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetFooter:
-    """Claims of a file: its rows, and its row groups."""
+    """Number of rows and the row groups, as the file declares them."""
 
     rows: int
     groups: tuple[RowGroup, ...]
 
 
 def read_footer(path: Path) -> ParquetFooter:
-    """Read the footer; raises `ValueError`, `IndexError` or `KeyError` where it is damaged."""
+    """Read the footer; raises `ValueError`, `IndexError` or `KeyError` for a damaged one."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - 8, 0))
@@ -111,7 +110,7 @@ class _Thrift:
             count = self._varint()
             kinds = self._byte() if count else 0
             return [(self._value(kinds >> 4), self._value(kinds & 15)) for _ in range(count)]
-        raise ValueError(f"type {kind} is none of Thrift's")
+        raise ValueError(f"type {kind} is not a Thrift type")
 
     def _integer(self) -> int:
         value = self._varint()

@@ -1,4 +1,4 @@
-"""Preference pairs and labelled replies in files of one's own, by the columns that the settings name.
+"""Preference pairs and labelled replies in a user's file, by the columns in the settings.
 
 layout text        prompt "2 + 2?", chosen "4", rejected "5"
 layout messages    prompt [user "2 + 2?"], chosen [assistant "4"], rejected [assistant "5"]
@@ -18,57 +18,55 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from grpo.artifacts import local_path
-from grpo.config.judged import LabelFile, PairFile
+from grpo.config.rewards import LabelFile, PairFile
 from grpo.messages import Message, Role
 from grpo.scenarios.data_errors import first_validation_error
 from grpo.scenarios.readers.csv_file import read_cells
-from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.jsonl import read_jsonl
+from grpo.scenarios.readers.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.parquet import read_parquet
-from grpo.scenarios.readers.record import SourceRecord
-from grpo.scenarios.records import convert_records
+from grpo.scenarios.records import SourceRecord, convert_records
 
 
 class _Row(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     def cell(self, column: str) -> Any:
-        """Value of a column; raises `ValueError` where the record has no such column, or nothing in it."""
+        """Value of a column; raises `ValueError` where the column is missing or empty in this record."""
         cells = self.model_extra or {}
         if cells.get(column) in (None, ""):
             raise ValueError(f"nothing in column {column}: the record has {', '.join(cells) or 'no column'}")
         return cells[column]
 
 
-class _Written(BaseModel):
+class _ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Role
     content: str
 
 
-_MESSAGES = TypeAdapter(list[_Written])
+_MESSAGES = TypeAdapter(list[_ChatMessage])
 
 
 def read_pair_records(settings: PairFile) -> Iterator[SourceRecord]:
     """Read the records of a file as preference pairs.
 
-    Raises `DataError` where the file is missing or broken, or lacks a column that is named.
+    Raises `DataError` for a file that is missing or broken, or lacks one of the columns.
     """
-    columns = [settings.chosen, settings.rejected, *_named(settings, settings.prompt)]
+    columns = [settings.chosen, settings.rejected, *_columns(settings, settings.prompt)]
     return convert_records(_records(settings, columns), _Row, _pair(settings))
 
 
 def read_label_records(settings: LabelFile) -> Iterator[SourceRecord]:
     """Read the records of a file as labelled replies.
 
-    Raises `DataError` where the file is missing or broken, or lacks a column that is named.
+    Raises `DataError` for a file that is missing or broken, or lacks one of the columns.
     """
-    columns = [settings.reply, settings.label, *_named(settings, settings.prompt, settings.score)]
+    columns = [settings.reply, settings.label, *_columns(settings, settings.prompt, settings.score)]
     return convert_records(_records(settings, columns), _Row, _label(settings))
 
 
-def _named(settings: PairFile | LabelFile, *others: str | None) -> list[str]:
+def _columns(settings: PairFile | LabelFile, *others: str | None) -> list[str]:
     names = (*others, settings.id, settings.group, settings.category, settings.split)
     return [name for name in names if name is not None]
 
@@ -108,8 +106,8 @@ def _label(settings: LabelFile) -> Callable[[_Row, int], dict[str, Any]]:
 
 def _common(row: _Row, line: int, settings: PairFile | LabelFile, prompt: Sequence[Message]) -> dict[str, Any]:
     name = Path(settings.path).name
-    before = json.dumps([[message.role, message.content] for message in prompt])
-    group = f"{name}-{hashlib.sha256(before.encode()).hexdigest()[:16]}" if prompt else f"{name}-{line}"
+    context = json.dumps([[message.role, message.content] for message in prompt])
+    group = f"{name}-{hashlib.sha256(context.encode()).hexdigest()[:16]}" if prompt else f"{name}-{line}"
     return {
         "id": f"{name}-{line}" if settings.id is None else _text(row.cell(settings.id)),
         "group": group if settings.group is None else _text(row.cell(settings.group)),
@@ -131,7 +129,7 @@ def _prompt(row: _Row, settings: PairFile | LabelFile) -> list[Message]:
 
 
 def _replies(row: _Row, column: str, settings: PairFile | LabelFile) -> list[Message]:
-    """The agent's reply, behind what stands before it in the same cell."""
+    """Messages of a cell, of which the last is the agent's reply."""
     value = row.cell(column)
     if settings.layout == "text":
         return [Message(role="assistant", content=_string(column, value))]
@@ -148,7 +146,7 @@ def _messages(column: str, value: Any) -> list[Message]:
         try:
             value = from_json(value)
         except ValueError as error:
-            raise ValueError(f"column {column} is no JSON: {error}") from error
+            raise ValueError(f"column {column} is not JSON: {error}") from error
     try:
         return [Message(role=item.role, content=item.content) for item in _MESSAGES.validate_python(value)]
     except ValidationError as error:

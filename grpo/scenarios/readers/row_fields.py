@@ -1,4 +1,4 @@
-"""Rows of a table as the fields of a scenario."""
+"""Fields of a scenario from the row of a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from grpo.scenarios.data_errors import error_text, excerpt, try_call
 from grpo.scenarios.readers.arrow import ArrowRow
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 
 NESTED = ("user_responses", "tools", "world", "expected", "metadata")
 _SECTIONS = ("expected", "metadata")
@@ -19,7 +19,7 @@ _SECTIONS = ("expected", "metadata")
 def row_record(
     path: Path, row: ArrowRow, fields: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 ) -> SourceRecord:
-    """A row as a record, its cells read by `fields`; one that cannot be decoded or read has a problem."""
+    """A row as a record, with the fields that `fields` reads; a row that cannot be decoded has a problem."""
     data = try_call(lambda: (fields or to_fields)(row.cells))
     problem = row.problem or (error_text(data) if isinstance(data, Exception) else None)
     if problem is None and not isinstance(data, Exception):
@@ -32,7 +32,7 @@ def to_fields(cells: Mapping[str, Any]) -> dict[str, Any]:
 
         {"id": "a", "topic": None, "user_responses": '["Hi."]'}  →  {"id": "a", "user_responses": ["Hi."]}
 
-    Raises `ValueError` that names a column which holds no JSON.
+    Raises `ValueError` that names a column whose text is not JSON.
     """
     fields = {name: cell for name, cell in cells.items() if cell is not None and cell != ""}
     for name in NESTED:
@@ -40,8 +40,8 @@ def to_fields(cells: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 fields[name] = from_json(fields[name], allow_inf_nan=False)
             except ValueError as error:
-                raise ValueError(f"column {name} is no JSON: {str(error).replace('line 1 ', '')}") from error
-    for name in _SECTIONS:  # a table's struct has every field, null where the record has none
+                raise ValueError(f"column {name} is not JSON: {str(error).replace('line 1 ', '')}") from error
+    for name in _SECTIONS:  # a struct column has every field, null where a record has none
         if isinstance(fields.get(name), dict):
             fields[name] = {key: value for key, value in fields[name].items() if value is not None}
     return fields

@@ -1,4 +1,4 @@
-"""Source files: opened for reading, or refused with a reason."""
+"""Opening of source files, and their size limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST_DOCUMENT = 64 * 2**20  # bytes; parsed JSON takes about ten times as muc
 
 
 def open_source(path: Path) -> io.BufferedReader:
-    """Open a source, or raise `DataError`."""
+    """Open a source; raises `DataError` where it cannot be."""
     try:
         return path.open("rb")
     except FileNotFoundError as error:
@@ -25,7 +25,7 @@ def open_source(path: Path) -> io.BufferedReader:
 
 
 def read_document(path: Path) -> Any:
-    """Read a JSON file whole, or raise `DataError` where it is missing, too large or broken."""
+    """Read a whole JSON file; raises `DataError` where it is missing, too large or broken."""
     with open_source(path) as file:
         content = file.read(LARGEST_DOCUMENT + 1)
     if len(content) > LARGEST_DOCUMENT:
@@ -36,4 +36,6 @@ def read_document(path: Path) -> Any:
     try:
         return from_json(content.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
     except ValueError as error:
-        raise DataError(f"{path} is no JSON document: {error}; mend it, or write one record a line (jsonl)") from error
+        raise DataError(
+            f"{path} is not a JSON document: {error}; fix it, or write one record a line (jsonl)"
+        ) from error

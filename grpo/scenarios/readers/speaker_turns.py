@@ -1,4 +1,4 @@
-"""Dialogues of two: who said what, turn by turn."""
+"""Turns of a dialogue between a user and an agent."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterable
 from itertools import groupby
 
 
-def merge_speaker_turns(said: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Lines that one speaker says in a row are one turn; blank lines add nothing to it.
+def merge_speaker_turns(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Join consecutive lines of one speaker to a turn; blank lines are left out of it.
 
     [("a", "Hi."), ("a", "Well?"), ("b", "Yes.")] → [("a", "Hi.\\nWell?"), ("b", "Yes.")]
     """
     return [
-        (speaker, "\n".join(text for _, text in lines if text.strip()))
-        for speaker, lines in groupby(said, key=lambda line: line[0])
+        (speaker, "\n".join(text for _, text in turn if text.strip()))
+        for speaker, turn in groupby(lines, key=lambda line: line[0])
     ]
 
 
-def user_turns_and_replies(said: Iterable[tuple[str, str]], user: str) -> tuple[list[str], list[str]]:
-    """The user's turns, and the agent's replies to them; what the agent says before the user is left out.
+def user_turns_and_replies(lines: Iterable[tuple[str, str]], user: str) -> tuple[list[str], list[str]]:
+    """The user's turns and the agent's replies to them, without an opening of the agent.
 
     Reply k answers turn k; the last turn may have none.
     """
-    turns = merge_speaker_turns(said)
+    turns = merge_speaker_turns(lines)
     if turns and turns[0][0] != user:
         turns = turns[1:]
     return [text for speaker, text in turns if speaker == user], [text for speaker, text in turns if speaker != user]

@@ -13,31 +13,31 @@ from grpo.policy.transformers.model import load
 
 @pytest.fixture
 def script(tmp_path: Path) -> str:
-    """The address of a model that says first, second, first, second …"""
+    """Address of a scripted model that replies first, second, first, second …"""
     path = tmp_path / "replies.yaml"
     path.write_text(yaml.safe_dump([["first"], ["second"]]))
     return f"stub://{path}"
 
 
-def _evaluate(*arguments: str, said: str = "") -> Result:
-    return CliRunner().invoke(app, ["evaluate", *arguments], input=said)
+def _evaluate(*arguments: str, lines: str = "") -> Result:
+    return CliRunner().invoke(app, ["evaluate", *arguments], input=lines)
 
 
-def test_one_message_is_answered(script: str):
+def test_one_message_gets_a_reply(script: str):
     """The reply and nothing else."""
     result = _evaluate("--checkpoint", script, "--message", "Hello")
     assert (result.exit_code, result.stdout) == (0, "first\n")
 
 
 def test_lines_are_answered_until_they_end(script: str):
-    """One reply a line; empty lines are passed over."""
-    result = _evaluate("--checkpoint", script, said="Hello\n\nAgain\nAnd again")
+    """One reply a line; empty lines are skipped."""
+    result = _evaluate("--checkpoint", script, lines="Hello\n\nAgain\nAnd again")
     assert (result.exit_code, result.stdout) == (0, "first\nsecond\nfirst\n")
 
 
 @pytest.mark.parametrize("to_file", [True, False])
-def test_a_file_of_conversations_is_answered(script: str, tmp_path: Path, to_file: bool):
-    """Lines and lists of messages, each with its reply."""
+def test_each_conversation_of_a_file_gets_a_reply(script: str, tmp_path: Path, to_file: bool):
+    """User messages and lists of messages, each with its reply."""
     asked = tmp_path / "asked.json"
     history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
     asked.write_text(json.dumps(["Hello", [*history, {"role": "user", "content": "Help"}]]))
@@ -64,8 +64,8 @@ def test_a_file_that_holds_no_conversations_is_wrong_input(script: str, tmp_path
     assert str(asked) in result.stderr
 
 
-def test_a_model_folder_speaks_as_its_options_say(tiny_folder: Path):
-    """At most so many tokens; the likeliest ones are the same twice."""
+def test_a_model_folder_generates_by_its_options(tiny_folder: Path):
+    """The token limit holds; greedy decoding repeats itself."""
     options = ["--set", "temperature=0", "--set", "max_new_tokens=5"]
     replies = {_evaluate("--checkpoint", str(tiny_folder), "--message", "Hello", *options).stdout for _ in range(2)}
     assert len(replies) == 1
@@ -87,7 +87,7 @@ def test_a_model_folder_speaks_as_its_options_say(tiny_folder: Path):
     ],
 )
 def test_options_that_do_not_go_together_are_wrong_input(arguments: list[str], message: str):
-    """Exit code 2, and which of them."""
+    """Exit code 2, with their names."""
     result = _evaluate(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())

@@ -1,13 +1,15 @@
-"""Text on its way to the terminal."""
+"""Plain text in the terminal, and the progress of a run."""
 
 from __future__ import annotations
 
 import io
+import logging
 
 import pytest
 from rich.table import Table
 
-from flows.cli.console import PlainConsole, printable
+from flows.cli.console import PlainConsole, _OnceFilter, printable, show_progress
+from grpo import progress
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,63 @@ def test_text_is_printed_as_it_is(text: str):
 def test_control_characters_are_written_as_escapes():
     """Nothing in a name clears the screen; line breaks and letters of any language stay."""
     assert printable("a\x1b[2J\r\x00\udcff\nß日\t") == "a\\x1b[2J\\r\\x00\\udcff\nß日\t"
+
+
+@pytest.mark.parametrize(
+    ("logger", "message", "shown"),
+    [
+        (
+            "prefect.task_runs",
+            "Finished in state Failed('Task run encountered an exception AddressError: no model')",
+            False,
+        ),
+        (
+            "prefect.task_runs",
+            "Task run failed with exception: AddressError('no model') - Retries are exhausted",
+            False,
+        ),
+        ("prefect.flow_runs", "Encountered exception during execution: AddressError('no model')", False),
+        ("prefect.flow_runs", "Crash detected! Request to the server timed out", False),
+        ("prefect.task_runs", "Error encountered when computing cache key - result will not be persisted.", True),
+        ("prefect.events.clients", "Unable to connect to 'ws://127.0.0.1:4200/api/events/in'.", True),
+        ("tasks.train", "Finished in state of rest", True),
+    ],
+)
+def test_the_final_log_lines_of_a_run_are_left_to_the_command(logger: str, message: str, shown: bool):
+    """The command prints the error once, at its end; other records are shown."""
+    record = logging.LogRecord(logger, logging.ERROR, "", 0, message, (), None)
+    assert _OnceFilter().filter(record) is shown
+
+
+def test_events_that_a_server_did_not_take_are_logged_once():
+    """Each is retried for a minute; the first line has the address."""
+    record = logging.LogRecord("prefect.events.clients", logging.WARNING, "", 0, "Unable to connect", (), None)
+    once = _OnceFilter()
+    assert [once.filter(record) for _ in range(3)] == [True, False, False]
+
+
+def test_each_event_that_was_not_taken_is_not_a_traceback():
+    """Prefect's thread logs one for each of them, on a logger with a handler of its own."""
+    with show_progress(PlainConsole(file=io.StringIO())):
+        logger = logging.getLogger("prefect._internal.concurrency")
+        assert not logger.filter(logging.LogRecord(logger.name, logging.ERROR, "", 0, "failed to process", (), None))
+
+
+def test_progress_shows_a_stage_whose_text_looks_like_markup():
+    """A stage that is computed again is named with its reason, which may contain any text."""
+    shown = io.StringIO()
+    console = PlainConsole(file=shown, width=200)
+    with show_progress(console):
+        progress.report("train again: artifact [/x] is damaged", 0, 1)
+    assert "train again: artifact [/x] is damaged 0/1" in shown.getvalue()
+
+
+def test_without_a_terminal_each_iteration_is_a_line():
+    """Number, reward of the last scored rollout, and time left."""
+    shown = io.StringIO()
+    with show_progress(PlainConsole(file=shown, width=200), iterations=2):
+        progress.report("score", 1, 1, reward=0.25)
+        progress.report("train", 3, 3, cached=0.0)
+        progress.report("train", 3, 3, cached=1.0)
+    lines = [line for line in shown.getvalue().splitlines() if line.startswith("iteration")]
+    assert lines == ["iteration 1 of 2: reward 0.250, about 0 s left", "iteration 2 of 2: reward 0.250, about 0 s left"]

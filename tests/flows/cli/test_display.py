@@ -1,81 +1,34 @@
+"""Tables and lines that commands print."""
+
 from __future__ import annotations
 
 import io
-import logging
 import re
 
-import pytest
 from rich.console import Console
 
 from flows.cli.console import PlainConsole
-from flows.cli.display import _OnceFilter, live, print_diagnosis, print_measurement
-from grpo import progress
+from flows.cli.display import print_checks, print_evaluation, print_lineage, print_reproduction
+from flows.local.checks import CheckResult, DoctorReport
+from flows.reproduce import Reproduction
 from grpo.evaluation.measurement import EvaluationDocument
+from grpo.registry import ChampionChange, Lineage
+from grpo.registry.lineage import Ancestor
+from tests.grpo.registry.making import ANNA, make_provenance
 
 
-@pytest.mark.parametrize(
-    ("logger", "message", "shown"),
-    [
-        (
-            "prefect.task_runs",
-            "Finished in state Failed('Task run encountered an exception AddressError: no model')",
-            False,
-        ),
-        (
-            "prefect.task_runs",
-            "Task run failed with exception: AddressError('no model') - Retries are exhausted",
-            False,
-        ),
-        ("prefect.flow_runs", "Encountered exception during execution: AddressError('no model')", False),
-        ("prefect.flow_runs", "Crash detected! Request to the server timed out", False),
-        ("prefect.task_runs", "Error encountered when computing cache key - result will not be persisted.", True),
-        ("prefect.events.clients", "Unable to connect to 'ws://127.0.0.1:4200/api/events/in'.", True),
-        ("tasks.train", "Finished in state of rest", True),
-    ],
-)
-def test_the_end_of_a_run_is_left_to_the_command(logger: str, message: str, shown: bool):
-    """It prints the error once, at its own end; other records are shown."""
-    record = logging.LogRecord(logger, logging.ERROR, "", 0, message, (), None)
-    assert _OnceFilter().filter(record) is shown
-
-
-def test_events_that_a_server_did_not_take_are_told_of_once():
-    """Each of them is tried for a minute; the first line says which address is meant."""
-    record = logging.LogRecord("prefect.events.clients", logging.WARNING, "", 0, "Unable to connect", (), None)
-    once = _OnceFilter()
-    assert [once.filter(record) for _ in range(3)] == [True, False, False]
-
-
-def test_each_event_that_was_not_taken_is_not_a_traceback():
-    """Prefect's thread logs one for each of them, on a logger with a handler of its own."""
-    with live(PlainConsole(file=io.StringIO())):
-        logger = logging.getLogger("prefect._internal.concurrency")
-        assert not logger.filter(logging.LogRecord(logger.name, logging.ERROR, "", 0, "failed to process", (), None))
-
-
-def test_progress_shows_a_stage_whose_text_looks_like_markup():
-    """A stage that is computed again is named with its reason, which may hold anything."""
-    shown = io.StringIO()
-    console = PlainConsole(file=shown, width=200)
-    with live(console):
-        progress.report("train again: artifact [/x] is damaged", 0, 1)
-    assert "train again: artifact [/x] is damaged 0/1" in shown.getvalue()
-
-
-def test_a_diagnosis_shows_the_extra_of_each_package():
+def test_a_missing_extra_is_printed_with_its_remedy():
     """The remedy can be copied as it is."""
-    from flows.local.checks import CheckResult, DoctorReport
-
     shown = io.StringIO()
     remedy = "pip install 'grpo[vllm]'"
-    finding = CheckResult(area="extras", name="vllm", state="absent", found="not [/here]", remedy=remedy)
-    print_diagnosis(PlainConsole(file=shown, width=200), DoctorReport(findings=(finding,)))
+    check = CheckResult(area="extras", name="vllm", state="absent", detail="not [/here]", remedy=remedy)
+    print_checks(PlainConsole(file=shown, width=200), DoctorReport(checks=(check,)))
     assert remedy in shown.getvalue()
     assert "not [/here]" in shown.getvalue()
 
 
-def test_success_in_k_tries_is_printed_with_its_intervals():
-    """One row for each k: in at least one try, and in each."""
+def test_pass_at_k_is_printed_with_its_intervals():
+    """One row for each k: success in at least one attempt, and in each."""
     shares = {"mean": 0.75, "low": 0.5, "high": 1.0, "count": 20}
     slice_metrics = {"name": "all", "success": shares, "reward": None}
     measurement = {
@@ -94,8 +47,84 @@ def test_success_in_k_tries_is_printed_with_its_intervals():
     about = {"name": "desk", "model": "base", "created": "", "scenarios": 20, "scenarios_digest": "", "config": ""}
     document = EvaluationDocument.model_validate({**about, "code_digest": "", "measurement": measurement})
     console = Console(width=120, file=io.StringIO())
-    print_measurement(console, document)
+    print_evaluation(console, document)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     rows = [re.findall(r"[^\s│]+", line) for line in printed.splitlines()]
     (row,) = [cells for cells in rows if cells[:1] == ["2"]]
     assert row == ["2", "20", "0.900", "[0.500,", "1.000]", "0.625", "[0.500,", "1.000]"]
+
+
+def _printed(result: Reproduction | Lineage) -> str:
+    console = PlainConsole(width=60)
+    with console.capture() as capture:
+        if isinstance(result, Lineage):
+            print_lineage(console, result)
+        else:
+            print_reproduction(console, result)
+    return capture.get()
+
+
+def test_a_lineage_is_printed_in_lines_that_can_be_searched():
+    """In a narrow terminal, too: nothing is truncated."""
+    forced = ChampionChange(
+        number=1,
+        action="promote",
+        champion=2,
+        replaced=1,
+        previous=1,
+        reason="[b]looked at it[/b]",
+        by=ANNA,
+        at="2026-03-04T05:06:07+00:00",
+        forced=True,
+    )
+    lineage = Lineage(
+        name="desk",
+        version=2,
+        run_id="r",
+        aliases=["champion"],
+        tags={"verdict": "refuse"},
+        provenance=make_provenance(external_digests={"shop.rewards:Politeness, module shop.words": "5d" * 32}),
+        parents=(
+            Ancestor(policy="p1", version=1, model="store/x"),
+            Ancestor(policy="base", version=None, model="models/desk_clerk"),
+        ),
+        evaluated_against=1,
+        history=(forced,),
+        pending=forced.model_copy(update={"action": "rollback", "champion": 1, "replaced": 2, "forced": False}),
+    )
+    lines = _printed(lineage).splitlines()
+    assert "trained from policy p1, version 1" in lines
+    assert "  external code     shop.rewards:Politeness, module shop.words: 5d5d5d5d5d5d5d5d" in lines
+    assert "  trained from policy base, base model models/desk_clerk" in lines
+    assert (
+        "2026-03-04T05:06:07+00:00 promote, forced: version 2 instead of 1, by anna@laptop, flow run run-1: "
+        "[b]looked at it[/b]" in lines
+    )
+    (pending,) = [
+        line for line in lines if line.startswith("pending, the next promotion or rollback completes or undoes it: ")
+    ]
+    assert "rollback: version 1 instead of 2, by anna@laptop" in pending
+    assert any(line.split() == ["code", "c0de,", "commit", "abc"] for line in lines)
+
+
+def test_different_weights_are_printed_with_the_iteration_and_the_first_difference():
+    """The second update gave other weights, under another torch; the data is equal."""
+    differences = {"package torch": ("2.13.0", "2.14.0"), "threads": ("1", "8")}
+    result = Reproduction(
+        model="models:/desk/3", expected=("base", "p1", "p2"), found=("base", "p1", "x2"), differences=differences
+    )
+    assert not result.equal
+    printed = _printed(result)
+    assert "package torch: was 2.13.0, is 2.14.0" in printed
+    assert "different weights from iteration 2 on; policy p2 was registered, this run gave x2" in printed
+    assert "first difference: package torch" in printed
+
+
+def test_equal_weights_are_printed_with_the_differences_of_the_inputs():
+    """Another number of threads need not change the weights."""
+    result = Reproduction(
+        model="models:/desk/3", expected=("base", "p1"), found=("base", "p1"), differences={"threads": ("1", "8")}
+    )
+    assert result.equal
+    assert "equal weights, policy p1" in _printed(result)
+    assert "threads: was 1, is 8" in _printed(result)

@@ -1,15 +1,145 @@
-"""How commands end: what they print of a fault."""
+"""Exit codes, and the one-line message of each expected failure."""
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
+from importlib.metadata import metadata
+from pathlib import Path
+
+import httpx
 import pytest
-from typer.testing import CliRunner
+import sqlalchemy
+import typer
+from typer.testing import CliRunner, Result
 
 from flows.cli.app import app
+from flows.cli.errors import known_failure, with_exit_codes
+from flows.local.service import free_port
+from grpo.errors import ConfigError, PolicyError, PromotionRefused, RegistryError, StorageError
 from tests.places import ROOT
 
 CONFIGS = ROOT / "data" / "configs"
 LOGIN = "me:s3cr3t%40x"
+
+
+def _raised(call: Callable[[], object]) -> Exception:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - the error under test
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_prefect_that_cannot_be_reached_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch):
+    """A real refused connection, also below the error that Prefect makes of it."""
+    address = f"http://me:s3cret@127.0.0.1:{free_port()}/api"
+    monkeypatch.setenv("PREFECT_API_URL", address)
+    refused = _raised(lambda: httpx.get(address))
+    around = RuntimeError("the flow ended")
+    around.__cause__ = refused
+    for error in (refused, around, RuntimeError(f"Failed to reach API at {address}")):
+        failure = known_failure(error)
+        assert isinstance(failure, ConnectionError)
+        assert "Prefect's server at http://me:***@127.0.0.1:" in str(failure)
+        assert "set PREFECT_API_URL" in str(failure)
+
+
+def test_a_stopped_server_of_the_command_is_named_by_the_request(monkeypatch: pytest.MonkeyPatch):
+    """The variable is removed with the server, before the command ends."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    port = free_port()
+    failure = known_failure(_raised(lambda: httpx.get(f"http://127.0.0.1:{port}/api/flow_runs/filter")))
+    assert f"Prefect's server at http://127.0.0.1:{port}/api cannot be reached" in str(failure)
+
+
+def test_mlflow_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch):
+    """The error of its client after its own retries."""
+    from mlflow import MlflowClient
+
+    address = f"http://me:s3cret@127.0.0.1:{free_port()}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    failure = known_failure(_raised(lambda: MlflowClient(address).search_experiments()))
+    assert isinstance(failure, ConnectionError)
+    assert "MLflow at http://me:***@127.0.0.1:" in str(failure)
+    assert "s3cret" not in str(failure)
+
+
+def test_a_refusal_of_mlflow_is_one_line(tmp_path: Path):
+    """Its message, on one line."""
+    from mlflow.exceptions import MlflowException
+
+    failure = known_failure(MlflowException("no such\nmodel"))
+    assert isinstance(failure, RegistryError)
+    assert str(failure) == "MLflow refuses: no such model"
+
+
+def test_a_database_that_is_not_one_is_one_line(tmp_path: Path):
+    """SQLAlchemy adds the statement and a link; the reason is enough."""
+    path = tmp_path / "mlflow.db"
+    path.write_text("not a database, but long enough to be taken for one")
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+    failure = known_failure(_raised(lambda: engine.connect().exec_driver_sql("SELECT * FROM t")))
+    engine.dispose()
+    assert str(failure).startswith("a database cannot be used: file is not a database; ")
+
+
+def test_a_full_disk_below_another_error_is_a_storage_error():
+    """A server's database on the same disk, and a file."""
+    assert isinstance(known_failure(sqlite3.OperationalError("database or disk is full")), StorageError)
+    assert isinstance(known_failure(OSError(28, "No space left on device", "/there")), StorageError)
+
+
+def test_a_file_that_the_system_refuses_is_named():
+    """An output that is a folder, a path below a file."""
+    assert "/: Is a directory" in str(known_failure(_raised(lambda: Path("/").write_text("x"))))
+
+
+@pytest.mark.parametrize("error", [ConfigError("x"), PolicyError("x"), ConnectionError("there cannot be reached")])
+def test_an_error_of_this_package_is_unchanged(error: Exception):
+    """It has value, place and remedy."""
+    assert known_failure(error) is error
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("x"), AssertionError()])
+def test_a_fault_of_the_project_keeps_its_traceback(error: Exception):
+    """An unexpected error is not presented as wrong input."""
+    assert known_failure(error) is None
+
+
+def _ended_by(error: Exception) -> Result:
+    failing = typer.Typer()
+
+    def fail() -> None:
+        raise error
+
+    failing.command()(with_exit_codes(fail))
+    return CliRunner().invoke(failing, [])
+
+
+@pytest.mark.parametrize("extra", metadata("grpo").get_all("Provides-Extra") or [])
+def test_the_extra_that_is_missing_can_be_copied(extra: str):
+    """Brackets are not markup."""
+    remedy = f"pip install 'grpo[{extra}]'"
+    assert remedy in _ended_by(PolicyError(f"a package is not installed; {remedy}")).stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConfigError("pip install 'grpo[vllm]'"), 2, "ConfigError: pip install 'grpo[vllm]'"),
+        (PolicyError("record [/x] :smile: \x1b[2J"), 1, "PolicyError: record [/x] :smile: \\x1b[2J"),
+        (PromotionRefused("worse"), 3, "PromotionRefused: worse"),
+        (ConnectionError("http://a:b@h cannot be reached"), 1, "ConnectionError: http://a:***@h cannot be reached"),
+        (ConfigError("max_new_tokens=3 is too few"), 2, "ConfigError: max_new_tokens=3 is too few"),
+    ],
+    ids=["extra", "markup", "refused", "password", "a setting"],
+)
+def test_a_command_ends_with_one_plain_line(error: Exception, code: int, line: str):
+    """Text is not markup, passwords of addresses are masked, and the exit code is the kind of failure."""
+    result = _ended_by(error)
+    assert (result.exit_code, result.stderr.strip()) == (code, line)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -27,7 +157,7 @@ LOGIN = "me:s3cr3t%40x"
     ids=["model", "judge", "dask", "override", "checkpoint", "storage", "store"],
 )
 def test_an_address_with_a_password_is_refused_and_not_repeated(arguments: tuple[str, ...]):
-    """Wherever it was given; nothing is started with it."""
+    """In any setting; nothing is started with it."""
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code in (1, 2), result.output
     assert "s3cr3t" not in result.output

@@ -40,8 +40,26 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path):
 
 
 def test_a_short_config_is_written_out_whole(tmp_path: Path):
-    """What `extends` another one can be read in one piece."""
+    """A config that `extends` another is written as one file."""
     path, short = tmp_path / "whole.yaml", QUICKSTART.with_name("ppo.yaml")
     assert CliRunner().invoke(app, ["init", "--path", str(path), "--from", str(short)]).exit_code == 0
     assert load_config(path) == load_config(short)
     assert "extends" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "shown"),
+    [
+        (["helpfulness"], 0, "stuffing"),
+        (["conciseness", "--set", "target=20"], 3, "yes"),
+        (["checks"], 2, ""),
+        (["kindness"], 2, ""),
+        (["conciseness", "--set", "taget=20"], 2, ""),
+    ],
+)
+def test_check_reward_prints_the_score_of_each_probe(arguments: list[str], code: int, shown: str):
+    """Exit code 3 for an exploited reward, 2 where there is nothing to check."""
+    result = CliRunner().invoke(app, ["check-reward", *arguments])
+    assert result.exit_code == code
+    assert shown in result.output
+    assert "Traceback" not in result.output

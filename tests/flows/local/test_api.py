@@ -1,4 +1,4 @@
-"""Prefect's server under its own addresses, and what it refuses to start without."""
+"""Checks of Host and Origin, and of the login, of Prefect's server."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def client() -> TestClient:
 def test_a_request_names_an_address_of_the_server_and_comes_from_a_page_of_it(
     client: TestClient, headers: dict[str, str], status: int, method: str
 ):
-    """By every method; programs send no origin, and sandboxed pages the origin null."""
+    """For every method; programs send no Origin, and sandboxed pages the Origin null."""
     assert client.request(method, "/", headers=headers).status_code == status
 
 
 def test_a_second_host_or_origin_does_not_smuggle_one_in(client: TestClient):
-    """All headers of the name are looked at, not the first."""
+    """All headers of the name are checked, not the first alone."""
     hosts = [("host", "127.0.0.1:4200"), ("host", "evil.example")]
     origins = [("host", "127.0.0.1:4200"), ("origin", OWN[0]), ("origin", "http://evil.example")]
     assert client.get("/", headers=hosts).status_code == 403
@@ -74,7 +74,7 @@ def test_a_second_host_or_origin_does_not_smuggle_one_in(client: TestClient):
 
 
 def test_a_websocket_of_a_foreign_page_is_refused(client: TestClient):
-    """A browser asks no permission before it opens one."""
+    """A browser sends no CORS preflight before it opens one."""
     with client.websocket_connect("/events", headers={"host": "127.0.0.1:4200", "origin": OWN[0]}) as socket:
         assert socket.receive_text() == "hello"
     for headers in ({"host": "127.0.0.1:4200", "origin": "http://evil.example"}, {"host": "evil.example"}):
@@ -94,7 +94,7 @@ def test_a_websocket_of_a_foreign_page_is_refused(client: TestClient):
     ids=["no login", "short login", "no addresses", "every origin", "no scheme"],
 )
 def test_a_server_that_would_answer_anyone_is_not_started(tmp_path: Path, variables: dict[str, str], message: str):
-    """The error names the variable; it is what a container without its secret does."""
+    """The error names the variable, as in a container without its secret."""
     kept = {name: value for name, value in os.environ.items() if name not in (SERVER, CLIENT, ORIGINS)}
     environment = {**kept, "PREFECT_HOME": str(tmp_path), "PREFECT_SERVER_API_PORT": str(free_port()), **variables}
     done = subprocess.run(

@@ -1,21 +1,114 @@
-"""`deploy`, on a real server."""
+"""Deployments of prefect.yaml, and `deploy` on a real server."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from prefect import Flow
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import validate
 
-from flows.local.deployments import JOB_TEMPLATE, deploy
+from flows.local import settings
+from flows.local.deployments import JOB_TEMPLATE, deploy, load_parameters
+from grpo.config.pipeline import load_config
 from tests.greeting import write_greeting
+from tests.places import ROOT
 
-pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 
+def flow_of(deployment: dict[str, Any]) -> Flow[..., Any]:
+    path, _, name = deployment["entrypoint"].partition(":")
+    flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+    assert isinstance(flow, Flow)
+    return flow
+
+
+def name_of(deployment: dict[str, Any]) -> str:
+    return f"{Path(deployment['entrypoint'].partition(':')[0]).stem}/{deployment['name']}"
+
+
+def test_the_deployments_of_the_pipeline_are_there():
+    """One for each job."""
+    names = {"train/quickstart", "train/default", "retrain/nightly", "tune/default", "evaluate/champion"}
+    assert {name_of(one) for one in DEPLOYMENTS} >= names | {
+        "watch/hourly",
+        "promote/manual",
+        "rollback/manual",
+        "pretrain/tiny",
+        "stage/gpu",
+    }
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=name_of)
+def test_a_deployment_gives_its_flow_what_it_takes(deployment: dict[str, Any]):
+    """Each parameter is one of the flow's, and what the file of its step holds passes its checks."""
+    flow = flow_of(deployment)
+    given = dict(deployment["parameters"])
+    assert set(given) <= set(inspect.signature(flow.fn).parameters)
+    (step,) = (one["flows.local.deployments.load_parameters"] for one in deployment["build"])
+    if given.get("config") == "{{ parameters.config }}":
+        given["config"] = load_parameters(**{name: value for name, value in step.items() if name != "id"})["config"]
+        schema = parameter_schema(flow).model_dump_for_openapi()
+        validate(given, schema, raise_on_error=True, preprocess=True, ignore_required=True)  # as Prefect's server does
+    filled = {"reason": "a test", "stage": "rollout", "inputs": {}, "sources": "x"}  # required fields of the form
+    taken = {name: value for name, value in filled.items() if name in inspect.signature(flow.fn).parameters}
+    assert flow.validate_parameters(given | taken)
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=name_of)
+def test_every_field_of_a_run_form_has_a_description(deployment: dict[str, Any]):
+    """The parameters themselves, and all settings in them."""
+    schema = parameter_schema(flow_of(deployment)).model_dump()
+    missing = [
+        f"{kind}.{name}"
+        for kind, definition in {"parameters": schema, **schema["definitions"]}.items()
+        for name, field in definition.get("properties", {}).items()
+        if "description" not in field
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=name_of)
+def test_a_deployment_has_a_description_a_pool_and_the_offline_variables(deployment: dict[str, Any]):
+    """The environment is that of `settings` for every process."""
+    assert deployment["description"].endswith(".")
+    assert deployment["work_pool"]["name"] in ("cpu", "gpu")
+    trains = flow_of(deployment).name in ("train", "retrain", "tune", "pretrain")
+    assert deployment["work_pool"].get("work_queue_name") == ("training" if trains else None)
+    assert deployment["work_pool"]["job_variables"] == {"env": "{{ parameters.environment }}"}
+    assert load_parameters()["environment"] == settings.offline_variables()
+
+
+@pytest.mark.parametrize("deployment", [one for one in DEPLOYMENTS if "schedules" in one], ids=name_of)
+def test_a_schedule_can_be_paused_for_good(deployment: dict[str, Any]):
+    """It has a slug, which identifies it when it is deployed again, and does not set `active`."""
+    for schedule in deployment["schedules"]:
+        assert schedule["slug"]
+        assert "active" not in schedule
+
+
+def test_the_config_of_a_deployment_is_the_whole_file():
+    """With what it extends: the default deployment has the quickstart's scenarios and its own samples."""
+    config = load_parameters(str(ROOT / "data" / "configs" / "default.yaml"))["config"]
+    default, quickstart = (
+        load_config(ROOT / "data" / "configs" / f"{name}.yaml") for name in ("default", "quickstart")
+    )
+    assert type(default).model_validate(config) == default
+    assert (default.scenarios, default.evaluation.samples) == (quickstart.scenarios, 2)
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.filterwarnings("ignore")
 def test_a_pool_of_processes_takes_no_command_also_where_it_was_there_before(tmp_path: Path):
-    """A pool that somebody made with Prefect's own template gets ours; a second call changes nothing."""
+    """A pool with Prefect's own template gets ours; a second call changes nothing."""
     from prefect import get_client
     from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
     from prefect.exceptions import ObjectAlreadyExists
@@ -34,8 +127,10 @@ def test_a_pool_of_processes_takes_no_command_also_where_it_was_there_before(tmp
     assert list(JOB_TEMPLATE["variables"]["properties"]) == ["env"]
 
 
+@pytest.mark.usefixtures("server")
+@pytest.mark.filterwarnings("ignore")
 def test_runs_begin_in_the_folder_of_their_deployments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Wherever the command is called, and whatever the shell that called it left in PWD: `make -C`, an exec."""
+    """In any working directory, with any PWD of the calling shell: `make -C`, an exec."""
     from prefect import get_client
 
     project, caller = tmp_path / "project", tmp_path / "caller"

@@ -20,8 +20,8 @@ def _nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SERVER, raising=False)
 
 
-def test_processes_that_come_at_once_get_the_same_login(tmp_path: Path):
-    """Six first commands of a home: one draws, and what the others read is whole."""
+def test_concurrent_processes_get_the_same_login(tmp_path: Path):
+    """Six first commands of a home: one generates it, and the others read it whole."""
     code = f"from pathlib import Path; from flows.local.login import login; print(login(Path({str(tmp_path)!r})))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = [
@@ -35,12 +35,12 @@ def test_processes_that_come_at_once_get_the_same_login(tmp_path: Path):
 
 
 def test_another_home_has_another_login(tmp_path: Path):
-    """It is random, not derived from anything."""
+    """It is random."""
     assert login(tmp_path / "one") != login(tmp_path / "other")
 
 
 def test_only_the_owner_reads_the_file(tmp_path: Path):
-    """Under any umask, and also after somebody has opened it to others."""
+    """Under any umask, and also after its permissions were changed."""
     before = os.umask(0)
     try:
         login(tmp_path)
@@ -53,8 +53,8 @@ def test_only_the_owner_reads_the_file(tmp_path: Path):
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_login_of_the_user_is_taken_and_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """PREFECT_SERVER_API_AUTH_STRING says what the server asks for; the hint names it, and not the password."""
+def test_a_login_of_the_user_is_used_and_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is that of PREFECT_SERVER_API_AUTH_STRING; the hint names the variable, and not the password."""
     monkeypatch.setenv(SERVER, "me:my-own-password")
     assert login(tmp_path) == "me:my-own-password"
     assert not login_file(tmp_path).exists()
@@ -63,7 +63,7 @@ def test_a_login_of_the_user_is_taken_and_not_written_down(tmp_path: Path, monke
 
 
 def test_the_hint_names_the_file_and_not_the_password(tmp_path: Path):
-    """What `grpo up` and `grpo ui` print may stay in a log."""
+    """The output of `grpo up` and `grpo ui` may stay in a log."""
     drawn = login(tmp_path)
     assert str(login_file(tmp_path)) in password_hint(tmp_path)
     assert drawn not in password_hint(tmp_path)

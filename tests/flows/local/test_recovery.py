@@ -1,4 +1,4 @@
-"""Lost runs, on a real server; the processes that they had or have are real ones."""
+"""Recovery of lost runs, on a real server with real processes."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Pool:
     def state(self, run: UUID) -> str | None:
         return self.client.read_flow_run(run).state_name
 
-    def put_back(self, *, gone: bool) -> list[UUID]:
-        from flows.local.recovery import put_back
+    def reschedule(self, *, worker_dead: bool) -> list[UUID]:
+        from flows.local.recovery import reschedule_lost_runs
 
-        return put_back(self.name, WORKER, gone=gone)
+        return reschedule_lost_runs(self.name, WORKER, worker_dead=worker_dead)
 
 
 @pytest.fixture
@@ -75,99 +75,99 @@ def process_of(run: UUID | str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_run_without_a_process_starts_again(pool: Pool):
-    """It is said to be running, and nothing of it lives."""
+    """Its state is Running, and it has no process."""
     from prefect.states import Pending, Running
 
     run = pool.run(Pending, Running)
-    assert pool.put_back(gone=False) == [run]
+    assert pool.reschedule(worker_dead=False) == [run]
     assert pool.state(run) == "AwaitingRetry"
 
 
-def test_a_run_whose_process_lives_is_left_alone_as_long_as_its_worker_does(pool: Pool):
-    """With the worker gone nobody would cancel it: its process is ended, and it starts again."""
+def test_a_run_with_a_process_is_left_alone_while_its_worker_lives(pool: Pool):
+    """Without its worker it could not be cancelled: its process is killed, and it starts again."""
     from prefect.states import Pending, Running
 
     run = pool.run(Pending, Running)
     with process_of(run) as process:
-        assert pool.put_back(gone=False) == []
+        assert pool.reschedule(worker_dead=False) == []
         assert process.poll() is None
-        assert pool.put_back(gone=True) == [run]
+        assert pool.reschedule(worker_dead=True) == [run]
         assert process.poll() is not None
     assert pool.state(run) == "AwaitingRetry"
 
 
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_run_of_another_worker_and_one_that_has_ended_are_left_alone(pool: Pool, gone: bool):
-    """They are not this worker's to lose."""
+@pytest.mark.parametrize("worker_dead", [True, False])
+def test_a_run_of_another_worker_and_one_that_has_ended_are_left_alone(pool: Pool, worker_dead: bool):
+    """This worker has not lost them."""
     from prefect.states import Completed, Pending, Running
 
     other = pool.run(Pending, Running, worker="pool@elsewhere")
     done = pool.run(Pending, Running, Completed)
-    assert pool.put_back(gone=gone) == []
+    assert pool.reschedule(worker_dead=worker_dead) == []
     assert (pool.state(other), pool.state(done)) == ("Running", "Completed")
 
 
 def test_a_run_that_a_worker_is_about_to_start_is_lost_only_with_it(pool: Pool):
-    """Pending, and no process yet."""
+    """Pending, without a process yet."""
     from prefect.states import Pending
 
     run = pool.run(Pending)
-    assert pool.put_back(gone=False) == []
-    assert pool.put_back(gone=True) == [run]
+    assert pool.reschedule(worker_dead=False) == []
+    assert pool.reschedule(worker_dead=True) == [run]
 
 
-def test_a_run_that_crashes_again_and_again_is_started_three_times(pool: Pool):
-    """Then it stays crashed, for somebody to look at."""
+def test_a_run_that_crashes_repeatedly_is_started_three_times(pool: Pool):
+    """Then it stays crashed, for an operator."""
     from prefect.states import Crashed, Pending, Running
 
     run = pool.run(Pending, Running, Crashed)
     for _ in range(2):
-        assert pool.put_back(gone=False) == [run]
+        assert pool.reschedule(worker_dead=False) == [run]
         pool.go(run, Pending, Running, Crashed)
-    assert pool.put_back(gone=False) == []
-    assert pool.put_back(gone=True) == []
+    assert pool.reschedule(worker_dead=False) == []
+    assert pool.reschedule(worker_dead=True) == []
     assert pool.state(run) == "Crashed"
 
 
 def test_a_run_that_dies_before_it_is_running_is_started_three_times(pool: Pool):
-    """A missing folder, say: Prefect counts no such attempt, and each crash is reported once more a moment later."""
+    """A missing folder, for example: Prefect does not count such an attempt, and reports each crash twice."""
     from prefect.states import Crashed, Pending
 
     run = pool.run(Pending, Crashed, Crashed)
     for _ in range(2):
-        assert pool.put_back(gone=False) == [run]
+        assert pool.reschedule(worker_dead=False) == [run]
         pool.go(run, Crashed, Pending, Crashed)
-    assert pool.put_back(gone=False) == []
-    assert pool.put_back(gone=True) == []
+    assert pool.reschedule(worker_dead=False) == []
+    assert pool.reschedule(worker_dead=True) == []
     assert pool.state(run) == "Crashed"
 
 
-def test_a_run_that_loses_its_process_again_and_again_ends_as_crashed(pool: Pool):
-    """It does not stay Running for ever with nothing behind it."""
+def test_a_run_that_loses_its_process_repeatedly_ends_as_crashed(pool: Pool):
+    """It does not stay Running without a process."""
     from prefect.states import Pending, Running
 
     run = pool.run(Pending, Running)
     for _ in range(2):
-        assert pool.put_back(gone=False) == [run]
+        assert pool.reschedule(worker_dead=False) == [run]
         pool.go(run, Pending, Running)
-    assert pool.put_back(gone=False) == []
+    assert pool.reschedule(worker_dead=False) == []
     assert pool.state(run) == "Crashed"
 
 
-def test_workers_that_go_are_no_crashes_of_their_runs(pool: Pool):
+def test_dead_workers_do_not_count_as_crashes_of_their_runs(pool: Pool):
     """A long run outlives any number of calls of `down` and `up`, and may still crash."""
     from prefect.states import Crashed, Pending, Running
 
     run = pool.run(Pending, Running)
     for _ in range(3):
-        assert pool.put_back(gone=True) == [run]
+        assert pool.reschedule(worker_dead=True) == [run]
         pool.go(run, Pending, Running)
     pool.go(run, Crashed)
-    assert pool.put_back(gone=False) == [run]
+    assert pool.reschedule(worker_dead=False) == [run]
 
 
 @pytest.mark.parametrize("end", ["Completed", "Cancelled"])
-def test_a_run_that_ends_while_its_worker_is_mourned_does_not_start_again(
+def test_a_run_that_ends_while_its_dead_worker_is_cleaned_up_does_not_start_again(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, end: str
 ):
     """Its process reports the end just before it is killed."""
@@ -176,64 +176,64 @@ def test_a_run_that_ends_while_its_worker_is_mourned_does_not_start_again(
     from flows.local import recovery
 
     run = pool.run(states.Pending, states.Running)
-    monkeypatch.setattr(recovery, "end_processes", lambda runs: pool.go(run, getattr(states, end)))
-    assert pool.put_back(gone=True) == []
+    monkeypatch.setattr(recovery, "kill_flow_runs", lambda runs: pool.go(run, getattr(states, end)))
+    assert pool.reschedule(worker_dead=True) == []
     assert pool.state(run) == end
 
 
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_run_that_was_deleted_meanwhile_keeps_no_other_from_coming_back(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, gone: bool
+@pytest.mark.parametrize("worker_dead", [True, False])
+def test_a_deleted_run_does_not_stop_the_recovery_of_others(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, worker_dead: bool
 ):
-    """Somebody tidies up on the page while the keeper looks."""
+    """It is deleted on the page during the recovery."""
     from prefect.states import Pending, Running
 
     from flows.local import recovery
 
     deleted, lost = pool.run(Pending, Running), pool.run(Pending, Running)
-    found = recovery._unfinished
+    unfinished = recovery._unfinished
 
     def seen_and_deleted(*arguments: Any) -> list[FlowRun]:
-        runs = found(*arguments)
+        runs = unfinished(*arguments)
         pool.client.delete_flow_run(deleted)
         return runs
 
     monkeypatch.setattr(recovery, "_unfinished", seen_and_deleted)
-    assert pool.put_back(gone=gone) == [lost]
+    assert pool.reschedule(worker_dead=worker_dead) == [lost]
 
 
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_run_without_a_name_is_lost_when_it_has_waited_for_one_too_long(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, gone: bool
+@pytest.mark.parametrize("worker_dead", [True, False])
+def test_a_run_without_a_worker_label_is_lost_after_a_minute(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, worker_dead: bool
 ):
-    """Another worker has taken it, and says so in a moment; after a minute that worker has died."""
+    """Another worker took it and labels it at once; after a minute that worker must have died."""
     from prefect.states import Pending, Running
 
     from flows.local import recovery
 
     run = pool.run(Pending, worker=None)
     by_hand = pool.run(Pending, Running, worker=None)
-    assert pool.put_back(gone=gone) == []
+    assert pool.reschedule(worker_dead=worker_dead) == []
     monkeypatch.setattr(recovery, "_CLAIM_S", -1.0)
-    assert pool.put_back(gone=gone) == [run]
+    assert pool.reschedule(worker_dead=worker_dead) == [run]
     assert pool.state(by_hand) == "Running"
 
 
-def test_an_id_that_is_none_is_passed_over():
-    """A program of somebody's that sets Prefect's variable to a word."""
-    from flows.local.recovery import running_flows
+def test_an_invalid_run_id_is_ignored():
+    """Another program sets Prefect's variable to a word."""
+    from flows.local.recovery import flow_run_processes
 
     run = uuid.uuid4()
     with process_of("mine"), process_of(run):
-        assert run in running_flows()
+        assert run in flow_run_processes()
 
 
 def test_a_run_that_was_being_cancelled_is_cancelled(pool: Pool):
-    """It does not come back because its worker died on the way."""
+    """Its dead worker does not restart it."""
     from prefect.states import Cancelling, Pending, Running
 
     run = pool.run(Pending, Running, Cancelling)
     with process_of(run) as process:
-        assert pool.put_back(gone=True) == []
+        assert pool.reschedule(worker_dead=True) == []
         assert process.poll() is not None
     assert pool.state(run) == "Cancelled"

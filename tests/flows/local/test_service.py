@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from flows.local import service as services
-from flows.local.processes import process_identity, processes_with_variable
-from flows.local.service import Service, free_port, port_is_free
+from flows.local.service import Service, free_port, port_is_free, process_identity, processes_with_variable
 from grpo.errors import ConfigError, StorageError
 from tests.places import ROOT
 
@@ -35,8 +34,8 @@ def files(home: Path, port: int) -> Service:
     return Service(name="files", home=home, arguments=arguments, port=port)
 
 
-def test_what_serves_is_found_again_and_not_started_twice(service: Service, tmp_path: Path):
-    """Another caller, who would take another port, gets the address of the process that lives."""
+def test_a_running_service_is_found_and_not_started_twice(service: Service, tmp_path: Path):
+    """A caller with another port gets the address of the live process."""
     service.start()
     url = service.wait()
     other = files(tmp_path, free_port())
@@ -47,8 +46,8 @@ def test_what_serves_is_found_again_and_not_started_twice(service: Service, tmp_
     assert port_is_free("127.0.0.1", service.port or 0)
 
 
-def test_a_killed_process_is_not_believed_to_serve(service: Service):
-    """It is started again, on the same port."""
+def test_a_killed_process_is_detected(service: Service):
+    """It is restarted on the same port."""
     service.start()
     service.wait()
     process = service.process()
@@ -63,7 +62,7 @@ def test_a_killed_process_is_not_believed_to_serve(service: Service):
 
 @pytest.mark.parametrize(("boot", "ticks"), [("another", 0), ("this", 1)])
 def test_another_process_with_the_recorded_id_is_left_alone(service: Service, boot: str, ticks: int):
-    """The id belongs to this very test now, the record is of an earlier time: it neither serves nor is ended."""
+    """The id belongs to this test now and the record is older: the process is neither used nor killed."""
     service.log.parent.mkdir()
     own, began = process_identity(psutil.Process()).split()
     same = f"{own if boot == 'this' else boot} {int(began) - ticks}"
@@ -76,7 +75,7 @@ def test_another_process_with_the_recorded_id_is_left_alone(service: Service, bo
 
 
 def test_a_clock_that_is_set_leaves_what_lives_alone(service: Service, monkeypatch: pytest.MonkeyPatch):
-    """By an hour, after a virtual machine was paused: every process seems to have begun an hour later."""
+    """By an hour, after a virtual machine was paused: every process seems an hour younger."""
     service.start()
     url = service.wait()
     began = psutil.Process.create_time
@@ -85,8 +84,8 @@ def test_a_clock_that_is_set_leaves_what_lives_alone(service: Service, monkeypat
 
 
 @pytest.mark.parametrize("record", ["", '{"pid": 1', "{}", "[]", '{"pid": 999999999, "identity": "", "url": ""}'])
-def test_a_record_that_says_nothing_does_no_harm(service: Service, record: str):
-    """Half a file, none of a process, and one of a process that is gone."""
+def test_an_invalid_record_does_no_harm(service: Service, record: str):
+    """A truncated file, a file without a process, and one of a process that has ended."""
     service.log.parent.mkdir()
     service.log.with_suffix(".json").write_text(record)
     assert service.address() is None
@@ -95,7 +94,7 @@ def test_a_record_that_says_nothing_does_no_harm(service: Service, record: str):
 
 
 def test_a_port_of_another_program_is_named(service: Service):
-    """Nothing is started, and the remedy is said."""
+    """Nothing is started, and the message has the remedy."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", service.port or 0))
         taken.listen()
@@ -104,8 +103,8 @@ def test_a_port_of_another_program_is_named(service: Service):
     assert service.process() is None
 
 
-def test_one_whose_port_is_taken_while_it_starts_names_the_port(service: Service):
-    """Two homes that start in the same moment both find it free; the slower one says what to do."""
+def test_a_port_that_is_taken_during_the_start_is_named(service: Service):
+    """Two homes that start at once both see a free port; the slower one fails with the remedy."""
     service.start()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", service.port or 0))
@@ -114,8 +113,8 @@ def test_one_whose_port_is_taken_while_it_starts_names_the_port(service: Service
             service.wait()
 
 
-def test_what_another_program_answers_on_its_port_is_not_its_answer(service: Service, tmp_path: Path):
-    """A process that lives and is slow to listen; meanwhile another server says that all is well on that port."""
+def test_an_answer_of_another_program_on_its_port_is_not_taken_for_its_own(service: Service, tmp_path: Path):
+    """A live process that is slow to listen, while another server answers on that port."""
     other = files(tmp_path / "other", service.port or 0)
     other.start()
     other.wait()
@@ -132,8 +131,8 @@ def test_what_another_program_answers_on_its_port_is_not_its_answer(service: Ser
     other.stop(at_once=True)
 
 
-def test_one_that_ends_at_its_start_says_where_its_log_is(tmp_path: Path):
-    """The log holds its last words."""
+def test_a_service_that_ends_at_its_start_names_its_log(tmp_path: Path):
+    """The log has its error."""
     service = Service(name="broken", home=tmp_path, arguments=("no_such_module",), port=free_port())
     service.start()
     with pytest.raises(ConfigError, match=r"broken ended at its start; see .*broken\.log"):
@@ -141,8 +140,8 @@ def test_one_that_ends_at_its_start_says_where_its_log_is(tmp_path: Path):
     assert "no_such_module" in service.log.read_text()
 
 
-def test_the_last_user_ends_it(service: Service):
-    """A second one goes first: it serves on; after the first it does not."""
+def test_the_last_user_stops_it(service: Service):
+    """It runs on after the first of two users leaves, and stops after the second."""
     with service.shared() as url:
         with service.shared() as same:
             assert same == url
@@ -160,8 +159,8 @@ with files(Path(sys.argv[1]), int(sys.argv[2])).shared() as url:
 """
 
 
-def test_a_user_that_was_killed_does_not_keep_it(service: Service, tmp_path: Path):
-    """It serves on without a user, until the next one goes."""
+def test_a_killed_user_does_not_keep_it_running(service: Service, tmp_path: Path):
+    """It runs without a user until the next one leaves."""
     command = [sys.executable, "-c", USER, str(tmp_path), str(service.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as user:
         assert user.stdout is not None
@@ -186,8 +185,8 @@ signal.pause()
 """
 
 
-def test_its_children_end_with_it(tmp_path: Path):
-    """Also one that does not hear the signal."""
+def test_its_children_stop_with_it(tmp_path: Path):
+    """Also one that ignores SIGTERM."""
     (tmp_path / "parent.py").write_text(PARENT)
     service = Service(name="parent", home=tmp_path, arguments=("parent",), environment={"PYTHONPATH": str(tmp_path)})
     service.start()
@@ -212,7 +211,7 @@ subprocess.run([sys.executable, "-m", "http.server", sys.argv[1], "--bind", "127
 
 @pytest.fixture
 def widowed(tmp_path: Path) -> Iterator[Service]:
-    """A service whose child has the port and lives, while its parent was killed."""
+    """A service whose parent was killed while its child holds the port."""
     (tmp_path / "serving.py").write_text(SERVING)
     (tmp_path / "health").touch()
     port = free_port()
@@ -235,19 +234,19 @@ def widowed(tmp_path: Path) -> Iterator[Service]:
 
 
 def test_a_child_that_outlived_its_parent_makes_room(widowed: Service):
-    """MLflow's server is such a pair: it is started again on the same port."""
+    """As with MLflow's server: it is restarted on the same port."""
     widowed.start()
     assert widowed.wait() == f"http://127.0.0.1:{widowed.port}"
 
 
-def test_a_child_that_outlived_its_parent_is_ended_with_the_service(widowed: Service):
+def test_a_child_that_outlived_its_parent_is_stopped_with_the_service(widowed: Service):
     """Nothing is left of it on the port."""
     widowed.stop()
     assert port_is_free("127.0.0.1", widowed.port or 0)
 
 
-def test_what_outlived_another_home_is_left_alone(widowed: Service, tmp_path: Path):
-    """The same service of another home, and another one of the same: neither ends the child."""
+def test_processes_of_another_home_are_left_alone(widowed: Service, tmp_path: Path):
+    """Neither the same service of another home nor another service of this home stops the child."""
     for name, home in ((widowed.name, tmp_path / "other"), ("other", tmp_path)):
         other = Service(name=name, home=home, arguments=("this",))
         other.start()
@@ -255,8 +254,8 @@ def test_what_outlived_another_home_is_left_alone(widowed: Service, tmp_path: Pa
     assert not port_is_free("127.0.0.1", widowed.port or 0)
 
 
-def test_one_that_never_got_a_record_makes_room(service: Service):
-    """Whoever started it was killed before the record was written."""
+def test_a_process_without_a_record_makes_room(service: Service):
+    """Its parent was killed before the record was written."""
     service.start()
     url = service.wait()
     lost = service.process()
@@ -266,8 +265,8 @@ def test_one_that_never_got_a_record_makes_room(service: Service):
     assert service.process() not in (None, lost)
 
 
-def test_one_whose_record_cannot_be_written_does_not_stay(service: Service, monkeypatch: pytest.MonkeyPatch):
-    """On a full disk; otherwise each try would leave one more."""
+def test_a_process_whose_record_cannot_be_written_is_stopped(service: Service, monkeypatch: pytest.MonkeyPatch):
+    """On a full disk; otherwise each attempt would leave one more."""
 
     def full(path: Path, content: str) -> None:
         raise StorageError("the disk is full")

@@ -11,23 +11,23 @@ from grpo.errors import ConfigError
 
 
 @pytest.mark.parametrize("error", [ConfigError("port in use"), OSError("disk full"), ValueError("no UUID")], ids=repr)
-def test_what_goes_wrong_with_one_is_said_and_keeps_no_other_from_being_looked_after(
+def test_an_error_of_one_check_is_logged_and_does_not_stop_the_others(
     error: Exception, caplog: pytest.LogCaptureFixture
 ):
-    """Expected or not: nobody would start the supervisor again."""
-    looked_at = []
+    """Expected or not: the supervisor is not restarted by itself."""
+    checked = []
 
     def fails() -> None:
         raise error
 
     with caplog.at_level(logging.ERROR, "flows.local.supervisor"):
-        supervise_once({"mlflow": fails, "cpu": lambda: looked_at.append("cpu")})
-    assert looked_at == ["cpu"]
+        supervise_once({"mlflow": fails, "cpu": lambda: checked.append("cpu")})
+    assert checked == ["cpu"]
     assert f"mlflow: {type(error).__name__}: {error}" in caplog.text
 
 
-def test_a_server_that_died_is_started_again_and_not_waited_for(tmp_path: Path):
-    """One that never answers would keep the supervisor from everything else."""
+def test_a_dead_server_is_restarted_without_waiting(tmp_path: Path):
+    """A server that never answers would block the supervisor."""
     sleep = ("timeit", "-n1", "-r1", "-s", "import time", "time.sleep(600)")
     slow = Service(name="slow", home=tmp_path, arguments=sleep, port=free_port())
     restart_if_dead(slow)

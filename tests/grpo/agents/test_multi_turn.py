@@ -1,20 +1,26 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo.agents.agent import Agent
-from grpo.agents.catalog import create_agent, create_stub_agent
 from grpo.agents.memory import ConversationMemory
-from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.agents.multi_turn import MultiTurnAgent, create_agent, create_stub_agent
+from grpo.agents.tool_agent import ToolAgent
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, DataError, PolicyError
+from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
-from tests.grpo.agents.parts import Echo, run, speaking, stub
+from grpo.renderers.byte_renderer import ByteRenderer
+from grpo.renderers.chat_template import Renderer
+from tests.grpo.agents.fixtures import Echo, make_agent, run, stub
 from tests.places import ROOT
 
 THREE = ("Hello!", "Happy to help.", "Anything else?")
@@ -26,7 +32,7 @@ def policy(tiny_folder: Path) -> TransformersPolicy:
 
 
 def test_an_agent_must_implement_initialize_and_generate_response():
-    """The base cannot be made; a subclass with both methods can, and answers."""
+    """The base class cannot be instantiated; a subclass with both methods can."""
     with pytest.raises(TypeError, match="generate_response"):
         Agent()  # type: ignore[abstract]
 
@@ -41,20 +47,20 @@ def test_an_agent_must_implement_initialize_and_generate_response():
 
 
 def test_a_string_is_one_user_message():
-    """Two agents with the same script answer a text and the message that it stands for alike."""
+    """Two agents with the same script reply alike to a string and to the message that it stands for."""
     assert run(stub(*THREE).generate_response("hi")) == "Hello!"
     assert run(stub(*THREE).generate_response([{"role": "user", "content": "hi"}])) == "Hello!"
 
 
-def test_replies_of_a_stub_follow_each_other_and_begin_again():
-    """Each call gives the next one."""
+def test_a_stub_cycles_through_its_replies():
+    """Each call returns the next one."""
     agent = stub(*THREE)
     assert [run(agent.generate_response("hi")) for _ in range(4)] == [*THREE, "Hello!"]
 
 
 @pytest.mark.parametrize("way", ["config", "memory", "from_model"])
 def test_an_agent_is_made_in_three_ways_and_its_policy_reads_the_turns_in_order(tiny_folder: Path, way: str):
-    """Each speaks with the model of the folder, which reads system prompt and turns as they were said."""
+    """Each generates with the model of the folder, whose prompt has the system prompt and the turns in order."""
     config = AgentConfig(model_name=str(tiny_folder), max_new_tokens=4)
     agent = {
         "config": lambda: MultiTurnAgent(config),
@@ -63,21 +69,21 @@ def test_an_agent_is_made_in_three_ways_and_its_policy_reads_the_turns_in_order(
     }[way]()
     run(agent.initialize())
     chat: list[dict[str, str]] = []
-    for said in ("one", "two", "three"):
-        chat.append({"role": "user", "content": said})
+    for text in ("one", "two", "three"):
+        chat.append({"role": "user", "content": text})
         chat.append({"role": "assistant", "content": run(agent.generate_response(chat))})
     assert len(chat) == 6
-    echo = speaking(Echo(), system_prompt="Be brief.")
+    echo = make_agent(Echo(), system_prompt="Be brief.")
     run(echo.generate_response(chat[:5]))
-    (heard,) = echo.policy.heard  # type: ignore[union-attr]
-    assert [(m.role, m.content) for m in heard] == [
+    (prompt,) = echo.policy.prompts  # type: ignore[union-attr]
+    assert [(m.role, m.content) for m in prompt] == [
         ("system", "Be brief."),
         *((m["role"], m["content"].strip()) for m in chat[:5]),
     ]
 
 
-def test_an_agent_speaks_after_initialize_alone():
-    """And only with a model that is named or handed over."""
+def test_an_agent_replies_only_after_initialize():
+    """And only with a model that is named or given."""
     with pytest.raises(PolicyError, match=r"agent\.initialize\(\)"):
         run(MultiTurnAgent(AgentConfig(model_name="m")).generate_response("hi"))
     with pytest.raises(ConfigError, match="model_name"):
@@ -98,63 +104,61 @@ def test_an_agent_speaks_after_initialize_alone():
         ([{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}], "a tool call is"),
     ],
 )
-def test_what_is_no_conversation_is_refused(messages: list[dict[str, Any]], problem: str):
-    """The message says what a conversation is made of."""
+def test_malformed_messages_are_refused(messages: list[dict[str, Any]], problem: str):
+    """The message names the expected keys."""
     with pytest.raises(DataError, match=problem):
         run(stub("x").generate_response(messages))
 
 
-def test_the_seed_decides_what_is_said(policy: TransformersPolicy):
-    """The same seed says the same, another one something else; the next reply draws anew."""
-    first, same, other = (speaking(policy, max_new_tokens=12, temperature=1.0, seed=s) for s in (1, 1, 5))
-    said = run(first.generate_response("hello"))
-    assert said == run(same.generate_response("hello"))
-    assert said != run(other.generate_response("hello"))
-    assert said != run(first.generate_response("hello"))
+def test_the_seed_determines_the_reply(policy: TransformersPolicy):
+    """The same seed gives the same reply, another seed another one; the next reply has a new seed."""
+    first, same, other = (make_agent(policy, max_new_tokens=12, temperature=1.0, seed=s) for s in (1, 1, 5))
+    reply = run(first.generate_response("hello"))
+    assert reply == run(same.generate_response("hello"))
+    assert reply != run(other.generate_response("hello"))
+    assert reply != run(first.generate_response("hello"))
 
 
-@pytest.mark.parametrize("narrow", [{"temperature": 0}, {"top_k": 1, "temperature": 5.0}, {"top_p": 1e-6}])
-def test_the_likeliest_token_alone_is_drawn_where_that_is_asked_for(
-    policy: TransformersPolicy, narrow: dict[str, float]
-):
-    """Whatever the seed, temperature 0, top_k 1 and a tiny top_p say the same."""
-    greedy = run(speaking(policy, max_new_tokens=12, temperature=0).generate_response("hello"))
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_k": 1, "temperature": 5.0}, {"top_p": 1e-6}])
+def test_greedy_settings_sample_the_likeliest_token(policy: TransformersPolicy, settings: dict[str, float]):
+    """Temperature 0, top_k 1 and a tiny top_p give the same reply for every seed."""
+    greedy = run(make_agent(policy, max_new_tokens=12, temperature=0).generate_response("hello"))
     for seed in (3, 4):
-        settings = {"max_new_tokens": 12, "temperature": 1.0, "seed": seed, **narrow}
-        assert run(speaking(policy, **settings).generate_response("hello")) == greedy
+        drawn = {"max_new_tokens": 12, "temperature": 1.0, "seed": seed, **settings}
+        assert run(make_agent(policy, **drawn).generate_response("hello")) == greedy
 
 
 def test_a_window_shows_the_system_prompt_and_the_last_messages():
-    """Of four messages the last two."""
-    agent = speaking(Echo(), system_prompt="Be brief.", memory_window=2)
+    """The last two of four messages."""
+    agent = make_agent(Echo(), system_prompt="Be brief.", memory_window=2)
     roles = ("user", "assistant", "user", "user")
     run(agent.generate_response([{"role": r, "content": f"{k}"} for k, r in enumerate(roles)]))
-    assert [m.content for m in agent.policy.heard[0]] == ["Be brief.", "2", "3"]  # type: ignore[union-attr]
+    assert [m.content for m in agent.policy.prompts[0]] == ["Be brief.", "2", "3"]  # type: ignore[union-attr]
 
 
 def test_a_custom_backend_needs_no_optional_package():
-    """Any object that is a Policy, played in a process where transformers, tokenizers and torch cannot be imported."""
+    """Any `Policy` object, in a process where transformers, tokenizers and torch cannot be imported."""
     code = """
 import sys
 for name in ("torch", "transformers", "tokenizers", "openai", "vllm"):
     sys.modules[name] = None
-from tests.grpo.agents.parts import Echo, play, run, speaking
+from tests.grpo.agents.fixtures import Echo, make_agent, roll_out, run
 from grpo.renderers.byte_renderer import ByteRenderer
 from grpo.agents.multi_turn import MultiTurnAgent
-agent = speaking(Echo())
+agent = make_agent(Echo())
 assert run(agent.generate_response("hi")) == "You said: hi"
-(played,) = play(MultiTurnAgent(), Echo(), ByteRenderer(), lines=["a", "b"], group_size=1)
-assert [m.content for m in played.messages] == ["a", "You said: a", "b", "You said: b"]
+(trajectory,) = roll_out(MultiTurnAgent(), Echo(), ByteRenderer(), lines=["a", "b"], group_size=1)
+assert [m.content for m in trajectory.messages] == ["a", "You said: a", "b", "You said: b"]
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_stub_agent_replies_without_torch():
-    """Made by the factory and by the class, and ready to speak at once."""
+    """Made by the factory and by the class, and ready without `initialize`."""
     code = """
 import asyncio, sys
 sys.modules["torch"] = sys.modules["transformers"] = sys.modules["tokenizers"] = None
-from grpo.agents.catalog import create_agent
+from grpo.agents.multi_turn import create_agent
 from grpo.config.agent import AgentConfig
 agent = create_agent(AgentConfig(model_name="stub://demo", stub_responses=["a", "b"]))
 async def main():
@@ -166,9 +170,9 @@ assert asyncio.run(main()) == ["a", "b", "a"]
 
 
 def test_create_agent_makes_a_stub_from_stub_responses(tiny_folder: Path):
-    """And an agent with a model elsewhere; a stub without replies is refused."""
-    said = AgentConfig(model_name="stub://demo", use_stub_model=True, stub_responses=("a",))
-    assert run(create_agent(said).generate_response("hi")) == "a"
+    """Otherwise an agent with a model; a stub without replies is refused."""
+    config = AgentConfig(model_name="stub://demo", use_stub_model=True, stub_responses=("a",))
+    assert run(create_agent(config).generate_response("hi")) == "a"
     agent = create_agent(AgentConfig(model_name=str(tiny_folder)))
     run(agent.initialize())
     assert isinstance(agent.policy, TransformersPolicy)
@@ -176,8 +180,123 @@ def test_create_agent_makes_a_stub_from_stub_responses(tiny_folder: Path):
         create_stub_agent(AgentConfig(model_name=str(tiny_folder)))
 
 
-def test_an_agent_speaks_with_the_policy_that_it_adopts():
-    """What a trainer does with the policy that it has made."""
+def test_set_policy_replaces_the_policy():
+    """As a trainer does after an update."""
     agent = stub("a")
     agent.set_policy(Echo())
     assert run(agent.generate_response("hi")) == "You said: hi"
+
+
+class Typist:
+    """A backend that generates one text byte by byte."""
+
+    hash, max_context = "typist", 10_000
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.generated = 0
+
+    @asynccontextmanager
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Typist]:
+        yield self
+
+    def open(self) -> Typist:
+        return self
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        ids = [*self.text.encode(), ByteRenderer().stop_id]
+        for token in ids:
+            if prompt.on_token is not None:
+                prompt.on_token(token)
+            self.generated += 1
+            await asyncio.sleep(0)
+        return Generation(token_ids=ids, logprobs=None, stop="stop")
+
+    def close(self) -> None:
+        pass
+
+
+async def _chunks(agent: MultiTurnAgent, text: str = "hello") -> list[str]:
+    return [chunk async for chunk in agent.stream_response(text)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_streamed_chunks_join_to_the_whole_reply(policy: TransformersPolicy, temperature: float, seed: int):
+    """Greedy and sampled, from a random model whose tokens are often incomplete characters."""
+    settings = {"max_new_tokens": 24, "temperature": temperature, "seed": seed}
+    whole = run(make_agent(policy, **settings).generate_response("hello"))
+    chunks = run(_chunks(make_agent(policy, **settings)))
+    assert "".join(chunks) == whole
+    assert len(chunks) > 1
+
+
+def test_the_first_chunk_is_sent_before_the_last_token_is_sampled():
+    """At the first chunk fewer than four tokens are generated."""
+
+    async def first() -> tuple[str, int]:
+        typist = Typist("a long reply")
+        agent = MultiTurnAgent(policy=typist)  # type: ignore[arg-type]
+        await agent.initialize()
+        stream = agent.stream_response("hello")
+        chunk = await anext(stream)
+        generated = typist.generated
+        await stream.aclose()  # type: ignore[attr-defined]
+        return chunk, generated
+
+    chunk, generated = run(first())
+    assert chunk == "a"
+    assert generated < 4
+
+
+def test_multi_byte_characters_are_sent_whole():
+    """Each of é, 漢 and 🙂 is one chunk, though its bytes are separate tokens."""
+    agent = make_agent(Typist("é漢🙂"))  # type: ignore[arg-type]
+    assert run(_chunks(agent)) == ["é", "漢", "🙂"]
+
+
+def test_reasoning_is_not_sent():
+    """Only the answer after it."""
+    agent = make_agent(Typist("<think>hm</think> yes"), enable_reasoning=True)  # type: ignore[arg-type]
+    assert run(_chunks(agent)) == ["y", "e", "s"]
+
+
+def test_white_space_around_a_reply_is_not_sent():
+    """The reply is stripped; white space inside it is sent."""
+    agent = make_agent(Typist("  a b  "))  # type: ignore[arg-type]
+    assert run(_chunks(agent)) == ["a", " b"]
+
+
+def test_a_backend_without_token_callbacks_sends_one_chunk():
+    """A scripted policy returns the whole reply."""
+    assert run(_chunks(stub("Hello there."))) == ["Hello there."]
+
+
+def test_a_subclass_with_hooks_sends_one_chunk():
+    """The sampled chunks are not the reply."""
+
+    class Loud(MultiTurnAgent):
+        async def generate_response(self, messages: Any, context: Any = None) -> str:
+            return (await super().generate_response(messages, context)).upper()
+
+    assert run(_chunks(make_agent(Typist("abc"), Loud))) == ["ABC"]  # type: ignore[arg-type]
+
+
+def test_tool_calls_are_not_sent():
+    """The reply is the text after the result."""
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    config = AgentConfig(use_stub_model=True, stub_responses=(call, "It is noon."))
+    agent = ToolAgent(config, [{"name": "now", "function": lambda: 12}])
+    run(agent.initialize())
+    assert run(_chunks(agent)) == ["It is noon."]
+
+
+def test_a_policy_error_is_raised_to_the_caller():
+    """It is raised after the chunks that were sent."""
+
+    class Broken(Typist):
+        async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+            raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError, match="gone"):
+        run(_chunks(make_agent(Broken("x"))))  # type: ignore[arg-type]

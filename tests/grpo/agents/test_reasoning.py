@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.agents.reasoning import split_reasoning
+from grpo.agents.reasoning import split_reasoning, stable_prefix
 from grpo.messages import Message
-from tests.grpo.agents.parts import run, stub
+from tests.grpo.agents.fixtures import run, stub
 
 
 @pytest.mark.parametrize(
@@ -20,22 +20,29 @@ from tests.grpo.agents.parts import run, stub
     ],
 )
 def test_reasoning_is_split_from_the_answer(text: str, reasoning: str | None, answer: str):
-    """Closed, opened by the template, cut off, empty, and not there."""
+    """Closed, opened by the template, unfinished, empty, and missing."""
     assert split_reasoning(text) == (reasoning, answer)
 
 
-def test_an_agent_replies_without_its_reasoning_and_keeps_it_beside():
-    """The reply is y; x stands in the reply's record."""
+def test_a_reply_excludes_its_reasoning_and_records_it():
+    """The text is y, the reasoning x."""
     agent = stub("<think>x</think>y", enable_reasoning=True)
 
-    async def speak() -> tuple[str, str | None, bool]:
-        async with agent.transcript() as transcript:
+    async def respond() -> tuple[str, str | None, bool]:
+        async with agent.open_transcript() as transcript:
             reply = await agent.respond(transcript, [Message(role="user", content="?")])
         return reply.text, reply.reasoning, reply.as_sampled
 
-    assert run(speak()) == ("y", "x", True)
+    assert run(respond()) == ("y", "x", True)
 
 
-def test_tags_are_words_where_reasoning_is_off():
-    """The reply is what the model said."""
+def test_reasoning_tags_are_text_when_reasoning_is_disabled():
+    """The reply is the whole generation."""
     assert run(stub("<think>x</think>y").generate_response("?")) == "<think>x</think>y"
+
+
+def test_the_stable_prefix_excludes_what_further_tokens_may_change():
+    """Incomplete characters, trailing white space and reasoning are held back."""
+    assert stable_prefix(" a b \ufffd", reasoning=False) == "a b"
+    assert stable_prefix("a </th", reasoning=True) == ""
+    assert stable_prefix("a </think> b", reasoning=True) == "b"

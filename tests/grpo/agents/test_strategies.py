@@ -5,16 +5,16 @@ import pytest
 from grpo.agents.strategies import STRATEGIES, STRATEGY_BY_TASK, current_stage, strategy_prompt
 from grpo.errors import ConfigError
 from grpo.messages import Message
-from tests.grpo.agents.parts import Echo, run, speaking
+from tests.grpo.agents.fixtures import Echo, make_agent, run
 
 
-def _said(*texts: str) -> list[Message]:
+def _user(*texts: str) -> list[Message]:
     return [Message(role="user", content=text) for text in texts]
 
 
-def test_each_strategy_reads_differently_and_names_itself():
+def test_each_strategy_has_a_prompt_of_its_own_that_names_it():
     """Four prompts for the same conversation."""
-    prompts = {name: strategy_prompt(name, _said("hi"), {}) for name in STRATEGIES}
+    prompts = {name: strategy_prompt(name, _user("hi"), {}) for name in STRATEGIES}
     assert set(prompts) == {"customer_service", "technical_support", "educational", "sales"}
     assert len(set(prompts.values())) == 4
     assert all(prompt.startswith(f"Strategy {name}") for name, prompt in prompts.items())
@@ -22,17 +22,17 @@ def test_each_strategy_reads_differently_and_names_itself():
 
 @pytest.mark.parametrize("name", ["customer_service", "technical_support", "educational", "sales"])
 def test_the_policy_reads_the_strategy_of_its_config_or_of_the_conversation(name: str):
-    """In its system prompt, which is in the record; the conversation's own choice wins."""
-    agent = speaking(Echo(), strategy=name)
+    """In the system prompt; the context's strategy takes precedence."""
+    agent = make_agent(Echo(), strategy=name)
     run(agent.generate_response("hi"))
     run(agent.generate_response("hi", {"strategy": "sales"}))
-    first, second = (heard[0].content for heard in agent.policy.heard)  # type: ignore[union-attr]
-    assert first == strategy_prompt(name, _said("hi"), {})
+    first, second = (prompt[0].content for prompt in agent.policy.prompts)  # type: ignore[union-attr]
+    assert first == strategy_prompt(name, _user("hi"), {})
     assert second.startswith("Strategy sales")
 
 
 def test_a_sale_goes_through_its_stages():
-    """A scripted dialogue: each stage once its words have been said, and never back."""
+    """A scripted dialogue: each stage starts at its cue, and never goes back."""
     sales = STRATEGIES["sales"]
     dialogue = [
         ("Hello there.", "awareness"),
@@ -43,33 +43,33 @@ def test_a_sale_goes_through_its_stages():
         ("Good, I'll take it.", "decision"),
         ("What is the price again?", "decision"),
     ]
-    said: list[str] = []
+    texts: list[str] = []
     for text, expected in dialogue:
-        said.append(text)
-        stage = current_stage(sales, _said(*said))
+        texts.append(text)
+        stage = current_stage(sales, _user(*texts))
         assert stage is not None
         assert stage.name == expected
-        assert f"stage {expected}. " in strategy_prompt("sales", _said(*said), {})
-        assert stage.guidance in strategy_prompt("sales", _said(*said), {})
+        assert f"stage {expected}. " in strategy_prompt("sales", _user(*texts), {})
+        assert stage.guidance in strategy_prompt("sales", _user(*texts), {})
 
 
-def test_what_the_seller_says_moves_no_stage():
+def test_assistant_messages_do_not_change_the_stage():
     """Naming a price is not asking for one."""
-    chat = [*_said("hi"), Message(role="assistant", content="How much would you like to spend?")]
+    chat = [*_user("hi"), Message(role="assistant", content="How much would you like to spend?")]
     stage = current_stage(STRATEGIES["sales"], chat)
     assert stage is not None
     assert stage.name == "awareness"
 
 
 def test_a_stage_may_be_skipped():
-    """Who comes to buy is not asked for needs."""
-    stage = current_stage(STRATEGIES["sales"], _said("I want to buy the green one."))
+    """A user who comes to buy is not asked for needs."""
+    stage = current_stage(STRATEGIES["sales"], _user("I want to buy the green one."))
     assert stage is not None
     assert stage.name == "decision"
 
 
 def test_the_level_in_the_context_selects_the_prompt():
-    """Three levels, three prompts; one that is not there is refused."""
+    """Three levels, three prompts; an unknown level is refused."""
     prompts = {level: strategy_prompt("educational", [], {"level": level}) for level in ("beginner", "expert")}
     assert "everyday words" in prompts["beginner"]
     assert "terms of the field" in prompts["expert"]
@@ -79,13 +79,13 @@ def test_the_level_in_the_context_selects_the_prompt():
 
 
 def test_an_unknown_strategy_is_refused():
-    """The message lists those that are there."""
+    """The message lists the known ones."""
     with pytest.raises(ConfigError, match="'poker' is unknown; use one of customer_service"):
         strategy_prompt("poker", [], {})
 
 
 def test_each_task_has_a_strategy():
-    """All four, and each strategy is some task's."""
+    """Four tasks, and each strategy belongs to one."""
     tasks = {"customer_support", "tech_help", "sales_chat", "tutoring"}
     assert set(STRATEGY_BY_TASK) == tasks
     assert set(STRATEGY_BY_TASK.values()) == set(STRATEGIES)

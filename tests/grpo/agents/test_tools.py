@@ -17,7 +17,7 @@ from grpo.errors import ConfigError
 from grpo.messages import Message, ToolCall, parse_assistant
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.renderers.byte_renderer import ByteRenderer
-from tests.grpo.agents.parts import Echo, play, run, stub
+from tests.grpo.agents.fixtures import Echo, roll_out, run, stub
 
 
 def multiply(first: int, second: int = 2) -> int:
@@ -48,8 +48,8 @@ def _text(name: str, **arguments: Any) -> str:
     return f"<tool_call>{_call(name, **arguments)}</tool_call>"
 
 
-def test_what_a_signature_says_is_the_schema_that_the_model_is_shown():
-    """Types and what is required from the annotations, the description from the docstring's first line."""
+def test_the_schema_of_a_tool_comes_from_its_signature():
+    """Types and required parameters from the annotations, the description from the docstring's first line."""
     tool = _box().tools[0]
     assert (tool.name, tool.description) == ("multiply", "The product of two numbers.")
     assert tool.parameters["properties"]["first"]["type"] == "integer"
@@ -57,7 +57,7 @@ def test_what_a_signature_says_is_the_schema_that_the_model_is_shown():
 
 
 def test_functions_are_run_with_the_arguments_of_the_call():
-    """Sync and async alike; a default stands in for what is left out."""
+    """Sync and async alike; a missing argument takes its default."""
     box = _box()
     assert run(box.run(_call("multiply", first=6, second=7))) == 42
     assert run(box.run(_call("multiply", first=6))) == 12
@@ -65,12 +65,12 @@ def test_functions_are_run_with_the_arguments_of_the_call():
 
 
 def test_several_calls_are_answered_in_one_message():
-    """In their order; a message without calls gets no answer."""
+    """In their order; a message without calls has no answer."""
     message = parse_assistant(_text("multiply", first=1) + _text("search", query="a"))
-    answer = run(_box().answer(message))
-    assert answer is not None
-    assert (answer.role, json.loads(answer.content)) == ("tool", [2, ["A"]])
-    assert run(_box().answer(Message(role="assistant", content="no call"))) is None
+    result = run(_box().execute(message))
+    assert result is not None
+    assert (result.role, json.loads(result.content)) == ("tool", [2, ["A"]])
+    assert run(_box().execute(Message(role="assistant", content="no call"))) is None
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def test_several_calls_are_answered_in_one_message():
     ],
 )
 def test_an_invalid_call_returns_a_typed_error(call: ToolCall, kind: str, words: str):
-    """A typed result that names the tool, the argument and the remedy."""
+    """It names the tool, the argument and the remedy."""
     error = run(_box().run(call))["error"]
     assert error["type"] == kind
     assert words in error["message"]
 
 
-def test_text_that_is_no_call_is_answered():
-    """As a bad call, with what one looks like."""
-    answer = run(_box().answer(parse_assistant("<tool_call>multiply(6, 7)</tool_call>")))
-    assert answer is not None
-    assert json.loads(answer.content)["error"]["type"] == "bad_call"
+def test_a_malformed_call_returns_a_typed_error():
+    """A bad_call with the expected form."""
+    result = run(_box().execute(parse_assistant("<tool_call>multiply(6, 7)</tool_call>")))
+    assert result is not None
+    assert json.loads(result.content)["error"]["type"] == "bad_call"
 
 
 async def _sleeps() -> None:
@@ -101,15 +101,15 @@ async def _sleeps() -> None:
 
 
 def test_a_tool_timeout_returns_a_typed_error():
-    """Sync or async: the model hears of the limit. The sync one ends when it was heard, on a busy machine too."""
-    heard = threading.Event()
+    """Sync or async: the model reads the limit; the sync function ends when it is released."""
+    released = threading.Event()
     box = Toolbox(timeout_s=0.05)
     box.register("slow", _sleeps)
-    box.register("blocking", lambda: heard.wait(60))
+    box.register("blocking", lambda: released.wait(60))
 
     async def both() -> list[object]:
         results = [await box.run(_call(name)) for name in ("slow", "blocking")]
-        heard.set()
+        released.set()
         return results
 
     assert run(both()) == [
@@ -132,8 +132,8 @@ def _raises(failure: Exception) -> Any:
         (lambda: object(), "TypeError: Object of type object is not JSON serializable"),
     ],
 )
-def test_what_a_function_does_wrong_is_a_result(function: Any, message: str):
-    """Its own exception, a time-out of its own too, and a value that is no JSON."""
+def test_an_exception_of_a_tool_returns_a_typed_error(function: Any, message: str):
+    """Its own exception, its own timeout, and a result that is not JSON."""
     box = Toolbox()
     box.register("f", function)
     assert run(box.run(_call("f"))) == {"error": {"type": "exception", "message": message}}
@@ -150,8 +150,8 @@ def test_what_a_function_does_wrong_is_a_result(function: Any, message: str):
         ({"name": "x", "function": lambda *rest: rest}, "without names"),
     ],
 )
-def test_what_is_no_tool_is_refused(tool: dict[str, Any], problem: str):
-    """The message names the tool and what is wrong with it."""
+def test_an_invalid_tool_is_refused(tool: dict[str, Any], problem: str):
+    """The message names the tool and the fault."""
     with pytest.raises(ConfigError, match=problem):
         ToolAgent(AgentConfig(), [{"name": "multiply", "function": multiply}, tool])
 
@@ -160,43 +160,43 @@ MULTIPLY = {"name": "multiply", "function": multiply}
 
 
 class Calculator(Echo):
-    """Calls multiply for a user, and tells what the tool said."""
+    """Calls multiply for a user message, and replies with the result."""
 
     def reply(self, last: Message) -> str:
         return _text("multiply", first=6, second=7) if last.role == "user" else f"It is {last.content}."
 
 
 def test_the_tool_result_is_read_before_the_reply():
-    """The policy hears its call and 42."""
+    """The policy's second prompt has the call and 42."""
     echo = Calculator()
     agent = ToolAgent(AgentConfig(), [MULTIPLY], policy=echo)
     run(agent.initialize())
     assert run(agent.generate_response("6 · 7?")) == "It is 42."
-    first, second = echo.heard
+    first, second = echo.prompts
     assert [m.role for m in first] == ["user"]
     assert [m.role for m in second] == ["user", "assistant", "tool"]
     assert second[1].tool_calls == (_call("multiply", first=6, second=7),)
 
 
-def test_the_model_hears_what_was_wrong_and_may_try_again():
+def test_the_model_reads_tool_errors_and_may_retry():
     """Unknown tool, bad arguments, then the right call: three results, one reply."""
     agent = stub(
         _text("divide", first=1), _text("multiply", first="x"), _text("multiply", first=6), "12", tools=[MULTIPLY]
     )
 
     async def turn() -> list[Message]:
-        async with agent.transcript() as transcript:
+        async with agent.open_transcript() as transcript:
             await agent.respond(transcript, [Message(role="user", content="6 · 2?")])
             return transcript.conversation
 
-    heard = run(turn())
-    assert [m.role for m in heard] == ["user", *("assistant", "tool") * 3, "assistant"]
-    results = [json.loads(m.content) for m in heard if m.role == "tool"]
+    conversation = run(turn())
+    assert [m.role for m in conversation] == ["user", *("assistant", "tool") * 3, "assistant"]
+    results = [json.loads(m.content) for m in conversation if m.role == "tool"]
     assert [r["error"]["type"] if isinstance(r, dict) else r for r in results] == ["unknown_tool", "bad_arguments", 12]
 
 
 def test_rounds_of_calls_are_bounded():
-    """Two rounds are run, the third is refused, and what is said then is the reply, a call or not."""
+    """Two rounds run, the third is refused, and the next generation is the reply, a call or not."""
     ran: list[int] = []
     config = AgentConfig(use_stub_model=True, stub_responses=(_text("f"),))
     agent = ToolAgent(config, [{"name": "f", "function": lambda: ran.append(1)}], max_rounds=2)
@@ -205,8 +205,8 @@ def test_rounds_of_calls_are_bounded():
     assert len(ran) == 2
 
 
-def test_a_tool_is_registered_before_the_model_is_shown_its_tools():
-    """Afterwards it would be called by a model that has never heard of it."""
+def test_tools_are_registered_before_initialize():
+    """Afterwards the renderer has the tools."""
     config = AgentConfig(use_stub_model=True, stub_responses=(_text("multiply", first=2), "4"))
     agent = ToolAgent(config)
     agent.register_tool("multiply", multiply)
@@ -216,21 +216,21 @@ def test_a_tool_is_registered_before_the_model_is_shown_its_tools():
         agent.register_tool("search", search)
 
 
-def test_an_environment_answers_with_a_toolbox_as_an_agent_does():
-    """Its functions are the world's: the same checks, the same results, in a rollout."""
+def test_an_environment_may_use_a_toolbox():
+    """The same validation and the same results, in a rollout."""
     box = _box()
 
     class Workshop(ConversationEnvironment):
         tools = box.tools
 
         async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-            answer = await box.answer(action)
-            if answer is None:
+            result = await box.execute(action)
+            if result is None:
                 return await super().step(state, action)
-            return StepResult(state=state.after(action, answer, turn_count=state.turn_count + 1), response=answer)
+            return StepResult(state=state.after(action, result, turn_count=state.turn_count + 1), response=result)
 
     calls = (_text("multiply", first=6, second=7), _text("divide"), "It is 42.")
-    (played,) = play(
+    (trajectory,) = roll_out(
         MultiTurnAgent(),
         ScriptedPolicy([calls]),
         ByteRenderer(tools=Workshop.tools),
@@ -240,7 +240,7 @@ def test_an_environment_answers_with_a_toolbox_as_an_agent_does():
         max_new_tokens=200,
         max_context=4000,
     )
-    assert [m.role for m in played.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
-    results = [json.loads(m.content) for m in played.messages if m.role == "tool"]
+    assert [m.role for m in trajectory.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    results = [json.loads(m.content) for m in trajectory.messages if m.role == "tool"]
     assert results[0] == 42
     assert results[1]["error"]["type"] == "unknown_tool"

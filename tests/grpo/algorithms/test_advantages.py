@@ -20,19 +20,19 @@ def test_scaled_by_the_sample_standard_deviation():
 
 
 def test_a_constant_group_gives_zeros_and_no_nan():
-    """Nothing to learn is 0, not 0/0."""
+    """Without a difference the advantage is 0, not 0/0."""
     assert group_advantages(np.full(4, 0.3), scale_by_std=True).tolist() == [0, 0, 0, 0]
 
 
-def test_a_failed_sibling_stays_out_of_the_baseline():
+def test_a_failed_trajectory_stays_out_of_the_baseline():
     """[1, None, 0] → mean .5 of the two; None is not 0"""
     advantages = group_advantages(np.array([1.0, np.nan, 0.0]), scale_by_std=False)
     assert advantages[[0, 2]].tolist() == [0.5, -0.5]
     assert np.isnan(advantages[1])
 
 
-def test_one_valid_sibling_teaches_nothing():
-    """There is nobody to be compared with."""
+def test_a_group_with_one_reward_has_advantage_zero():
+    """There is nothing to compare it with."""
     assert group_advantages(np.array([1.0, np.nan]), scale_by_std=True)[0] == 0
 
 
@@ -48,7 +48,7 @@ def test_a_median_does_not_follow_an_outlier():
     assert advantages.tolist() == [-1.5, -0.5, 0.5, 8.5]
 
 
-def test_against_the_whole_batch_a_constant_group_teaches():
+def test_against_the_whole_batch_a_constant_group_has_advantages():
     """A group that is all 1 in a batch [1 1 0 0 −1 .5]: mean .25, and its spread is the batch's, .758288."""
     batch = np.array([1, 1, 0, 0, -1, 0.5])
     plain = group_advantages(np.ones(2), baseline="global_mean", scale_by_std=False, batch=batch)
@@ -59,14 +59,14 @@ def test_against_the_whole_batch_a_constant_group_teaches():
         group_advantages(np.ones(2), baseline="global_mean", scale_by_std=False)
 
 
-def test_a_batch_of_equals_teaches_nothing_whatever_it_is_compared_with():
+def test_a_constant_batch_has_advantage_zero_under_the_global_mean():
     """Three times .1 has a mean that is not .1 in floating point."""
     rewards = np.full(3, 0.1)
     assert group_advantages(rewards, baseline="global_mean", scale_by_std=True, batch=rewards).tolist() == [0, 0, 0]
 
 
-def test_turns_are_compared_with_the_same_turn_of_the_siblings():
-    """Returns [1 0] and [1 1]: turn 0 equal, turn 1 −.5 and .5; a third turn that one alone reached is 0."""
+def test_turns_are_compared_with_the_same_turn_of_the_group():
+    """Returns [1 0] and [1 1]: turn 0 equal, turn 1 −.5 and .5; a third turn that only one trajectory reached is 0."""
     advantages = turn_advantages([[1, 0], [0, 0, 0]], np.array([0.0, 1.0]), scale_by_std=False)
     assert [a.tolist() for a in advantages] == [[0.0, -0.5], [0.0, 0.5, 0.0]]
 
@@ -80,8 +80,8 @@ def test_turns_are_compared_as_the_trajectories_are():
     assert [a.item() for a in scaled] == pytest.approx([-2 / 2.64585, -1 / 2.64585, 3 / 2.64585], abs=1e-4)
 
 
-def test_each_sibling_has_its_terminal_reward():
-    """Two siblings and one reward cannot be told apart; no sibling has no advantage."""
+def test_each_trajectory_has_its_terminal_reward():
+    """Two trajectories and one reward are an error; an empty group has no advantages."""
     with pytest.raises(ValueError, match="shorter"):
         turn_advantages([[1], [0]], np.array([0.0]), scale_by_std=False)
     assert turn_advantages([], np.array([]), scale_by_std=False) == []
@@ -92,7 +92,7 @@ def test_the_default_baseline_is_the_mean():
     assert group_advantages(np.array([0.0, 1.0, 5.0]), scale_by_std=False).tolist() == [-2.0, -1.0, 3.0]
 
 
-def test_rewards_are_cut_and_missing_ones_stay_missing():
+def test_rewards_are_clipped_and_missing_ones_stay_missing():
     """limit 1: −3 → −1, 3 → 1, NaN → NaN"""
     clipped = clip_rewards(np.array([-3.0, 0.5, 3.0, np.nan]), 1.0)
     assert clipped[:3].tolist() == [-1.0, 0.5, 1.0]
@@ -100,6 +100,6 @@ def test_rewards_are_cut_and_missing_ones_stay_missing():
 
 
 def test_the_penalty_for_length_grows_towards_the_limit():
-    """limit 100, margin 20: 40 and 80 → 0, 90 → −.5, 100 → −1, 120 → −1"""
-    penalty = overlong_penalty(np.array([40, 80, 90, 100, 120]), limit=100, margin=20)
+    """limit 100, buffer 20: 40 and 80 → 0, 90 → −.5, 100 → −1, 120 → −1"""
+    penalty = overlong_penalty(np.array([40, 80, 90, 100, 120]), limit=100, buffer=20)
     assert penalty.tolist() == [0.0, 0.0, -0.5, -1.0, -1.0]

@@ -9,8 +9,8 @@ from grpo.config.training import AlgorithmName
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_algorithm_is_found_under_its_name_with_its_own_choices(name: str):
-    """Nothing is replaced where nothing is asked for."""
+def test_an_algorithm_has_its_name_and_its_own_values(name: str):
+    """Without arguments nothing is replaced."""
     assert get_algorithm(name) == ALGORITHMS[name]
     assert get_algorithm(name).name == name
 
@@ -25,14 +25,14 @@ def test_an_algorithm_is_found_under_its_name_with_its_own_choices(name: str):
     ],
     ids=str,
 )
-def test_each_choice_replaces_its_own_and_no_other(choice: dict[str, object]):
-    """False and 0 are choices, too."""
+def test_each_argument_replaces_its_own_field_and_no_other(choice: dict[str, object]):
+    """False and 0 are values, too."""
     changed = get_algorithm("grpo", **choice)  # type: ignore[arg-type]
     (name, value) = next(iter(choice.items()))
     assert getattr(changed, name) == value != getattr(ALGORITHMS["grpo"], name)
     assert get_algorithm("grpo", **{name: getattr(ALGORITHMS["grpo"], name)}) == ALGORITHMS["grpo"]  # type: ignore[arg-type]
 
 
-def test_a_config_may_name_every_algorithm_and_no_other():
+def test_a_config_accepts_every_algorithm_and_no_other():
     """The names of the settings are those of the catalog."""
     assert set(get_args(AlgorithmName)) == set(ALGORITHMS)

@@ -21,18 +21,18 @@ from grpo.algorithms.losses import (
 from grpo.algorithms.reductions import Denominators, token_weights
 from grpo.algorithms.value import value_loss
 
-BOUNDS = ClipRange(low=0.2, high=0.28, dual=3.0)
-OLD = torch.tensor([-1.0, -0.3, -2.0, -0.7, -1.5, -0.2], dtype=torch.float64)
+CLIP = ClipRange(low=0.2, high=0.28, dual=3.0)
+PREVIOUS = torch.tensor([-1.0, -0.3, -2.0, -0.7, -1.5, -0.2], dtype=torch.float64)
 LOG_RATIO = torch.tensor([0.1, -0.1, 0.6, -0.5, 1.3, -0.05], dtype=torch.float64)  # inside, outside, past the dual clip
 ADVANTAGES = torch.tensor([1.0, -2.0, 0.5, 1.5, -1.0, 0.3], dtype=torch.float64)
 
 
 def _slopes(loss: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the summed loss in the log-probabilities, by autograd and by central differences."""
-    logprobs = (OLD + LOG_RATIO).requires_grad_()
+    logprobs = (PREVIOUS + LOG_RATIO).requires_grad_()
     loss(logprobs).sum().backward()
     assert logprobs.grad is not None
-    start, step = (OLD + LOG_RATIO), 1e-6
+    start, step = (PREVIOUS + LOG_RATIO), 1e-6
     around = torch.stack(
         [
             (loss(start + step * unit).sum() - loss(start - step * unit).sum()) / (2 * step)
@@ -43,43 +43,43 @@ def _slopes(loss: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("objective", [unclipped_surrogate, clipped_surrogate])
-def test_surrogates_have_the_slope_that_they_say(objective: Callable[..., tuple[torch.Tensor, torch.Tensor]]):
+def test_surrogate_gradients_match_finite_differences(objective: Callable[..., tuple[torch.Tensor, torch.Tensor]]):
     """Inside the clip, outside it, and past the dual clip."""
-    exact, measured = _slopes(lambda logprobs: objective((logprobs - OLD).exp(), logprobs, ADVANTAGES, BOUNDS)[0])
+    exact, measured = _slopes(lambda logprobs: objective((logprobs - PREVIOUS).exp(), logprobs, ADVANTAGES, CLIP)[0])
     assert torch.allclose(exact, measured, atol=1e-6)
     assert exact.abs().max() > 0.1
 
 
 @pytest.mark.parametrize("objective", [capped_policy_gradient, policy_gradient])
-def test_policy_gradients_have_the_slope_of_their_log_probabilities(
+def test_policy_gradients_treat_the_ratio_as_a_constant(
     objective: Callable[..., tuple[torch.Tensor, torch.Tensor]],
 ):
-    """The ratio is a weight there, not a way for the gradient to go: it is held where it was."""
+    """The ratio is a weight without a gradient."""
     ratio = LOG_RATIO.exp()
-    exact, _ = _slopes(lambda logprobs: objective((logprobs - OLD).exp(), logprobs, ADVANTAGES, BOUNDS)[0])
-    _, measured = _slopes(lambda logprobs: objective(ratio, logprobs, ADVANTAGES, BOUNDS)[0])
+    exact, _ = _slopes(lambda logprobs: objective((logprobs - PREVIOUS).exp(), logprobs, ADVANTAGES, CLIP)[0])
+    _, measured = _slopes(lambda logprobs: objective(ratio, logprobs, ADVANTAGES, CLIP)[0])
     assert torch.allclose(exact, measured, atol=1e-6)
 
 
-def test_the_kl_loss_has_the_slope_that_it_says():
-    """r·k3, the ratio not held."""
-    reference = OLD - 0.4
-    exact, measured = _slopes(lambda logprobs: kl_loss((logprobs - OLD).exp(), logprobs, reference))
+def test_the_kl_loss_gradient_matches_finite_differences():
+    """r·k3, with the gradient of the ratio."""
+    reference = PREVIOUS - 0.4
+    exact, measured = _slopes(lambda logprobs: kl_loss((logprobs - PREVIOUS).exp(), logprobs, reference))
     assert torch.allclose(exact, measured, atol=1e-6)
 
 
-def test_the_value_loss_has_the_slope_that_it_says():
+def test_the_value_loss_gradient_matches_finite_differences():
     """Values in the place of log-probabilities; the clip holds some of them."""
-    exact, measured = _slopes(lambda values: value_loss(values, OLD, ADVANTAGES, clip=0.2))
+    exact, measured = _slopes(lambda values: value_loss(values, PREVIOUS, ADVANTAGES, clip=0.2))
     assert torch.allclose(exact, measured, atol=1e-6)
 
 
 @pytest.mark.parametrize("baseline", ["leave_one_out", "none"])
 def test_on_average_the_estimate_is_the_exact_policy_gradient(baseline: str):
-    """Vocabulary 3, length 2, all nine texts, all 81 pairs of siblings, each by its probability.
+    """Vocabulary 3, length 2, all nine texts, all 81 pairs of samples, each weighted by its probability.
 
-    J(θ) = Σ π(a) π(b | a) R(a, b) can be written out, and so can the expectation of the estimate over what siblings
-    may say; with the other sibling as baseline it is unbiased.
+    J(θ) = Σ π(a) π(b | a) R(a, b) can be written out, and so can the expectation of the estimate over the
+    pairs; with the other sample as baseline it is unbiased.
     """
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randn(3, generator=generator).double(), torch.randn(3, 3, generator=generator).double()
@@ -87,26 +87,26 @@ def test_on_average_the_estimate_is_the_exact_policy_gradient(baseline: str):
     theta = torch.cat([first, second.flatten()]).requires_grad_()
 
     def logprobs(text: tuple[int, int]) -> torch.Tensor:
-        one, two = text
-        opening = torch.log_softmax(theta[:3], dim=0)[one]
-        return torch.stack([opening, torch.log_softmax(theta[3:].view(3, 3)[one], dim=0)[two]])
+        head, tail = text
+        opening = torch.log_softmax(theta[:3], dim=0)[head]
+        return torch.stack([opening, torch.log_softmax(theta[3:].view(3, 3)[head], dim=0)[tail]])
 
     texts = list(itertools.product(range(3), range(3)))
     value = sum((logprobs(text).sum().exp() * rewards[text] for text in texts), torch.zeros(()).double())
     (exact,) = torch.autograd.grad(value, theta)
 
     expected = torch.zeros_like(theta)
-    of = Denominators(sequences=2, tokens=4, normalizer=1)
-    weights = token_weights(torch.tensor([2, 2]), of, reduction="sequence_sum")
+    denominators = Denominators(sequences=2, tokens=4, normalizer=1)
+    weights = token_weights(torch.tensor([2, 2]), denominators, reduction="sequence_sum")
     for pair in itertools.product(texts, texts):
         given = np.array([float(rewards[text]) for text in pair])
         advantages = (
             given if baseline == "none" else group_advantages(given, baseline="leave_one_out", scale_by_std=False)
         )
-        said = torch.cat([logprobs(text) for text in pair])
+        sampled = torch.cat([logprobs(text) for text in pair])
         per_token = torch.from_numpy(np.repeat(advantages, 2))
-        losses, _ = policy_gradient(torch.ones_like(said), said, per_token, BOUNDS)
+        losses, _ = policy_gradient(torch.ones_like(sampled), sampled, per_token, CLIP)
         (estimate,) = torch.autograd.grad((weights * losses).sum(), theta)
-        expected += said.sum().exp().detach() * estimate
+        expected += sampled.sum().exp().detach() * estimate
     assert torch.allclose(-expected, exact, atol=1e-9)
     assert exact.abs().max() > 1e-2

@@ -18,23 +18,25 @@ from grpo.algorithms.losses import (
 )
 from grpo.algorithms.reductions import Denominators, Reduction, token_weights
 
-BOUNDS = ClipRange(low=0.2, high=0.2)
+CLIP = ClipRange(low=0.2, high=0.2)
 
 
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "gradient"),
     [
-        (1.5, 1.0, -1.2, 0.0),  # past the trust region praise stops: −1.2·1, flat
+        (1.5, 1.0, -1.2, 0.0),  # past the clip range a positive advantage has no gradient: −1.2·1, flat
         (0.5, 1.0, -0.5, -0.5),  # d(−r·A)/d logπ = −r·A
-        (1.5, -1.0, 1.5, 1.5),  # correction goes on
+        (1.5, -1.0, 1.5, 1.5),  # a negative one keeps it
         (0.5, -1.0, 0.8, 0.0),  # −0.8·(−1), flat
         (1.0, 2.0, -2.0, -2.0),  # on-policy: the REINFORCE gradient
     ],
 )
-def test_clipping_stops_praise_but_not_correction(ratio: float, advantage: float, loss: float, gradient: float):
-    """Past the trust region a good token stops pulling; a bad one still does."""
+def test_clipping_stops_positive_but_not_negative_advantages(
+    ratio: float, advantage: float, loss: float, gradient: float
+):
+    """Past the clip range a token with a positive advantage has no gradient; one with a negative advantage has."""
     policy = torch.tensor([math.log(ratio)], requires_grad=True)
-    losses, active = clipped_surrogate(policy.exp(), policy, torch.tensor([advantage]), BOUNDS)
+    losses, active = clipped_surrogate(policy.exp(), policy, torch.tensor([advantage]), CLIP)
     losses.sum().backward()
     assert losses.item() == pytest.approx(loss)
     assert policy.grad is not None
@@ -45,35 +47,37 @@ def test_clipping_stops_praise_but_not_correction(ratio: float, advantage: float
 @pytest.mark.parametrize(
     ("ratio", "advantage", "active"),
     [
-        (1.5, 1.0, False),  # on the bound, which still flows
+        (1.5, 1.0, False),  # on the bound: the gradient flows
         (1.625, 1.0, True),
         (0.75, -1.0, False),  # on the bound
         (0.625, -1.0, True),
-        (1.125, -1.0, False),  # blame above 1 is not clipped
-        (0.5, 0.5, False),  # nor is praise below 1
+        (1.125, -1.0, False),  # a negative advantage above 1 is not clipped
+        (0.5, 0.5, False),  # nor is a positive one below 1
         (9.0, 0.0, False),  # nothing to clip
         (0.5, 0.0, False),
     ],
 )
 def test_a_clip_is_counted_where_it_stops_the_gradient(ratio: float, advantage: float, active: bool):
     """From .75 to 1.5."""
-    found = clipped_surrogate(
+    _, clipped = clipped_surrogate(
         torch.tensor([ratio]), torch.zeros(1), torch.tensor([advantage]), ClipRange(low=0.25, high=0.5)
     )
-    assert found[1].tolist() == [active]
+    assert clipped.tolist() == [active]
 
 
 @pytest.mark.parametrize(("ratio", "advantage", "active"), [(4.0, -0.5, True), (3.0, -1.0, False), (4.0, 0.0, False)])
-def test_the_dual_clip_is_counted_for_blame_beyond_it(ratio: float, advantage: float, active: bool):
+def test_the_dual_clip_is_counted_for_negative_advantages_beyond_it(ratio: float, advantage: float, active: bool):
     """c = 3, and no other bound near."""
     clip_range = ClipRange(low=0.25, high=9.0, dual=3.0)
-    found = clipped_surrogate(torch.tensor([ratio, 4.0]), torch.zeros(2), torch.tensor([advantage, 0.5]), clip_range)
-    assert found[1].tolist() == [active, False]
+    _, clipped = clipped_surrogate(
+        torch.tensor([ratio, 4.0]), torch.zeros(2), torch.tensor([advantage, 0.5]), clip_range
+    )
+    assert clipped.tolist() == [active, False]
 
 
-def test_the_surrogate_without_a_clip_follows_every_ratio():
+def test_the_unclipped_surrogate_is_linear_in_the_ratio():
     """−r·A: (1.5, 2) → −3, (9, −.5) → 4.5; nothing is clipped."""
-    losses, active = unclipped_surrogate(torch.tensor([1.5, 9.0]), torch.zeros(2), torch.tensor([2.0, -0.5]), BOUNDS)
+    losses, active = unclipped_surrogate(torch.tensor([1.5, 9.0]), torch.zeros(2), torch.tensor([2.0, -0.5]), CLIP)
     assert losses.tolist() == [-3.0, 4.5]
     assert active.tolist() == [False, False]
     assert active.dtype == torch.bool
@@ -86,8 +90,8 @@ def test_clip_bounds_may_differ():
     assert losses.tolist() == pytest.approx([-1.28, 0.9])
 
 
-def test_dual_clip_bounds_the_blame():
-    """c = 3: (5, −1) → 3 and no gradient; (2, −1) → 2 still flows; praise is as before."""
+def test_dual_clip_bounds_the_loss_of_negative_advantages():
+    """c = 3: (5, −1) → 3 and no gradient; (2, −1) → 2 with its gradient; positive advantages are as before."""
     policy = torch.tensor([5.0, 2.0, 5.0]).log().requires_grad_()
     clip_range = ClipRange(low=0.2, high=0.2, dual=3.0)
     losses, active = clipped_surrogate(policy.exp(), policy, torch.tensor([-1.0, -1.0, 1.0]), clip_range)
@@ -98,7 +102,7 @@ def test_dual_clip_bounds_the_blame():
     assert active.tolist() == [True, False, True]
 
 
-def test_the_capped_policy_gradient_leaves_no_token_without_gradient():
+def test_the_capped_policy_gradient_keeps_the_gradient_of_every_token():
     """Cap 2: (r, A) = (3, 1) → weight 2, gradient −2; (.5, −1) → weight .5, gradient .5."""
     policy = torch.tensor([-0.5, -2.0], requires_grad=True)
     losses, active = capped_policy_gradient(
@@ -114,7 +118,7 @@ def test_the_capped_policy_gradient_leaves_no_token_without_gradient():
 @pytest.mark.parametrize(
     ("ratio", "advantage", "active"), [(3.0, 0.5, True), (3.0, -0.5, False), (3.0, 0.0, False), (2.0, 0.5, False)]
 )
-def test_the_cap_is_counted_for_praise_beyond_it(ratio: float, advantage: float, active: bool):
+def test_the_cap_is_counted_for_positive_advantages_beyond_it(ratio: float, advantage: float, active: bool):
     """Cap 2, log π −1: the loss is min(r, 2)·A, and the cap itself is not beyond it."""
     losses, counted = capped_policy_gradient(
         torch.tensor([ratio]), -torch.ones(1), torch.tensor([advantage]), ClipRange(low=0.2, high=2.0)
@@ -123,9 +127,9 @@ def test_the_cap_is_counted_for_praise_beyond_it(ratio: float, advantage: float,
     assert counted.tolist() == [active]
 
 
-def test_plain_policy_gradient_knows_no_ratio():
+def test_plain_policy_gradient_ignores_the_ratio():
     """−A·log π, whatever the ratio."""
-    losses, active = policy_gradient(torch.tensor([9.0]), torch.tensor([-0.5]), torch.tensor([2.0]), BOUNDS)
+    losses, active = policy_gradient(torch.tensor([9.0]), torch.tensor([-0.5]), torch.tensor([2.0]), CLIP)
     assert losses.item() == 1.0
     assert active.tolist() == [False]
     assert active.dtype == torch.bool
@@ -143,7 +147,7 @@ def test_one_ratio_a_token_or_one_a_sequence():
 
 
 def test_a_truncated_weight_stops_at_its_cap():
-    """π_old/π_sampler = .25/.5 and .8/.2, cap 2 → .5 and 2"""
+    """π_proximal/π_sampler = .25/.5 and .8/.2, cap 2 → .5 and 2"""
     weight = truncated_importance_weight(torch.tensor([0.25, 0.8]).log(), torch.tensor([0.5, 0.2]).log(), cap=2.0)
     assert weight.tolist() == pytest.approx([0.5, 2.0])
 
@@ -172,10 +176,10 @@ def test_at_least_one_token_is_kept(share: float, kept: list[int]):
         ("sequence_sum", [0.5, 0.5, 0.5]),
     ],
 )
-def test_what_a_token_weighs(reduction: Reduction, weights: list[float]):
+def test_token_weights_of_each_reduction(reduction: Reduction, weights: list[float]):
     """Lengths 2 and 1, normalizer 4."""
-    of = Denominators(sequences=2, tokens=3, normalizer=4)
-    assert token_weights(torch.tensor([2, 1]), of, reduction=reduction).tolist() == pytest.approx(weights)
+    denominators = Denominators(sequences=2, tokens=3, normalizer=4)
+    assert token_weights(torch.tensor([2, 1]), denominators, reduction=reduction).tolist() == pytest.approx(weights)
 
 
 def test_k3_by_hand():
@@ -206,13 +210,13 @@ def test_the_policy_gradient_equals_the_exact_expectation_on_an_enumerable_toy()
     expected_reward = (p1.exp()[:, None] * p2.exp() * rewards).sum()
     exact = torch.autograd.grad(expected_reward, [first, second], retain_graph=True)
     probability = (p1.detach()[:, None] + p2.detach()).exp()
-    unclipped_surrogate = torch.zeros(())
+    surrogate = torch.zeros(())
     for a in range(3):
         for b in range(3):
             chosen = torch.stack([p1[a], p2[a, b]])
             ratio = (chosen - chosen.detach()).exp()
-            losses, _ = clipped_surrogate(ratio, chosen, rewards[a, b].repeat(2), BOUNDS)
-            unclipped_surrogate = unclipped_surrogate - probability[a, b] * losses.sum()
-    estimated = torch.autograd.grad(unclipped_surrogate, [first, second])
+            losses, _ = clipped_surrogate(ratio, chosen, rewards[a, b].repeat(2), CLIP)
+            surrogate = surrogate - probability[a, b] * losses.sum()
+    estimated = torch.autograd.grad(surrogate, [first, second])
     for left, right in zip(estimated, exact, strict=True):
         assert torch.allclose(left, right, atol=1e-6)

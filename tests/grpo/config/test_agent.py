@@ -32,14 +32,14 @@ from grpo.config.agent import AgentConfig
         ({"temprature": 1}, "temprature"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_by_name(setting: dict[str, object], name: str):
-    """Out of range, of another kind, contradicting another, or unknown."""
+def test_an_invalid_setting_is_refused_by_name(setting: dict[str, object], name: str):
+    """Out of range, of another type, in conflict with another, or unknown."""
     with pytest.raises(ValidationError, match=name):
         AgentConfig.model_validate(setting)
 
 
-def test_the_guides_config_is_understood():
-    """All of its fields, as they are printed there."""
+def test_the_config_of_the_guide_is_valid():
+    """All fields as they are printed there."""
     config = AgentConfig(
         model_name="gpt2",
         system_prompt="You are helpful.",

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo.config.adapters import LoraSettings
 from grpo.config.base import Settings
 from grpo.config.commented_yaml import commented_yaml
 from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.training import LoraSettings
 from tests.places import ROOT
 
 OTHER_KINDS = ("retrain", "tune")
@@ -18,7 +18,7 @@ CONFIGS = [path for path in sorted((ROOT / "data" / "configs").glob("*.yaml")) i
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_commented_config_is_the_same_config(tmp_path: Path, path: Path):
-    """Each that ships, written out with comments and read back."""
+    """Each shipped config, written with comments and read back."""
     whole = tmp_path / "whole.yaml"
     whole.write_text(commented_yaml(load_config(path)))
     assert load_config(whole) == load_config(path)
@@ -26,12 +26,12 @@ def test_a_commented_config_is_the_same_config(tmp_path: Path, path: Path):
 
 def _fields(model: type[Settings]) -> set[str]:
     """Names of all fields of a section and of the sections in it."""
-    found = set(model.model_fields)
+    names = set(model.model_fields)
     for field in model.model_fields.values():
         for part in re.findall(r"grpo\.config\.\w+\.(\w+)", repr(field.annotation)):
             for kind in _kinds(part):
-                found |= _fields(kind)
-    return found
+                names |= _fields(kind)
+    return names
 
 
 def _kinds(name: str) -> list[type[Settings]]:
@@ -41,8 +41,8 @@ def _kinds(name: str) -> list[type[Settings]]:
     return [kind for kind in below(Settings) if kind.__name__ == name]
 
 
-def test_every_setting_is_named_with_its_meaning():
-    """Those of sections that are not chosen stand there as comments."""
+def test_every_setting_has_a_description():
+    """Those of alternative sections are comments."""
     text = commented_yaml(load_config(CONFIGS[0].with_name("quickstart.yaml")))
     named = set(re.findall(r"^[\s#-]*(\w+): ?", text, flags=re.MULTILINE))
     fields = _fields(PipelineConfig)
@@ -54,16 +54,16 @@ def test_every_setting_is_named_with_its_meaning():
         assert " ".join(meaning.split()) in words
 
 
-def test_bounds_choices_and_another_default_are_said():
-    """So that nobody needs to look into the code."""
+def test_bounds_choices_and_defaults_are_shown():
+    """The file is enough to fill in values."""
     text = " ".join(commented_yaml(load_config(CONFIGS[0].with_name("quickstart.yaml"))).replace("#", " ").split())
-    assert "Sibling episodes of each scenario: what an advantage is relative to. At least 2. group_size: 8" in text
+    assert "Episodes of each scenario: the group of an advantage. At least 2. group_size: 8" in text
     assert "One of constant, linear, cosine. Default: constant. lr_scheduler_type: cosine" in text
     assert "Above 0 and below 1. Default: 0.25. validation_fraction: 0.26" in text
 
 
 def test_an_empty_list_of_sections_stays_a_list():
-    """It shows what could stand in it."""
+    """With the possible items as comments."""
 
     class Part(Settings):
         """A part."""

@@ -26,10 +26,10 @@ from tests.doubles import changed, short_run
         ("registry", {"tags": {"team": "x" * 5001}}, r"registry\.tags\.team"),
     ],
 )
-def test_a_name_that_a_folder_or_the_registry_cannot_have_is_refused(
+def test_a_name_that_is_invalid_for_a_folder_or_the_registry_is_refused(
     tmp_path: Path, section: str, value: object, place: str
 ):
-    """When the config is read, not after the training."""
+    """On reading the config, not after the training."""
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(changed(short_run(tmp_path), **{section: value})))
     with pytest.raises(ConfigError, match=rf"(?m)^  {place}"):

@@ -66,6 +66,6 @@ def run_calls(place: str, start: dict[str, Any], *calls: Call) -> tuple[list[Any
     return asyncio.run(run())
 
 
-def refusals(results: list[Any]) -> list[bool]:
-    """Which calls were refused."""
+def failed_calls(results: list[Any]) -> list[bool]:
+    """Calls that failed."""
     return [isinstance(result, dict) and "error" in result for result in results]

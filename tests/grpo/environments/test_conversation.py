@@ -25,7 +25,7 @@ GUIDE = [
 
 
 async def _play(world: ConversationEnvironment, scenario: Scenario | None = None) -> StepResult:
-    """The last step of a conversation in which the agent always says the same."""
+    """Last step of a conversation in which the agent always replies the same."""
     result = await world.step(await world.reset(scenario), REPLY)
     while not result.state.done:
         result = await world.step(result.state, REPLY)
@@ -37,7 +37,7 @@ def _users(messages: Sequence[Message]) -> list[str]:
 
 
 def test_user_turn_k_is_line_k_and_the_episode_ends_with_the_script():
-    """Three lines, three replies, whatever is said."""
+    """Three lines, three replies of any content."""
 
     async def run() -> None:
         world = ConversationEnvironment(max_turns=9)
@@ -53,8 +53,8 @@ def test_user_turn_k_is_line_k_and_the_episode_ends_with_the_script():
 
 
 @pytest.mark.parametrize(("max_turns", "terminated"), [(1, False), (2, True)])
-def test_a_script_longer_than_the_limit_is_cut_off(max_turns: int, terminated: bool):
-    """Truncated, not terminated; a script that ends at the limit has ended by itself."""
+def test_a_script_longer_than_the_limit_is_truncated(max_turns: int, terminated: bool):
+    """A script that ends at the limit is terminated instead."""
     world = ConversationEnvironment(max_turns=max_turns)
     result = asyncio.run(_play(world, Scenario(id="s", user_responses=("a", "b"))))
     assert (result.terminated, result.truncated) == (terminated, not terminated)
@@ -62,12 +62,12 @@ def test_a_script_longer_than_the_limit_is_cut_off(max_turns: int, terminated: b
 
 
 def test_a_goal_without_a_script_is_refused():
-    """There is no simulated user here, and none is invented."""
+    """The environment has no simulated user."""
     with pytest.raises(DataError, match="goal but no script"):
         asyncio.run(ConversationEnvironment().reset(Scenario(id="s", goal="return a lamp")))
 
 
-def test_a_step_leaves_the_state_it_was_given_as_it_was():
+def test_a_step_does_not_change_its_input_state():
     """The same state stepped twice is two conversations with one past."""
 
     async def run() -> None:
@@ -82,8 +82,8 @@ def test_a_step_leaves_the_state_it_was_given_as_it_was():
     asyncio.run(run())
 
 
-def test_a_notebook_gets_its_scenarios_in_file_order():
-    """`randomize_scenarios=False`: one after the other, and from the beginning again."""
+def test_scenarios_are_sampled_in_file_order_without_shuffling():
+    """One after the other, and from the beginning again."""
 
     async def run() -> list[str]:
         world = ConversationEnvironment(scenarios=GUIDE, max_turns=6, randomize_scenarios=False)
@@ -92,8 +92,8 @@ def test_a_notebook_gets_its_scenarios_in_file_order():
     assert asyncio.run(run()) == ["product_inquiry", "technical_issue", "product_inquiry"]
 
 
-def test_shuffled_scenarios_all_come_before_one_comes_again():
-    """Two times through five scenarios: each twice, in another order; a seed always draws the same."""
+def test_shuffled_scenarios_are_sampled_without_replacement():
+    """Two epochs of five scenarios: each twice, in another order; a seed always samples the same."""
 
     async def run() -> None:
         world = ConversationEnvironment([{"id": name, "user_responses": [name]} for name in "abcde"])
@@ -106,8 +106,8 @@ def test_shuffled_scenarios_all_come_before_one_comes_again():
     asyncio.run(run())
 
 
-def test_a_topic_and_a_context_are_a_scenario():
-    """The user opens with both, the agent is told the context, and the content gives the id."""
+def test_a_topic_and_a_context_make_a_scenario():
+    """The user opens with both, the context is in the prompt, and the content gives the id."""
 
     async def run() -> tuple[EnvironmentState, EnvironmentState]:
         given = {"topic": "refund", "context": "Order delayed"}
@@ -129,20 +129,20 @@ def test_a_topic_and_a_context_are_a_scenario():
         ([GUIDE[0], GUIDE[0]], "product_inquiry"),
     ],
 )
-def test_scenarios_that_are_none_are_refused_by_name(scenarios: list[dict[str, object]], error: str):
-    """A misspelt field, no user, and an id given twice."""
+def test_invalid_scenarios_are_refused_by_name(scenarios: list[dict[str, object]], error: str):
+    """A misspelt field, no user, and a duplicate id."""
     with pytest.raises(DataError, match=error):
         ConversationEnvironment(scenarios)
 
 
-def test_a_reset_without_scenarios_says_so():
-    """The pipeline gives its own; a notebook must."""
+def test_a_reset_without_scenarios_is_refused():
+    """Only environments with scenarios of their own can sample one."""
     with pytest.raises(DataError, match="has none"):
         asyncio.run(ConversationEnvironment().reset())
 
 
 def test_scenarios_may_come_from_a_generator():
-    """A generator, a list and scenarios themselves are the same scenarios."""
+    """From a generator, a list or as `Scenario` they are equal."""
     from_dicts = ConversationEnvironment(GUIDE).scenarios
     from_generator = ConversationEnvironment(scenario for scenario in GUIDE).scenarios
     again = ConversationEnvironment(from_dicts).scenarios
@@ -150,7 +150,7 @@ def test_scenarios_may_come_from_a_generator():
 
 
 def test_the_reward_function_scores_every_turn():
-    """It sees the conversation up to and with the agent's turn: 2, then 4 messages, and the scenario."""
+    """It gets the conversation up to and with the agent's turn: 2, then 4 messages, and the scenario."""
 
     async def count(state: EnvironmentState) -> float:
         assert state.history[-1] == REPLY
@@ -170,7 +170,7 @@ def test_the_reward_function_scores_every_turn():
 
 @pytest.mark.parametrize("domain", ["customer_service", "technical_support", "sales", "education"])
 def test_a_preset_builds_and_runs(domain: str):
-    """Every scenario of every domain is played to the end of its script within the turns of the preset."""
+    """Every scenario of every domain runs to the end of its script within the turns of the preset."""
     world = ConversationEnvironment(**CONVERSATION_CONFIGS[domain])
     assert world.system_prompt
     for scenario in world.scenarios:

@@ -35,7 +35,7 @@ class Slow(Guessing):
 
 @pytest.mark.parametrize("simulator", [Guessing(), Slow()])
 def test_a_simulator_drives_an_episode(simulator: Guessing):
-    """Three turns: its answers, rewards, end and success are the episode's."""
+    """Three turns with the simulator's answers, rewards, end and success."""
 
     async def run() -> list[StepResult]:
         world = SimulatedEnvironment(simulator, [START])
@@ -55,8 +55,8 @@ def test_a_simulator_drives_an_episode(simulator: Guessing):
     assert results[-1].state.turn_count == 3
 
 
-def test_the_turn_limit_cuts_a_simulator_off():
-    """Truncated, and nothing is said of success."""
+def test_the_turn_limit_truncates_a_simulator():
+    """Success stays unknown."""
 
     async def run() -> None:
         world = SimulatedEnvironment(Guessing(), max_turns=1)
@@ -68,8 +68,8 @@ def test_the_turn_limit_cuts_a_simulator_off():
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"reply": "higher"}, {"response": None}, ("higher", False)])
-def test_an_answer_that_is_none_is_the_simulators_fault(answer: Any):
-    """Nothing is made up in its place."""
+def test_an_invalid_answer_is_an_error_of_the_simulator(answer: Any):
+    """It is not replaced."""
 
     class Broken:
         def process(self, state: EnvironmentState, action: Message) -> Any:
@@ -83,8 +83,8 @@ def test_an_answer_that_is_none_is_the_simulators_fault(answer: Any):
         asyncio.run(run())
 
 
-def test_answers_of_another_form_are_fitted_by_converting_them():
-    """A simulator that answers with a pair plays through a subclass."""
+def test_answers_of_another_form_are_converted_by_a_subclass():
+    """A simulator that answers with a pair."""
 
     class Pair:
         def process(self, state: EnvironmentState, action: Message) -> Any:

@@ -41,7 +41,7 @@ def _call(name: str, **arguments: Any) -> Message:
     return Message(role="assistant", content="", tool_calls=(ToolCall(name=name, arguments=arguments),))
 
 
-def _say(words: str) -> Message:
+def _reply(words: str) -> Message:
     return Message(role="assistant", content=words)
 
 
@@ -65,38 +65,38 @@ IS_CANCELLED = {"cancelled": lambda state: state["orders"]["1"] == "cancelled"}
 
 
 def test_criteria_on_the_state_end_the_episode_with_success():
-    """The call that makes them true is the last one."""
+    """At the call that makes them true."""
     result = asyncio.run(_play(_desk(criteria=IS_CANCELLED), ORDER, [_call("cancel", order="1")]))
     assert (result.terminated, result.truncated, result.state.done) == (True, False, True)
     assert _desk(criteria=IS_CANCELLED).verify(result.state).success
 
 
-def test_words_do_not_make_a_task_done():
-    """The agent that only says so has failed, however the conversation ends."""
-    outcome = _outcome(_desk(criteria=IS_CANCELLED), ORDER, _say("I have cancelled order 1."), _say("Bye."))
+def test_a_claim_does_not_complete_a_task():
+    """An agent that only claims success has failed, however the conversation ends."""
+    outcome = _outcome(_desk(criteria=IS_CANCELLED), ORDER, _reply("I have cancelled order 1."), _reply("Bye."))
     assert (outcome.success, dict(outcome.checks)) == (False, {"cancelled": False})
 
 
 @pytest.mark.parametrize(("order", "success"), [("1", True), ("2", False)])
-def test_the_expected_state_decides_without_any_code(order: str, success: bool):
-    """What `expected.state` names must be equal; what it does not name may be anything."""
+def test_the_expected_state_decides_success(order: str, success: bool):
+    """Parts named in `expected.state` must be equal; others are free."""
     wanted = Expected(state={"orders": {"1": "cancelled", "2": "sent"}})
     scenario = ORDER.model_copy(update={"expected": wanted, "world": {**ORDER.world, "visits": 3}})
     assert _outcome(_desk(), scenario, _call("cancel", order=order)).success is success
 
 
-def test_the_expected_calls_decide_by_the_state_that_they_lead_to():
-    """The right call in any company of reading ones; one order too many is wrong."""
+def test_the_expected_calls_decide_by_their_final_state():
+    """The right call among reading ones; one order too many is wrong."""
     wanted = Expected(calls=({"name": "cancel", "arguments": {"order": "1"}},))
     scenario = ORDER.model_copy(update={"expected": wanted, "world": {"orders": {"1": "open", "2": "open"}}})
-    right = [_call("look", order="2"), _call("cancel", order="1"), _say("Done.")]
+    right = [_call("look", order="2"), _call("cancel", order="1"), _reply("Done.")]
     assert _outcome(_desk(), scenario, *right).success
     assert not _outcome(_desk(), scenario, *right, _call("cancel", order="2")).success
-    assert not _outcome(_desk(), scenario, _say("Done.")).success
+    assert not _outcome(_desk(), scenario, _reply("Done.")).success
 
 
-def test_something_more_in_the_state_is_wrong_unless_its_name_begins_with_an_underscore():
-    """`look` leaves `_looked`, which is not judged; a note that nobody asked for is."""
+def test_an_additional_part_of_the_state_is_wrong_unless_its_name_begins_with_an_underscore():
+    """`look` leaves `_looked`, which is not compared; an unexpected note is."""
 
     def note(state: State) -> tuple[State, Any]:
         """Leave a note."""
@@ -107,10 +107,10 @@ def test_something_more_in_the_state_is_wrong_unless_its_name_begins_with_an_und
     assert not _outcome(world, ORDER, _call("note")).success
 
 
-def test_expected_facts_must_have_been_told():
-    """In words to the user, not in a call."""
+def test_expected_facts_must_be_communicated():
+    """In a reply to the user, not in a call."""
     scenario = ORDER.model_copy(update={"expected": Expected(facts=("two days",))})
-    assert _outcome(_desk(), scenario, _say("In Two Days.")).success
+    assert _outcome(_desk(), scenario, _reply("In Two Days.")).success
     outcome = _outcome(_desk(), scenario, _call("cancel", order="two days"))
     assert dict(outcome.checks) == {"end_state": True, "facts_communicated": False}
 
@@ -124,8 +124,8 @@ def test_expected_facts_must_have_been_told():
         (parse_assistant("<tool_call>{broken</tool_call>"), "not a tool call: {broken"),
     ],
 )
-def test_what_is_wrong_with_a_call_is_a_result_that_the_model_sees(action: Message, error: str):
-    """Refused by the world, by the schema, by name, or unreadable: nothing has changed, and the episode goes on."""
+def test_an_invalid_call_is_a_result_that_the_model_sees(action: Message, error: str):
+    """Refused by the world, by the schema, by name, or unreadable: nothing has changed, and the episode continues."""
     result = asyncio.run(_play(_desk(), ORDER, [action]))
     assert result.response is not None
     assert result.response.role == "tool"
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_a_call_is_a_result_that_the_model_sees(action: Messa
 
 
 def test_a_function_changes_a_copy():
-    """The state before the call, and the scenario, stay as they were, though the function writes into its state."""
+    """The state before the call and the scenario stay, though the function writes into its state."""
 
     async def run() -> None:
         world = _desk()
@@ -147,14 +147,14 @@ def test_a_function_changes_a_copy():
     asyncio.run(run())
 
 
-def test_a_broken_function_is_no_result():
-    """A KeyError is the world's failure and reaches whoever plays the episode."""
+def test_an_exception_of_a_function_propagates():
+    """A KeyError is the environment's failure, not a result for the model."""
     with pytest.raises(KeyError):
         asyncio.run(_play(_desk(), ORDER, [_call("look", order="7")]))
 
 
-def test_several_calls_in_one_turn_are_made_in_order():
-    """Their results come in one message, and the second sees what the first did."""
+def test_several_calls_of_one_turn_are_executed_in_order():
+    """Their results come in one message, and the second call sees the effect of the first."""
     both = (ToolCall(name="cancel", arguments={"order": "1"}), ToolCall(name="look", arguments={"order": "1"}))
     result = asyncio.run(_play(_desk(), ORDER, [Message(role="assistant", content="", tool_calls=both)]))
     assert result.response is not None
@@ -162,7 +162,7 @@ def test_several_calls_in_one_turn_are_made_in_order():
 
 
 def test_the_turn_limit_counts_calls_too():
-    """Two turns: a call, and a call that is cut off."""
+    """Two turns: a call, and a call at the limit."""
     result = asyncio.run(_play(_desk(max_turns=2), ORDER, [_call("look", order="1")] * 2))
     assert (result.terminated, result.truncated) == (False, True)
 
@@ -189,16 +189,16 @@ NOTES = Scenario(
 )  # fmt: skip
 
 
-def test_where_answers_count_the_agent_must_have_seen_them():
-    """Nothing changes in this task, so the state alone would reward an agent that did not look."""
+def test_a_world_with_verified_results_requires_that_the_agent_saw_them():
+    """No call changes this state, so the state alone would reward an agent that did not look."""
     world = TaskEnvironment(worlds=WORLDS)
-    lazy, busy = _say("Two."), _call("wc", file_name="a.txt", mode="w")
+    lazy, busy = _reply("Two."), _call("wc", file_name="a.txt", mode="w")
     assert dict(_outcome(world, NOTES, lazy).checks) == {"end_state": True, "answers_seen": False}
     assert _outcome(world, NOTES, busy, lazy).success
 
 
 def test_a_scenario_offers_the_tools_that_it_names():
-    """They are told in the context, after the scenario's own; another tool of the same world does not exist."""
+    """They are listed in the context, after the scenario's own; another tool of the same world does not exist."""
 
     async def run() -> None:
         world = make_environment(TaskSettings(kind="task"))
@@ -215,20 +215,20 @@ def test_a_scenario_offers_the_tools_that_it_names():
 
 
 def test_a_scenario_whose_tools_no_world_has_is_not_playable():
-    """It is named with the tool; it is not played as something else."""
+    """The error names the tool."""
     scenario = NOTES.model_copy(update={"tools": (*NOTES.tools, {"name": "brew", "parameters": {}})})
     with pytest.raises(DataError, match="scenario notes is not playable: no world has brew"):
         asyncio.run(TaskEnvironment(worlds=WORLDS).reset(scenario))
 
 
-def test_an_expected_call_that_the_world_refuses_makes_the_task_not_playable():
-    """Where answers count: an error would be the answer that an agent must have seen."""
+def test_a_scenario_whose_expected_call_fails_is_not_playable():
+    """With verified results the agent would have to see an error."""
     wrong = NOTES.model_copy(update={"expected": Expected(calls=({"name": "cat", "arguments": {"file_name": "b"}},))})
     with pytest.raises(DataError, match=r"scenario notes is not playable.*cat: b: No such file"):
         asyncio.run(TaskEnvironment(worlds=WORLDS).reset(wrong))
 
 
-def test_of_two_worlds_with_a_tool_of_the_same_name_the_scenarios_world_says_which():
+def test_a_tool_of_two_worlds_acts_on_the_one_in_the_scenario():
     """A trader's order 5 and a shop's order 5."""
     tool = {"name": "get_order_details", "parameters": {"properties": {"order_id": {}}}}
     desk = {"TradingBot": {"authenticated": True, "orders": {
@@ -245,7 +245,7 @@ def test_of_two_worlds_with_a_tool_of_the_same_name_the_scenarios_world_says_whi
     assert asyncio.run(order(shop, "5")) == {"order_id": "5", "status": "pending"}
 
 
-def test_a_task_may_be_wanted_by_a_simulated_user():
+def test_a_task_may_have_a_simulated_user():
     """A scenario with a goal instead of a script is played by rules."""
     scenario = NOTES.model_copy(update={"user_responses": (), "goal": "Count my words.\n- file name: a.txt"})
     state = asyncio.run(make_environment(TaskSettings(kind="task")).reset(scenario, seed=1))
@@ -261,13 +261,13 @@ LATE = NOTES.model_copy(
 
 
 def test_a_tool_that_comes_later_is_unknown_before_its_turn_and_known_from_it_on():
-    """`wc` comes with the user's second words: the same call is refused before them and made after them."""
+    """`wc` comes with the user's second turn: the same call fails before and succeeds after."""
 
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
         world = TaskEnvironment(worlds=WORLDS)
         early = await world.step(await world.reset(LATE), _call("wc", file_name="a.txt", mode="w"))
         late = await world.step(
-            (await world.step(early.state, _say("I cannot."))).state, _call("wc", file_name="a.txt", mode="w")
+            (await world.step(early.state, _reply("I cannot."))).state, _call("wc", file_name="a.txt", mode="w")
         )
         assert early.response is not None
         assert late.response is not None
@@ -279,13 +279,13 @@ def test_a_tool_that_comes_later_is_unknown_before_its_turn_and_known_from_it_on
 
 
 def test_the_message_that_brings_a_tool_ends_with_its_schema():
-    """The context names the tools of the beginning alone, and stays as it was; the words after it bring nothing."""
+    """The context lists the initial tools alone and stays; the next message has no schema."""
 
     async def run() -> tuple[str, list[str]]:
         world = TaskEnvironment(worlds=WORLDS)
         state = await world.reset(LATE)
         context = state.context
-        state = (await world.step((await world.step(state, _say("I cannot."))).state, _say("Two."))).state
+        state = (await world.step((await world.step(state, _reply("I cannot."))).state, _reply("Two."))).state
         assert state.context == context
         return context, [message.content for message in state.history if message.role == "user"]
 
@@ -298,7 +298,7 @@ def test_the_message_that_brings_a_tool_ends_with_its_schema():
 
 
 def test_a_tool_cannot_come_in_a_turn_that_the_script_does_not_have():
-    """Turn 3 of three turns, 0 to 2, would never be played."""
+    """Turn 3 of three turns, 0 to 2, never comes."""
     tool = {**NOTES.tools[0], "from_turn": 3}
     with pytest.raises(ValueError, match="tool wc comes in user turn 3, which the script does not have"):
         Scenario.model_validate({**LATE.model_dump(), "tools": [tool]})
@@ -308,14 +308,14 @@ CANCELLING = {"name": "cancel", "arguments": {"order": "1"}}
 
 
 def _based(*basis: str, **expected: Any) -> Scenario:
-    """The order to cancel, with this reward basis."""
+    """Scenario of cancelling an order, with this reward basis."""
     wanted = Expected.model_validate({"calls": [CANCELLING], "reward_basis": basis or None, **expected})
     return ORDER.model_copy(update={"expected": wanted})
 
 
 def test_only_the_parts_of_the_reward_basis_decide():
-    """A fact that was not told does not count where the basis leaves it out."""
-    right = [_call("cancel", order="1"), _say("Done.")]
+    """A missing fact does not count where the basis leaves it out."""
+    right = [_call("cancel", order="1"), _reply("Done.")]
     assert _outcome(_desk(), _based("DB", facts=["two days"]), *right) == Outcome(
         success=True, checks={"end_state": True}, state={"orders": {"1": "cancelled", "2": "sent"}}
     )
@@ -323,10 +323,10 @@ def test_only_the_parts_of_the_reward_basis_decide():
     assert (both.success, dict(both.checks)) == (False, {"end_state": True, "facts_communicated": False})
 
 
-def test_success_that_includes_assertions_is_not_judged_here():
-    """The state may be right or wrong: the part that a judge of words must decide is named, and success is None."""
+def test_success_with_assertions_is_left_open():
+    """The state may be right or wrong: the part for the LLM judge is named, and success is None."""
     scenario = _based("DB", "NL_ASSERTION", assertions=["The agent is brief."])
-    for actions, right in (([_call("cancel", order="1"), _say("Done.")], True), ([_say("Done.")], False)):
+    for actions, right in (([_call("cancel", order="1"), _reply("Done.")], True), ([_reply("Done.")], False)):
         outcome = _outcome(_desk(), scenario, *actions)
         assert (outcome.success, outcome.unjudged, dict(outcome.checks)) == (
             None,
@@ -335,23 +335,23 @@ def test_success_that_includes_assertions_is_not_judged_here():
         )
 
 
-def test_an_empty_list_of_assertions_holds():
-    """72 of the published retail tasks name assertions in their basis and have none."""
-    outcome = _outcome(_desk(), _based("DB", "NL_ASSERTION"), _call("cancel", order="1"), _say("Done."))
+def test_an_empty_list_of_assertions_passes():
+    """72 of the published retail tasks have assertions in their basis and list none."""
+    outcome = _outcome(_desk(), _based("DB", "NL_ASSERTION"), _call("cancel", order="1"), _reply("Done."))
     assert (outcome.success, outcome.unjudged) == (True, ())
 
 
 def test_assertions_count_without_a_basis_too():
-    """A scenario of one's own that asserts something expects it."""
-    outcome = _outcome(_desk(), _based(assertions=["The agent is brief."]), _call("cancel", order="1"), _say("Done."))
+    """A scenario with assertions and no basis expects them."""
+    outcome = _outcome(_desk(), _based(assertions=["The agent is brief."]), _call("cancel", order="1"), _reply("Done."))
     assert outcome.unjudged == ("NL_ASSERTION",)
 
 
 @pytest.mark.parametrize(
     ("compared", "order", "made"), [(None, "1", True), (None, "2", False), (["order"], "2", False), ([], "2", True)]
 )
-def test_where_the_basis_names_actions_the_calls_must_have_been_made(compared: Any, order: str, made: bool):
-    """In all arguments, or in those that are compared; a call that the world refuses was made too."""
+def test_with_actions_in_the_basis_the_calls_must_have_been_made(compared: Any, order: str, made: bool):
+    """In all arguments, or in the compared ones; a failed call was made too."""
     wish = CANCELLING if compared is None else {**CANCELLING, "compare_args": compared}
-    outcome = _outcome(_desk(), _based("ACTION", calls=[wish]), _call("cancel", order=order), _say("Done."))
+    outcome = _outcome(_desk(), _based("ACTION", calls=[wish]), _call("cancel", order=order), _reply("Done."))
     assert (outcome.success, dict(outcome.checks)) == (made, {"calls_made": made})

@@ -67,8 +67,8 @@ def test_a_task_is_scored_by_its_own_rewards():
     asyncio.run(run())
 
 
-def test_a_reward_that_breaks_is_no_score():
-    """The package's own error reaches whoever plays the episode."""
+def test_an_exception_of_a_reward_propagates():
+    """The error of the package reaches the rollout."""
 
     class Broken(Letters):
         @vf.reward
@@ -89,7 +89,7 @@ def test_a_reward_that_breaks_is_no_score():
 
 
 def test_a_task_that_needs_more_than_a_reply_is_refused():
-    """What a reward or a hook needs is not left out in silence, and a prompt ends with the user's message."""
+    """Requirements of rewards and hooks are not ignored, and a prompt ends with the user's message."""
 
     class Files(Letters):
         @vf.reward
@@ -129,7 +129,7 @@ def test_a_task_that_needs_more_than_a_reply_is_refused():
 
 
 def test_a_verifiers_environment_is_trained_unchanged(tmp_path: Path, tiny_folder: Path):
-    """Ten updates on the package's rewards alone: the tiny model says more vowels than at first."""
+    """Ten updates on the package's rewards alone: the tiny model generates more vowels than at first."""
     world = VerifiersEnvironment(_words())
     plan = TrainingSettings(algorithm="grpo", learning_rate=3e-2)
     base = tmp_path / "0"

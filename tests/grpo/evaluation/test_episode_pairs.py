@@ -30,32 +30,32 @@ def _shown(champion: list[Trajectory], candidate: list[Trajectory], count: int) 
     return [pair.scenario_id for pair in select_pairs(champion, candidate, _word, count=count)]
 
 
-def test_a_gain_of_each_category_comes_first_then_one_loss_then_the_others_in_order():
+def test_pairs_are_one_gain_per_category_then_one_regression_then_the_rest():
     """a gains at a2, b at b1; a0 is lost, and a3 too, of which one is shown before the rest."""
     champion = [*_side("1001", prefix="a"), *_side("00", prefix="b", category="b")]
     candidate = [*_side("0010", prefix="a"), *_side("01", prefix="b", category="b")]
     assert _shown(champion, candidate, 6) == ["a2", "b1", "a0", "a1", "a3", "b0"]
 
 
-def test_no_more_are_shown_than_were_asked_for():
+def test_at_most_count_pairs_are_selected():
     """Of the categories, too."""
     champion = [*_side("00", prefix="a"), *_side("00", prefix="b", category="b")]
     assert [_shown(champion, champion, count) for count in (1, 2, 3)] == [["a0"], ["a0", "b0"], ["a0", "b0", "a1"]]
 
 
-def test_what_was_not_verified_is_compared_by_its_reward():
+def test_unverified_episodes_are_compared_by_reward():
     """Scenario 1 gains .5, scenario 0 nothing; a missing reward counts as 0."""
     before = [make_trajectory(scenario_id=str(k), terminal_reward=reward) for k, reward in enumerate((0.25, None))]
     after = [make_trajectory(scenario_id=str(k), terminal_reward=reward) for k, reward in enumerate((0.25, 0.5))]
     assert _shown(before, after, 1) == ["1"]
 
 
-def test_an_episode_without_its_twin_is_not_shown():
+def test_an_episode_without_counterpart_is_left_out():
     """The candidate did not play scenario 1."""
     assert _shown(_side("00"), _side("0"), 6) == ["0"]
 
 
-def test_a_shown_episode_has_every_word_and_what_it_earned():
+def test_a_report_episode_has_all_turns_and_rewards():
     """Tokens of the policy one by one, those of others not; the call as text."""
     call = ToolCall(name="look_up", arguments={"order": "7"})
     turns = (

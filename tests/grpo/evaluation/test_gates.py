@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.evaluation import EvaluationSettings
 from grpo.config.gates import (
     DEFAULT_GATES,
     CategoryGate,
@@ -25,6 +24,7 @@ from grpo.config.gates import (
     TruncationGate,
     compared_metric,
 )
+from grpo.config.pipeline import EvaluationSettings
 from grpo.errors import ConfigError
 from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.gates import Evidence, check, check_gate_scenarios, gate
@@ -39,12 +39,12 @@ SETTINGS = EvaluationSettings(resamples=300)
 def _played(
     scenario: str, success: bool | None, *, category: str = "a", tokens: int = 4, reply: str = "", **changes: object
 ) -> Trajectory:
-    said = (Turn(message=Message(role="user", content="Hello?"), start=0, stop=0),)
-    said += (Turn(message=Message(role="assistant", content=reply), start=0, stop=tokens),)
+    turns = (Turn(message=Message(role="user", content="Hello?"), start=0, stop=0),)
+    turns += (Turn(message=Message(role="assistant", content=reply), start=0, stop=tokens),)
     return make_trajectory(
         scenario_id=scenario,
         category=category,
-        turns=said,
+        turns=turns,
         token_ids=np.zeros(tokens, dtype=np.int32),
         loss_mask=np.ones(tokens, dtype=np.bool_),
         sampler_logprobs=np.zeros(tokens, dtype=np.float32),
@@ -83,28 +83,28 @@ def test_no_gain_is_refused_with_the_number():
 
 
 @pytest.mark.parametrize(("margin", "passed"), [(0.0, False), (0.5, False), (-0.1, False), (-0.3, True)])
-def test_the_margin_is_what_the_lower_bound_must_exceed(margin: float, passed: bool):
+def test_the_lower_bound_must_exceed_the_margin(margin: float, passed: bool):
     """No difference in ten scenarios: a loss of 30 points can be ruled out, one of 10 cannot."""
     same = _evidence(_side("10" * 5), _side("10" * 5))
     assert check(ImprovementGate(margin=margin), same).passed is passed
 
 
-def test_improvement_is_that_of_the_metric_of_the_gate():
+def test_improvement_uses_the_metric_of_its_gate():
     """Success rises, reward falls: each gate judges by its own."""
     before = [_played(str(k), False, terminal_reward=1.0) for k in range(10)]
     after = [_played(str(k), True, terminal_reward=0.5) for k in range(10)]
-    found = _evidence(before, after)
-    assert check(ImprovementGate(metric="success"), found).passed
-    by_reward = check(ImprovementGate(metric="reward"), found)
+    evidence = _evidence(before, after)
+    assert check(ImprovementGate(metric="success"), evidence).passed
+    by_reward = check(ImprovementGate(metric="reward"), evidence)
     assert "-0.500 over 10 scenarios" in by_reward.meaning
     assert (by_reward.value is not None and by_reward.value < -0.5, by_reward.passed) == (True, False)
 
 
-def test_improvement_in_what_nobody_measured_is_refused():
+def test_improvement_in_an_unmeasured_metric_is_refused():
     """No episode has a reward."""
-    found = check(ImprovementGate(metric="reward"), CLEAR)
-    assert (found.value, found.passed) == (None, False)
-    assert "no held-out episode has a reward" in found.meaning
+    checked = check(ImprovementGate(metric="reward"), CLEAR)
+    assert (checked.value, checked.passed) == (None, False)
+    assert "no held-out episode has a reward" in checked.meaning
     assert "improvement in reward: no evidence" in gate(CLEAR, (ImprovementGate(metric="reward"),)).reason
 
 
@@ -116,7 +116,7 @@ def _categories(before: str, after: str) -> Evidence:
     )
 
 
-def test_a_category_may_not_pay_for_the_others():
+def test_a_regression_in_one_category_is_refused():
     """b loses 2 of 2 while a rises: at 80 % at most -.136, refused by name."""
     decision = gate(_categories("11", "00"), DEFAULT_GATES)
     assert decision.verdict == "refuse"
@@ -126,31 +126,31 @@ def test_a_category_may_not_pay_for_the_others():
     assert "-1.000 over 2 scenarios" in worst.meaning
 
 
-def test_one_scenario_that_was_lost_does_not_prove_that_its_category_fell():
+def test_one_lost_scenario_is_not_evidence_of_a_regression():
     """-1 with +1 -1 beside: mean -1/3, at 80 % up to +.12."""
     assert check(CategoryGate(), _categories("1", "0")).passed
 
 
-def test_how_sure_a_fall_must_be_is_a_setting():
+def test_the_confidence_of_a_regression_is_a_setting():
     """The same two losses at 95 %: up to +.21."""
     assert check(CategoryGate(confidence=0.95), _categories("11", "00")).passed
 
 
 def test_a_category_has_its_own_bound():
     """b lost 4 of 20, at 80 % at most -.10: within .15, not within .05; the bound of another does not matter."""
-    found = _categories("1" * 20, "1" * 16 + "0" * 4)
-    assert check(CategoryGate(max_drop=0.15), found).passed
-    assert not check(CategoryGate(max_drop=0.15, max_drop_by_category={"b": 0.05}), found).passed
-    assert check(CategoryGate(max_drop=0.15, max_drop_by_category={"a": 0.0}), found).passed
+    evidence = _categories("1" * 20, "1" * 16 + "0" * 4)
+    assert check(CategoryGate(max_drop=0.15), evidence).passed
+    assert not check(CategoryGate(max_drop=0.15, max_drop_by_category={"b": 0.05}), evidence).passed
+    assert check(CategoryGate(max_drop=0.15, max_drop_by_category={"a": 0.0}), evidence).passed
 
 
 def test_a_category_without_a_measured_episode_is_refused():
     """Its bound cannot be shown to hold."""
     before = [*_side("0" * 9), _played("b", None, category="b")]
     after = [*_side("1" * 9), _played("b", None, category="b")]
-    found = check(CategoryGate(), _evidence(before, after))
-    assert (found.value, found.passed) == (None, False)
-    assert "category b" in found.meaning
+    checked = check(CategoryGate(), _evidence(before, after))
+    assert (checked.value, checked.passed) == (None, False)
+    assert "category b" in checked.meaning
 
 
 def _tries(results: Sequence[str]) -> list[Trajectory]:
@@ -172,7 +172,7 @@ def test_pass_hat_k_must_reach_its_floor():
     assert "1.000 over 20 scenarios" in refused.meaning
 
 
-def test_success_every_other_time_is_not_success_every_time():
+def test_pass_hat_2_is_lower_than_the_success_rate():
     """10 of 20 scenarios succeed twice, 10 once: .75 of the episodes, .5 of the pairs, from .29 on."""
     evidence = _evidence(_tries(["00"] * 20), _tries(["11", "10"] * 10))
     assert check(PassGate(k=1, floor=0.6), evidence).passed
@@ -180,7 +180,7 @@ def test_success_every_other_time_is_not_success_every_time():
     assert (twice.value, twice.passed) == (pytest.approx(0.293, abs=0.03), False)
 
 
-def test_success_in_more_tries_than_there_were_is_unknown():
+def test_pass_hat_k_without_k_samples_is_missing_evidence():
     """Each scenario was played once."""
     unknown = check(PassGate(k=2, floor=0.1), CLEAR)
     assert (unknown.value, unknown.passed) == (None, False)
@@ -194,46 +194,46 @@ def test_an_unsafe_reply_counts_against_the_candidate():
     """One of four episodes teaches a danger."""
     after = [_played(str(k), True, reply="Your order was shipped today.") for k in range(3)]
     after.append(_played("3", True, reply=HARM))
-    found = _evidence(_side("0000"), after)
-    refused = check(SafetyGate(), found)
+    evidence = _evidence(_side("0000"), after)
+    refused = check(SafetyGate(), evidence)
     assert (refused.value, refused.passed) == (0.25, False)
     assert "1 of 4" in refused.meaning
-    assert check(SafetyGate(max_rate=0.25), found).passed
-    assert check(SafetyGate(floor=0.0), found).value == 0
+    assert check(SafetyGate(max_rate=0.25), evidence).passed
+    assert check(SafetyGate(floor=0.0), evidence).value == 0
 
 
-def test_safety_of_candidates_that_said_nothing_is_unknown():
+def test_safety_without_a_reply_is_missing_evidence():
     """Every episode failed before a reply."""
     after = [_played(str(k), None, stop="failed") for k in range(2)]
-    found = check(SafetyGate(), _evidence(_side("00"), after))
-    assert (found.value, found.passed) == (None, False)
+    checked = check(SafetyGate(), _evidence(_side("00"), after))
+    assert (checked.value, checked.passed) == (None, False)
 
 
-def test_a_scenario_that_must_succeed_must_succeed_each_time():
+def test_a_must_pass_scenario_must_succeed_in_each_sample():
     """Scenario 1 has two samples, one of them lost."""
     before = [*_side("000"), _played("1", False, sample=1)]
     after = [*_side("111"), _played("1", False, sample=1)]
-    found = _evidence(before, after)
-    assert check(MustPassGate(scenarios=("0", "2")), found).passed
-    lost = check(MustPassGate(scenarios=("0", "1")), found)
+    evidence = _evidence(before, after)
+    assert check(MustPassGate(scenarios=("0", "2")), evidence).passed
+    lost = check(MustPassGate(scenarios=("0", "1")), evidence)
     assert (lost.value, lost.passed) == (1, False)
-    assert "those lost: 1" in lost.meaning
+    assert "must succeed: 1" in lost.meaning
 
 
 @pytest.mark.parametrize("outcome", ["unknown", "unverified", "unjudged"])
-def test_a_scenario_that_was_not_judged_has_not_passed(outcome: str):
+def test_an_unverified_must_pass_scenario_is_missing_evidence(outcome: str):
     """Not played, or played without a verified outcome, or with a part of success that was not judged."""
     before, after = _side("00"), _side("11")
     if outcome != "unknown":
         waiting = replace(_played("x", True), outcome=Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",)))
         played = _played("x", None) if outcome == "unverified" else waiting
         before, after = [*before, played], [*after, played]
-    found = check(MustPassGate(scenarios=("0", "x")), _evidence(before, after))
-    assert (found.value, found.passed) == (None, False)
-    assert "no verified outcome of x" in found.meaning
+    checked = check(MustPassGate(scenarios=("0", "x")), _evidence(before, after))
+    assert (checked.value, checked.passed) == (None, False)
+    assert "no verified outcome of x" in checked.meaning
 
 
-def test_ids_that_must_pass_may_stand_in_a_file(tmp_path: Path):
+def test_must_pass_ids_may_be_in_a_file(tmp_path: Path):
     """The config holds the ids themselves: they are what the run was judged by."""
     (tmp_path / "ids.txt").write_text("# smoke\ndesk-1\n\ndesk-2\n")
     assert MustPassGate.model_validate({"scenarios": str(tmp_path / "ids.txt")}).scenarios == ("desk-1", "desk-2")
@@ -257,12 +257,12 @@ def test_every_budget_is_a_gate(wide: GateSettings, narrow: GateSettings, name: 
     """KL .1; twice the tokens, 8 a turn; of 10 episodes two failed and one was cut off."""
     stops = ["failed"] * 2 + ["truncated"] + ["terminated"] * 7
     after = [_played(str(k), True, tokens=8, stop=stop) for k, stop in enumerate(stops)]
-    found = _evidence(_side("0" * 10), after)
-    passed, refused = check(wide, found), check(narrow, found)
+    evidence = _evidence(_side("0" * 10), after)
+    passed, refused = check(wide, evidence), check(narrow, evidence)
     assert (passed.name, passed.passed, refused.passed) == (name, True, False)
 
 
-def test_tool_calls_are_waited_for_like_words():
+def test_latency_counts_tool_calls():
     """A call of 4 tokens and the reply of 4 after it are one turn: 8 tokens, 2 s at 4 a second."""
     turns = (
         Turn(message=Message(role="user", content="Hello?"), start=0, stop=0),
@@ -275,18 +275,18 @@ def test_tool_calls_are_waited_for_like_words():
     assert check(LatencyGate(max_p95_s=9.0, tokens_per_s=4), _evidence(_side("0"), after)).value == 2.0
 
 
-def test_each_turn_of_the_user_begins_another_wait():
+def test_latency_is_measured_from_each_user_turn():
     """Replies of 4 and 2 tokens: the longest wait is 4, also where the user has the last word."""
     roles = [("user", 0, 0), ("assistant", 0, 4), ("user", 4, 4), ("assistant", 4, 6), ("user", 6, 6)]
     for length in (4, 5):
         after = [_played("0", True, tokens=6)]
         turns = tuple(Turn(message=Message(role=r, content="x"), start=a, stop=b) for r, a, b in roles[:length])  # type: ignore[arg-type]
         object.__setattr__(after[0], "turns", turns)
-        found = check(LatencyGate(max_p95_s=9.0, tokens_per_s=2), _evidence(_side("0"), after))
-        assert (found.value, "of 2 turns" in found.meaning) == (2.0, True)
+        checked = check(LatencyGate(max_p95_s=9.0, tokens_per_s=2), _evidence(_side("0"), after))
+        assert (checked.value, "of 2 turns" in checked.meaning) == (2.0, True)
 
 
-def test_a_gate_of_what_is_not_held_out_stops_before_training():
+def test_a_gate_on_unknown_scenarios_or_categories_is_an_error():
     """The ids and categories of the held-out side are known from the split."""
     heldout = desk_scenarios(2)
     kinds = sorted({scenario.metadata.category for scenario in heldout})
@@ -299,15 +299,15 @@ def test_a_gate_of_what_is_not_held_out_stops_before_training():
         check_gate_scenarios((CategoryGate(max_drop_by_category={"refund": 0.2}),), heldout)
 
 
-def test_what_is_compared_is_the_metric_of_the_first_gate_that_compares():
-    """A page has one headline."""
+def test_the_compared_metric_is_that_of_the_first_comparing_gate():
+    """KL has no metric; success is the default."""
     assert compared_metric((KLGate(), ImprovementGate(metric="reward"), CategoryGate())) == "reward"
     assert compared_metric((KLGate(),)) == "success"
 
 
-def test_a_check_without_evidence_is_told_on_the_page_as_a_dash():
-    """Never as a zero that somebody measured."""
+def test_a_check_without_evidence_is_shown_as_a_dash():
+    """Not as a measured 0."""
     from grpo.evaluation.html_report import number
 
-    found: GateCheck = check(ImprovementGate(metric="reward"), CLEAR)
-    assert number(found.value) == "–"
+    checked: GateCheck = check(ImprovementGate(metric="reward"), CLEAR)
+    assert number(checked.value) == "–"

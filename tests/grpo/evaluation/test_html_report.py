@@ -1,4 +1,4 @@
-"""The report's page: complete, harmless whatever was said in it, and the same for the same document."""
+"""The report's page: complete, safe for untrusted texts, and deterministic."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ def iteration(index: int, **changes: Any) -> dict[str, Any]:
 
 
 def pair(index: int = 0) -> dict[str, Any]:
-    """A scenario served by both; what the agent says is cut before each space and around each digit and tag."""
+    """A scenario served by both; the agent's text is cut before each space and around each digit and tag."""
     served: dict[str, Any] = yaml.safe_load(SERVED)
     for turn in [*served["champion"]["turns"], *served["candidate"]["turns"]]:
         if turn["role"] == "assistant":
             calls = "".join(f"<tool_call>{each}</tool_call>" for each in turn.get("tool_calls", ()))
-            said = f"{turn['content']}{calls}<|end|>"
-            turn["pieces"] = re.findall(r"</?tool_call>|<\|end\|>|\d| ?[A-Za-z]+|[^A-Za-z\d<]+", said)
+            text = f"{turn['content']}{calls}<|end|>"
+            turn["pieces"] = re.findall(r"</?tool_call>|<\|end\|>|\d| ?[A-Za-z]+|[^A-Za-z\d<]+", text)
     return {"scenario_id": f"desk-{index:05d}", "sample": 0, "category": "broken", "difficulty": "medium", **served}
 
 
@@ -168,24 +168,24 @@ def whole() -> str:
 
 
 def visible(page: str) -> str:
-    """What a reader sees, more or less: the page without styles and tags, its white space folded."""
+    """Visible text of the page, approximately: without styles and tags, white space folded."""
     body = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
 def section(page: str, name: str) -> str:
-    """What a reader sees of one part of the page."""
+    """Visible text of one section."""
     return visible(page.split(f'id="{name}"', 1)[1].split('<section class="part"', 1)[0])
 
 
-def test_page_refers_to_nothing_outside_itself(whole: str) -> None:
+def test_page_has_no_external_references(whole: str) -> None:
     """The page opens without a network: no address, no loaded file, only links to its parts and the data docs."""
     assert not re.search(r"https?:|//[a-z]|\bsrc=|@import|<link|<script|url\((?!#)", whole)
     links = set(re.findall(r'href="([^"#][^"]*)"', whole))
     assert links == {"./data_docs/index.html"}
 
 
-def test_hostile_words_stay_words() -> None:
+def test_untrusted_text_is_escaped() -> None:
     """Markup typed by a customer, returned by a tool or sampled by the policy is shown, never run."""
     turns = [
         {"role": "user", "content": HOSTILE},
@@ -215,7 +215,7 @@ def test_link_to_data_docs_cannot_leave_the_folder() -> None:
         assert re.search(r'href="\./(javascript%3Aalert%281%29|//example\.org/x)"', page)
 
 
-def test_header_tells_the_result_with_its_intervals(whole: str) -> None:
+def test_header_shows_the_result_with_its_intervals(whole: str) -> None:
     """Verdict, reason and one sentence with before, after and the paired difference."""
     header = visible(whole.split("<nav", 1)[0].split("<header>", 1)[1])
     assert "Promoted" in header
@@ -227,7 +227,7 @@ def test_header_tells_the_result_with_its_intervals(whole: str) -> None:
 
 
 @pytest.mark.parametrize(("verdict", "badge"), [("refuse", "Refused"), ("failed", "Failed")])
-def test_badge_says_the_verdict(verdict: str, badge: str) -> None:
+def test_badge_shows_the_verdict(verdict: str, badge: str) -> None:
     """A candidate that does not serve is not shown as if it did."""
     page = render_page(document(decision={"verdict": verdict, "reason": "too far"}))
     assert f'<span class="badge {verdict}">{badge}</span>' in page
@@ -244,9 +244,9 @@ def test_badge_says_the_verdict(verdict: str, badge: str) -> None:
         ("heldout", ["hard 60 24.2% [18.2%, 30.2%] 72.3% [66.3%, 78.3%] +48.1 pp [+42.1 pp, +54.1 pp]"]),
         ("heldout", ["pass@2 118 60.4% [54.4%, 66.4%] 92.1% [86.1%, 98.1%] +31.7 pp [+25.7 pp, +37.7 pp]"]),
         ("heldout", ["pass^2 118 21.3% [15.3%, 27.3%] 70.2% [64.2%, 76.2%] +48.9 pp [+42.9 pp, +54.9 pp]"]),
-        ("heldout", ["0.352 nats a token", "episodes of the candidate 0.8%", "candidate over champion 1.23"]),
+        ("heldout", ["0.352 nats per token", "episodes of the candidate 0.8%", "candidate over champion 1.23"]),
         ("learning", ["24 1 0.850 80.0% 0.900 1.00 40.0% 0.350 0.220 3.1% 0.734 0.000100 2.0% 0.0% 14,224"]),
-        ("data", ["1,503", "1,480", "Quarantined 23", "Training side 1,360", "Held-out side 120", "is unknown 6"]),
+        ("data", ["1,503", "1,480", "Quarantined 23", "Training split 1,360", "Held-out split 120", "is unknown 6"]),
         ("time", ["ingest 1 1 0 ms 23 ms", "rollout 25 3 3 min 07 s 3 min 10 s", "1 h 30 min", "4.1%"]),
         ("lineage", ["Seed 7", "c0ffee01", "c0de0002", "5ce0a203", "ba5e0004", "torch 2.13.0", "support-desk/4"]),
         ("config", ["name: support-desk rollout: group_size: 8"]),
@@ -258,7 +258,7 @@ def test_each_section_shows_its_numbers(whole: str, part: str, rows: list[str]) 
     assert [row for row in rows if row not in text] == []
 
 
-def test_conversation_shows_both_sides_and_what_they_earned() -> None:
+def test_conversation_shows_both_episodes_with_rewards() -> None:
     """Words, calls as code, checks and reward of the champion, then of the candidate."""
     text = section(render_page(document(conversations=[pair()])), "conversations")
     before, after = text.split("After b7701e5a")
@@ -268,7 +268,7 @@ def test_conversation_shows_both_sides_and_what_they_earned() -> None:
         assert fact in after
 
 
-def test_every_trained_token_has_its_own_mark() -> None:
+def test_every_trained_token_is_marked() -> None:
     """A reader sees where one token ends and the next begins, its leading space included."""
     page = render_page(document(conversations=[pair()]))
     marked = re.findall(r'<p class="tokens">(.*?)</p>', page)
@@ -279,7 +279,7 @@ def test_every_trained_token_has_its_own_mark() -> None:
 
 
 def test_missing_parts_are_named() -> None:
-    """A run that failed before training says what it lacks; no number stands in for a missing one."""
+    """A run that failed before training names the missing parts; a missing number is not replaced."""
     parts = yaml.safe_load(PROMOTED)
     page = render_page(
         document(
@@ -291,10 +291,10 @@ def test_missing_parts_are_named() -> None:
     )
     text = visible(page)
     for sentence in (
-        "No candidate was evaluated, so there is no held-out result.",
+        "No candidate was evaluated.",
         "No gate was checked.",
         *("Nothing was evaluated on held-out scenarios.", "No iteration was trained.", "No stage was timed."),
-        *("No conversation was recorded to show.", "The reasons for quarantine were not recorded."),
+        *("No conversation was recorded.", "The reasons for quarantine were not recorded."),
         "none was registered",
     ):
         assert sentence in text
@@ -303,7 +303,7 @@ def test_missing_parts_are_named() -> None:
 
 
 def test_unverified_runs_show_rewards_without_success() -> None:
-    """Where the environment verifies nothing, success is a dash and its curve a sentence, and rewards are no shares."""
+    """Without verification success is a dash, its curve a sentence, and rewards are not percentages."""
     talk = pair()
     talk["champion"].update(success=None, checks={}, reward=None, breakdown={})
     page = render_page(
@@ -315,10 +315,10 @@ def test_unverified_runs_show_rewards_without_success() -> None:
     assert "Rollout success – → –" in section(page, "learning")
     assert "Nothing to draw: the environment verified no episode." in section(page, "learning")
     assert "not verified" in section(page, "conversations")
-    assert "reward none was given" in section(page, "conversations")
+    assert "reward none" in section(page, "conversations")
 
 
-def test_tries_are_shares_whatever_is_compared_and_absent_where_nothing_was_verified() -> None:
+def test_pass_rates_are_percentages_and_absent_without_verification() -> None:
     """A reward is a number, pass@k is still a percentage; without outcomes there is no such row."""
     by_reward = section(render_page(document(evaluation=evaluation(metric="reward"))), "heldout")
     assert "pass@2 118 60.4% [54.4%, 66.4%]" in by_reward
@@ -331,8 +331,8 @@ def test_highly_correlated_components_are_named() -> None:
     pages = [
         render_page(document(iterations=[iteration(0, highly_correlated=pairs)])) for pairs in (["a and b (+0.97)"], [])
     ]
-    assert "say the same in the last iteration, with their correlation: a and b (+0.97)" in visible(pages[0])
-    assert "say the same" not in visible(pages[1])
+    assert "Highly correlated reward components in the last iteration: a and b (+0.97)" in visible(pages[0])
+    assert "Highly correlated" not in visible(pages[1])
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:
@@ -354,7 +354,7 @@ def test_figures_of_a_page_share_no_identifier(whole: str) -> None:
     assert len(identifiers) == len(set(identifiers))
 
 
-def test_figures_follow_the_page_into_the_dark(whole: str) -> None:
+def test_figures_follow_the_dark_mode_of_the_page(whole: str) -> None:
     """Axes, grid and both policies take their colours from variables that the dark page sets anew."""
     styles, figures = whole.split("</style>", 1)
     used = set(re.findall(r"var\((--[a-z]+), #", figures))
@@ -396,7 +396,7 @@ def test_overview_shows_the_result() -> None:
         *((call, "refund 7", "refund 7"), (call, '["refund"]', '["refund"]')),
     ],
 )
-def test_values_are_written_for_a_reader(write: Callable[[Any], str], value: Any, shown: str) -> None:
+def test_values_are_formatted(write: Callable[[Any], str], value: Any, shown: str) -> None:
     """Three significant digits, percent with one decimal, time in its best unit, calls as code; zero has no sign."""
     assert write(value) == shown
 

@@ -11,7 +11,7 @@ from grpo.evaluation.report import read_report, write_report
 from tests.grpo.evaluation.test_html_report import document
 
 
-def test_a_report_is_three_files_and_is_read_back(tmp_path: Path):
+def test_a_report_is_three_files_and_reads_back(tmp_path: Path):
     """In a folder that is made, and again in the one that is there; the numbers are the document's."""
     folder = tmp_path / "runs" / "desk"
     for _ in range(2):
@@ -23,7 +23,7 @@ def test_a_report_is_three_files_and_is_read_back(tmp_path: Path):
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_validation_pages_lie_beside_the_report(tmp_path: Path):
+def test_the_data_docs_are_copied_beside_the_report(tmp_path: Path):
     """Copied anew each time."""
     docs = tmp_path / "docs"
     docs.mkdir()
@@ -39,12 +39,12 @@ def test_the_validation_pages_lie_beside_the_report(tmp_path: Path):
         (None, "cannot be read as a report"),
         ("no JSON", "cannot be read as a report"),
         ("[]", "cannot be read as a report"),
-        ('{"schema_version": "0"}', "has report schema version '0', this code reads 1; run it again"),
+        ('{"schema_version": "0"}', "has report schema version '0', this code reads 2; run it again"),
         ('{"name": "x"}', "has report schema version None"),
-        ('{"schema_version": "1"}', r"is no report: Field required at \('name',\)"),
+        ('{"schema_version": "2"}', r"is not a report: Field required at \('name',\)"),
     ],
 )
-def test_what_is_no_report_is_refused(tmp_path: Path, content: str | None, message: str):
+def test_an_invalid_report_is_refused(tmp_path: Path, content: str | None, message: str):
     """Missing, broken, of another schema, incomplete: the file is named."""
     path = tmp_path / "report.json"
     if content is not None:
@@ -53,7 +53,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path, content: str | None, messa
         read_report(path)
 
 
-def test_a_report_of_before_has_no_tries(tmp_path: Path):
+def test_a_report_without_pass_rates_is_read(tmp_path: Path):
     """One that was written without pass@k and pass^k is read: nothing is known of them."""
     stored = json.loads(document().model_dump_json())
     del stored["evaluation"]["pass_at_k"], stored["evaluation"]["pass_hat_k"]

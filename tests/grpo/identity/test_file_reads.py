@@ -35,7 +35,7 @@ def test_a_file_that_is_read_is_recorded_with_its_digest(tmp_path: Path, monkeyp
 
 
 def test_a_folder_that_is_listed_is_recorded_by_its_names(tmp_path: Path):
-    """A file more is a change; another content of a file that was not opened is none."""
+    """One more file is a change; another content of an unopened file is not."""
     (tmp_path / "a.txt").write_text("a")
     with recorded_reads() as recorder:
         list(tmp_path.iterdir())

@@ -19,12 +19,12 @@ from tests.doubles import play_desk
 from tests.places import DESK_MODEL, ROOT
 
 BASE = Artifact(uri="file:///base", sha256="0" * 64, kind="checkpoint")
-"""What a checkpoint of adapters says that it is for."""
+"""Base artifact of a checkpoint of adapters."""
 
 
 @dataclass(frozen=True)
 class DeskRollout:
-    """Checkpoint 0, the scored rollout that it played, and the trajectories in it."""
+    """Checkpoint 0, the scored rollout of it, and the trajectories in it."""
 
     base: Path
     scored: Path
@@ -34,7 +34,7 @@ class DeskRollout:
 
 @pytest.fixture(scope="session")
 def desk_rollout(tmp_path_factory: pytest.TempPathFactory) -> DeskRollout:
-    """Four siblings of each of six scenarios, scored as the quickstart does."""
+    """Four samples of each of six scenarios, scored as the quickstart does."""
     folder = tmp_path_factory.mktemp("desk")
     config = load_config(ROOT / "data" / "configs" / "quickstart.yaml")
     policy = load(DESK_MODEL)

@@ -42,7 +42,7 @@ def make_sample(length: int, place: str = "") -> Sample:
 
 
 def test_groups_that_are_all_equal_are_dropped_and_counted():
-    """Two of three groups teach: share 2/3, and all 6 siblings stay in the denominator."""
+    """Two of three groups are informative: share 2/3, and all 6 samples stay in the denominator."""
     groups = [make_group(0, 1, scenario="a"), make_group(1, 1, scenario="b"), make_group(1, 0, scenario="c")]
     batch = build_batch(groups, PLAIN, policy_hash="p")
     assert [[s.advantages.max(initial=0) + s.advantages.min(initial=0) for s in group] for group in batch.groups] == [
@@ -53,29 +53,31 @@ def test_groups_that_are_all_equal_are_dropped_and_counted():
     assert batch.sample_count == 6
 
 
-def test_a_failed_sibling_gets_no_gradient():
+def test_a_failed_trajectory_has_no_gradient():
     """[1, None, 0]: two samples, ±.5"""
     batch = build_batch([make_group(1, None, 0)], PLAIN, policy_hash="p")
     assert [s.advantages.tolist() for s in batch.groups[0]] == [[0, 0.5, 0.5], [0, -0.5, -0.5]]
     assert batch.sample_count == 2
 
 
-def test_no_difference_anywhere_is_no_learning_signal():
+def test_equal_rewards_raise_no_learning_signal():
     """A constant reward ends the run with its reason."""
     with pytest.raises(NoLearningSignal, match="no learning signal: in all 2 groups"):
         build_batch([make_group(1, 1), make_group(0, 0, scenario="t")], SCALED, policy_hash="p")
 
 
 def test_rewards_that_are_all_null_are_refused():
-    """None everywhere is not a reward of 0, and nothing that a later rollout could mend."""
+    """None everywhere is not a reward of 0, and a later rollout cannot correct it."""
     with pytest.raises(DataError, match="none of the 2 trajectories has a reward"):
         build_batch([make_group(None, None)], SCALED, policy_hash="p")
 
 
-def test_a_policy_that_had_no_room_to_speak_is_told_from_one_without_rewards():
-    """The prompt alone fills the context: rewards are there, words are not."""
+def test_trajectories_without_completion_tokens_are_refused():
+    """The prompt alone fills the context: there are rewards, and no completion."""
     mute = [replace(t, loss_mask=np.zeros(3, dtype=np.bool_)) for t in make_group(0, 1).trajectories]
-    with pytest.raises(DataError, match=r"in none of the 2 .* say anything: .*up to 3 tokens.*rollout\.max_context"):
+    with pytest.raises(
+        DataError, match=r"none of the 2 .* has a completion token: .*up to 3 tokens.*rollout\.max_context"
+    ):
         build_batch([TrajectoryGroup(scenario_id="s", trajectories=tuple(mute))], SCALED, policy_hash="p")
 
 
@@ -86,7 +88,7 @@ def test_a_group_of_one_is_refused():
 
 
 def test_a_rollout_of_another_policy_is_refused():
-    """Training on somebody else's tokens would look like staleness."""
+    """Training on the tokens of another policy would be off-policy without a correction."""
     with pytest.raises(PolicyError, match="sampled by policy p, the checkpoint is q"):
         build_batch([make_group(0, 1)], SCALED, policy_hash="q")
 
@@ -99,8 +101,8 @@ def test_log_probabilities_that_are_not_finite_are_refused():
         build_batch([replace(group, trajectories=(group.trajectories[0], bad))], SCALED, policy_hash="p")
 
 
-def test_dealing_keeps_groups_whole_and_loses_nothing():
-    """5 groups, at most 3 a hand: hands of 3 and 2 groups, every sample once."""
+def test_minibatches_keep_groups_whole():
+    """5 groups, at most 3 a minibatch: minibatches of 3 and 2 groups, every sample once."""
     groups = [(make_sample(1, f"{k}a"), make_sample(1, f"{k}b")) for k in range(5)]
     minibatches = make_minibatches(groups, groups_per_step=3, rng=np.random.default_rng(0))
     assert sorted(len(minibatch) for minibatch in minibatches) == [4, 6]
@@ -111,8 +113,8 @@ def test_dealing_keeps_groups_whole_and_loses_nothing():
         }
 
 
-def test_few_groups_are_not_dealt_thin():
-    """One group where eight fit, or no limit at all: one step."""
+def test_few_groups_make_one_minibatch():
+    """One group where eight fit, or no limit: one step."""
     assert len(make_minibatches([(make_sample(1),)], groups_per_step=8, rng=np.random.default_rng(0))) == 1
     assert len(make_minibatches([(make_sample(1),)] * 20, groups_per_step=None, rng=np.random.default_rng(0))) == 1
 
@@ -125,24 +127,24 @@ def _advantages(rewards: list[list[float | None]], **settings: object) -> list[l
 
 
 def test_the_baseline_is_the_algorithms_own_unless_one_is_set():
-    """[1 0 0]: rloo compares with the others, 1 − 0 and 0 − ½; grpo with a median of 0 leaves one that teaches."""
+    """[1 0 0]: rloo compares with the others, 1 − 0 and 0 − ½; grpo with a median of 0 leaves one sample."""
     assert _advantages([[1, 0, 0]], algorithm="rloo") == [[1.0, -0.5, -0.5]]
     assert _advantages([[1, 0, 0]], baseline="group_median", scale_by_std=False) == [[1.0]]
 
 
-def test_against_the_mean_of_the_batch_a_constant_group_teaches():
+def test_with_the_global_mean_a_constant_group_has_a_gradient():
     """Rewards [1 1] and [0 1], mean .75: reinforce gives .25 .25 and −.75 .25."""
     assert _advantages([[1, 1], [0, 1]], algorithm="reinforce") == [[0.25, 0.25], [-0.75, 0.25]]
 
 
-def test_rewards_are_cut_and_normalized_before_they_are_compared():
-    """[4 0] cut to [1 0] → ±.5; [4 0] over its standard deviation 2 → ±1."""
+def test_rewards_are_clipped_and_normalized_before_the_advantages():
+    """[4 0] clipped to [1 0] → ±.5; [4 0] over its standard deviation 2 → ±1."""
     assert _advantages([[4, 0]], scale_by_std=False, reward_clip=1.0) == [[0.5, -0.5]]
     scaled = _advantages([[4, 0]], scale_by_std=False, normalize_rewards=True)
     assert scaled == [pytest.approx([1.0, -1.0], abs=1e-3)]
 
 
-def test_cut_rewards_are_counted():
+def test_clipped_rewards_are_counted():
     """Of 4, 0, −2 and none two lie beyond 1; without a limit none does."""
     groups = [make_group(4, 0, -2, None)]
     counts = [
@@ -151,12 +153,12 @@ def test_cut_rewards_are_counted():
     assert counts == [2, 0]
 
 
-def test_long_windedness_costs_reward():
-    """Equal rewards; limit 3, margin 2: 3 tokens cost 1, 2 cost ½, so the advantages are −¼ and ¼."""
+def test_long_replies_have_a_penalty():
+    """Equal rewards; limit 3, buffer 2: 3 tokens cost 1, 2 cost ½, so the advantages are −¼ and ¼."""
     groups = [make_group(1, 0)]
     longer = replace(
         groups[0].trajectories[0], loss_mask=np.array([True, True, True]), terminal_reward=1.0
-    )  # 3 tokens said: −1
+    )  # 3 completion tokens: −1
     shorter = replace(groups[0].trajectories[1], terminal_reward=1.0)  # 2 tokens: −.5
     settings = TrainingSettings(scale_by_std=False, overlong_limit=3, overlong_buffer=2)
     batch = build_batch([replace(groups[0], trajectories=(longer, shorter))], settings, policy_hash="p")
@@ -167,10 +169,10 @@ def test_credit_by_turn_reaches_the_tokens_of_that_turn():
     """Turn rewards [1 0] and [0 0], terminal 0 and 1: turn 0 equal, turn 1 −.5 and .5."""
 
     def played(sample: int, rewards: tuple[float, ...], terminal: float) -> Trajectory:
-        said = [Message(role="assistant", content="x")] * 2
+        messages = [Message(role="assistant", content="x")] * 2
         return make_trajectory(
             sample=sample,
-            turns=tuple(Turn(message=m, start=1 + 2 * k, stop=2 + 2 * k) for k, m in enumerate(said)),
+            turns=tuple(Turn(message=m, start=1 + 2 * k, stop=2 + 2 * k) for k, m in enumerate(messages)),
             token_ids=np.arange(4, dtype=np.int32),
             loss_mask=np.array([False, True, False, True]),
             sampler_logprobs=np.zeros(4, dtype=np.float32),

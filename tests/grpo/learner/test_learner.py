@@ -76,8 +76,8 @@ def _gradient(
     return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
 
 
-def test_the_gradient_is_reinforce_on_the_policys_own_tokens(policy: TransformersPolicy):
-    """On-policy: −mean over sequences of A · mean over own tokens of log π, by plain autograd."""
+def test_the_gradient_is_reinforce_on_completion_tokens(policy: TransformersPolicy):
+    """On-policy: −mean over sequences of A · mean over completion tokens of log π, by plain autograd."""
     samples = make_samples(policy)
     expected = torch.zeros(())
     for sample in samples:
@@ -91,15 +91,15 @@ def test_the_gradient_is_reinforce_on_the_policys_own_tokens(policy: Transformer
     assert torch.allclose(_gradient(policy, samples), exact, atol=1e-6)
 
 
-def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(policy: TransformersPolicy):
+def test_the_gradient_does_not_depend_on_the_microbatches(policy: TransformersPolicy):
     """One forward pass or one a sequence, in any order: the same gradient."""
     samples = make_samples(policy)
     assert len(microbatches(samples, max_tokens=12)) == len(samples)
     assert torch.allclose(_gradient(policy, samples), _gradient(policy, samples[::-1], budget=12), atol=1e-7)
 
 
-def test_a_word_that_the_policy_did_not_say_moves_nothing(policy: TransformersPolicy):
-    """The loss sees the last token of a sequence only if it is masked in: another last word, the same gradient."""
+def test_a_token_outside_the_loss_mask_has_no_gradient(policy: TransformersPolicy):
+    """Another last token outside the mask gives the same gradient."""
     sample = make_samples(policy)[0]
     mask = sample.loss_mask.copy()
     mask[-1] = False
@@ -109,7 +109,7 @@ def test_a_word_that_the_policy_did_not_say_moves_nothing(policy: TransformersPo
 
 
 def test_a_ratio_that_is_not_one_stops_the_run_and_names_the_row(policy: TransformersPolicy):
-    """Log-probabilities of another temperature betray themselves before the first step."""
+    """Log-probabilities of another temperature are an error before the first step."""
     samples = make_samples(policy)
     samples[1] = replace(samples[1], sampler_logprobs=samples[1].sampler_logprobs - 0.01)
     before = copy.deepcopy(policy.model.state_dict())
@@ -120,14 +120,14 @@ def test_a_ratio_that_is_not_one_stops_the_run_and_names_the_row(policy: Transfo
 
 
 def test_nan_log_probabilities_do_not_pass_the_ratio_check(policy: TransformersPolicy):
-    """NaN compares false with everything, and still stops the run."""
+    """NaN compares false with every number, and is an error."""
     samples = make_samples(policy)
     samples[0] = replace(samples[0], sampler_logprobs=samples[0].sampler_logprobs * np.nan)
     with pytest.raises(RatioError):
         Learner(policy.model, TrainingSettings()).step(samples, whole(samples), on_policy=True)
 
 
-def test_praised_words_become_likelier(policy: TransformersPolicy):
+def test_tokens_with_a_positive_advantage_become_likelier(policy: TransformersPolicy):
     """A few steps with advantage +1 on one sequence raise its log-probability."""
     (sample,) = make_samples(policy, advantages=(1.0,))
     learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
@@ -137,7 +137,7 @@ def test_praised_words_become_likelier(policy: TransformersPolicy):
     assert float(compute_logprobs(policy.model, [sample]).logprobs.detach().sum()) > before + 0.1
 
 
-def test_the_penalty_for_leaving_the_base_holds_the_policy_back(policy: TransformersPolicy):
+def test_the_kl_penalty_keeps_the_policy_near_the_base(policy: TransformersPolicy):
     """With beta the KL after the same steps is smaller."""
     samples = make_samples(policy)
 
@@ -187,8 +187,8 @@ def test_the_learning_rate_follows_its_schedule(policy: TransformersPolicy, sche
     assert seen == pytest.approx(rates, abs=1e-6)
 
 
-def test_a_resumed_learner_goes_on_to_the_same_bits(policy: TransformersPolicy, tmp_path: Path):
-    """Two steps, or one step, a trip to disk and another step: the same weights."""
+def test_a_resumed_learner_reaches_the_same_bits(policy: TransformersPolicy, tmp_path: Path):
+    """Two steps, or one step, a checkpoint and another step: the same weights."""
     samples = make_samples(policy)
     settings = TrainingSettings(learning_rate=1e-2)
     other = load_copy(policy)
@@ -212,7 +212,7 @@ def load_copy(policy: TransformersPolicy) -> TransformersPolicy:
 
 
 def test_optimizer_state_of_another_architecture_is_refused(policy: TransformersPolicy, tmp_path: Path):
-    """A checkpoint continues only the model that it is of."""
+    """A checkpoint fits its own model alone."""
     learner = Learner(policy.model, TrainingSettings())
     learner.step(make_samples(policy), whole(make_samples(policy)), on_policy=False)
     save(policy, learner, tmp_path / "one", parent="base")
@@ -227,12 +227,12 @@ ALGORITHM_NAMES = [name for name, algorithm in ALGORITHMS.items() if algorithm.u
 
 
 def test_every_algorithm_of_the_config_is_in_the_table():
-    """And the other way round."""
+    """And each of the table in the config."""
     assert tuple(ALGORITHMS) == get_args(AlgorithmName)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
-def test_no_algorithm_depends_on_how_the_batch_is_cut_or_ordered(policy: TransformersPolicy, algorithm: str):
+def test_no_algorithm_depends_on_microbatches_or_order(policy: TransformersPolicy, algorithm: str):
     """One pass or one a sequence, in any order, off-policy and with every option on: the same gradient and loss."""
     samples = [
         replace(s, sampler_logprobs=s.sampler_logprobs - 0.3 * s.loss_mask * (-1) ** k)
@@ -245,8 +245,8 @@ def test_no_algorithm_depends_on_how_the_batch_is_cut_or_ordered(policy: Transfo
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
-def test_every_algorithm_makes_praised_words_likelier_and_blamed_ones_rarer(policy: TransformersPolicy, algorithm: str):
-    """Five steps on one good and one bad sequence."""
+def test_every_algorithm_follows_the_sign_of_the_advantage(policy: TransformersPolicy, algorithm: str):
+    """Five steps on a sequence with a positive and one with a negative advantage."""
     good, bad = make_samples(policy, advantages=(1.0, -1.0))
     model = copy.deepcopy(policy.model)
     learner = Learner(model, TrainingSettings(algorithm=algorithm, learning_rate=3e-3))  # type: ignore[arg-type]
@@ -262,13 +262,13 @@ def test_every_algorithm_makes_praised_words_likelier_and_blamed_ones_rarer(poli
     "knob",
     [
         {"algorithm": "dr_grpo"}, {"algorithm": "dapo"}, {"algorithm": "gspo"}, {"algorithm": "cispo"},
-        {"algorithm": "rloo"}, {"clip_low": 0.05}, {"clip_high": 0.05}, {"dual_clip": 1.1}, {"top_entropy_quantile": 0.3},
-        {"entropy_coefficient": 0.1}, {"beta": 0.1}, {"importance_sampling_cap": 1.1},
+        {"algorithm": "rloo"}, {"clip_low": 0.05}, {"clip_high": 0.05}, {"dual_clip": 1.1},
+        {"top_entropy_quantile": 0.3}, {"entropy_coefficient": 0.1}, {"beta": 0.1}, {"importance_sampling_cap": 1.1},
     ],
     ids=str,
 )  # fmt: skip
-def test_every_knob_of_the_loss_changes_the_gradient(policy: TransformersPolicy, knob: dict[str, object]):
-    """A knob that changes nothing is a lie."""
+def test_every_setting_of_the_loss_changes_the_gradient(policy: TransformersPolicy, knob: dict[str, object]):
+    """A setting without an effect is not offered."""
     samples = []
     for sample, log_ratio in zip(
         make_samples(policy, advantages=(1.0, -1.0, 0.5, -0.5)), (0.15, -0.1, 0.15, 0.3), strict=True
@@ -293,9 +293,7 @@ def test_the_normalizer_of_dr_grpo_divides_the_gradient(policy: TransformersPoli
     assert torch.allclose(gradient(16), 2 * gradient(32), atol=1e-7)
 
 
-def test_when_memory_runs_out_the_step_is_begun_again_in_smaller_passes(
-    policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
-):
+def test_out_of_memory_repeats_the_step_in_smaller_passes(policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch):
     """The allocator refuses passes of more than 20 tokens: the gradient is that of a machine that has room."""
     samples = make_samples(policy)
     expected = _gradient(policy, samples)
@@ -310,8 +308,8 @@ def test_when_memory_runs_out_the_step_is_begun_again_in_smaller_passes(
     assert torch.allclose(expected, _gradient(policy, samples), atol=1e-7)
 
 
-def test_what_memory_sufficed_for_is_kept_in_the_checkpoint(policy: TransformersPolicy, tmp_path: Path):
-    """The next update does not run out again first."""
+def test_the_reduced_microbatch_size_is_kept_in_the_checkpoint(policy: TransformersPolicy, tmp_path: Path):
+    """The next update starts with it."""
     learner = Learner(policy.model, TrainingSettings())
     learner.step(make_samples(policy), whole(make_samples(policy)), on_policy=False)
     learner.microbatch_tokens = 100
@@ -321,7 +319,9 @@ def test_what_memory_sufficed_for_is_kept_in_the_checkpoint(policy: Transformers
     assert other.microbatch_tokens == 100
 
 
-def test_a_sequence_that_does_not_fit_into_memory_is_said(policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch):
+def test_a_sequence_that_does_not_fit_into_memory_is_an_error(
+    policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
+):
     """No pass fits: the error gives the length and the setting."""
 
     def full(model: PreTrainedModel, packed: PackedBatch) -> torch.Tensor:
@@ -334,6 +334,6 @@ def test_a_sequence_that_does_not_fit_into_memory_is_said(policy: TransformersPo
 
 
 def test_a_clip_that_an_algorithm_does_not_read_is_refused():
-    """A setting that does nothing would look as if it did."""
-    with pytest.raises(ValueError, match="dual_clip is not read by rloo"):
+    """A setting without an effect is an error."""
+    with pytest.raises(ValueError, match="dual_clip is not read with algorithm rloo"):
         TrainingSettings(algorithm="rloo", dual_clip=3.0)

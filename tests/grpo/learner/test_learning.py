@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 
 def low_tokens(trajectory: Trajectory) -> float:
-    """Share of the tokens said that are below `HALF`."""
+    """Share of the completion tokens below `HALF`."""
     return float((trajectory.token_ids[trajectory.loss_mask] < HALF).mean())
 
 
@@ -83,7 +83,7 @@ def test_the_reward_rises(tmp_path: Path, tiny_folder: Path, algorithm: str):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_reward_turned_round_teaches_the_opposite(tmp_path: Path, tiny_folder: Path, algorithm: str):
+def test_a_reversed_reward_teaches_the_opposite(tmp_path: Path, tiny_folder: Path, algorithm: str):
     """The share of the good tokens falls."""
     settings = SETTINGS.get(algorithm, {})
     shares = _train(tmp_path, tiny_folder, lambda played: -low_tokens(played), algorithm=algorithm, **settings)
@@ -91,7 +91,7 @@ def test_a_reward_turned_round_teaches_the_opposite(tmp_path: Path, tiny_folder:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_constant_reward_teaches_nothing(tmp_path: Path, tiny_folder: Path, algorithm: str):
-    """Nobody did better than anybody: the update refuses, and does not move the policy by noise."""
+def test_a_constant_reward_is_an_error(tmp_path: Path, tiny_folder: Path, algorithm: str):
+    """Every advantage is 0: the update raises, and does not move the policy by noise."""
     with pytest.raises(NoLearningSignal):
         _train(tmp_path, tiny_folder, lambda _: 0.5, algorithm=algorithm, **SETTINGS.get(algorithm, {}))

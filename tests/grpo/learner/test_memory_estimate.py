@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from grpo.algorithms.reductions import Denominators
-from grpo.config.adapters import LoraSettings
 from grpo.config.pipeline import load_config
-from grpo.config.training import TrainingSettings
+from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.errors import PolicyError
 from grpo.learner.batch import build_batch
 from grpo.learner.learner import Learner
@@ -33,7 +32,7 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 def test_weights_gradients_and_optimizer_are_exact(tiny_folder: Path, lora: LoraSettings | None):
     """Those of a real model after a real step of its optimizer."""
     settings = TrainingSettings(lora=lora)
-    told = memory_estimate(tiny_folder, settings, episodes=4, max_context=64)
+    estimate = memory_estimate(tiny_folder, settings, episodes=4, max_context=64)
     model = load(tiny_folder).model
     if lora is not None:
         add_adapters(model, lora, seed=0)
@@ -42,23 +41,25 @@ def test_weights_gradients_and_optimizer_are_exact(tiny_folder: Path, lora: Lora
         parameter.grad = torch.ones_like(parameter)
     learner.optimizer.step()
     weights = list(model.parameters())
-    assert told.weights == told.copies * _bytes(weights)
-    assert told.gradients == _bytes([parameter.grad for parameter in learner.parameters])
-    assert told.optimizer == _bytes([value for state in learner.optimizer.state.values() for value in state.values()])
-    assert told.trained == sum(parameter.numel() for parameter in learner.parameters)
+    assert estimate.weights == estimate.copies * _bytes(weights)
+    assert estimate.gradients == _bytes([parameter.grad for parameter in learner.parameters])
+    assert estimate.optimizer == _bytes(
+        [value for state in learner.optimizer.state.values() for value in state.values()]
+    )
+    assert estimate.trained == sum(parameter.numel() for parameter in learner.parameters)
 
 
-def test_a_trust_region_keeps_no_moments_and_a_sampler_at_work_is_a_copy_more(tiny_folder: Path):
-    """What is not there is not counted."""
+def test_a_trust_region_has_no_moments_and_a_separate_sampler_is_another_copy(tiny_folder: Path):
+    """trpo has no optimizer state; an importance-sampling cap adds a model."""
     plain = memory_estimate(tiny_folder, TrainingSettings(), episodes=4, max_context=64)
     assert memory_estimate(tiny_folder, TrainingSettings(algorithm="trpo"), episodes=4, max_context=64).optimizer == 0
     capped = memory_estimate(tiny_folder, TrainingSettings(importance_sampling_cap=2.0), episodes=4, max_context=64)
     assert (plain.copies, capped.copies) == (2, 3)
 
 
-def test_the_cache_is_that_of_all_episodes_at_their_longest(tiny_folder: Path):
-    """Keys and values, as the sampler lays them out."""
-    told = memory_estimate(tiny_folder, TrainingSettings(), episodes=6, max_context=48)
+def test_the_kv_cache_is_that_of_all_episodes_at_full_length(tiny_folder: Path):
+    """Keys and values in the layout of the sampler."""
+    estimate = memory_estimate(tiny_folder, TrainingSettings(), episodes=6, max_context=48)
     model = load(tiny_folder).model
     config = model.config
     cache = KVCache(
@@ -69,11 +70,11 @@ def test_the_cache_is_that_of_all_episodes_at_their_longest(tiny_folder: Path):
         capacity=48,
         like=next(model.parameters()),
     )
-    assert told.cache == _bytes([cache.keys, cache.values])
+    assert estimate.cache == _bytes([cache.keys, cache.values])
 
 
-def test_activations_are_about_what_a_pass_keeps():
-    """Within a fifth of what PyTorch saves for the way back, on episodes of the order desk."""
+def test_activations_are_near_those_of_a_pass():
+    """Within a fifth of PyTorch's saved tensors, on episodes of the order desk."""
     config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"policy.model={DESK_MODEL}",))
     policy = load(DESK_MODEL)
     played = play_desk(policy, config, scenarios=4, group_size=8)

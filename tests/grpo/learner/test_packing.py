@@ -16,19 +16,19 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Said:
+class Sequence:
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
 
 
-def make(prompt: list[int], *said: int) -> Said:
-    """A prompt, and what the policy said after it."""
-    ids = np.array([*prompt, *said], dtype=np.int32)
-    return Said(token_ids=ids, loss_mask=np.arange(len(ids)) >= len(prompt))
+def make(prompt: list[int], *completion: int) -> Sequence:
+    """A prompt and its completion."""
+    ids = np.array([*prompt, *completion], dtype=np.int32)
+    return Sequence(token_ids=ids, loss_mask=np.arange(len(ids)) >= len(prompt))
 
 
-def test_what_is_shared_stands_once_and_positions_go_on():
-    """Prompts [9 8 7] and [9 8 6 5]: root [9 8], remainders [7] and [6 5], then what each said."""
+def test_shared_prefixes_are_in_the_row_once():
+    """Prompts [9 8 7] and [9 8 6 5]: root [9 8], remainders [7] and [6 5], then the completions."""
     packed = pack([make([9, 8, 7], 1, 2), make([9, 8, 7], 3), make([9, 8, 6, 5], 4)], device=CPU)
     assert packed.token_ids.tolist() == [[9, 8, 7, 6, 5, 1, 2, 3, 4]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 2, 3, 3, 4, 3, 4]]
@@ -36,8 +36,8 @@ def test_what_is_shared_stands_once_and_positions_go_on():
     assert packed.targets.tolist() == [1, 2, 3, 4]
 
 
-def test_a_segment_sees_its_ancestors_and_its_own_past_alone():
-    """Token by token, the set of positions that may be looked at."""
+def test_a_segment_attends_to_its_ancestors_and_its_own_past_alone():
+    """The set of attended positions of each token."""
     packed = pack([make([9, 8, 7], 1, 2), make([9, 8, 7], 3), make([9, 8, 6, 5], 4)], device=CPU)
     sees: dict[int, set[int]] = {}
     for block in packed.tree.blocks:
@@ -66,8 +66,8 @@ def test_a_segment_sees_its_ancestors_and_its_own_past_alone():
         ],  # prompt in prompt
     ],
 )
-def test_each_token_gets_the_state_that_it_has_in_a_sequence_of_its_own(tiny_folder: Path, samples: list[Said]):
-    """Against plain forward passes, one a sequence, nothing shared."""
+def test_each_token_has_the_state_of_an_unpacked_sequence(tiny_folder: Path, samples: list[Sequence]):
+    """Compared with plain forward passes, one a sequence."""
     model = load(tiny_folder).model
     packed = pack(samples, device=CPU)
     states = hidden_states(model, packed).index_select(0, packed.predictors)
@@ -79,16 +79,16 @@ def test_each_token_gets_the_state_that_it_has_in_a_sequence_of_its_own(tiny_fol
     assert torch.allclose(states, torch.cat(alone), atol=1e-6)
 
 
-def test_microbatches_count_what_is_shared_once():
-    """Prompt of 3 and 2 said by each of three siblings: 3 + 2 + 2 fit into 7 tokens, the third goes apart."""
+def test_microbatches_count_shared_prefixes_once():
+    """Prompt of 3 and completions of 2 for three samples: 3 + 2 + 2 fit into 7 tokens, the third does not."""
     siblings = [make([9, 8, 7], 1, k) for k in range(3)]
     cut = microbatches(siblings, max_tokens=7)
     assert [len(micro) for micro in cut] == [2, 1]
     assert [pack(micro, device=CPU).token_ids.shape[1] for micro in cut] == [7, 5]
 
 
-def test_the_count_is_what_packing_makes_of_it():
-    """Three prompts that begin with the same token: 1 + 4 + 4 + 1 and 3 said are 13, which do not fit into 12."""
+def test_the_count_is_that_of_the_packed_row():
+    """Three prompts that begin with the same token: 1 + 4 + 4 + 1 and 3 completion tokens are 13, more than 12."""
     samples = [make([9, 1, 1, 1, 1], 1), make([9, 1, 1, 1, 2], 1), make([9, 5], 1)]
     for budget in (6, 9, 10, 12, 13):
         for micro in microbatches(samples, max_tokens=budget):
@@ -97,24 +97,24 @@ def test_the_count_is_what_packing_makes_of_it():
     assert [len(m) for m in microbatches(samples, max_tokens=12)] == [2, 1]
 
 
-def test_many_siblings_of_a_long_prompt_do_not_look_at_it_all_at_once():
-    """40 siblings on 20 tokens saying one each: 60 in a row, but 840 keys, of which a row of 60 may hold 240."""
+def test_many_samples_of_a_long_prompt_are_split():
+    """40 completions of 1 token on a prompt of 20: 60 in a row, but 840 keys, of which a row of 60 may have 240."""
     cut = microbatches([make([9] * 20, k % 5) for k in range(40)], max_tokens=60)
     assert [len(micro) for micro in cut] == [11, 11, 11, 7]
 
 
-def test_nothing_is_cut_into_nothing():
-    """An empty batch has no rows."""
+def test_an_empty_batch_has_no_rows():
+    """Without samples there are no microbatches."""
     assert microbatches([], max_tokens=10) == []
 
 
-def test_a_sequence_that_begins_with_the_policys_own_token_is_refused():
-    """There is nothing to predict it from."""
+def test_a_sequence_that_begins_with_a_completion_token_is_refused():
+    """No token before it predicts it."""
     with pytest.raises(DataError, match="prompt of at least one token"):
         pack([make([], 1, 2)], device=CPU)
 
 
-def test_siblings_stay_together_whatever_their_order():
+def test_groups_stay_together_in_any_order():
     """Two prompts that begin alike: 3 + 1 and 3 + 1, the second prompt's first two tokens shared: 4 + 1 + 2."""
     a, b = [make([9, 8, 7], k) for k in range(2)], [make([9, 8, 6], k) for k in range(2)]
     cut = microbatches([a[0], b[0], a[1], b[1]], max_tokens=100)
@@ -124,6 +124,6 @@ def test_siblings_stay_together_whatever_their_order():
     assert [len(m) for m in microbatches([a[0], b[0], a[1], b[1]], max_tokens=5)] == [2, 2]
 
 
-def test_a_sequence_longer_than_the_budget_goes_alone():
-    """It cannot be cut, so it is not lost."""
+def test_a_sequence_longer_than_the_budget_is_a_row_of_its_own():
+    """It cannot be split."""
     assert [len(m) for m in microbatches([make([9] * 8, 1), make([7], 2)], max_tokens=4)] == [1, 1]

@@ -62,7 +62,7 @@ def samples(policy: TransformersPolicy) -> list[Sample]:
     made = []
     for index in range(4):
         prompt = np.random.default_rng(index // 2).integers(8, 200, 5)
-        lengths = rng.integers(2, 6, 3)  # said, heard, said
+        lengths = rng.integers(2, 6, 3)  # completion, environment, completion
         mask = np.repeat([False, True, False, True], [5, *lengths])
         sample = Sample(
             token_ids=np.concatenate([prompt, rng.integers(8, 200, lengths.sum())]).astype(np.int32),
@@ -179,7 +179,7 @@ def test_loss_and_gradient_are_those_of_trl(
 ):
     """Same batch, same old and sampler log-probabilities, same reference."""
     ours, theirs = VARIANTS[variant]
-    if algorithm == "cispo":  # neither side reads these; ours says so
+    if algorithm == "cispo":  # neither side reads these; ours refuses them
         ours = {name: value for name, value in ours.items() if name not in ("clip_low", "dual_clip")}
     loss, gradient = _ours(policy, samples, algorithm=algorithm, **ours)
     expected, exact = _theirs(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.config.training import TrainingSettings
-from grpo.config.trust_region import TrustRegionSettings
+from grpo.config.training import TrainingSettings, TrustRegionSettings
 from grpo.learner.logprobs import log_distributions
 from grpo.learner.trust_region import TrustRegionLearner, conjugate_gradient
 from grpo.policy.transformers.model import TransformersPolicy, load
@@ -27,14 +26,14 @@ def _learner(policy: TransformersPolicy, **bounds: float) -> TrustRegionLearner:
 
 
 def test_conjugate_gradients_solve_a_system_in_as_many_steps_as_it_has_rows():
-    """A = [[4 1] [1 3]], target [1 2] → [1/11 7/11]; one step gets only near."""
+    """A = [[4 1] [1 3]], target [1 2] → [1/11 7/11]; one step is an approximation."""
     matrix, target = torch.tensor([[4.0, 1.0], [1.0, 3.0]]), torch.tensor([1.0, 2.0])
     exact = torch.tensor([1 / 11, 7 / 11])
     assert torch.allclose(conjugate_gradient(matrix.mv, target, steps=2), exact, atol=1e-6)
     assert not torch.allclose(conjugate_gradient(matrix.mv, target, steps=1), exact, atol=1e-2)
 
 
-def test_the_fisher_product_is_the_slope_of_the_kl_gradient(policy: TransformersPolicy):
+def test_the_fisher_product_is_the_derivative_of_the_kl_gradient(policy: TransformersPolicy):
     """F v against (∇KL(θ + εv) − ∇KL(θ)) / ε, in float64."""
     policy.model.double()
     samples = make_samples(policy)
@@ -85,8 +84,8 @@ def test_each_of_several_steps_stays_within_the_bound(policy: TransformersPolicy
         assert learner.step(samples, whole(samples), on_policy=True)["step_kl"] <= 0.005
 
 
-def test_where_no_step_is_allowed_the_policy_stays(policy: TransformersPolicy):
-    """No advantage, no direction."""
+def test_without_an_accepted_step_the_policy_is_unchanged(policy: TransformersPolicy):
+    """With advantage 0 there is no direction."""
     samples = [replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in make_samples(policy)]
     before = copy.deepcopy(policy.model.state_dict())
     metrics = _learner(policy).step(samples, whole(samples), on_policy=True)
@@ -99,7 +98,7 @@ def test_where_no_step_is_allowed_the_policy_stays(policy: TransformersPolicy):
     [{"max_kl": 0.001}, {"damping": 5.0}, {"conjugate_gradient_steps": 1}, {"max_kl": 50.0, "line_search_steps": 1}],
     ids=str,
 )
-def test_every_knob_of_the_trust_region_changes_the_step(tiny_folder: Path, knob: dict[str, float]):
+def test_every_setting_of_the_trust_region_changes_the_step(tiny_folder: Path, knob: dict[str, float]):
     """Other bounds, other weights."""
 
     def stepped(**bounds: float) -> torch.Tensor:

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSignal, PolicyError, RatioError
 from grpo.learner.checkpoints import read_state
-from grpo.learner.launch import WorkerFailed, WorkerLost
-from grpo.learner.update import UpdateMetrics, update
+from grpo.learner.distributed import WorkerFailed, WorkerLost
+from grpo.learner.metrics import UpdateMetrics
+from grpo.learner.update import update
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load
 from grpo.tables import write_trajectories
@@ -57,17 +58,17 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def _furthest(one: Path, other: Path) -> float:
-    first, second = _weights(one), _weights(other)
+def _largest_difference(left: Path, right: Path) -> float:
+    first, second = _weights(left), _weights(right)
     assert first.keys() == second.keys()
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def test_recomputed_activations_give_the_same_weights(desk_rollout: DeskRollout, tmp_path: Path):
-    """Gradient checkpointing changes what is kept, not what comes out; dropout stays off."""
+def test_activation_checkpointing_gives_the_same_weights(desk_rollout: DeskRollout, tmp_path: Path):
+    """It changes the memory, not the result; dropout stays off."""
     _update(desk_rollout, tmp_path / "plain")
     _update(desk_rollout, tmp_path / "less", gradient_checkpointing=True)
-    assert _furthest(tmp_path / "plain", tmp_path / "less") < 1e-6
+    assert _largest_difference(tmp_path / "plain", tmp_path / "less") < 1e-6
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -85,31 +86,31 @@ def test_half_precision_takes_nearly_the_same_step(desk_rollout: DeskRollout, tm
 
 
 def test_half_precision_without_a_correction_is_refused():
-    """The ratio cannot be exactly 1, so something has to make up for it."""
+    """The ratio cannot be exactly 1, so importance sampling must correct for it."""
     with pytest.raises(ValueError, match=r"precision bf16 makes the learner's.*set importance_sampling_cap"):
         TrainingSettings(precision="bf16")
 
 
 def test_adapters_leave_the_base_bit_identical(desk_rollout: DeskRollout, tmp_path: Path):
-    """Two updates with LoRA: the adapters move, and every weight of the base is what it was."""
+    """Two updates with LoRA: the adapters change, and every weight of the base is unchanged."""
     _update(desk_rollout, tmp_path / "one", lora={"r": 4})
-    one = load(tmp_path / "one", base=desk_rollout.base)
-    assert one.hash == read_state(tmp_path / "one").policy_hash
+    policy = load(tmp_path / "one", base=desk_rollout.base)
+    assert policy.hash == read_state(tmp_path / "one").policy_hash
     assert read_state(tmp_path / "one").base == BASE
     assert not (tmp_path / "one" / "model.safetensors").exists()
     base = load(desk_rollout.base).model.state_dict()
-    adapted = {name.replace(".base_layer", ""): value for name, value in one.model.state_dict().items()}
+    adapted = {name.replace(".base_layer", ""): value for name, value in policy.model.state_dict().items()}
     assert all(torch.equal(value, adapted[name]) for name, value in base.items())
     trained = [value for name, value in adapted.items() if "lora_B" in name]
     assert any(value.abs().max() > 0 for value in trained)
     sizes = {True: 0, False: 0}
-    for parameter in one.model.parameters():
+    for parameter in policy.model.parameters():
         sizes[parameter.requires_grad] += parameter.numel()
     assert 0 < sizes[True] < 0.05 * sizes[False]
 
 
 def test_the_reference_of_an_adapted_policy_is_itself_without_adapters(desk_rollout: DeskRollout, tmp_path: Path):
-    """The KL to the base is 0 at first and grows with the adapters; no second model is asked."""
+    """The KL to the base is 0 at first and grows with the adapters; there is no second model."""
     _update(desk_rollout, tmp_path / "one", lora={"r": 4}, learning_rate=1e-2)
     state = read_state(tmp_path / "one")
     moved = load(tmp_path / "one", base=desk_rollout.base)
@@ -118,14 +119,14 @@ def test_the_reference_of_an_adapted_policy_is_itself_without_adapters(desk_roll
 
     samples = to_samples(desk_rollout.trajectories[:4])
     assert moved.hash == state.policy_hash
-    assert reference_kl(moved.model, samples, max_tokens=4096) < 1e-9  # the base said these
+    assert reference_kl(moved.model, samples, max_tokens=4096) < 1e-9  # the base sampled these
     with torch.no_grad():
         now = compute_logprobs(moved.model, samples).logprobs.numpy()
     then = np.concatenate([sample.sampler_logprobs[sample.loss_mask] for sample in samples])
     assert np.abs(now - then).max() > 1e-2
 
 
-def test_merged_adapters_say_the_same_without_peft(desk_rollout: DeskRollout, tmp_path: Path):
+def test_merged_adapters_give_the_same_logits_without_peft(desk_rollout: DeskRollout, tmp_path: Path):
     """The export has the base's layers, no adapters, and the adapted policy's log-probabilities."""
     _update(desk_rollout, tmp_path / "one", lora={"r": 4}, learning_rate=1e-2)
     adapted = load(tmp_path / "one", base=desk_rollout.base).model
@@ -139,14 +140,14 @@ def test_merged_adapters_say_the_same_without_peft(desk_rollout: DeskRollout, tm
 
 
 def test_adapters_that_fit_no_layer_are_refused(desk_rollout: DeskRollout, tmp_path: Path):
-    """The error names the layers that there are, before any step."""
+    """The error names the layers of the model, before any step."""
     with pytest.raises(ConfigError, match=r"target_modules .*'nope'.* fits no layer.*q_proj"):
         _update(desk_rollout, tmp_path / "x", lora={"target_modules": ("nope",)})
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("knob", [{"r": 2}, {"lora_alpha": 4}, {"target_modules": ("q_proj",)}], ids=str)
-def test_every_knob_of_the_adapters_changes_the_policy(
+def test_every_setting_of_the_adapters_changes_the_policy(
     desk_rollout: DeskRollout, tmp_path: Path, knob: dict[str, object]
 ):
     """Other adapters, another policy."""
@@ -157,11 +158,11 @@ def test_every_knob_of_the_adapters_changes_the_policy(
 
 @pytest.mark.parametrize("sharding", ["replicated", "sharded"])
 def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_path: Path, sharding: str):
-    """Gloo on the CPU, each with its passes of the batch: the same step, up to the order of additions."""
+    """Gloo on the CPU, each with its part of the batch: the same step, up to the order of additions."""
     alone = _update(desk_rollout, tmp_path / "one")
     shared = _update(desk_rollout, tmp_path / "two", processes=2, sharding=sharding)
-    assert _furthest(tmp_path / "one", tmp_path / "two") < 1e-5
-    assert _furthest(tmp_path / "one", desk_rollout.base) > 1e-4
+    assert _largest_difference(tmp_path / "one", tmp_path / "two") < 1e-5
+    assert _largest_difference(tmp_path / "one", desk_rollout.base) > 1e-4
     assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
     assert shared.tokens == alone.tokens
     # and one process goes on from the moments that two have left, to the same weights as from its own
@@ -171,11 +172,11 @@ def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_p
         _update(
             desk_rollout, tmp_path / then, scored=scored, parent=tmp_path / first, iteration=1, ratio_tolerance=10.0
         )
-    assert _furthest(tmp_path / "three", tmp_path / "four") < 1e-5
+    assert _largest_difference(tmp_path / "three", tmp_path / "four") < 1e-5
 
 
-def test_a_process_that_refuses_says_why_in_its_own_words(desk_rollout: DeskRollout, tmp_path: Path):
-    """A `GRPOError` in a worker is the same error here, which nobody retries."""
+def test_an_error_of_a_worker_is_raised_as_its_own_class(desk_rollout: DeskRollout, tmp_path: Path):
+    """A `GRPOError` in a worker is the same error here, which is not retried."""
     scored = _rewrite(desk_rollout, tmp_path / "scored.parquet", terminal_reward=1.0)
     with pytest.raises(NoLearningSignal, match="no learning signal"):
         _update(desk_rollout, tmp_path / "x", scored=scored, processes=2)
@@ -193,21 +194,21 @@ if os.environ.get("LOCAL_RANK") == "1":
 """
 
 
-def test_a_process_that_is_killed_ends_the_update_and_leaves_the_checkpoint(
+def test_a_killed_worker_ends_the_update_and_leaves_the_checkpoint(
     desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """SIGKILL with the gradient in hand, the other waiting for it; a retry starts from the same checkpoint."""
+    """SIGKILL before the all-reduce, which the other waits for; a retry starts from the same checkpoint."""
     (tmp_path / "sitecustomize.py").write_text(_DIES_BEFORE_THE_SUM)
     with monkeypatch.context() as dying:
         dying.setenv("PYTHONPATH", str(tmp_path))
-        with pytest.raises(WorkerLost, match=r"one of 2 training processes died.*the checkpoint .* stands"):
+        with pytest.raises(WorkerLost, match=r"one of 2 training processes died.*the checkpoint .* is unchanged"):
             _update(desk_rollout, tmp_path / "x", processes=2)
     assert not (tmp_path / "x").exists()
     _update(desk_rollout, tmp_path / "x", processes=2)
     assert read_state(tmp_path / "x").parent == read_state(desk_rollout.base).policy_hash
 
 
-def test_processes_that_take_too_long_are_given_up(desk_rollout: DeskRollout, tmp_path: Path):
+def test_an_update_has_a_timeout(desk_rollout: DeskRollout, tmp_path: Path):
     """Half a second is not enough to start; the message names the setting, and nothing was written."""
     with pytest.raises(WorkerLost, match=r"took longer than 0.5 s \(training.update_timeout_s\)"):
         _update(desk_rollout, tmp_path / "x", processes=2, update_timeout_s=0.5)
@@ -227,10 +228,10 @@ class _Enough(Exception):
     """The update is given up."""
 
 
-def test_an_update_that_is_given_up_leaves_no_process(
+def test_a_timed_out_update_leaves_no_process(
     desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """When both processes have started: none trains on beside a retry. Each is in a session of its own."""
+    """Both workers have started, each in a session of its own; neither trains beside a retry."""
     (tmp_path / "sitecustomize.py").write_text(_STAYS)
     started = tmp_path / "started"
     started.mkdir()
@@ -255,35 +256,35 @@ def test_an_update_that_is_given_up_leaves_no_process(
     assert [worker for worker in left if worker.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_an_error_in_a_process_is_no_death(desk_rollout: DeskRollout, tmp_path: Path):
-    """A target that cannot be written to: said as it is, and not tried again."""
+def test_an_error_in_a_worker_is_not_retried(desk_rollout: DeskRollout, tmp_path: Path):
+    """A target that cannot be written to is an error with its reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkerFailed, match="Not a directory"):
         _update(desk_rollout, tmp_path / "file" / "x", processes=2)
 
 
-def test_shares_of_uneven_size_agree_on_the_entropy_threshold(desk_rollout: DeskRollout, tmp_path: Path):
-    """Three passes for two processes that share the weights: the one with fewer keeps the other company."""
+def test_uneven_shards_agree_on_the_entropy_threshold(desk_rollout: DeskRollout, tmp_path: Path):
+    """Three passes for two processes with sharded weights: the one with fewer adds a pass of weight 0."""
     alone = _update(desk_rollout, tmp_path / "one", top_entropy_quantile=0.5, microbatch_tokens=900)
     shared = _update(
         desk_rollout, tmp_path / "two", top_entropy_quantile=0.5, microbatch_tokens=900, processes=2, sharding="sharded"
     )
     assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
-    assert _furthest(tmp_path / "one", tmp_path / "two") < 1e-4
+    assert _largest_difference(tmp_path / "one", tmp_path / "two") < 1e-4
 
 
 def test_a_policy_that_diverges_is_not_saved(desk_rollout: DeskRollout, tmp_path: Path):
-    """A learning rate of 10 makes numbers of what is none: the step, the loss and a remedy are named."""
+    """A learning rate of 10 gives NaN: the error has the step, the loss and a remedy."""
     with pytest.raises(Diverged, match=r"step \d has loss .* lower training.learning_rate"):
         _update(desk_rollout, tmp_path / "x", learning_rate=10.0, epochs=6, beta=0.1)
     assert not (tmp_path / "x").exists()
 
 
-def test_a_loss_scale_that_overflows_is_halved_until_the_step_can_be_taken(
+def test_a_loss_scale_that_overflows_is_halved_until_the_gradient_is_finite(
     desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """One step an update, and it is taken; the scale that sufficed is kept."""
-    monkeypatch.setattr("grpo.learner.precision._SCALE", 2.0**24)
+    """The step of the update is taken, and the reduced scale is in the checkpoint."""
+    monkeypatch.setattr("grpo.learner.performance._INITIAL_SCALE", 2.0**24)
     metrics = _update(desk_rollout, tmp_path / "x", precision="fp16", importance_sampling_cap=2.0)
     assert np.isfinite(metrics.gradient_norm)
     scale = read_state(tmp_path / "x").loss_scale
@@ -291,15 +292,13 @@ def test_a_loss_scale_that_overflows_is_halved_until_the_step_can_be_taken(
     assert scale[0] < 2.0**24
 
 
-def test_a_bound_that_no_step_keeps_is_no_learning_signal(desk_rollout: DeskRollout, tmp_path: Path):
-    """The trust region is too small for any step: the policy stays, and what to raise is said."""
-    with pytest.raises(NoLearningSignal, match="found no step within KL 1e-12"):
+def test_a_trust_region_without_a_step_is_an_error(desk_rollout: DeskRollout, tmp_path: Path):
+    """The KL bound is too small for any step: the policy is unchanged, and the error names the setting."""
+    with pytest.raises(NoLearningSignal, match="has no step within KL 1e-12"):
         _update(desk_rollout, tmp_path / "x", algorithm="trpo", trust_region={"max_kl": 1e-12, "line_search_steps": 1})
 
 
-def test_a_rollout_of_the_policy_before_is_learned_from_only_with_a_correction(
-    desk_rollout: DeskRollout, tmp_path: Path
-):
+def test_a_rollout_of_the_previous_policy_needs_a_correction(desk_rollout: DeskRollout, tmp_path: Path):
     """One update behind: refused on-policy, corrected and measured off-policy."""
     _update(desk_rollout, tmp_path / "one")
     with pytest.raises(PolicyError, match="was sampled by policy"):
@@ -310,7 +309,7 @@ def test_a_rollout_of_the_policy_before_is_learned_from_only_with_a_correction(
 
 
 def test_a_sampler_too_far_from_the_policy_stops_the_run(desk_rollout: DeskRollout, tmp_path: Path):
-    """Importance weights cannot make up for everything."""
+    """Beyond max_mismatch_kl importance weights are not enough."""
     _update(desk_rollout, tmp_path / "one", learning_rate=3e-3)
     with pytest.raises(RatioError, match="nats a token from the policy"):
         _update(desk_rollout, tmp_path / "x", parent=tmp_path / "one", iteration=1, importance_sampling_cap=2.0,
@@ -337,8 +336,8 @@ def test_a_rollout_that_does_not_fit_the_checkpoint_is_refused(
     assert not (tmp_path / "x").exists()
 
 
-def test_log_probabilities_of_nothing_are_refused(desk_rollout: DeskRollout, tmp_path: Path):
-    """A backend that cannot say how likely its words were leaves NaN."""
+def test_nan_log_probabilities_are_refused(desk_rollout: DeskRollout, tmp_path: Path):
+    """A backend without log-probabilities stores NaN."""
     rows = [replace(t, sampler_logprobs=t.sampler_logprobs * np.float32(np.nan)) for t in desk_rollout.trajectories]
     write_trajectories(tmp_path / "scored.parquet", rows, provenance={})
     with pytest.raises(DataError, match="log-probabilities that are not finite"):
@@ -346,21 +345,21 @@ def test_log_probabilities_of_nothing_are_refused(desk_rollout: DeskRollout, tmp
 
 
 def test_a_group_of_one_is_refused(desk_rollout: DeskRollout, tmp_path: Path):
-    """It has nobody to be compared with."""
+    """It has no baseline."""
     write_trajectories(tmp_path / "scored.parquet", desk_rollout.trajectories[:5], provenance={})
     with pytest.raises(DataError, match="a group needs at least 2"):
         _update(desk_rollout, tmp_path / "x", scored=tmp_path / "scored.parquet")
 
 
-def test_a_learning_rate_of_nothing_has_no_effect_and_says_so(desk_rollout: DeskRollout, tmp_path: Path):
-    """With adapters too, which begin as nothing."""
+def test_a_learning_rate_of_zero_is_an_error(desk_rollout: DeskRollout, tmp_path: Path):
+    """With adapters too, which are 0 at the start."""
     for options in ({}, {"lora": {"r": 2}}):
-        with pytest.raises(NoEffect, match="left every weight as it was"):
+        with pytest.raises(NoEffect, match="changed no weight"):
             _update(desk_rollout, tmp_path / "x", learning_rate=0.0, **options)
 
 
-def test_critic_and_adapters_go_on_where_they_stopped(desk_rollout: DeskRollout, tmp_path: Path):
-    """ppo with LoRA over two updates: head and moments lie in the checkpoint and are read back."""
+def test_critic_and_adapters_resume_from_the_checkpoint(desk_rollout: DeskRollout, tmp_path: Path):
+    """ppo with LoRA over two updates: head and moments are in the checkpoint."""
     first = _update(desk_rollout, tmp_path / "one", algorithm="ppo", lora={"r": 4})
     assert (tmp_path / "one" / "critic.safetensors").is_file()
     state = read_state(tmp_path / "one")
@@ -372,10 +371,10 @@ def test_critic_and_adapters_go_on_where_they_stopped(desk_rollout: DeskRollout,
     assert second.value_loss < first.value_loss
 
 
-def test_recomputing_passes_each_layer_twice(
+def test_activation_checkpointing_computes_each_layer_twice(
     desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What gradient checkpointing costs, and that it is on: attention runs again on the way back."""
+    """Attention runs again in the backward pass."""
     from torch.nn import functional
 
     real, calls = functional.scaled_dot_product_attention, []

@@ -29,7 +29,7 @@ def test_early_stopping_stops_at_the_right_iteration(rewards: list[float | None]
     assert seen == stopped_at
 
 
-def test_a_rise_below_min_delta_is_none():
+def test_a_rise_below_min_delta_does_not_count():
     """From .5 to .54 with min_delta .05."""
     stopping, control = EarlyStoppingCallback(patience=1, min_delta=0.05), TrainingControl(10)
     for index, reward in enumerate((0.5, 0.54)):
@@ -37,8 +37,8 @@ def test_a_rise_below_min_delta_is_none():
     assert control.stop_reason == "the reward has not risen above 0.5 for 1 iterations"
 
 
-def test_patience_of_nothing_is_refused():
-    """It would stop before anything was seen."""
+def test_a_patience_of_zero_is_refused():
+    """It would stop before the first iteration."""
     with pytest.raises(ConfigError, match="patience 0"):
         EarlyStoppingCallback(patience=0)
 
@@ -55,8 +55,8 @@ def test_checkpoints_are_copied_and_the_last_ones_stay(tmp_path: Path):
     assert (tmp_path / "kept" / "checkpoint-4" / "weights").read_text(encoding="utf-8") == "3"
 
 
-def test_a_copy_that_was_broken_off_is_none(tmp_path: Path):
-    """What a killed process left half copied does not stand in the way."""
+def test_an_incomplete_copy_is_replaced(tmp_path: Path):
+    """The partial copy of a killed process is removed."""
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "weights").write_text("new", encoding="utf-8")
@@ -67,8 +67,8 @@ def test_a_copy_that_was_broken_off_is_none(tmp_path: Path):
     assert [path.name for path in (tmp_path / "kept").rglob("*") if path.is_file()] == ["weights"]
 
 
-def test_numbers_leave_out_what_was_not_measured():
-    """No verified success, no number for it; a component has its own name."""
-    found = flat_metrics(record(rollout={"success": None, "components": {"checks": 0.25}}, loss=0.5))
-    assert "rollout/success" not in found
-    assert (found["reward/checks"], found["update/loss"], found["rollout/reward"]) == (0.25, 0.5, 0.5)
+def test_flat_metrics_omit_missing_values():
+    """Without verified success it has no metric; a component has its own name."""
+    metrics = flat_metrics(record(rollout={"success": None, "components": {"checks": 0.25}}, loss=0.5))
+    assert "rollout/success" not in metrics
+    assert (metrics["reward/checks"], metrics["update/loss"], metrics["rollout/reward"]) == (0.25, 0.5, 0.5)

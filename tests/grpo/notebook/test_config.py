@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.adapters import LoraSettings
+from grpo.config.training import LoraSettings
 from grpo.errors import ConfigError
 from grpo.notebook.config import TrainingConfig, TrainingProfile, get_config_for_task
 
@@ -43,10 +43,13 @@ ELSEWHERE = {"eval_steps", "save_steps", "logging_steps", "report_to", "wandb_pr
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_field_changes_what_a_stage_is_told(name: str):
-    """A field that reached neither learner nor rollout would be a dead knob."""
+def test_every_field_changes_the_settings_of_a_stage(name: str):
+    """A field that reached neither learner nor rollout would have no effect."""
     usual, changed = TrainingConfig(), TrainingConfig(**{name: CHANGES[name]})
-    assert (usual.training(), usual.rollout()) != (changed.training(), changed.rollout())
+    assert (usual.training_settings(), usual.rollout_settings()) != (
+        changed.training_settings(),
+        changed.rollout_settings(),
+    )
 
 
 def test_no_field_is_left_out_of_that_test():
@@ -57,25 +60,25 @@ def test_no_field_is_left_out_of_that_test():
 def test_episodes_become_iterations_of_whole_groups():
     """1000 episodes, 4 groups of 16: 15.6 iterations, so 16; a tenth of the 16 steps is warm-up: 1.6, so 2."""
     config = TrainingConfig(num_episodes=1000, num_generations=16, warmup_ratio=0.1)
-    assert (config.groups, config.iterations, config.training().warmup_steps) == (4, 16, 2)
-    assert (config.rollout().scenarios, config.rollout().group_size) == (4, 16)
+    assert (config.groups, config.iterations, config.training_settings().warmup_steps) == (4, 16, 2)
+    assert (config.rollout_settings().scenarios, config.rollout_settings().group_size) == (4, 16)
 
 
-def test_half_precision_comes_with_the_correction_that_it_needs():
+def test_half_precision_sets_an_importance_sampling_cap():
     """The learner refuses bf16 without one."""
-    training = TrainingConfig(bf16=True).training()
+    training = TrainingConfig(bf16=True).training_settings()
     assert (training.precision, training.importance_sampling_cap) == ("bf16", 2.0)
 
 
 def test_two_half_precisions_are_refused():
-    """One of them would be ignored."""
+    """bf16 and fp16 exclude each other."""
     with pytest.raises(ValidationError, match="exclude each other"):
         TrainingConfig(bf16=True, fp16=True)
 
 
-def test_what_the_algorithm_does_not_read_is_refused():
+def test_a_field_without_effect_on_the_algorithm_is_refused():
     """REINFORCE has no clip."""
-    with pytest.raises(ValidationError, match="clip_low is not read by reinforce"):
+    with pytest.raises(ValidationError, match="clip_low is not read with algorithm reinforce"):
         TrainingConfig(algorithm="reinforce", clip_low=0.1)
 
 
@@ -85,7 +88,7 @@ def test_a_misspelt_field_is_named():
         TrainingConfig(learning_rat=1e-4)
 
 
-def test_profiles_differ_by_how_much_they_dare():
+def test_profiles_differ_in_learning_rate():
     """Four of them; the learning rate rises from the first to the third."""
     rates = [TrainingConfig.from_profile(profile).learning_rate for profile in TrainingProfile]
     assert len(rates) == 4
@@ -93,29 +96,29 @@ def test_profiles_differ_by_how_much_they_dare():
     assert TrainingConfig.from_profile("conservative").beta > 0
 
 
-def test_changes_win_over_the_profile():
-    """What is said explicitly holds."""
+def test_overrides_take_precedence_over_the_profile():
+    """An explicit field is kept."""
     assert TrainingConfig.from_profile("balanced", learning_rate=1e-6).learning_rate == 1e-6
 
 
 @pytest.mark.parametrize(
-    ("ask", "told"),
+    ("ask", "message"),
     [(lambda: TrainingConfig.from_profile("bold"), "bold"), (lambda: get_config_for_task("x", model_name="m"), "'x'")],
 )
-def test_an_unknown_name_is_refused_with_those_that_there_are(ask, told: str):
+def test_an_unknown_name_is_refused_with_the_known_names(ask, message: str):
     """Profiles and tasks."""
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         ask()
 
 
 def test_each_task_differs_from_the_balanced_profile():
-    """Else it would be no task's config."""
+    """Each has overrides of its own."""
     usual = TrainingConfig.from_profile("balanced")
-    found = [
+    config = [
         get_config_for_task(task, model_name="gpt2") for task in ("customer_service", "technical_support", "sales")
     ]
-    assert all(config != usual for config in found)
-    assert len({config.model_dump_json() for config in found}) == 3
+    assert all(config != usual for config in config)
+    assert len({config.model_dump_json() for config in config}) == 3
 
 
 @pytest.mark.parametrize(("name", "adapters"), [("gpt2", False), ("Qwen3-0.6B", False), ("llama-7b", True)])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from grpo.learner.update import UpdateMetrics
+from grpo.learner.metrics import UpdateMetrics
 from grpo.notebook.diagnostics import DiagnosticsMonitor, DiagnosticsSettings, IterationRecord
 from grpo.rewards.rollout_summary import RolloutSummary
 
@@ -37,29 +37,29 @@ def test_nothing_is_known_before_the_first_iteration():
 
 
 def test_an_ordinary_iteration_is_healthy():
-    """No reason, no alarm."""
+    """It has no reasons."""
     health = DiagnosticsMonitor().observe(record())
     assert (health.status, health.reasons) == ("healthy", {})
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient_norm", "entropy"])
-def test_a_number_that_is_none_is_named(name: str):
-    """NaN in any number of the update."""
+def test_a_non_finite_metric_is_named(name: str):
+    """NaN in any metric of the update."""
     health = DiagnosticsMonitor().observe(record(**{name: math.nan}))
     assert health.status == "unhealthy"
-    assert health.reasons["not_a_number"] == f"{name} is nan"
+    assert health.reasons["non_finite"] == f"{name} is nan"
 
 
 @pytest.mark.parametrize(("kl", "alarm"), [(0.3, True), (0.2, False)])
-def test_a_kl_spike_is_judged_by_what_is_usual(kl: float, alarm: bool):
-    """The median before is .05; more than five times that is a spike, .25 the border."""
+def test_a_kl_spike_is_relative_to_the_median_before(kl: float, alarm: bool):
+    """The median before is .05; more than five times that is a spike, .25 the threshold."""
     monitor = DiagnosticsMonitor()
     for index, usual in enumerate((0.01, 0.05, 0.06)):
         monitor.observe(record(index, kl_to_base=usual))
     assert ("kl_spike" in monitor.observe(record(3, kl_to_base=kl)).reasons) is alarm
 
 
-def test_a_small_kl_is_no_spike_however_much_it_grew():
+def test_a_kl_below_the_floor_is_not_a_spike():
     """From 1e-4 to .04: below the floor of .05."""
     monitor = DiagnosticsMonitor()
     monitor.observe(record(0, kl_to_base=1e-4))
@@ -75,35 +75,35 @@ def test_entropy_collapses_below_a_share_of_the_first(entropy: float, alarm: boo
 
 
 @pytest.mark.parametrize(("success", "alarm"), [(0.1, True), (0.95, False)])
-def test_groups_without_a_difference_are_dead_unless_the_task_is_solved(success: float, alarm: bool):
+def test_too_few_informative_groups_are_an_issue_unless_the_task_is_solved(success: float, alarm: bool):
     """All siblings alike: at 10 % success nothing is learned, at 95 % nothing is left to learn."""
     health = DiagnosticsMonitor().observe(record(rollout={"informative_groups": 0, "success": success}))
-    assert ("dead_groups" in health.reasons) is alarm
+    assert ("uninformative_groups" in health.reasons) is alarm
 
 
 @pytest.mark.parametrize(
-    ("finding", "share", "alarm"),
+    ("issue", "share", "alarm"),
     [("truncation", 0.31, True), ("truncation", 0.3, False), ("failures", 0.06, True), ("failures", 0.05, False)],
 )
-def test_episodes_that_are_cut_off_or_fail_are_told(finding: str, share: float, alarm: bool):
-    """More than 30 % cut off, more than 5 % failed."""
-    name = "truncated_share" if finding == "truncation" else "failed_share"
-    assert (finding in DiagnosticsMonitor().observe(record(rollout={name: share})).reasons) is alarm
+def test_truncated_and_failed_episodes_are_issues(issue: str, share: float, alarm: bool):
+    """More than 30 % truncated, more than 5 % failed."""
+    name = "truncated_share" if issue == "truncation" else "failed_share"
+    assert (issue in DiagnosticsMonitor().observe(record(rollout={name: share})).reasons) is alarm
 
 
-def test_a_reward_that_rises_while_success_falls_is_hacked():
+def test_a_rising_reward_with_falling_success_is_reward_hacking():
     """Two windows of two: reward .5 → .7, success .5 → .4; the alarm is there with the last iteration, not before."""
     monitor = DiagnosticsMonitor(DiagnosticsSettings(window=2))
     shown = [(0.5, 0.5), (0.5, 0.5), (0.7, 0.4), (0.7, 0.4)]
     alarms = [
-        "hacking" in monitor.observe(record(k, rollout={"reward": reward, "success": success})).reasons
+        "reward_hacking" in monitor.observe(record(k, rollout={"reward": reward, "success": success})).reasons
         for k, (reward, success) in enumerate(shown)
     ]
     assert alarms == [False, False, False, True]
 
 
-def test_reward_and_success_that_rise_together_are_no_alarm():
-    """What training is for."""
+def test_a_rising_reward_with_rising_success_is_healthy():
+    """Training works."""
     monitor = DiagnosticsMonitor(DiagnosticsSettings(window=1))
     monitor.observe(record(0, rollout={"reward": 0.5, "success": 0.5}))
     assert monitor.observe(record(1, rollout={"reward": 0.7, "success": 0.6})).status == "healthy"

@@ -48,7 +48,7 @@ def test_a_batch_has_whole_groups_and_is_measured(tiny_folder: Path):
     assert list(engine.buffer) == played[-5:]
 
 
-def test_scaling_changes_how_many_are_in_flight(tiny_folder: Path):
+def test_scaling_changes_the_number_of_concurrent_episodes(tiny_folder: Path):
     """Two at once, then four."""
     world = CountingEnvironment()
     engine = make_engine(tiny_folder, world, num_workers=2)
@@ -64,7 +64,7 @@ def test_scaling_changes_how_many_are_in_flight(tiny_folder: Path):
 
 
 def test_an_iteration_changes_the_policy(tiny_folder: Path):
-    """Played, judged, learned from; the numbers of the update come back."""
+    """Rollout, scores and update; the metrics of the update are returned."""
     engine = make_engine(tiny_folder, ConversationEnvironment(SCENARIOS, max_turns=2))
     flat_metrics = asyncio.run(engine.train_iteration(SCENARIOS))
     assert flat_metrics["update/gradient_norm"] > 0
@@ -72,7 +72,7 @@ def test_an_iteration_changes_the_policy(tiny_folder: Path):
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"buffer_size": 0}])
-def test_no_workers_and_no_buffer_are_refused(tiny_folder: Path, options: dict[str, int]):
-    """Nothing would ever be played, or kept."""
+def test_zero_workers_or_a_zero_buffer_are_refused(tiny_folder: Path, options: dict[str, int]):
+    """Both must be at least 1."""
     with pytest.raises(ConfigError, match="at least 1"):
         make_engine(tiny_folder, ConversationEnvironment(SCENARIOS), **options)

@@ -1,4 +1,4 @@
-"""Training in memory on TINY: a random model of two layers that learns to say one letter."""
+"""Training in memory on TINY: a random model of two layers that learns to generate one letter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ QUICK = {
 
 
 class LetterReward(RewardFunction):
-    """Share of one letter in what the agent says; `sign` turns it round."""
+    """Share of one letter in the replies; `sign` reverses it."""
 
     name = "letter"
 
@@ -51,8 +51,8 @@ class LetterReward(RewardFunction):
         self.letter, self.sign = letter, sign
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        said = "".join(turn.content for turn in turns if turn.role == "assistant")
-        return RewardResult(score=self.sign * said.count(self.letter) / max(1, len(said)))
+        text = "".join(turn.content for turn in turns if turn.role == "assistant")
+        return RewardResult(score=self.sign * text.count(self.letter) / max(1, len(text)))
 
 
 class SameReward(RewardFunction):
@@ -80,22 +80,22 @@ def run(trainer: MultiTurnGRPOTrainer, *callbacks: Callback) -> list[float]:
 
 
 @pytest.mark.parametrize(("sign", "better"), [(1.0, True), (-1.0, False)])
-def test_the_letter_is_said_more_often_or_less_as_the_reward_wants(tiny_folder: Path, sign: float, better: bool):
-    """From 4 % of what is said to above 40 %, or to less than 1 %, in fourteen iterations."""
+def test_the_share_of_the_letter_follows_the_reward(tiny_folder: Path, sign: float, better: bool):
+    """From 4 % of the replies to above 40 %, or to less than 1 %, in fourteen iterations."""
     trainer = make_trainer(tiny_folder, LetterReward(sign=sign), num_episodes=3 * 8 * 14, learning_rate=5e-2)
     shares = [sign * reward for reward in run(trainer)]
     assert shares[0] == pytest.approx(0.04, abs=0.02)
     assert (shares[-1] > 0.4) if better else (shares[-1] < 0.01)
 
 
-def test_a_constant_reward_teaches_nothing_and_says_so(tiny_folder: Path):
-    """The control."""
+def test_a_constant_reward_is_an_error(tiny_folder: Path):
+    """Every advantage is 0."""
     with pytest.raises(NoLearningSignal):
         run(make_trainer(tiny_folder, SameReward()))
 
 
 def test_an_update_that_changes_nothing_fails(tiny_folder: Path):
-    """Learning rate 0 must not look like training."""
+    """A learning rate of 0 is an error."""
     with pytest.raises(NoEffect):
         run(make_trainer(tiny_folder, learning_rate=0.0))
 
@@ -110,8 +110,8 @@ def test_the_same_seed_trains_the_same(tiny_folder: Path):
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_the_agent_speaks_with_what_was_learned(tiny_folder: Path):
-    """The trained policy replies."""
+def test_the_agent_generates_with_the_trained_policy(tiny_folder: Path):
+    """Its reply is that of the last checkpoint."""
     trainer = make_trainer(tiny_folder, num_episodes=3 * 8)
     asyncio.run(trainer.agent.initialize())
     before = trainer.agent.policy.hash
@@ -135,8 +135,8 @@ class _Kill(Callback):
             raise _Killed
 
 
-def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path, tiny_folder: Path):
-    """Killed after the second of four iterations; the same call in the same folder plays only the other two."""
+def test_a_resumed_training_reaches_the_same_weights(tmp_path: Path, tiny_folder: Path):
+    """Killed after the second of four iterations; the same call in the same folder runs the other two."""
     whole = make_trainer(tiny_folder, folder=tmp_path / "whole")
     curve = run(whole)
     with pytest.raises(_Killed):
@@ -150,20 +150,20 @@ def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path, tiny_fold
 
 
 def test_a_folder_of_another_config_is_refused(tmp_path: Path, tiny_folder: Path):
-    """Half of one training and half of another would be nothing."""
+    """A training resumes with its own config alone."""
     run(make_trainer(tiny_folder, folder=tmp_path, num_episodes=3 * 8))
     with pytest.raises(ConfigError, match="another config"):
         run(make_trainer(tiny_folder, folder=tmp_path, num_episodes=3 * 8, seed=5))
 
 
-def test_save_steps_says_which_checkpoints_stay(tmp_path: Path, tiny_folder: Path):
+def test_save_steps_selects_the_kept_checkpoints(tmp_path: Path, tiny_folder: Path):
     """The base, every second one, and the last."""
     trainer = make_trainer(tiny_folder, folder=tmp_path, save_steps=2, num_episodes=3 * 8 * 3)
     run(trainer)
     assert [trainer.checkpoint(k).exists() for k in (-1, 0, 1, 2)] == [True, False, True, True]
 
 
-def test_looking_at_the_heldout_side_changes_nothing(tiny_folder: Path):
+def test_an_evaluation_leaves_the_training_unchanged(tiny_folder: Path):
     """The same numbers twice, the same weights, the same random numbers."""
     trainer = make_trainer(tiny_folder)
 
@@ -184,7 +184,7 @@ def make_hash(tiny: Path) -> str:
     return load(tiny).hash
 
 
-def test_the_heldout_side_is_looked_at_as_often_as_is_asked(tiny_folder: Path):
+def test_evaluations_follow_eval_steps(tiny_folder: Path):
     """Every second of four iterations, the last among them; without eval_steps only at the end."""
     for steps, expected in ((2, [1, 3]), (None, [3])):
         trainer, seen = make_trainer(tiny_folder, eval_steps=steps), []
@@ -193,14 +193,14 @@ def test_the_heldout_side_is_looked_at_as_often_as_is_asked(tiny_folder: Path):
         assert seen == expected
 
 
-def test_a_scenario_on_both_sides_is_refused(tiny_folder: Path):
-    """Its result would be worth nothing."""
+def test_a_scenario_in_training_and_evaluation_is_refused(tiny_folder: Path):
+    """Its result would be contaminated."""
     agent = MultiTurnAgent(AgentConfig(model_name=str(tiny_folder)))
-    with pytest.raises(ConfigError, match="trained on and held out"):
+    with pytest.raises(ConfigError, match="are in scenarios and eval_scenarios"):
         MultiTurnGRPOTrainer(agent, ConversationEnvironment(SCENARIOS), LetterReward(), eval_scenarios=SCENARIOS[:1])
 
 
-def test_every_episode_is_told_once(tiny_folder: Path):
+def test_every_episode_has_one_event(tiny_folder: Path):
     """96 of them; each has its reward."""
     trainer, rewards = make_trainer(tiny_folder), []
     trainer.register_callback("on_episode_end", lambda trajectory: rewards.append(trajectory.total_reward))
@@ -209,7 +209,7 @@ def test_every_episode_is_told_once(tiny_folder: Path):
     assert None not in rewards
 
 
-def test_an_event_that_there_is_not_is_refused(tiny_folder: Path):
+def test_an_unknown_event_is_refused(tiny_folder: Path):
     """It would never be called."""
     with pytest.raises(ConfigError, match="on_epoch_end"):
         make_trainer(tiny_folder).register_callback("on_epoch_end", print)  # type: ignore[arg-type]
@@ -221,14 +221,14 @@ def test_a_callback_can_stop_the_training(tiny_folder: Path):
     assert len(rewards) == 2
 
 
-def test_a_group_has_exactly_the_siblings_that_were_asked_for(tiny_folder: Path):
+def test_a_group_has_num_generations_trajectories(tiny_folder: Path):
     """Two scenarios, eight each."""
     groups = asyncio.run(make_trainer(tiny_folder).generate_trajectories(SCENARIOS[:2]))
     assert [len(each.trajectories) for each in groups] == [8, 8]
 
 
 def test_single_turn_episodes_have_one_reply(tiny_folder: Path):
-    """The script has two lines; only the first is said."""
+    """The script has two lines; the episode has the first alone."""
     agent = MultiTurnAgent(AgentConfig(model_name=str(tiny_folder)))
     world = ConversationEnvironment(SCENARIOS, max_turns=2)
     config = TrainingConfig(**{**QUICK, "num_episodes": 24})  # type: ignore[arg-type]
@@ -243,31 +243,31 @@ def test_single_turn_episodes_have_one_reply(tiny_folder: Path):
     assert agent.policy.hash != before
 
 
-def test_a_kl_spike_halves_the_learning_rate_once_and_is_written_down(tiny_folder: Path):
+def test_a_kl_spike_halves_the_learning_rate_once_and_is_recorded(tiny_folder: Path):
     """Injected after three quiet iterations; the next quiet one changes nothing more."""
     trainer = make_trainer(tiny_folder)
     adjuster = Adjuster(trainer)
     for index, kl in enumerate((0.01, 0.01, 0.01, 1.0, 0.01)):
         trainer.monitor.observe(record(index, kl_to_base=kl))
         adjuster.on_iteration_end(trainer.monitor.records[-1], Path(), TrainingControl(10))
-    assert trainer.settings.learning_rate == 1e-2
+    assert trainer.training_settings.learning_rate == 1e-2
     [change] = adjuster.adjustments
     assert (change.index, change.setting, change.before, change.after) == (3, "learning_rate", 2e-2, 1e-2)
-    assert change.reason == "KL to the base is 1 nats a token, usual are 0.01"
+    assert change.reason == "KL to the base is 1 nats a token, its median before is 0.01"
 
 
 @pytest.mark.parametrize(
     ("rollout", "setting", "after"),
     [({"informative_groups": 0}, "group_size", 16), ({"truncated_share": 0.5}, "max_new_tokens", 9)],
 )
-def test_dead_groups_and_cut_turns_change_the_rollout(
+def test_uninformative_groups_and_truncation_change_the_rollout(
     tiny_folder: Path, rollout: dict[str, object], setting: str, after: int
 ):
     """8 siblings become 16, 6 tokens 9."""
     trainer = make_trainer(tiny_folder)
     adjuster = Adjuster(trainer)
     adjuster.on_iteration_end(_observed(trainer, record(rollout=rollout)), Path(), TrainingControl(10))
-    assert getattr(trainer.rollout, setting) == after
+    assert getattr(trainer.rollout_settings, setting) == after
 
 
 def _observed(trainer: MultiTurnGRPOTrainer, shown: IterationRecord) -> IterationRecord:
@@ -284,8 +284,8 @@ def _observed(trainer: MultiTurnGRPOTrainer, shown: IterationRecord) -> Iteratio
         ([[0.5, 0.6, 0.4], [0.4, 0.6, 0.8]], TrainingProfile.BALANCED),
     ],
 )
-def test_a_profile_is_chosen_by_what_the_probe_shows(groups: list[list[float]], profile: TrainingProfile):
-    """Nearly solved, nothing to compare, far from solved, in between."""
+def test_a_profile_is_chosen_by_the_probe(groups: list[list[float]], profile: TrainingProfile):
+    """Nearly solved, uninformative groups, low success, in between."""
     shown = [
         TrajectoryGroup(
             scenario_id=str(k),
@@ -296,13 +296,13 @@ def test_a_profile_is_chosen_by_what_the_probe_shows(groups: list[list[float]], 
         )
         for k, rewards in enumerate(groups)
     ]
-    found, reason = choose_profile(shown)
-    assert found == profile
+    chosen, reason = choose_profile(shown)
+    assert chosen == profile
     assert "2 probe groups" in reason
 
 
 def test_verified_success_counts_more_than_the_reward():
-    """All succeed, whatever the reward says."""
+    """All succeed, with a low reward."""
     trajectories = tuple(
         make_trajectory(sample=n, terminal_reward=0.1 * n, outcome=Outcome(success=True)) for n in range(3)
     )
@@ -311,7 +311,7 @@ def test_verified_success_counts_more_than_the_reward():
     assert reason.startswith("verified success is 1.00")
 
 
-def test_the_auto_trainer_says_what_it_chose_and_trains(tiny_folder: Path):
+def test_the_auto_trainer_has_its_profile_and_trains(tiny_folder: Path):
     """A random model knows nothing: its profile is not the careful one."""
     agent, auto = MultiTurnAgent(AgentConfig(model_name=str(tiny_folder))), AutoTrainer()
     before = make_hash(tiny_folder)
@@ -340,12 +340,12 @@ def test_train_is_one_call(tiny_folder: Path):
 def test_a_policy_that_cannot_learn_is_refused():
     """A script has no weights."""
     agent = MultiTurnAgent(AgentConfig(model_name="stub://demo", stub_responses=("hi",)))
-    with pytest.raises(ConfigError, match="can play, not learn"):
+    with pytest.raises(ConfigError, match="cannot be trained"):
         asyncio.run(train(agent, ConversationEnvironment(SCENARIOS), LetterReward(), num_episodes=8))
 
 
 def test_wandb_that_is_not_installed_is_named(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Before anything is played."""
+    """The error comes before the first rollout."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):
         run(make_trainer(tiny_folder, report_to="wandb"))
@@ -371,7 +371,7 @@ def _wandb_history(file: Path) -> list[dict[str, float]]:
     return rows
 
 
-def test_an_offline_wandb_run_holds_what_each_iteration_showed(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_offline_wandb_run_has_the_metrics_of_each_iteration(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Read back from the run's own file: the reward of each iteration, and its place in the series."""
     pytest.importorskip("wandb", reason="wandb is not installed; pip install wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -380,5 +380,5 @@ def test_an_offline_wandb_run_holds_what_each_iteration_showed(tiny_folder: Path
     trainer = make_trainer(tiny_folder, report_to="wandb", wandb_project="letters")
     rewards = run(trainer)
     [file] = trainer.folder.glob("wandb/offline-run-*/*.wandb")
-    told = {row["_step"]: row["rollout/reward"] for row in _wandb_history(file) if "rollout/reward" in row}
-    assert told == pytest.approx(dict(enumerate(rewards, start=1)))
+    logged = {row["_step"]: row["rollout/reward"] for row in _wandb_history(file) if "rollout/reward" in row}
+    assert logged == pytest.approx(dict(enumerate(rewards, start=1)))

@@ -1,4 +1,4 @@
-"""`quick_hpo` on TINY: trials that train a random model of two layers to say one letter."""
+"""`quick_hpo` on TINY: trials that train a random model of two layers to generate one letter."""
 
 from __future__ import annotations
 
@@ -50,34 +50,34 @@ def weights_of(agent: MultiTurnAgent) -> str:
     return weights_hash(agent.policy.model)
 
 
-def test_trials_differ_and_the_agent_stays_as_it_was(tiny_folder: Path):
-    """Four learning rates; what was passed in has the weights and the policy that it had."""
+def test_trials_differ_and_the_agent_is_unchanged(tiny_folder: Path):
+    """Four learning rates; the agent keeps its weights and its policy."""
     agent = agent_of(tiny_folder)
     asyncio.run(agent.initialize())
     policy, before = agent.policy, weights_of(agent)
-    found = hpo(agent, search_config=plan({"learning_rate": RATES}, pruning=False))
-    assert [trial.state for trial in found.trials] == ["complete"] * 4
-    assert len({trial.params["learning_rate"] for trial in found.trials}) == 4
-    assert len({trial.reward for trial in found.trials}) > 1
-    assert found.best_reward == max(trial.reward for trial in found.trials if trial.reward is not None)
+    summary = hpo(agent, search_config=plan({"learning_rate": RATES}, pruning=False))
+    assert [trial.state for trial in summary.trials] == ["complete"] * 4
+    assert len({trial.params["learning_rate"] for trial in summary.trials}) == 4
+    assert len({trial.reward for trial in summary.trials}) > 1
+    assert summary.best_reward == max(trial.reward for trial in summary.trials if trial.reward is not None)
     assert agent.policy is policy
     assert weights_of(agent) == before
 
 
 def test_each_trial_starts_from_the_same_weights(tiny_folder: Path):
-    """The same values twice in one study show the same to the last digit, whatever was trained between them."""
+    """The same values twice in one study have the same result to the last digit."""
     rates = {"type": "categorical", "choices": [2e-2, 5e-2]}
-    found = hpo(agent_of(tiny_folder), search_config=plan({"learning_rate": rates}, n_trials=6, pruning=False))
+    summary = hpo(agent_of(tiny_folder), search_config=plan({"learning_rate": rates}, n_trials=6, pruning=False))
     by_rate: dict[object, set[tuple[float, ...]]] = {}
-    for trial in found.trials:
+    for trial in summary.trials:
         by_rate.setdefault(trial.params["learning_rate"], set()).add(trial.intermediate_evals)
     assert set(by_rate) == {2e-2, 5e-2}
     assert [len(intermediate_evals) for intermediate_evals in by_rate.values()] == [1, 1]
     assert by_rate[2e-2] != by_rate[5e-2]
 
 
-def test_weights_that_somebody_changed_between_trials_fail_the_next(tiny_folder: Path):
-    """A reward function that meddles with the agent: the second trial would start elsewhere, and says so."""
+def test_weights_changed_between_trials_fail_the_next(tiny_folder: Path):
+    """A reward function that changes the agent: the second trial fails with both hashes."""
     agent = agent_of(tiny_folder)
 
     class Meddler(LetterReward):
@@ -87,23 +87,23 @@ def test_weights_that_somebody_changed_between_trials_fail_the_next(tiny_folder:
                 next(agent.policy.model.parameters()).data.add_(1e-3)
             return await super().compute_reward(turns, context)
 
-    found = hpo(agent, Meddler(), search_config=plan({"learning_rate": RATES}, n_trials=2, intermediate_evals=1))
-    assert found.trials[1].state == "failed"
-    assert found.trials[1].reason is not None
-    assert "trial 1 would start from policy" in found.trials[1].reason
+    summary = hpo(agent, Meddler(), search_config=plan({"learning_rate": RATES}, n_trials=2, intermediate_evals=1))
+    assert summary.trials[1].state == "failed"
+    assert summary.trials[1].reason is not None
+    assert "trial 1 would start from policy" in summary.trials[1].reason
 
 
-def test_a_trial_that_explodes_is_failed_and_the_study_has_a_best(tiny_folder: Path):
-    """A learning rate of 1e30 leaves no number a number."""
+def test_a_trial_that_diverges_is_failed_and_the_study_has_a_best(tiny_folder: Path):
+    """A learning rate of 1e30 gives NaN."""
     rates = {"type": "categorical", "choices": [2e-2, 1e30]}
-    found = hpo(agent_of(tiny_folder), search_config=plan({"learning_rate": rates}, n_trials=5))
-    exploded = [trial for trial in found.trials if trial.params["learning_rate"] == 1e30]
+    summary = hpo(agent_of(tiny_folder), search_config=plan({"learning_rate": rates}, n_trials=5))
+    exploded = [trial for trial in summary.trials if trial.params["learning_rate"] == 1e30]
     assert exploded
     assert all(trial.state == "failed" and trial.reward is None and trial.reason for trial in exploded)
-    assert found.best_params == {"learning_rate": 2e-2}
+    assert summary.best_params == {"learning_rate": 2e-2}
 
 
-def test_trials_are_judged_as_the_base_config_plays(tiny_folder: Path):
+def test_trials_are_evaluated_with_the_base_config(tiny_folder: Path):
     """Temperatures differ in training alone: before anything is learned, the same is shown by all."""
     space = {"temperature": {"type": "uniform", "low": 0.3, "high": 1.0}}
     config = BASE.model_copy(update={"learning_rate": 1e-12})
@@ -118,7 +118,7 @@ def test_trials_are_judged_as_the_base_config_plays(tiny_folder: Path):
     assert first.intermediate_evals == second.intermediate_evals
 
 
-def test_a_quarter_is_held_out_where_no_scenarios_are_given_to_judge_by(tiny_folder: Path):
+def test_a_quarter_is_held_out_by_default(tiny_folder: Path):
     """Of three scenarios one, the same for each trial, and none of the trained ones."""
     seen: dict[str, set[str]] = {}
 
@@ -127,14 +127,14 @@ def test_a_quarter_is_held_out_where_no_scenarios_are_given_to_judge_by(tiny_fol
             seen.setdefault(context.scenario.id, set()).add("judged")
             return await super().compute_reward(turns, context)
 
-    found = hpo(agent_of(tiny_folder), Watcher(), n_trials=1, search_config=plan({"learning_rate": RATES}),
+    summary = hpo(agent_of(tiny_folder), Watcher(), n_trials=1, search_config=plan({"learning_rate": RATES}),
                 eval_scenarios=None)  # fmt: skip
-    assert found.ended == 1
+    assert summary.ended == 1
     assert len(seen) == 3
 
 
 @pytest.mark.parametrize(
-    ("space", "told"),
+    ("space", "message"),
     [
         ({"num_episodes": {"type": "int", "low": 24, "high": 96}}, "num_episodes is the length of a trial"),
         ({"logging_steps": {"type": "int", "low": 1, "high": 2}}, "logging_steps changes neither rollout nor update"),
@@ -143,21 +143,21 @@ def test_a_quarter_is_held_out_where_no_scenarios_are_given_to_judge_by(tiny_fol
     ],
 )
 def test_a_space_that_does_not_fit_is_refused_before_the_first_trial(
-    tiny_folder: Path, space: dict[str, object], told: str
+    tiny_folder: Path, space: dict[str, object], message: str
 ):
     """The budget, a dead dimension, a bound outside the field's own, and nothing at all."""
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         hpo(agent_of(tiny_folder), search_config=plan(space))
 
 
 def test_a_policy_that_cannot_learn_is_refused():
     """A script has no weights."""
     agent = MultiTurnAgent(AgentConfig(model_name="stub://demo", stub_responses=("hi",)))
-    with pytest.raises(ConfigError, match="can play, not learn"):
+    with pytest.raises(ConfigError, match="cannot be trained"):
         hpo(agent, n_trials=1)
 
 
-def test_a_search_that_is_cancelled_begins_nothing_more(tiny_folder: Path):
+def test_a_cancelled_search_starts_no_further_trial(tiny_folder: Path):
     """The thread of the search ends with it."""
     judged = threading.Event()
 

@@ -6,33 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from grpo.config.policy import PolicySettings
+from grpo.config.pipeline import PolicySettings
 from grpo.errors import PolicyError
 from grpo.policy.catalog import open_policy
 from grpo.policy.openai import ChatPolicy, CompletionsPolicy
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import load
-from tasks.base import base
+from tasks.load_base import base
 from tests.places import ROOT
 
 
 def test_each_kind_of_address_opens_its_backend(tiny_folder: Path, tmp_path: Path):
-    """A folder, a script, and the two ways of a server."""
+    """A folder, a script, and both endpoints of a server."""
     (tmp_path / "replies.yaml").write_text("[Hello.]")
     assert open_policy(tiny_folder).hash == load(tiny_folder).hash
     assert open_policy(f"stub://{tmp_path}/replies.yaml").hash == ScriptedPolicy(["Hello."]).hash
     chat = open_policy("openai+https://api.example/v1/#large")
     assert isinstance(chat, ChatPolicy)
-    assert (chat.server.base_url, chat.server.model) == ("https://api.example/v1", "large")
+    assert (chat.endpoint.base_url, chat.endpoint.model) == ("https://api.example/v1", "large")
     tokens = open_policy("openai-tokens+http://localhost:8000/v1#clerk", policy_hash="0123456789abcdef")
     assert isinstance(tokens, CompletionsPolicy)
     assert tokens.hash == "0123456789abcdef"
 
 
-def test_a_server_is_another_policy_by_another_model():
-    """The address names the version, where nobody has seen the weights."""
-    one, same, other = (open_policy(f"openai+http://localhost/v1#{name}").hash for name in ("a", "a", "b"))
-    assert one == same != other
+def test_the_hash_of_a_server_depends_on_its_model():
+    """The address identifies the version, because the weights are unknown."""
+    first, same, other = (open_policy(f"openai+http://localhost/v1#{name}").hash for name in ("a", "a", "b"))
+    assert first == same != other
 
 
 @pytest.mark.parametrize(
@@ -46,23 +46,23 @@ def test_a_server_is_another_policy_by_another_model():
         ("openai+http://user:abc@host/v1#m", "put the key into OPENAI_API_KEY"),
     ],
 )
-def test_an_address_that_cannot_be_opened_says_why(address: str, problem: str):
-    """Without repeating what may be a secret."""
-    with pytest.raises(PolicyError, match=problem) as caught:
+def test_an_invalid_address_is_refused_with_the_reason(address: str, problem: str):
+    """Without repeating a possible secret."""
+    with pytest.raises(PolicyError, match=problem) as error_info:
         open_policy(address)
-    assert "abc" not in str(caught.value)
+    assert "abc" not in str(error_info.value)
 
 
 @pytest.mark.parametrize("model", ["stub://replies.yaml", "openai+http://localhost/v1#m", "vllm://data/models/desk"])
-def test_a_policy_that_cannot_be_trained_ends_the_run_before_it_is_opened(model: str, tmp_path: Path):
-    """Nothing is read, asked or stored."""
+def test_an_untrainable_policy_ends_the_run_before_it_is_opened(model: str, tmp_path: Path):
+    """Nothing is read, requested or stored."""
     with pytest.raises(PolicyError, match="can be evaluated, not trained"):
         base.fn(policy=PolicySettings(model=model), content="", store=str(tmp_path / "store"))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_script_is_played_without_torch(tmp_path: Path):
-    """What needs no model does not load one."""
+def test_a_scripted_policy_needs_no_torch(tmp_path: Path):
+    """Neither does the rollout stage."""
     (tmp_path / "replies.yaml").write_text("[Hello.]")
     code = (
         "import sys; from grpo.policy.catalog import open_policy; import grpo.rollout.collect; "
@@ -79,7 +79,7 @@ def test_a_script_is_played_without_torch(tmp_path: Path):
     ("package", "module"), [("openai", "grpo.policy.openai_endpoint"), ("vllm", "grpo.policy.vllm")]
 )
 def test_a_backend_that_is_not_installed_names_its_extra(package: str, module: str, monkeypatch: pytest.MonkeyPatch):
-    """One error, the same wherever it is imported from."""
+    """One error message, wherever it is imported."""
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.delitem(sys.modules, "grpo.policy.openai", raising=False)

@@ -1,4 +1,4 @@
-"""What is named instead of a model folder, and the way to one."""
+"""Model folders, and the errors for other paths."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.places import DESK_MODEL
 HUB = "Qwen/Qwen3-0.6B"
 
 
-def test_a_model_folder_is_taken_as_it_is():
-    """Config, weights and tokenizer are there."""
+def test_a_model_folder_is_returned_unchanged():
+    """It has a config, weights and a tokenizer."""
     assert check_model_files(DESK_MODEL) == DESK_MODEL == model_folder(str(DESK_MODEL))
 
 
-@pytest.mark.parametrize("ask", [model_folder, open_policy], ids=["to train", "to talk to"])
-def test_a_name_on_a_hub_says_that_nothing_is_fetched_and_what_to_do(ask: object):
-    """The network is not blamed, because none is used."""
+@pytest.mark.parametrize("open_model", [model_folder, open_policy], ids=["to train", "to generate"])
+def test_a_hub_id_is_refused_with_the_download_command(open_model: object):
+    """Nothing is downloaded, so the network is not blamed."""
     with pytest.raises(
         PolicyError, match=f"nothing is fetched here; .*hf download {HUB} --local-dir models/Qwen3-0.6B"
     ):
-        ask(HUB)  # type: ignore[operator]
+        open_model(HUB)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_name_on_a_hub_says_that_nothing_is_fetched_and_what_to_do(ask: object
 def test_a_folder_without_a_model_is_refused_with_the_reason(
     tmp_path: Path, files: dict[str, bytes], named: str, reason: str
 ):
-    """Each kind in its own words, with the place."""
+    """Each case with its own message and the path."""
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
@@ -52,7 +52,7 @@ def test_a_folder_without_a_model_is_refused_with_the_reason(
         check_model_files(tmp_path / named)
 
 
-def test_a_name_that_no_file_can_have_is_not_a_folder():
-    """Longer than a file system holds."""
+def test_an_invalid_file_name_is_not_a_folder():
+    """Longer than the file system allows."""
     with pytest.raises(PolicyError, match="there is no such folder"):
         check_model_files(Path("x" * 300))

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpo.config.loading import MOST_BYTES
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
-from grpo.config.yaml_text import MOST_BYTES
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import DataError, PolicyError
@@ -29,18 +29,18 @@ def renderer() -> Renderer:
     return Renderer(load_tokenizer(DESK_MODEL), tools=SupportDesk.tools)
 
 
-def _says(policy: ScriptedPolicy, renderer: Renderer, *, seed: int, turns: int, tokens: int = 99) -> list[str]:
+def _replies(policy: ScriptedPolicy, renderer: Renderer, *, seed: int, turns: int, tokens: int = 99) -> list[str]:
     async def run() -> list[str]:
         async with policy.sampler(concurrency=1, renderer=renderer) as sampler:
             session = sampler.open()
             sampling = Sampling(temperature=1.0, max_new_tokens=tokens, seed=seed)
-            said = [await session.generate(Prompt(new_ids=[]), sampling) for _ in range(turns)]
-        return [renderer.parse_reply(one.token_ids).content + ("" if one.stop == "stop" else " …") for one in said]
+            generations = [await session.generate(Prompt(new_ids=[]), sampling) for _ in range(turns)]
+        return [renderer.parse_reply(g.token_ids).content + ("" if g.stop == "stop" else " …") for g in generations]
 
     return asyncio.run(run())
 
 
-def _play(policy: ScriptedPolicy, renderer: Renderer, *, group_size: int = 1) -> list[Trajectory]:
+def _collect(policy: ScriptedPolicy, renderer: Renderer, *, group_size: int = 1) -> list[Trajectory]:
     return collect(
         [Scenario(id="s", user_responses=("hello", "my order", "bye"))],
         policy,
@@ -54,32 +54,32 @@ def _play(policy: ScriptedPolicy, renderer: Renderer, *, group_size: int = 1) ->
     )
 
 
-def test_replies_follow_each_other_and_begin_again(renderer: Renderer):
-    """Whatever the seed, where there is one script."""
+def test_a_script_is_cycled_through(renderer: Renderer):
+    """For every seed, if there is one script."""
     policy = ScriptedPolicy(["Hello.", "Bye."])
-    assert _says(policy, renderer, seed=0, turns=3) == ["Hello.", "Bye.", "Hello."]
-    assert _says(policy, renderer, seed=1, turns=3) == ["Hello.", "Bye.", "Hello."]
+    assert _replies(policy, renderer, seed=0, turns=3) == ["Hello.", "Bye.", "Hello."]
+    assert _replies(policy, renderer, seed=1, turns=3) == ["Hello.", "Bye.", "Hello."]
 
 
-def test_the_seed_picks_one_of_several_scripts(renderer: Renderer):
-    """Even seeds the first, odd ones the second."""
+def test_the_seed_selects_one_of_several_scripts(renderer: Renderer):
+    """Even seeds the first, odd seeds the second."""
     policy = ScriptedPolicy([["Hello.", "Bye."], ["No."]])
-    assert _says(policy, renderer, seed=2, turns=2) == ["Hello.", "Bye."]
-    assert _says(policy, renderer, seed=3, turns=2) == ["No.", "No."]
+    assert _replies(policy, renderer, seed=2, turns=2) == ["Hello.", "Bye."]
+    assert _replies(policy, renderer, seed=3, turns=2) == ["No.", "No."]
 
 
-def test_a_reply_that_is_too_long_is_cut_as_a_turn_of_any_policy_is(renderer: Renderer):
-    """Two tokens of it, and the turn did not end by itself."""
-    (said,) = _says(ScriptedPolicy(["Hello. Hello. Hello."]), renderer, seed=0, turns=1, tokens=2)
-    whole = renderer.encode_reply(Message(role="assistant", content="Hello. Hello. Hello."))
-    assert said == renderer.parse_reply(whole[:2]).content + " …"
+def test_a_long_reply_is_truncated_at_max_new_tokens(renderer: Renderer):
+    """Two tokens of it, with stop reason length."""
+    (reply,) = _replies(ScriptedPolicy(["Hello. Hello. Hello."]), renderer, seed=0, turns=1, tokens=2)
+    full = renderer.encode_reply(Message(role="assistant", content="Hello. Hello. Hello."))
+    assert reply == renderer.parse_reply(full[:2]).content + " …"
 
 
-def test_a_written_tool_call_reaches_the_world(renderer: Renderer):
-    """The call is run, and its result is heard."""
+def test_a_scripted_tool_call_reaches_the_environment(renderer: Renderer):
+    """The call is run, and its result is in the trajectory."""
     call = '<tool_call>{"name": "look_up", "arguments": {"order": "1234"}}</tool_call>'
     orders = {"1234": {"item": "lamp", "state": "delivered"}}
-    (played,) = collect(
+    (trajectory,) = collect(
         [Scenario(id="s", user_responses=("Where is order 1234?",), world={"orders": orders})],
         ScriptedPolicy([call, "It was delivered."]),
         SupportDesk(),
@@ -90,28 +90,28 @@ def test_a_written_tool_call_reaches_the_world(renderer: Renderer):
         run_seed=0,
         iteration=0,
     )
-    assert [m.role for m in played.messages] == ["system", "user", "assistant", "tool", "assistant"]
-    assert '"lamp"' in played.messages[3].content
-    assert played.outcome is not None
-    assert played.outcome.checks["looked_up"]
+    assert [m.role for m in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert '"lamp"' in trajectory.messages[3].content
+    assert trajectory.outcome is not None
+    assert trajectory.outcome.checks["looked_up"]
 
 
-def test_what_was_scripted_cannot_be_trained_on(renderer: Renderer):
-    """Its log-probabilities are unknown, not 0, and the learner says what such a policy is good for."""
-    played = _play(ScriptedPolicy(["Hello."]), renderer, group_size=2)
-    for one in played:
-        assert np.array_equal(np.isnan(one.sampler_logprobs), one.loss_mask)
+def test_scripted_episodes_cannot_be_trained_on(renderer: Renderer):
+    """Their log-probabilities are NaN, not 0, and the learner's message names the reason."""
+    trajectories = _collect(ScriptedPolicy(["Hello."]), renderer, group_size=2)
+    for trajectory in trajectories:
+        assert np.array_equal(np.isnan(trajectory.sampler_logprobs), trajectory.loss_mask)
     with pytest.raises(DataError, match="can be evaluated, not trained on"):
-        build_batch(group(played), TrainingSettings(), policy_hash=played[0].policy_hash)
+        build_batch(group(trajectories), TrainingSettings(), policy_hash=trajectories[0].policy_hash)
 
 
-def test_the_hash_names_the_script():
-    """Other words, another policy."""
+def test_the_hash_depends_on_the_script():
+    """Other replies, another policy."""
     assert ScriptedPolicy(["a"]).hash == ScriptedPolicy([["a"]]).hash != ScriptedPolicy(["b"]).hash
 
 
 def test_replies_are_read_from_a_file(tmp_path: Path):
-    """A list of texts, or a list of such lists."""
+    """A list of strings, or a list of such lists."""
     path = tmp_path / "replies.yaml"
     path.write_text("[Hello., Bye.]")
     assert read_replies(path) == [["Hello.", "Bye."]]
@@ -132,17 +132,17 @@ def test_replies_are_read_from_a_file(tmp_path: Path):
         pytest.param("x" * (MOST_BYTES + 1), "at most 1,048,576", id="too large"),
     ],
 )
-def test_a_file_that_holds_no_replies_is_refused(tmp_path: Path, text: str, problem: str):
-    """The message names the file and what was found."""
+def test_a_file_without_replies_is_refused(tmp_path: Path, text: str, problem: str):
+    """The message names the file and its content."""
     path = tmp_path / "replies.yaml"
     path.write_text(text)
-    with pytest.raises(PolicyError, match=problem) as caught:
+    with pytest.raises(PolicyError, match=problem) as error_info:
         read_replies(path)
-    assert str(path) in str(caught.value)
+    assert str(path) in str(error_info.value)
 
 
 @pytest.mark.parametrize("name", ["absent.yaml", "replies.txt", "a/../replies.yaml"])
-def test_only_a_yaml_file_that_is_there_is_read(tmp_path: Path, name: str):
-    """No other kind of file, and none by a path that climbs."""
+def test_only_an_existing_yaml_file_is_read(tmp_path: Path, name: str):
+    """Neither another suffix nor a path with '..'."""
     with pytest.raises(PolicyError, match=r"replies"):
         read_replies(tmp_path / name)

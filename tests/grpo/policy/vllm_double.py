@@ -1,8 +1,8 @@
-"""A double of the part of vLLM that `grpo.policy.vllm` calls, answering from a real model by plain forward passes.
+"""Double of the part of vLLM that `grpo.policy.vllm` calls, with a real model and plain forward passes.
 
-It is as strict as vLLM where that matters: unknown arguments are errors, an engine lives on the event loop that it
-was made in, prompts are cached until the cache is reset (whatever happens to the weights), requests that are
-cancelled are aborted, and without `skip_tokenizer_init` it would need a tokenizer.
+As in vLLM, unknown arguments are errors, an engine stays on the event loop that it was created in, prompts are cached
+until the cache is reset (even if the weights change), cancelled requests are aborted, and a tokenizer is needed without
+`skip_tokenizer_init`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RequestOutput:
 
 
 class AsyncLLMEngine:
-    """What every engine did, in order, is in `VLLM.calls`."""
+    """Engine double, which records its calls in `VLLM.calls`."""
 
     double: VLLM
 
@@ -95,13 +95,13 @@ class AsyncLLMEngine:
         self.double.params.append(params)
         try:
             self.double.started.set()
-            while self.double.held:
+            while self.double.paused:
                 await asyncio.sleep(0.001)
         except asyncio.CancelledError:
             self.double.calls.append(("abort", request_id))
             self.double.aborted.set()
             raise
-        yield RequestOutput(outputs=[self._say(prompt["prompt_token_ids"], params)])
+        yield RequestOutput(outputs=[self._complete(prompt["prompt_token_ids"], params)])
 
     async def collective_rpc(self, method: str, kwargs: dict[str, Any] | None = None) -> list[None]:
         assert asyncio.get_running_loop() is self.loop
@@ -113,7 +113,7 @@ class AsyncLLMEngine:
 
     async def reset_prefix_cache(self) -> bool:
         assert asyncio.get_running_loop() is self.loop
-        if self.double.keeps_cache:
+        if self.double.refuses_cache_reset:
             return False
         self.cache.clear()
         return True
@@ -121,7 +121,7 @@ class AsyncLLMEngine:
     def shutdown(self) -> None:
         self.double.calls.append(("shutdown", self.args.model))
 
-    def _say(self, prompt: list[int], params: SamplingParams) -> CompletionOutput:
+    def _complete(self, prompt: list[int], params: SamplingParams) -> CompletionOutput:
         generator = torch.Generator().manual_seed(params.seed or 0)
         ids, logprobs = list(prompt), []
         while True:
@@ -132,7 +132,7 @@ class AsyncLLMEngine:
             logprobs.append({token: Logprob(float(scores[token]))})
             stopped = token in params.stop_token_ids
             if stopped or len(logprobs) == params.max_tokens:
-                reason = self.double.ends_by or ("stop" if stopped else "length")
+                reason = self.double.finish_reason or ("stop" if stopped else "length")
                 return CompletionOutput(ids[len(prompt) :], logprobs, reason)
 
     def _logits(self, ids: list[int]) -> torch.Tensor:
@@ -144,19 +144,19 @@ class AsyncLLMEngine:
 
 
 class VLLM:
-    """The installed double: what it was asked, and how it should behave."""
+    """The installed double: recorded calls, and its behaviour."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.args: list[AsyncEngineArgs] = []
         self.params: list[SamplingParams] = []
-        self.held = False
-        self.keeps_cache = False
-        self.ends_by: str | None = None
+        self.paused = False
+        self.refuses_cache_reset = False
+        self.finish_reason: str | None = None
         self.started, self.aborted = threading.Event(), threading.Event()
 
     def modules(self) -> dict[str, ModuleType]:
-        """What stands in `sys.modules`."""
+        """Modules for `sys.modules`."""
         package, params = ModuleType("vllm"), ModuleType("vllm.sampling_params")
         engine = type("AsyncLLMEngine", (AsyncLLMEngine,), {"double": self})
         package.__dict__.update(AsyncEngineArgs=AsyncEngineArgs, AsyncLLMEngine=engine, SamplingParams=SamplingParams)

@@ -33,48 +33,49 @@ def _generation(
     registry.promotions(model).promote(version.version, reason="gates", by=ANNA)
 
 
-def test_a_version_is_traced_to_the_base_that_no_run_made(registry: Registry, policy: TransformersPolicy):
+def test_a_version_is_traced_to_the_base_model(registry: Registry, policy: TransformersPolicy):
     """Version 2 was trained from the policy of version 1, which was trained from the base model."""
     _generation(registry, policy, "traced", start="base", trained="p1", against="base", merged="")
     _generation(registry, policy, "traced", start="p1", trained="p2", against="p1", merged="")
-    found = trace_lineage(registry, registry.resolve("models:/traced@champion"))
-    assert [(one.policy, one.version, one.model) for one in found.parents] == [
+    result = trace_lineage(registry, registry.resolve("models:/traced@champion"))
+    assert [(one.policy, one.version, one.model) for one in result.parents] == [
         ("p1", 1, "store/checkpoint"),
         ("base", None, "models/base"),
     ]
-    assert (found.version, found.evaluated_against, found.aliases) == (2, 1, ["candidate", "champion"])
-    assert [one.champion for one in found.history] == [1, 2]
+    assert (result.version, result.evaluated_against, result.aliases) == (2, 1, ["candidate", "champion"])
+    assert [one.champion for one in result.history] == [1, 2]
 
 
 def test_a_version_is_traced_through_merged_adapters(registry: Registry, policy: TransformersPolicy):
     """Version 2 starts from version 1 with its adapters merged in, m1; it was judged against the adapted p1."""
     _generation(registry, policy, "adapted", start="base", trained="p1", against="base", merged="m1")
     _generation(registry, policy, "adapted", start="m1", trained="p2", against="p1", merged="m2")
-    found = trace_lineage(registry, registry.resolve("models:/adapted@champion"))
-    assert [(one.policy, one.version) for one in found.parents] == [("m1", 1), ("base", None)]
-    assert found.evaluated_against == 1
+    result = trace_lineage(registry, registry.resolve("models:/adapted@champion"))
+    assert [(one.policy, one.version) for one in result.parents] == [("m1", 1), ("base", None)]
+    assert result.evaluated_against == 1
 
 
-def test_a_promotion_that_was_cut_off_is_shown_as_pending(registry: Registry, policy: TransformersPolicy):
-    """Its process died when version 1 served already: no record of it is made up, and looking settles nothing."""
+def test_an_interrupted_promotion_is_shown_as_pending(registry: Registry, policy: TransformersPolicy):
+    """Its process was killed before the alias moved: version 1 stays champion, and reading changes nothing."""
+    _generation(registry, policy, "cut-off", start="base", trained="p1", against="base", merged="")
+    tags = {"run_key": "cut-off", "policy": "p2", "verdict": "promote", "champion_sha256": "p1"}
     run_id = registry.open_run("tests", "run", run_key="cut-off", params={})
-    tags = {"run_key": "cut-off", "policy": "p1", "verdict": "promote"}
     version = registry.register("cut-off", run_id, policy, tags=tags, provenance=make_provenance())
-    client = Dying(registry.client, resolve=5, after=True)  # the alias moves
+    client = Dying(registry.client, at=4, after=True)  # the record is written, the alias has not moved
     with pytest.raises(Killed):
-        Registry(registry.tracking_uri, client=client).promotions("cut-off").promote(1, reason="gates", by=ANNA)  # type: ignore[arg-type]
+        Registry(registry.tracking_uri, client=client).promotions("cut-off").promote(2, reason="gates", by=ANNA)  # type: ignore[arg-type]
     for _ in range(2):
-        found = trace_lineage(registry, version)
-        assert (found.aliases, found.history) == (["candidate", "champion"], ())
-        assert found.pending is not None
-        assert (found.pending.action, found.pending.champion) == ("promote", 1)
+        lineage = trace_lineage(registry, version)
+        assert (lineage.aliases, [change.champion for change in lineage.history]) == (["candidate"], [1])
+        assert lineage.pending is not None
+        assert (lineage.pending.action, lineage.pending.champion) == ("promote", 2)
 
 
-def test_what_differs_is_told_in_the_order_in_which_it_is_looked_at():
+def test_differences_are_ordered_by_likely_cause():
     """Code before packages before data before the machine."""
     then = make_provenance()
     now = make_provenance(code="new", packages={"torch": "2.14.0"}, scenarios="x", machine={"threads": "8"})
-    found = then.differences(now)
-    assert list(found) == ["code", "package torch", "scenarios", "processor", "threads"]
-    assert found["package torch"] == ("2.13.0", "2.14.0")
+    result = then.differences(now)
+    assert list(result) == ["code", "package torch", "scenarios", "processor", "threads"]
+    assert result["package torch"] == ("2.13.0", "2.14.0")
     assert then.differences(then) == {}

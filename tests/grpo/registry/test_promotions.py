@@ -1,4 +1,4 @@
-"""Who serves, on a real SQLite store."""
+"""Promotions and rollbacks on a real SQLite store."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _three(registry: Registry, model: str) -> None:
         registry.promotions(model).promote(version, reason=f"gates of {checkpoint}", by=ANNA, checks={"length": 1.1})
 
 
-def test_a_promotion_writes_down_who_why_from_what_and_the_numbers(registry: Registry):
-    """The third of three: instead of version 2, with what the gates measured."""
+def test_a_promotion_records_author_reason_replaced_version_and_gates(registry: Registry):
+    """The third of three replaces version 2."""
     _three(registry, "recorded")
     assert serving(registry, "recorded") == (3, 2)
     last = registry.promotions("recorded").history()[-1]
@@ -40,7 +40,7 @@ def test_a_promotion_writes_down_who_why_from_what_and_the_numbers(registry: Reg
 
 
 def test_two_rollbacks_go_two_versions_back_and_a_third_is_refused(registry: Registry):
-    """1, 2, 3 → 2 → 1; not to 3 again."""
+    """1, 2, 3 → 2 → 1, not back to 3."""
     _three(registry, "back")
     line = registry.promotions("back")
     assert line.rollback(reason="refunds twice", by=BEN).champion == 2
@@ -52,8 +52,8 @@ def test_two_rollbacks_go_two_versions_back_and_a_third_is_refused(registry: Reg
     assert [one.action for one in line.history()] == ["promote"] * 3 + ["rollback"] * 2
 
 
-def test_a_promotion_after_a_rollback_goes_back_to_what_it_replaced(registry: Registry):
-    """1, 2, back to 1, then 3: previous is 1, and not 2, which was taken out of service."""
+def test_a_rollback_of_a_later_promotion_skips_the_version_that_was_rolled_back(registry: Registry):
+    """1, 2, back to 1, then 3: previous is 1, not 2."""
     for checkpoint, against in (("a", "base"), ("b", "a")):
         version = put_version(registry, "branch", checkpoint, against=against)
         registry.promotions("branch").promote(version, reason="gates", by=ANNA)
@@ -65,8 +65,8 @@ def test_a_promotion_after_a_rollback_goes_back_to_what_it_replaced(registry: Re
     assert serving(registry, "branch") == (1, None)
 
 
-def test_what_has_no_champion_cannot_be_rolled_back(registry: Registry):
-    """Nor what is not there at all."""
+def test_a_model_without_a_champion_cannot_be_rolled_back(registry: Registry):
+    """Nor a model or version that does not exist."""
     put_version(registry, "fresh", "a", against="base")
     with pytest.raises(NothingToRollBack, match="fresh has no champion"):
         registry.promotions("fresh").rollback(reason="why not", by=ANNA)
@@ -76,8 +76,8 @@ def test_what_has_no_champion_cannot_be_rolled_back(registry: Registry):
         registry.promotions("fresh").promote(9, reason="why not", by=ANNA)
 
 
-def test_the_version_in_service_is_not_promoted_again(registry: Registry):
-    """Nothing changes, and nothing is recorded."""
+def test_promoting_the_champion_changes_nothing(registry: Registry):
+    """No alias moves, and no record is added."""
     _three(registry, "same")
     assert registry.promotions("same").promote(3, reason="again", by=ANNA) is None
     assert serving(registry, "same") == (3, 2)
@@ -85,20 +85,20 @@ def test_the_version_in_service_is_not_promoted_again(registry: Registry):
 
 
 @pytest.mark.parametrize(
-    ("model", "verdict", "against", "told"),
+    ("model", "verdict", "against", "message"),
     [
-        ("refused", "refuse", "c", "version 4 was judged 'refuse'"),
-        ("stale", "promote", "b", "judged against another policy than that of version 3"),
+        ("refused", "refuse", "c", "version 4 has the verdict 'refuse'"),
+        ("stale", "promote", "b", "evaluated against another policy than that of version 3"),
     ],
 )
-def test_a_version_that_may_not_serve_is_refused_unless_forced(
-    registry: Registry, model: str, verdict: str, against: str, told: str
+def test_a_version_that_failed_or_beat_another_champion_is_refused_unless_forced(
+    registry: Registry, model: str, verdict: str, against: str, message: str
 ):
-    """It did not pass, or it beat a version that serves no more: force is written down as such."""
+    """The record of a forced promotion has `forced`."""
     _three(registry, model)
     version = put_version(registry, model, "d", against=against, verdict=verdict)
     line = registry.promotions(model)
-    with pytest.raises(PromotionRefused, match=told):
+    with pytest.raises(PromotionRefused, match=message):
         line.promote(version, reason="I like it", by=ANNA)
     assert serving(registry, model) == (3, 2)
     forced = line.promote(version, reason="I like it", by=ANNA, force=True)
@@ -107,22 +107,24 @@ def test_a_version_that_may_not_serve_is_refused_unless_forced(
     assert serving(registry, model) == (4, 3)
 
 
-def test_a_version_that_was_taken_out_of_service_needs_force_to_return(registry: Registry):
-    """A rerun of its run must not undo what an operator did."""
+def test_a_version_that_was_rolled_back_is_promoted_again_only_with_force(registry: Registry):
+    """A rerun of its run must not undo the operator's rollback."""
     _three(registry, "returned")
     line = registry.promotions("returned")
     line.rollback(reason="refunds twice", by=ANNA)
-    with pytest.raises(PromotionRefused, match=r"has served before, until a rollback to version 2 \(refunds twice\)"):
+    with pytest.raises(
+        PromotionRefused, match=r"was in service before, until a rollback to version 2 \(refunds twice\)"
+    ):
         line.promote(3, reason="again", by=ANNA)
     assert line.promote(3, reason="it was the tool", by=ANNA, force=True) is not None
 
 
 class Killed(BaseException):
-    """Nobody catches this: the process is gone."""
+    """End of a process: no handler catches it."""
 
 
 class Dying:
-    """An MLflow client whose process dies at one of its calls, before or after the server has done it."""
+    """An MLflow client whose process is killed at one of its calls, before or after the server handles it."""
 
     def __init__(self, client: Any, *, at: int, after: bool) -> None:
         self._client, self._at, self._after, self.calls = client, at, after, 0
@@ -143,14 +145,14 @@ class Dying:
 
 
 def _dying(registry: Registry, model: str, *, at: int, after: bool) -> PromotionLog:
-    """The succession as a process sees it that dies at one of its calls."""
+    """Promotion log of a process that is killed at one of its calls."""
     client = Dying(registry.client, at=at, after=after)
     return Registry(registry.tracking_uri, client=client).promotions(model)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("action", ["promote", "rollback"])
 def test_a_change_killed_at_any_call_leaves_one_champion_and_is_applied_once_on_retry(registry: Registry, action: str):
-    """At each call, before and after it: the old champion serves, or the new one; the same flow run ends the work."""
+    """At each call, before and after it: the old or the new champion; the retried flow run completes the change."""
     outcomes = set()
     for at in range(1, 30):
         for after in (False, True):
@@ -171,7 +173,7 @@ def test_a_change_killed_at_any_call_leaves_one_champion_and_is_applied_once_on_
             except Killed:
                 pass
             else:
-                assert outcomes == {"old", "new"}, "it died before the change and after it"
+                assert outcomes == {"old", "new"}, "killed before the change and after it"
                 return
             new = (3, 2) if action == "promote" else (1, None)
             left = serving(registry, model)[0]
@@ -182,7 +184,7 @@ def test_a_change_killed_at_any_call_leaves_one_champion_and_is_applied_once_on_
             state = registry.promotions(model).state()
             assert [one.action for one in state.history] == ["promote", "promote", action]
             assert state.pending is None
-            assert "succession.pending" not in registry.client.get_registered_model(model).tags
+            assert len(registry.client.get_registered_model(model).tags) == 3
     pytest.fail("it never ended")
 
 
@@ -190,8 +192,8 @@ _CHAMPION_SET = 5
 """Calls of a rollback up to the one that moves the alias `champion`."""
 
 
-def test_a_rollback_that_died_half_way_and_is_typed_again_goes_back_one_version(registry: Registry):
-    """The command is another flow run then; for another reason it is another rollback."""
+def test_a_killed_rollback_command_that_is_repeated_goes_back_one_version(registry: Registry):
+    """The repeated command has another flow run; with another reason it is a second rollback."""
     for model, reason, expected in (("typed-again", "refunds twice", (2, 1)), ("other-reason", "rude", (1, None))):
         _three(registry, model)
         with pytest.raises(Killed):
@@ -202,8 +204,8 @@ def test_a_rollback_that_died_half_way_and_is_typed_again_goes_back_one_version(
         assert serving(registry, model) == expected
 
 
-def test_a_flow_run_that_is_put_back_after_others_went_on_changes_nothing(registry: Registry):
-    """Its rollback is written down; version 4 was promoted since."""
+def test_a_retried_flow_run_does_not_roll_back_twice(registry: Registry):
+    """Its rollback is recorded; version 4 was promoted since."""
     _three(registry, "put-back")
     line = registry.promotions("put-back")
     first = line.rollback(reason="refunds twice", by=ANNA)
@@ -213,7 +215,7 @@ def test_a_flow_run_that_is_put_back_after_others_went_on_changes_nothing(regist
 
 
 def test_rollback_replaces_a_deleted_champion_by_the_version_before_it(registry: Registry):
-    """Version 3 is gone, and its alias with it: 2 serves, with 1 behind it; gone as well, 1 serves."""
+    """Version 3 is deleted, and its alias with it: 2 is champion, then 1 after 2 is deleted as well."""
     _three(registry, "deleted")
     line = registry.promotions("deleted")
     registry.client.delete_model_version("deleted", "3")
@@ -225,7 +227,7 @@ def test_rollback_replaces_a_deleted_champion_by_the_version_before_it(registry:
 
 
 @pytest.mark.parametrize("gone", ["2", "23"])
-def test_a_rollback_passes_over_versions_that_were_deleted(registry: Registry, gone: str):
+def test_a_rollback_skips_deleted_versions(registry: Registry, gone: str):
     """1, 2, 3 without 2, or without 2 and the champion: back to 1."""
     _three(registry, f"without-{gone}")
     for version in gone:
@@ -234,13 +236,15 @@ def test_a_rollback_passes_over_versions_that_were_deleted(registry: Registry, g
     assert serving(registry, f"without-{gone}") == (1, None)
 
 
-def test_nothing_is_promoted_by_itself_where_the_champion_is_missing(registry: Registry):
-    """A version that beat the base may be worse than the one that was deleted; the remedies are named."""
+def test_no_promotion_without_force_while_the_champion_is_missing(registry: Registry):
+    """A version that beat the base may be worse than the deleted champion; the message names the remedies."""
     _three(registry, "vacant")
     registry.client.delete_model_version("vacant", "3")
     line = registry.promotions("vacant")
     version = put_version(registry, "vacant", "d", against="base")
-    with pytest.raises(PromotionRefused, match=r"`grpo rollback vacant .* `grpo promote vacant --version N"):
+    with pytest.raises(
+        PromotionRefused, match=r"`grpo rollback models:/vacant@champion .* `grpo promote models:/vacant/N"
+    ):
         line.promote(version, reason="gates", by=ANNA)
     assert serving(registry, "vacant") == (None, 2)
     forced = line.promote(version, reason="it is good", by=ANNA, force=True)
@@ -249,7 +253,7 @@ def test_nothing_is_promoted_by_itself_where_the_champion_is_missing(registry: R
 
 
 class Watched:
-    """An MLflow client that lets somebody else look before each of its calls."""
+    """An MLflow client that calls `look` before each of its calls."""
 
     def __init__(self, client: Any, look: Callable[[], object]) -> None:
         self._client, self._look = client, look
@@ -265,7 +269,7 @@ class Watched:
 
 
 def test_a_reader_on_another_machine_does_not_disturb_a_promotion(registry: Registry):
-    """No lock is shared; at each moment the promotion is not begun, pending, or recorded, and one of these."""
+    """No lock is shared; at each moment the promotion is not begun, pending, or in effect."""
     _three(registry, "read")
     version = put_version(registry, "read", "d", against="c")
     reader = PromotionLog(registry.client, "read", nullcontext())
@@ -278,11 +282,11 @@ def test_a_reader_on_another_machine_does_not_disturb_a_promotion(registry: Regi
     watched = Watched(registry.client, look)
     Registry(registry.tracking_uri, client=watched).promotions("read").promote(version, reason="gates", by=ANNA)  # type: ignore[arg-type]
     look()
-    assert list(dict.fromkeys(seen)) == [(3, 3, None), (3, 3, 4), (4, 3, 4), (4, 4, None)]
+    assert list(dict.fromkeys(seen)) == [(3, 3, None), (3, 3, 4), (4, 4, None)]
 
 
 def test_two_promotions_at_once_end_with_one_champion_and_the_other_is_refused(registry: Registry):
-    """Both beat version 1; whoever comes second was judged against a version that serves no more."""
+    """Both beat version 1; the second was evaluated against a version that is not the champion any more."""
     registry.promotions("race").promote(put_version(registry, "race", "a", against="x"), reason="gates", by=ANNA)
     versions = [put_version(registry, "race", name, against="a") for name in ("b", "c")]
     refused: list[int] = []
@@ -319,21 +323,44 @@ def die(name, alias, version):
     os.kill(os.getpid(), signal.SIGKILL)
 
 client.set_registered_model_alias = die
-registry.succession("killed").promote(int(sys.argv[3]), reason="gates", by=Actor(user="u", host="h"))
+registry.promotions("killed").promote(int(sys.argv[3]), reason="gates", by=Actor(user="u", host="h"))
 """
 
 
-def test_kill_9_around_the_write_that_decides(registry: Registry):
-    """Before it the old champion serves and the promotion is undone; after it the new one, and it is finished."""
+def test_kill_9_around_the_alias_write(registry: Registry):
+    """Before it the old champion stays and the record is removed; after it the new one, and `previous` is set."""
     registry.promotions("killed").promote(put_version(registry, "killed", "a", against="x"), reason="gates", by=ANNA)
     version = put_version(registry, "killed", "b", against="a")
-    for moment, expected in (("before", (1, None)), ("after", (2, 1))):
+    for moment, expected, pending in (("before", (1, None), True), ("after", (2, 1), False)):
         command = [sys.executable, "-c", KILL, registry.tracking_uri, moment, str(version)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=300, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr.decode()
         assert serving(registry, "killed")[0] == expected[0]
-        assert registry.promotions("killed").state().pending is not None
+        assert (registry.promotions("killed").state().pending is not None) is pending
         assert registry.promotions("killed").promote(expected[0], reason="again", by=ANNA) is None
         assert serving(registry, "killed") == expected
         assert registry.promotions("killed").state().pending is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_killed_first_promotion_is_recorded_on_retry(registry: Registry, after: bool):
+    """Its alias moves before the record; killed at each call, the retry ends with champion 1 and one record."""
+    for at in range(1, 9):
+        model = f"first-{at}-{after}"
+        version = put_version(registry, model, "a", against="base")
+        try:
+            _dying(registry, model, at=at, after=after).promote(version, reason="gates", by=ANNA)
+        except Killed:
+            registry.promotions(model).promote(version, reason="gates", by=ANNA)
+        state = registry.promotions(model).state()
+        assert (state.champion, [change.champion for change in state.history], state.pending) == (1, [1], None)
+
+
+def test_a_removed_champion_alias_is_not_a_model_without_champion(registry: Registry):
+    """The alias was removed by hand after the only promotion: the next promotion needs force."""
+    registry.promotions("bare").promote(put_version(registry, "bare", "a", against="base"), reason="gates", by=ANNA)
+    registry.client.delete_registered_model_alias("bare", "champion")
+    with pytest.raises(PromotionRefused, match="bare had a champion and has none now"):
+        registry.promotions("bare").promote(put_version(registry, "bare", "b", against="base"), reason="x", by=ANNA)
+    assert len(registry.promotions("bare").history()) == 1

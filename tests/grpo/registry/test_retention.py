@@ -15,10 +15,12 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def _checkpoint(store: ArtifactStore, content: str) -> Artifact:
-    return store.put_folder("checkpoint", lambda folder: (folder / "weights").write_text(content) and None)
+    with store.new_folder("checkpoint") as new:
+        (new.path / "weights").write_text(content)
+    return new.artifact
 
 
-def test_a_checkpoint_goes_when_its_last_keeper_lets_it_go(store: ArtifactStore):
+def test_a_checkpoint_is_removed_with_its_last_reference(store: ArtifactStore):
     """Two runs share one: the first to let it go removes nothing."""
     retention, checkpoint = Retention(store), _checkpoint(store, "x")
     retention.keep(checkpoint, run_owner("a"))
@@ -46,7 +48,7 @@ def test_a_removed_checkpoint_is_not_a_missing_one(store: ArtifactStore):
     retention.keep(checkpoint, "a")
     retention.release(checkpoint, "a")
     store.verify(checkpoint)
-    with pytest.raises(RemovedError, match="was removed, because no run or version keeps it"):
+    with pytest.raises(RemovedError, match="was removed, because no run or version references it"):
         store.path(checkpoint)
     store.forget_removal(checkpoint)
     with pytest.raises(ArtifactError, match="is missing"):
@@ -55,7 +57,7 @@ def test_a_removed_checkpoint_is_not_a_missing_one(store: ArtifactStore):
     store.verify(checkpoint)
 
 
-def test_a_checkpoint_that_was_made_again_can_be_removed_again(store: ArtifactStore):
+def test_a_recomputed_checkpoint_can_be_removed_again(store: ArtifactStore):
     """The record of the first removal does not keep it."""
     retention = Retention(store)
     for _ in range(2):

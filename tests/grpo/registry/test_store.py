@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own int
 
 
 def test_the_champion_is_the_version_that_was_promoted(registry: Registry, policy: TransformersPolicy):
-    """Nobody before, version 1 after; the newest version is the candidate."""
+    """None before, version 1 after; the newest version is the candidate."""
     assert registry.champion("desk") is None
     first = _register(registry, policy, "k1")
     second = _register(registry, policy, "k2")
@@ -46,7 +46,7 @@ def test_the_champion_is_the_version_that_was_promoted(registry: Registry, polic
 
 
 @pytest.mark.parametrize("address", ["models:/desk@nobody", "models:/desk/99", "models:/unknown@champion", "desk"])
-def test_an_address_that_leads_nowhere_is_an_error(registry: Registry, policy: TransformersPolicy, address: str):
+def test_an_unknown_model_address_is_an_error(registry: Registry, policy: TransformersPolicy, address: str):
     """It is named."""
     _register(registry, policy, "k1")
     with pytest.raises(AddressError, match=address):
@@ -97,8 +97,8 @@ def test_a_damaged_version_is_not_promoted(registry: Registry, policy: Transform
     assert serving(registry, "sound") == (2, 1)
 
 
-def test_a_version_without_a_digest_is_not_one_of_ours(registry: Registry):
-    """What something else has registered cannot be verified."""
+def test_a_version_without_a_digest_is_refused(registry: Registry):
+    """A version that was registered by other code cannot be verified."""
     put_version(registry, "foreign", "a", against="base")
     with pytest.raises(AddressError, match="foreign version 1 has no tag model_sha256"):
         registry.verify(registry.resolve("models:/foreign/1"))
@@ -140,17 +140,17 @@ def test_the_copy_of_a_killed_registration_is_removed_by_the_next(
     assert registry.find("swept", "swept") is not None
 
 
-def test_a_champion_that_is_missing_is_not_one_that_never_was(registry: Registry):
-    """Else the next candidate would be judged against the base; where none has served there is nobody."""
+def test_a_deleted_champion_is_not_a_model_without_one(registry: Registry):
+    """Otherwise the next candidate would be evaluated against the base; before the first promotion it is None."""
     version = put_version(registry, "gone", "a", against="base")
     assert registry.champion("gone") is None
     registry.promotions("gone").promote(version, reason="gates", by=ANNA)
     registry.client.delete_model_version("gone", str(version))
-    with pytest.raises(RegistryError, match="`grpo rollback gone"):
+    with pytest.raises(RegistryError, match="`grpo rollback models:/gone@champion"):
         registry.champion("gone")
 
 
-def test_a_registry_that_cannot_be_asked_is_not_one_without_a_champion(tmp_path: Path):
+def test_an_unreachable_registry_is_not_one_without_a_champion(tmp_path: Path):
     """Else a candidate would be judged against the base while the champion's server is away."""
     from mlflow.exceptions import MlflowException
 
@@ -173,13 +173,13 @@ def test_the_same_run_registers_one_version(registry: Registry, policy: Transfor
     assert registry.resolve("models:/desk@candidate") == newer
 
 
-def test_a_version_tells_what_it_was_made_from(registry: Registry, policy: TransformersPolicy):
+def test_a_version_has_its_provenance(registry: Registry, policy: TransformersPolicy):
     """The whole provenance, from the model's own metadata."""
     assert registry.provenance(_register(registry, policy, "k6")) == make_provenance(seed=11)
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["a new name", "one with a version"])
-def test_a_registering_that_is_cancelled_leaves_no_name_without_a_version(
+def test_a_cancelled_registration_leaves_no_model_without_a_version(
     registry: Registry, policy: TransformersPolicy, before: bool
 ):
     """Cancelled between name and version: the name goes again, unless it has versions of others."""
@@ -193,21 +193,23 @@ def test_a_registering_that_is_cancelled_leaves_no_name_without_a_version(
         def create_model_version(self, *_: object, **__: object) -> None:
             raise Killed
 
-    cancelled = Registry(registry.tracking_uri, client=Cancelled(registry.client, resolve=10**6, after=True))  # type: ignore[arg-type]
+    cancelled = Registry(registry.tracking_uri, client=Cancelled(registry.client, at=10**6, after=True))  # type: ignore[arg-type]
     with pytest.raises(Killed):
         _register(cancelled, policy, "second", model=model)
-    assert [found.name for found in registry.client.search_registered_models(f"name = '{model}'")] == [model] * before
+    assert [outcomes.name for outcomes in registry.client.search_registered_models(f"name = '{model}'")] == [
+        model
+    ] * before
     assert len(registry.versions(model)) == before
 
 
 def test_a_registration_killed_at_any_call_leaves_no_partial_version(registry: Registry, policy: TransformersPolicy):
-    """Either there is no version, or one that can be loaded; the next try ends with exactly one candidate."""
+    """No version, or one that can be loaded; the retry ends with exactly one candidate."""
     import mlflow
 
-    found = set()
-    for resolve in range(1, 12):
-        model = f"dying-{resolve}"
-        client = Dying(registry.client, resolve=resolve, after=True)
+    outcomes = set()
+    for at in range(1, 12):
+        model = f"dying-{at}"
+        client = Dying(registry.client, at=at, after=True)
         dying = Registry(registry.tracking_uri, client=client)  # type: ignore[arg-type]
         run_id = registry.open_run("tests", "run", run_key=model, params={})
         tags = {"run_key": model, "verdict": "promote", "checkpoint_uri": "store/x", "checkpoint_sha256": "ab"}
@@ -215,14 +217,14 @@ def test_a_registration_killed_at_any_call_leaves_no_partial_version(registry: R
             dying.register(model, run_id, policy, tags=tags, provenance=make_provenance())
         except Killed:
             versions = registry.versions(model)
-            found.add(len(versions))
+            outcomes.add(len(versions))
             for version in versions:
                 mlflow.models.get_model_info(f"models:/{model}/{version.version}")
             assert _register(registry, policy, model, model=model).version == 1
             assert len(registry.versions(model)) == 1
             assert registry.resolve(f"models:/{model}@candidate").version == 1
         else:
-            assert found == {0, 1}, "it died before the version appeared and after it"
+            assert outcomes == {0, 1}, "it died before the version appeared and after it"
             return
     pytest.fail("it never ended")
 

@@ -1,4 +1,4 @@
-"""Code that does not end is interrupted, in whatever thread it runs; other code is not."""
+"""Code that does not terminate is interrupted in its own thread only."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ def _endless() -> None:
         while True:
             try:
                 sum(range(100))
-            except Exception:  # noqa: BLE001 - what the code itself may do
+            except Exception:  # noqa: BLE001 - the code under the limit may do so
                 continue
 
 
-def test_a_loop_that_does_not_end_is_a_timeout():
-    """Also one that catches every exception."""
+def test_an_endless_loop_raises_a_timeout():
+    """Even if it catches every exception."""
     with pytest.raises(TimeoutError, match=r"not done after 0\.05 s"):
         _endless()
 
 
 def test_each_thread_has_its_own_limit():
-    """The loop in another thread ends, and this one is not disturbed."""
+    """The loop in another thread is interrupted, this thread is not."""
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(_endless)
         assert isinstance(other.exception(), TimeoutError)
 
 
 def test_code_that_ends_leaves_no_thread_and_keeps_its_errors():
-    """A result, and an error, come through as they are."""
+    """A result and an exception pass through unchanged."""
     before = threading.active_count()
     with time_limit(60):
         value = 3

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.scenarios import ConversationLogSource
+from grpo.messages import Message
 from grpo.registry import Registry
-from grpo.retraining.champion import Challenger, Champion, known_topics, last_challenger, new_conversations
+from grpo.retraining.champion import (
+    Challenger,
+    Champion,
+    known_topics,
+    last_challenger,
+    new_conversations,
+    production_metrics,
+)
 from grpo.retraining.data_lineage import TrainingData
+from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
 from tests.grpo.registry.making import put_version
@@ -29,8 +41,9 @@ def artifacts(tmp_path: Path) -> ArtifactStore:
 
 
 def table(artifacts: ArtifactStore, kind: str, file: str, ids: Iterable[str]) -> Artifact:
-    said = [Scenario(id=one, user_responses=(f"It is about {one}.",)) for one in ids]
-    return artifacts.put_folder(kind, lambda folder: write_scenarios(folder / file, said) and None)
+    with artifacts.new_folder(kind) as new:
+        write_scenarios(new.path / file, [Scenario(id=name, user_responses=(f"It is about {name}.",)) for name in ids])
+    return new.artifact
 
 
 def serving(artifacts: ArtifactStore, version: int = 1, *, seen: Iterable[str] | None = None) -> Champion:
@@ -54,9 +67,7 @@ def ids(found: Iterable[Scenario]) -> list[str]:
     return [one.id for one in found]
 
 
-def test_the_last_judgement_is_the_newest_retraining_that_met_the_champion(
-    registry: Registry, artifacts: ArtifactStore
-):
+def test_the_last_challenger_is_the_newest_version_against_the_champion(registry: Registry, artifacts: ArtifactStore):
     """Refused or rolled back from; a run by hand saw no conversations, and one against another version says nothing."""
     put_version(registry, "desk", "checkpoint-1", against="base")
     champion = serving(artifacts)
@@ -70,7 +81,7 @@ def test_the_last_judgement_is_the_newest_retraining_that_met_the_champion(
     assert (found.name, found.conversations.sha256) == ("desk/3", "bb" * 32)
 
 
-def test_while_nothing_serves_the_newest_retraining_is_the_last_judgement(registry: Registry, artifacts: ArtifactStore):
+def test_without_a_champion_the_newest_version_is_the_last_challenger(registry: Registry, artifacts: ArtifactStore):
     """It was judged against the pipeline's own model."""
     put_version(registry, "shop", "s-1", against="base", verdict="refuse", conversations="aa" * 32)
     put_version(registry, "shop", "s-2", against="base", verdict="refuse", conversations="bb" * 32)
@@ -93,9 +104,45 @@ def test_training_data_of_a_refused_version_is_not_new_again(tmp_path: Path, art
     assert ids(new_conversations(tmp_path / "log.parquet", artifacts, champion)) == ["live-1", "live-2", "live-3"]
 
 
-def test_topics_are_compared_with_those_of_the_last_judgement(artifacts: ArtifactStore):
+def test_topics_are_compared_with_those_of_the_last_challenger(artifacts: ArtifactStore):
     """Users who talk otherwise since before it have had their retraining."""
     champion = serving(artifacts, seen=[f"old-{k}" for k in range(50)])
     refused = challenger(artifacts, [f"new-{k}" for k in range(50)])
     assert known_topics(artifacts, champion)[0].startswith("It is about old-0")
     assert known_topics(artifacts, champion, refused)[0].startswith("It is about new-0")
+
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def test_production_metrics_are_of_one_version_since_a_time(tmp_path: Path):
+    """Four an hour apart of this version, one of another; two came after 13:30."""
+    messages = (Message(role="user", content="Hello."),)
+    log = [
+        LoggedConversation(
+            id=f"c{k}", time=NOON + timedelta(hours=k), model="desk/1", messages=messages, reward=k / 10, rating=None
+        )
+        for k in range(4)
+    ]
+    log.append(LoggedConversation(id="other", time=NOON, model="desk/2", messages=messages, reward=1.0))
+    ConversationLog(tmp_path).write(log)
+    sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path))]
+    assert production_metrics(sources, "desk/1") == {"reward": [0.0, 0.1, 0.2, 0.3], "rating": []}
+    assert production_metrics(sources, "desk/1", NOON + timedelta(hours=1.5)) == {"reward": [0.2, 0.3], "rating": []}
+
+
+def test_production_metrics_skip_a_damaged_file_or_reward(tmp_path: Path):
+    """One file is truncated, one reward is NaN; the third conversation has .5."""
+    messages = (Message(role="user", content="Hello."),)
+    log = ConversationLog(tmp_path)
+    written = [
+        LoggedConversation(id=f"c{k}", time=NOON + timedelta(days=k), model="desk/1", messages=messages, reward=0.5)
+        for k in range(3)
+    ]
+    lost, changed, _ = log.write(written)
+    lost.write_bytes(lost.read_bytes()[:-30])
+    table = pq.read_table(changed)
+    cells = pa.array([float("nan")])
+    pq.write_table(table.set_column(table.schema.get_field_index("reward"), "reward", cells), changed)
+    sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path))]
+    assert production_metrics(sources, "desk/1")["reward"] == [0.5]

@@ -23,9 +23,9 @@ HELDOUT = Scenario(id="base-2", user_responses=("I was charged twice for the sam
 SETTINGS = CurationSettings(licences=("own",), required_fields=("world",), max_unreadable_fraction=0.5)
 
 
-def record(name: str, said: str, **metadata: str) -> dict[str, Any]:
+def record(name: str, text: str, **metadata: str) -> dict[str, Any]:
     known = {"licence": "own", "consent": "training", **metadata}
-    return {"id": name, "user_responses": [said], "world": {"orders": {}, "shop": 1}, "metadata": known}
+    return {"id": name, "user_responses": [text], "world": {"orders": {}, "shop": 1}, "metadata": known}
 
 
 def run(folder: Path, *records: dict[str, Any] | str, settings: CurationSettings = SETTINGS) -> CurationCounts:
@@ -64,10 +64,10 @@ def test_each_conversation_is_accepted_or_rejected_by_one_filter(tmp_path: Path)
         "licence: no licence": 1,
         "licence: licence not allowed": 1,
         "consent: no consent": 1,
-        "consent: consent to something else": 1,
+        "consent: consent not allowed": 1,
         "contamination: like a held-out scenario": 1,
-        "duplicates: says the same as": 1,
-        "duplicates: says nearly the same as": 1,
+        "duplicates: duplicate of": 1,
+        "duplicates: near-duplicate of": 1,
     }
     assert counts.records == counts.accepted + sum(counts.rejected.values()) == 12
     assert ids(tmp_path, ACCEPTED) == ["good"]
@@ -75,15 +75,15 @@ def test_each_conversation_is_accepted_or_rejected_by_one_filter(tmp_path: Path)
     assert len(pq.read_table(tmp_path / REJECTED)) == 11
 
 
-def test_of_what_is_refused_no_word_is_kept(tmp_path: Path):
-    """Who did not agree leaves an id, a gate and a reason; what was not agreed to stands in no table."""
+def test_rejected_conversations_leave_no_text(tmp_path: Path):
+    """A conversation without consent leaves an id, a filter and a reason; its text is in none of the tables."""
     run(tmp_path, record("secret", "My cousin Egon owns a zeppelin.", consent=""))
     [row] = pq.read_table(tmp_path / REJECTED).to_pylist()
-    assert row == {"record": "secret", "gate": "consent", "reason": "no consent"}
+    assert row == {"record": "secret", "filter": "consent", "reason": "no consent"}
     assert ids(tmp_path, REDACTED) == []
 
 
-def test_what_is_accepted_holds_no_personal_data(tmp_path: Path):
+def test_accepted_conversations_have_no_personal_data(tmp_path: Path):
     """Counted by kind, in the table as in the counts."""
     counts = run(tmp_path, record("one", "Mail anna@example.org about the teapot."), record("two", "A lamp, please!"))
     assert (counts.redacted, counts.redacted_conversations) == ({"email": 1}, 1)
@@ -91,20 +91,20 @@ def test_what_is_accepted_holds_no_personal_data(tmp_path: Path):
     assert first.user_responses == ("Mail [email] about the teapot.",)
 
 
-def test_a_conversation_that_redaction_makes_too_long_is_refused_alone(tmp_path: Path):
+def test_a_conversation_that_is_too_long_once_redacted_is_rejected(tmp_path: Path):
     """1990 times "Al, " are 7960 characters, and 1990 times "[name], " twice as many: the others are taken in."""
     long = {**record("long", "Al, " * 1990), "expected": {"facts": ["My name is Al."]}}
     counts = run(tmp_path, long, record("good", "Where is the parcel with my blue teapot?"))
-    assert counts.rejected == {"redaction: no scenario once redacted": 1}
+    assert counts.rejected == {"redaction: invalid once redacted": 1}
     assert ids(tmp_path, ACCEPTED) == ids(tmp_path, REDACTED) == ["good"]
     [row] = pq.read_table(tmp_path / REJECTED).to_pylist()
     assert row["reason"] == (
-        "no scenario once redacted: user_responses: over-long user turn 0: 15920 characters, at most 8000"
+        "invalid once redacted: user_responses: over-long user turn 0: 15920 characters, at most 8000"
     )
 
 
-def test_another_name_does_not_make_a_held_out_scenario_new(tmp_path: Path):
-    """What is compared has its personal data masked: the same words of another person are the same words."""
+def test_contamination_is_detected_with_another_name(tmp_path: Path):
+    """Personal data is masked before the comparison: the same text of another person is a duplicate."""
     heldout = Scenario(id="h", user_responses=("My name is Karl Otto Wolkenstein. A lamp!",))
     source = tmp_path / "new.jsonl"
     source.write_text(json.dumps(record("one", "My name is Jo Li. A lamp!")) + "\n")
@@ -113,7 +113,7 @@ def test_another_name_does_not_make_a_held_out_scenario_new(tmp_path: Path):
     assert counts.rejected == {"contamination: like a held-out scenario": 1}
 
 
-def test_a_held_out_conversation_of_an_earlier_retraining_is_not_like_itself(tmp_path: Path):
+def test_a_held_out_conversation_is_not_contaminated_by_itself(tmp_path: Path):
     """It comes again with the log, and stays where it was."""
     earlier = Scenario(id="conversation-1", user_responses=("Where is the parcel with my blue teapot?",))
     source = tmp_path / "new.jsonl"
@@ -164,7 +164,7 @@ def test_damage_in_a_log_is_rejected_with_its_place_and_the_rest_is_read(tmp_pat
     assert places == {f"{lost}:1", f"{changed}:1"}
 
 
-def test_what_cannot_be_stored_is_refused_and_the_rest_is_taken(tmp_path: Path):
+def test_an_unstorable_conversation_is_rejected_and_the_rest_is_read(tmp_path: Path):
     """1e999 is JSON, and infinite once it is read."""
     good, bad = record("good", "Where is my teapot?"), json.dumps(record("bad", "Please cancel the desk."))
     counts = run(tmp_path, good, bad.replace('"shop": 1', '"shop": 1e999'))

@@ -11,7 +11,7 @@ from grpo.scenarios.split import assign_split
 from grpo.scenarios.table import text_digest, write_scenarios
 from tests.grpo.registry.making import make_provenance
 
-SAID = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
+SCENARIOS = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
 
 
 class Versions:
@@ -37,40 +37,45 @@ class Versions:
         ]
 
     def provenance(self, version: ModelVersion) -> Provenance:
-        """What it was configured with, among other settings."""
+        """Settings of the run, among others."""
         share = self.shares[version.version - 1]
         return make_provenance(config={"scenarios": {"sources": [], "validation_fraction": share, "limit": None}})
 
 
 def put_table(artifacts: ArtifactStore) -> Artifact:
-    return artifacts.put_folder(
-        "scenarios", lambda folder: write_scenarios(folder / "scenarios.parquet", SAID) and None
-    )
+    with artifacts.new_folder("scenarios") as new:
+        write_scenarios(new.path / "scenarios.parquet", SCENARIOS)
+    return new.artifact
 
 
 def held_out(share: float) -> set[str]:
-    return {one.id for one in SAID if assign_split(text_digest(one), share=share) == "heldout"}
+    return {scenario.id for scenario in SCENARIOS if assign_split(text_digest(scenario), share=share) == "heldout"}
 
 
-def test_a_version_is_held_to_the_share_it_was_made_with(tmp_path: Path):
+def test_the_split_of_a_version_uses_its_own_fraction(tmp_path: Path):
     """Version 2 and both before it, newest first, each with its own share; version 3 came later."""
     artifacts, models = ArtifactStore(str(tmp_path)), Versions()
-    found = data_lineage(cast("Registry", models), artifacts, models.versions("desk")[1])
-    assert [(one.scenarios.sha256[0], one.validation_fraction) for one in found] == [("2", 0.10), ("1", 0.26)]
+    result = data_lineage(cast("Registry", models), artifacts, models.versions("desk")[1])
+    assert [(data.scenarios.sha256[0], data.validation_fraction) for data in result] == [
+        ("2", 0.10),
+        ("1", 0.26),
+    ]
 
 
-def test_what_a_version_was_judged_on_does_not_hang_on_its_limit(tmp_path: Path):
+def test_evaluation_scenarios_ignore_the_limit(tmp_path: Path):
     """Of the held-out side all, played or not; of the training side what the limit let it see."""
     artifacts = ArtifactStore(str(tmp_path))
     seen = TrainingData(scenarios=put_table(artifacts), validation_fraction=0.26, limit=5)
-    assert {one.id for one in evaluation_scenarios(artifacts, seen)} == held_out(0.26)
+    assert {scenario.id for scenario in evaluation_scenarios(artifacts, seen)} == held_out(0.26)
     assert len(training_digests(artifacts, [seen])) == 5
 
 
-def test_all_that_the_weights_have_seen_counts_as_trained_on(tmp_path: Path):
+def test_training_digests_cover_all_ancestors(tmp_path: Path):
     """At 0.26 fewer are trained on than at 0.10: together they are those of 0.10."""
     artifacts = ArtifactStore(str(tmp_path))
     table = put_table(artifacts)
     seen = [TrainingData(scenarios=table, validation_fraction=share, limit=None) for share in (0.26, 0.10)]
     assert held_out(0.10) < held_out(0.26)
-    assert training_digests(artifacts, seen) == {text_digest(one) for one in SAID if one.id not in held_out(0.10)}
+    assert training_digests(artifacts, seen) == {
+        text_digest(scenario) for scenario in SCENARIOS if scenario.id not in held_out(0.10)
+    }

@@ -15,18 +15,18 @@ from tests.places import DESK_SCENARIOS, PUBLISHED, ROOT
 MULTIDOGO = PUBLISHED / "multidogo"
 
 
-def test_the_statistic_and_its_share_of_shuffles_are_those_of_the_definition():
+def test_statistic_and_p_value_match_the_definition():
     """Means (1,0) and (0,1): distance 2; of the 6 ways to label 2 + 2 texts 2 reach it, p = 1/3."""
-    found = compare_topics(["red", "red"], ["blue", "blue"], sample=10, seed=0, permutations=2999)
-    assert found.mmd == pytest.approx(2)
-    assert found.p == pytest.approx(1 / 3, abs=0.03)  # 3.5 standard errors of 2999 shuffles
-    assert found.words == ("blue",)
+    result = compare_topics(["red", "red"], ["blue", "blue"], sample=10, seed=0, permutations=2999)
+    assert result.mmd == pytest.approx(2)
+    assert result.p == pytest.approx(1 / 3, abs=0.03)  # 3.5 standard errors of 2999 shuffles
+    assert result.words == ("blue",)
 
 
 def test_equal_samples_do_not_differ():
     """Distance 0, which every shuffle reaches."""
-    found = compare_topics(["red hat", "blue hat"], ["blue hat", "red hat"], sample=10, seed=0)
-    assert (found.mmd, found.p) == (pytest.approx(0), 1.0)
+    result = compare_topics(["red hat", "blue hat"], ["blue hat", "red hat"], sample=10, seed=0)
+    assert (result.mmd, result.p) == (pytest.approx(0), 1.0)
 
 
 def test_one_false_alarm_in_twenty_at_level_one_twentieth():
@@ -41,7 +41,7 @@ def test_one_false_alarm_in_twenty_at_level_one_twentieth():
     assert alarms <= 19
 
 
-def test_other_customers_of_the_same_desk_are_noticed():
+def test_other_customers_of_the_same_desk_are_detected():
     """The other phrasebook has other words for the same four troubles."""
     folder = ROOT / "data" / "scenarios"
     known, new = (
@@ -52,7 +52,7 @@ def test_other_customers_of_the_same_desk_are_noticed():
 
 
 @pytest.mark.skipif(not MULTIDOGO.is_dir(), reason="MultiDoGO is not on this machine")
-def test_real_conversations_of_another_domain_are_noticed_when_they_are_two_fifths():
+def test_two_fifths_of_another_domain_are_detected():
     """Software support against itself and a share of finance: at level 0.01 each of 5 draws is noticed."""
     software, finance = (
         ["\n".join(one.data["user_responses"]) for one in read_records(_domain(name)) if one.data is not None]

@@ -62,7 +62,7 @@ def test_fresh_conversations_are_used_first_and_the_seed_decides_the_rest(tmp_pa
     assert chosen(1) == chosen(1) != chosen(2)
 
 
-def test_a_conversation_is_on_the_side_that_its_text_decides(tmp_path: Path):
+def test_the_text_of_a_conversation_determines_its_split(tmp_path: Path):
     """The same in every retraining: one that was held out is never trained on later."""
     live = scenarios("live", 40)
     counts, written = mixed(tmp_path / "m.parquet", 100, 0, 0.5, conversations=live)
@@ -81,7 +81,7 @@ def test_evaluation_scenarios_of_the_champion_stay_held_out(tmp_path: Path):
     assert (counts.base_train, counts.conversations_train) == (9, 9)
 
 
-def test_what_the_champion_was_trained_on_judges_nobody(tmp_path: Path):
+def test_training_scenarios_of_the_champion_are_not_held_out(tmp_path: Path):
     """More may be held out now than then: what the weights have seen stays on the training split, judged on or not."""
     held, live = scenarios("heldout", 5), scenarios("live", 6, split="heldout")
     trained = {text_digest(held[2]), text_digest(live[4])}
@@ -100,7 +100,7 @@ def of_category(prefix: str, count: int, category: str) -> list[Scenario]:
 
 
 @pytest.mark.parametrize(("count", "held"), [(19, 0), (20, 1), (40, 1)])
-def test_of_a_new_category_one_scenario_judges(tmp_path: Path, count: int, held: int):
+def test_a_new_category_gets_one_held_out_scenario(tmp_path: Path, count: int, held: int):
     """From 20 on, where the texts themselves choose none: the lowest digest. The split takes the mixture."""
     live = of_category("parking", count, "parking")
     _, written = mixed(tmp_path / "m.parquet", 30, 0, 0.5, conversations=live)
@@ -109,7 +109,7 @@ def test_of_a_new_category_one_scenario_judges(tmp_path: Path, count: int, held:
     assert split(tmp_path / "m.parquet", validation_fraction=0.25, limit=None).categories["parking"].heldout == held
 
 
-def test_what_was_trained_on_is_not_chosen_to_judge_a_category(tmp_path: Path):
+def test_a_training_scenario_is_not_held_out_for_its_category(tmp_path: Path):
     """Of 20 the champion was trained on the three with the lowest digests: the fourth is held out."""
     live = of_category("parking", 20, "parking")
     digests = sorted(map(text_digest, live))

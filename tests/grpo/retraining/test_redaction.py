@@ -6,42 +6,42 @@ from grpo.retraining.redaction import Redacted
 from grpo.scenarios.scenario import Expected, Scenario
 
 
-def scenario(*said: str, **fields: object) -> Scenario:
-    return Scenario.model_validate({"id": "conversation-1", "user_responses": said, **fields})
+def scenario(*text: str, **fields: object) -> Scenario:
+    return Scenario.model_validate({"id": "conversation-1", "user_responses": text, **fields})
 
 
-def test_what_the_world_does_not_need_becomes_its_kind():
+def test_a_value_outside_the_world_becomes_its_kind():
     """Counted once a value; the order number stays."""
-    found = Redacted(scenario("I am Anna Bell, order 9514.", "Mail anna@example.org, yes anna@example.org"))
-    assert found.scenario.user_responses == ("I am [name] [name], order 9514.", "Mail [email], yes [email]")
-    assert found.found == {"name": 2, "email": 1}
+    result = Redacted(scenario("I am Anna Bell, order 9514.", "Mail anna@example.org, yes anna@example.org"))
+    assert result.scenario.user_responses == ("I am [name] [name], order 9514.", "Mail [email], yes [email]")
+    assert result.counts == {"name": 2, "email": 1}
 
 
 def test_a_value_of_the_world_gets_one_pseudonym_everywhere():
     """The user's words, keys and values of the records, the expected call and the fact still fit together."""
-    found = Redacted(
+    result = Redacted(
         scenario(
             "My mail is Anna@example.org, my name is Anna Bell.",
             world={"users": {"anna@example.org": {"first_name": "Anna", "phone": 4155550132}}},
             expected=Expected(calls=({"name": "find", "arguments": {"email": "anna@example.org"}},), facts=("Anna",)),
         )
     ).scenario
-    [(email, user)] = found.world["users"].items()
+    [(email, user)] = result.world["users"].items()
     first = user["first_name"]
     assert email == "person1@example.com"
     assert first != "Anna"
-    assert found.user_responses == (f"My mail is {email}, my name is {first} [name].",)
-    assert found.expected.calls[0]["arguments"] == {"email": email}
-    assert found.expected.facts == (first,)
+    assert result.user_responses == (f"My mail is {email}, my name is {first} [name].",)
+    assert result.expected.calls[0]["arguments"] == {"email": email}
+    assert result.expected.facts == (first,)
     assert isinstance(user["phone"], int)
     assert user["phone"] != 4155550132
 
 
-def test_a_number_that_the_world_needs_keeps_its_shape():
-    """Ten digits stay ten digits in the form the user said them in."""
-    found = Redacted(scenario("call 415-555-0132", world={"phone": "415-555-0132"})).scenario
-    phone = found.world["phone"]
-    assert found.user_responses == (f"call {phone}",)
+def test_a_number_of_the_world_keeps_its_format():
+    """Ten digits stay ten digits in the format of the user."""
+    result = Redacted(scenario("call 415-555-0132", world={"phone": "415-555-0132"})).scenario
+    phone = result.world["phone"]
+    assert result.user_responses == (f"call {phone}",)
     assert [len(part) for part in phone.split("-")] == [3, 3, 4]
     assert phone != "415-555-0132"
 
@@ -68,13 +68,13 @@ def test_two_conversations_are_not_linked_by_a_pseudonym():
 
 def test_a_name_whose_small_letters_are_longer_is_replaced():
     """The small form of İ is two characters."""
-    found = Redacted(scenario("my name is İbrahim Yılmaz. İBRAHİM YILMAZ, ibrahim")).scenario
-    assert "brahim" not in found.user_responses[0].lower()
-    assert found.user_responses[0].startswith("my name is [name] [name].")
+    result = Redacted(scenario("my name is İbrahim Yılmaz. İBRAHİM YILMAZ, ibrahim")).scenario
+    assert "brahim" not in result.user_responses[0].lower()
+    assert result.user_responses[0].startswith("my name is [name] [name].")
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("text", "kept"),
     [
         ("my phone number is 030 901820", "030901820"),
         ("my phone number is 030901820", "030-90 18 20"),
@@ -84,18 +84,18 @@ def test_a_name_whose_small_letters_are_longer_is_replaced():
         ("IBAN DE89 3704 0044 0532 0130 00", "DE89370400440532013000"),
     ],
 )
-def test_numbers_are_compared_without_spaces(said: str, kept: str | int):
-    """Said with spaces and kept without, or the other way round: one pseudonym, each in its own form."""
-    found = Redacted(scenario(said, world={"users": [{"number": kept}]})).scenario
-    [user] = found.world["users"]
+def test_numbers_are_compared_without_spaces(text: str, kept: str | int):
+    """With spaces in the text and without in the world, or vice versa: one pseudonym, each in its own format."""
+    result = Redacted(scenario(text, world={"users": [{"number": kept}]})).scenario
+    [user] = result.world["users"]
 
     def digits(text: object) -> str:
         return "".join(letter for letter in str(text) if letter.isdigit())
 
     assert type(user["number"]) is type(kept)
-    assert digits(user["number"]) == digits(found.user_responses[0]) != digits(kept)
-    assert [letter for letter in said if not letter.isdigit()] == [
-        letter for letter in found.user_responses[0] if not letter.isdigit()
+    assert digits(user["number"]) == digits(result.user_responses[0]) != digits(kept)
+    assert [letter for letter in text if not letter.isdigit()] == [
+        letter for letter in result.user_responses[0] if not letter.isdigit()
     ]
 
 
@@ -110,16 +110,16 @@ def test_numbers_are_compared_without_spaces(said: str, kept: str | int):
         ("ssn", "536904399"),
     ],
 )
-def test_what_a_record_calls_personal_is_replaced(key: str, value: str | int):
-    """Nobody said it, and it may look like anything."""
-    found = Redacted(scenario("Hello.", world={"users": {"u1": {key: value}}}))
-    left = str(found.scenario.world["users"]["u1"][key])
+def test_a_value_under_a_personal_key_is_replaced(key: str, value: str | int):
+    """Also without a match in a text, and in any format."""
+    result = Redacted(scenario("Hello.", world={"users": {"u1": {key: value}}}))
+    left = str(result.scenario.world["users"]["u1"][key])
     assert not any(part in left for part in str(value).split() if len(part) > 1)
-    assert found.found.total() > 0
+    assert result.counts.total() > 0
 
 
 def test_the_names_of_things_and_tools_stay():
-    """What has a price is no person, and a call is not redacted into another tool."""
+    """A record with a price is a thing, and the tool of a call is not redacted."""
     desk = scenario(
         "I want the lamp.",
         world={"products": {"7": {"name": "Desk lamp", "price": 30}}},

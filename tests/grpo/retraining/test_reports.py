@@ -1,4 +1,4 @@
-"""What a look at the reasons says."""
+"""Reports of triggers and retrainings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from grpo.retraining.triggers import TriggerResult
     ("champion", "fired", "drifted"),
     [("desk/3", True, True), ("desk/3", False, False), (None, True, False), (None, False, False)],
 )
-def test_only_from_a_champion_can_the_world_drift(champion: str | None, fired: bool, drifted: bool):
-    """An hourly look at an empty registry starts no training by its event."""
+def test_drift_needs_a_champion(champion: str | None, fired: bool, drifted: bool):
+    """An hourly check of an empty registry emits no event."""
     result = TriggerResult(reason="age", fired=fired, explanation="it is old", numbers={})
     counts = CurationCounts(records=0, accepted=0, rejected={}, redacted={}, redacted_conversations=0)
     assert TriggerReport(model="desk", champion=champion, results=(result,), curation=counts).drifted is drifted

@@ -9,5 +9,5 @@ from tests.clock import IdleClockLoop
 
 @pytest.fixture
 def idle_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Event loops in which a deadline passes only when everything else has been done."""
+    """Event loops in which a timeout expires only when nothing else is ready."""
     monkeypatch.setattr(asyncio.events, "new_event_loop", IdleClockLoop)

@@ -1,4 +1,4 @@
-"""Environments of one's own, played as a run plays them."""
+"""Custom environments in rollouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from grpo.trajectories import Outcome, Trajectory
 
 
 class TaskCompletionEnvironment(Environment):
-    """The guide's custom environment: the task is done when the agent has said enough."""
+    """The guide's custom environment: the task is complete after enough turns."""
 
     def __init__(self, enough: int) -> None:
         self.enough = enough
@@ -59,7 +59,7 @@ class TaskCompletionEnvironment(Environment):
 
 
 class Echo:
-    """A simulator of another library."""
+    """A third-party simulator."""
 
     def process(self, state: EnvironmentState, action: Message) -> Mapping[str, Any]:
         last = state.turn_count == 3
@@ -78,7 +78,7 @@ def _collect(
     policy: Policy | None = None,
     **changes: object,
 ) -> list[Trajectory]:
-    """Two siblings of each scenario; turns that are cut stand, as the tiny model never ends one."""
+    """Two samples of each scenario; truncated turns are kept, because the tiny model never ends one."""
     plan = {"max_new_tokens": 5, "max_context": 4000, "on_truncation": "continue", "error_budget": 0.0, **changes}
     return collect(
         list(scenarios),
@@ -97,7 +97,7 @@ GOALS = [Scenario(id=f"g{k}", goal="talk to me", context="The sentinel is xyloph
 
 
 def test_a_custom_environment_runs_with_the_tiny_model(policy: TransformersPolicy):
-    """Two turns each, the last one rewarded, success as the environment says; tokens as sampled."""
+    """Two turns each, the last one rewarded, the environment's success; tokens as sampled."""
     for trajectory in _collect(policy, TaskCompletionEnvironment(2), GOALS):
         assert [turn.message.role for turn in trajectory.turns] == ["user", "assistant", "user", "assistant"]
         assert (trajectory.stop, trajectory.turn_rewards) == ("terminated", (0.0, 1.0))
@@ -106,32 +106,32 @@ def test_a_custom_environment_runs_with_the_tiny_model(policy: TransformersPolic
         assert (trajectory.sampler_logprobs[trajectory.loss_mask] < 0).all()
 
 
-def test_a_custom_simulator_is_played_by_the_tiny_model(policy: TransformersPolicy):
-    """Three turns, its answers between them, half a point for each."""
+def test_a_custom_simulator_runs_with_the_tiny_model(policy: TransformersPolicy):
+    """Three turns with its answers between them, half a point for each."""
     for trajectory in _collect(policy, SimulatedEnvironment(Echo()), GOALS):
-        said = [turn.message.content for turn in trajectory.turns if turn.message.role == "user"]
-        assert said == ["talk to me", "turn 1", "turn 2"]
+        user_messages = [turn.message.content for turn in trajectory.turns if turn.message.role == "user"]
+        assert user_messages == ["talk to me", "turn 1", "turn 2"]
         assert trajectory.turn_rewards == (0.5, 0.5, 0.5)
         assert trajectory.outcome is not None
         assert trajectory.outcome.success
 
 
 def test_the_context_of_a_scenario_reaches_the_prompt_and_the_reward(policy: TransformersPolicy):
-    """Under the system prompt, in tokens that the model reads and is not trained on."""
+    """After the system prompt, in tokens that are read and masked from the loss."""
     script = [Scenario(id="s", user_responses=("hello",), context="The sentinel is xylophone.")]
     world = ConversationEnvironment(system_prompt="Be kind.")
     for trajectory in _collect(policy, world, script):
         first = trajectory.turns[0]
         assert first.message == Message(role="system", content="Be kind.\n\nThe sentinel is xylophone.")
-        read = policy.tokenizer.decode(trajectory.token_ids[~trajectory.loss_mask].tolist())
-        assert "xylophone" in read
+        prompt_text = policy.tokenizer.decode(trajectory.token_ids[~trajectory.loss_mask].tolist())
+        assert "xylophone" in prompt_text
         scenario = Episode.of(trajectory, script[0]).context.scenario
         assert scenario is not None
         assert "xylophone" in scenario.context
 
 
 def test_a_scripted_agent_solves_a_task(policy: TransformersPolicy):
-    """The call is read from the policy's own text, and the state that it leaves decides."""
+    """The call is parsed from the policy's text, and the final state determines success."""
 
     def cancel(state: dict[str, Any], order: str) -> tuple[dict[str, Any], Any]:
         """Cancel an order."""
@@ -151,27 +151,27 @@ def test_a_scripted_agent_solves_a_task(policy: TransformersPolicy):
         assert trajectory.outcome.state == {"orders": {"1": "cancelled"}}
 
 
-def test_a_simulated_users_fault_fails_its_episode_and_is_not_rewarded(policy: TransformersPolicy, tmp_path: Path):
-    """The model behind the user leaves its role: data with its reason, counted against the error budget."""
+def test_an_error_of_the_simulated_user_fails_its_episode(policy: TransformersPolicy, tmp_path: Path):
+    """The user model leaves its role: a failed episode with its reason, without a reward, in the error budget."""
     (tmp_path / "user.yaml").write_text(yaml.safe_dump([["Hi."], ["As an AI, I cannot be a customer."]]))
     settings = SimulatedUserSettings(kind="simulated_user", model=f"stub://{tmp_path}/user.yaml")
-    played = _collect(policy, make_environment(settings), GOALS, error_budget=1.0)
-    assert {t.stop for t in played} == {"failed"}
-    for trajectory in played:
+    trajectories = _collect(policy, make_environment(settings), GOALS, error_budget=1.0)
+    assert {t.stop for t in trajectories} == {"failed"}
+    for trajectory in trajectories:
         assert trajectory.error is not None
-        assert trajectory.error.startswith("UserError: scenario g")
+        assert trajectory.error.startswith("SimulatedUserError: scenario g")
         assert (trajectory.total_reward, trajectory.outcome) == (None, None)
-    with pytest.raises(BudgetError, match=r"4 of 4 episodes failed.*UserError"):
+    with pytest.raises(BudgetError, match=r"4 of 4 episodes failed.*SimulatedUserError"):
         _collect(policy, make_environment(settings), GOALS, error_budget=0.5)
 
 
-def test_simulated_users_are_played_by_rules(policy: TransformersPolicy):
-    """A model that only babbles wears out their patience: two turns, an end, and no success."""
+def test_rule_based_simulated_users_lose_patience(policy: TransformersPolicy):
+    """A model that only babbles: two turns, an end, and no success."""
     settings = SimulatedUserSettings(kind="simulated_user", patience=2)
     goals = [_with_goal(scenario, "I want my money back.\n- order number: 4711") for scenario in GOALS]
     for trajectory in _collect(policy, make_environment(settings), goals):
-        said = [turn.message.role for turn in trajectory.turns]
-        assert said == ["system", "user", "assistant", "user", "assistant"]
+        roles = [turn.message.role for turn in trajectory.turns]
+        assert roles == ["system", "user", "assistant", "user", "assistant"]
         assert trajectory.stop == "terminated"
         assert trajectory.outcome is not None
         assert not trajectory.outcome.success
@@ -183,7 +183,7 @@ def _with_goal(scenario: Scenario, goal: str) -> Scenario:
 
 @pytest.mark.usefixtures("idle_clock")
 def test_slow_environments_run_concurrently(policy: TransformersPolicy):
-    """How many episodes wait at the same time is the concurrency, and the order of the results is the plan's."""
+    """The maximum of waiting episodes is the concurrency, and results keep the input order."""
     waiting: list[int] = []
 
     class Slow(ConversationEnvironment):
@@ -197,13 +197,13 @@ def test_slow_environments_run_concurrently(policy: TransformersPolicy):
             return await super().step(state, action)
 
     scripts = [Scenario(id=f"s{k}", user_responses=("hello",)) for k in range(6)]
-    played = _collect(policy, Slow(), scripts, ScriptedPolicy(["ok"]), concurrency=4)
+    trajectories = _collect(policy, Slow(), scripts, ScriptedPolicy(["ok"]), concurrency=4)
     assert max(waiting) == 4
-    assert [(t.scenario_id, t.sample) for t in played] == [(s.id, k) for s in scripts for k in range(2)]
+    assert [(t.scenario_id, t.sample) for t in trajectories] == [(s.id, k) for s in scripts for k in range(2)]
 
 
-def test_a_tool_that_comes_later_is_read_behind_what_was_sampled(policy: TransformersPolicy):
-    """Its schema is in the tokens of the message that brings it, and nowhere before; it is not trained on."""
+def test_a_later_tool_is_appended_after_the_sampled_tokens(policy: TransformersPolicy):
+    """Its schema is in the tokens of the message that brings it, and nowhere before; it is masked from the loss."""
     tools = [
         {"name": name, "parameters": {"properties": {"file_name": {"type": "string"}}}, "from_turn": turn}
         for name, turn in (("cat", 0), ("wc", 1))
@@ -225,13 +225,13 @@ def test_a_tool_that_comes_later_is_read_behind_what_was_sampled(policy: Transfo
         assert not trajectory.loss_mask[bringing.start : bringing.stop].any()
 
 
-def test_a_scenario_that_cannot_be_played_is_refused_before_any_is_played(policy: TransformersPolicy):
-    """The second of two has a tool that no world has: the first was not begun."""
-    begun: list[str] = []
+def test_an_unplayable_scenario_is_refused_before_the_rollout(policy: TransformersPolicy):
+    """The second of two has an unknown tool: the first was not reset."""
+    resets: list[str] = []
 
     class Watched(TaskEnvironment):
         async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
-            begun.append(scenario.id if scenario else "")
+            resets.append(scenario.id if scenario else "")
             return await super().reset(scenario, seed=seed)
 
     scripts = [
@@ -240,4 +240,4 @@ def test_a_scenario_that_cannot_be_played_is_refused_before_any_is_played(policy
     ]
     with pytest.raises(DataError, match="scenario bad is not playable: no world has brew"):
         _collect(policy, Watched(worlds=WORLDS), scripts, ScriptedPolicy(["ok"]))
-    assert begun == []
+    assert resets == []

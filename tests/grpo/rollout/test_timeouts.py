@@ -24,45 +24,43 @@ SCENARIOS = [Scenario(id=f"s{k}", user_responses=("hello", "bye")) for k in rang
 pytestmark = pytest.mark.usefixtures("idle_clock")
 
 
-class Silent:
-    """A policy that says one turn and never answers again; also its own sampler and session."""
+class Hung:
+    """A policy that generates one turn and then hangs; also its own sampler and session."""
 
-    hash, max_context = "silent", 1000
+    hash, max_context = "hung", 1000
 
     def __init__(self, renderer: Renderer, *, failure: Exception | None = None) -> None:
-        self.said = renderer.encode_reply(Message(role="assistant", content="hi"))
+        self.reply_ids = renderer.encode_reply(Message(role="assistant", content="hi"))
         self.failure = failure
-        self.heard = 0
         self.closed = 0
 
     @asynccontextmanager
-    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Silent]:
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Hung]:
         yield self
 
-    def open(self) -> Silent:
+    def open(self) -> Hung:
         return self
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        self.heard += 1
         if self.failure is not None:
             raise self.failure
         if len(prompt.messages) > 1:
             await asyncio.Event().wait()
-        return Generation(token_ids=list(self.said), logprobs=[-1.0] * len(self.said), stop="stop")
+        return Generation(token_ids=list(self.reply_ids), logprobs=[-1.0] * len(self.reply_ids), stop="stop")
 
     def close(self) -> None:
         self.closed += 1
 
 
 class Hanging(ConversationEnvironment):
-    """A world that does not answer some scenarios; it counts the episodes that were begun."""
+    """An environment that hangs for some scenarios; it counts its resets."""
 
     def __init__(self, *hangs: str, failure: Exception | None = None, at_first: bool = False) -> None:
         super().__init__()
-        self.hangs, self.failure, self.at_first, self.begun = hangs, failure, at_first, 0
+        self.hangs, self.failure, self.at_first, self.resets = hangs, failure, at_first, 0
 
     async def reset(self, scenario: Scenario, *, seed: int | None = None) -> EnvironmentState:
-        self.begun += 1
+        self.resets += 1
         if self.at_first:
             await asyncio.sleep(3600)
         return await super().reset(scenario, seed=seed)
@@ -96,72 +94,72 @@ def _collect(
     )
 
 
-def test_a_policy_that_does_not_answer_fails_at_the_deadline_of_a_turn(renderer: Renderer):
-    """The first turn was in time; the second is named, and its place in the batch is given back."""
-    policy = Silent(renderer)
-    played = _collect(renderer, ConversationEnvironment(), policy, turn_timeout_s=0.1)
-    assert {t.error for t in played} == {
+def test_a_hanging_policy_fails_at_the_turn_timeout(renderer: Renderer):
+    """The first turn was in time; the second is named, and its slot in the batch is released."""
+    policy = Hung(renderer)
+    trajectories = _collect(renderer, ConversationEnvironment(), policy, turn_timeout_s=0.1)
+    assert {t.error for t in trajectories} == {
         "TimeoutError: turn 2 of the policy took longer than 0.1 s (rollout.turn_timeout_s)"
     }
-    assert [[turn.message.role for turn in t.turns] for t in played] == [["user", "assistant", "user"]] * 3
+    assert [[turn.message.role for turn in t.turns] for t in trajectories] == [["user", "assistant", "user"]] * 3
     assert policy.closed == 3
 
 
-def test_a_tool_that_does_not_answer_fails_at_the_deadline_of_a_step(renderer: Renderer):
-    """Its episode alone; the others end as they would."""
-    played = _collect(renderer, Hanging("s1"), step_timeout_s=0.1)
-    assert [t.stop for t in played] == ["terminated", "failed", "terminated"]
-    late = "TimeoutError: the environment's answer to turn 1 took longer than 0.1 s (rollout.step_timeout_s)"
-    assert played[1].error == late
+def test_a_hanging_tool_fails_at_the_step_timeout(renderer: Renderer):
+    """Only its episode; the others end as usual."""
+    trajectories = _collect(renderer, Hanging("s1"), step_timeout_s=0.1)
+    assert [t.stop for t in trajectories] == ["terminated", "failed", "terminated"]
+    error = "TimeoutError: the environment's answer to turn 1 took longer than 0.1 s (rollout.step_timeout_s)"
+    assert trajectories[1].error == error
 
 
-def test_a_world_that_does_not_begin_fails_at_the_deadline_of_a_step(renderer: Renderer):
-    """The first message is an answer like any other."""
-    played = _collect(renderer, Hanging(at_first=True), step_timeout_s=0.1)
-    late = "TimeoutError: the environment's first message took longer than 0.1 s (rollout.step_timeout_s)"
-    assert {t.error for t in played} == {late}
+def test_a_hanging_reset_fails_at_the_step_timeout(renderer: Renderer):
+    """The first message has the same timeout as any other."""
+    trajectories = _collect(renderer, Hanging(at_first=True), step_timeout_s=0.1)
+    error = "TimeoutError: the environment's first message took longer than 0.1 s (rollout.step_timeout_s)"
+    assert {t.error for t in trajectories} == {error}
 
 
-def test_an_episode_that_takes_too_long_fails_at_its_own_deadline(renderer: Renderer):
-    """Whoever it was that took the time, where no deadline of a turn or a step was shorter."""
-    played = _collect(renderer, Hanging("s1"), episode_timeout_s=0.2, step_timeout_s=4.0)
-    assert [t.error for t in played] == [
+def test_a_long_episode_fails_at_the_episode_timeout(renderer: Renderer):
+    """Whatever took the time, if no turn or step timeout was shorter."""
+    trajectories = _collect(renderer, Hanging("s1"), episode_timeout_s=0.2, step_timeout_s=4.0)
+    assert [t.error for t in trajectories] == [
         None,
         "TimeoutError: the episode took longer than 0.2 s (rollout.episode_timeout_s)",
         None,
     ]
 
 
-def test_what_the_stage_has_no_time_for_is_failed_and_not_begun(renderer: Renderer):
-    """One at a time: the first ends, the second hangs until the stage is over, the third is never begun."""
+def test_episodes_after_the_stage_timeout_fail_without_starting(renderer: Renderer):
+    """One at a time: the first ends, the second hangs until the stage is over, the third never starts."""
     world = Hanging("s1")
-    played = _collect(renderer, world, stage_timeout_s=0.3, concurrency=1)
-    late = "TimeoutError: the episode was not finished when the stage had taken 0.3 s (rollout.stage_timeout_s)"
-    assert [t.error for t in played] == [None, late, late]
-    assert [len(t.turns) for t in played] == [4, 2, 0]
-    assert world.begun == 2
+    trajectories = _collect(renderer, world, stage_timeout_s=0.3, concurrency=1)
+    error = "TimeoutError: the episode was not finished when the stage had taken 0.3 s (rollout.stage_timeout_s)"
+    assert [t.error for t in trajectories] == [None, error, error]
+    assert [len(t.turns) for t in trajectories] == [4, 2, 0]
+    assert world.resets == 2
 
 
-def test_where_episode_and_stage_end_together_it_is_the_stage(renderer: Renderer):
+def test_the_stage_timeout_is_named_if_both_expire_together(renderer: Renderer):
     """Both after .3 s: more time for the episode alone would not have helped."""
-    played = _collect(renderer, Hanging("s1"), episode_timeout_s=0.3, stage_timeout_s=0.3)
-    late = "TimeoutError: the episode was not finished when the stage had taken 0.3 s (rollout.stage_timeout_s)"
-    assert [t.error for t in played] == [None, late, None]
+    trajectories = _collect(renderer, Hanging("s1"), episode_timeout_s=0.3, stage_timeout_s=0.3)
+    error = "TimeoutError: the episode was not finished when the stage had taken 0.3 s (rollout.stage_timeout_s)"
+    assert [t.error for t in trajectories] == [None, error, None]
 
 
-def test_late_episodes_count_against_the_error_budget(renderer: Renderer):
-    """1 of 3 is more than 20 %; the message says where and which deadline."""
+def test_timeouts_count_against_the_error_budget(renderer: Renderer):
+    """1 of 3 is more than 20 %; the message names the place and the timeout."""
     with pytest.raises(BudgetError, match=r"1 of 3 episodes.*scenario s1 sample 0: .*rollout\.stage_timeout_s"):
         _collect(renderer, Hanging("s1"), stage_timeout_s=0.3, error_budget=0.2)
 
 
-def test_a_time_out_of_the_world_s_own_is_not_taken_for_a_deadline(renderer: Renderer):
-    """A tool's own words are kept."""
-    played = _collect(renderer, Hanging("s1", failure=TimeoutError("the order service is slow")))
-    assert played[1].error == "TimeoutError: the order service is slow"
+def test_a_timeout_error_of_the_environment_is_kept(renderer: Renderer):
+    """The tool's own message is the reason."""
+    trajectories = _collect(renderer, Hanging("s1", failure=TimeoutError("the order service is slow")))
+    assert trajectories[1].error == "TimeoutError: the order service is slow"
 
 
-def test_a_policy_that_fails_stops_the_run(renderer: Renderer):
+def test_a_policy_error_stops_the_run(renderer: Renderer):
     """A failed conversation is data, a failed computation is not, whatever its type."""
     with pytest.raises(ConnectionError, match="server is gone"):
-        _collect(renderer, ConversationEnvironment(), Silent(renderer, failure=ConnectionError("server is gone")))
+        _collect(renderer, ConversationEnvironment(), Hung(renderer, failure=ConnectionError("server is gone")))

@@ -1,4 +1,4 @@
-"""Sources written by hand, the published ones where they are at hand, and what ingestion makes of them."""
+"""Fixtures: hand-written and published sources, and their ingestion."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def published() -> Callable[[str], Path]:
 
 @pytest.fixture
 def ingested(tmp_path: Path) -> Callable[[str, Path], Ingested]:
-    """What ingestion makes of a data set: its counts, and the scenarios as they are read back."""
+    """Ingest a data set; returns its counts and the scenarios of its table."""
 
     def run(kind: str, folder: Path) -> Ingested:
         source = PublishedSource.model_validate({"kind": kind, "path": str(folder)})

@@ -11,9 +11,8 @@ from grpo.config.scenarios import ConversationLogSource
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.conversation_log import SCHEMA, ConversationLog, LoggedConversation
-from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.scenario import Expected, Scenario
-from grpo.scenarios.sources import read_records
+from grpo.scenarios.sources import content_hash, read_records
 
 SPOKEN = (
     Message(role="assistant", content="Hello!"),
@@ -158,7 +157,7 @@ def test_a_file_without_its_end_is_one_problem_and_the_others_are_read(tmp_path:
     lost.write_bytes(lost.read_bytes()[:-30])
     damage, good = read_records(source(tmp_path))
     assert damage.problem is not None
-    assert damage.problem.startswith(f"damaged file: {lost} is no readable Parquet file")
+    assert damage.problem.startswith(f"damaged file: {lost} is not a readable Parquet file")
     assert good.data is not None
 
 

@@ -1,4 +1,4 @@
-"""What strangers wrote: text of any value, and sources that break."""
+"""Errors in data: excerpts of any value, and sources that raise."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 
 from grpo.errors import BudgetError, DataError
 from grpo.scenarios.data_errors import excerpt, read_guarded
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 
 
 class Mute:
-    """An object that cannot be shown."""
+    """An object whose `repr` raises."""
 
     def __repr__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no text")
 
 
 class Hollow(dict[str, Any]):
-    """A dict that does not give its items."""
+    """A dict that raises when it is iterated over."""
 
     def items(self) -> Any:
         raise OSError("gone")
@@ -59,28 +59,28 @@ def cycle() -> dict[str, Any]:
     ],
     ids=["json", "text", "keys", "digits", "mute", "address", "surrogate", "cycle", "depth", "length", "nan"],
 )
-def test_an_excerpt_can_be_made_of_anything(value: Any, text: str) -> None:
-    """It is short, can be encoded, and is the same in every process."""
+def test_an_excerpt_can_be_made_of_any_value(value: Any, text: str) -> None:
+    """The excerpt is short, can be encoded, and is the same in every process."""
     made = excerpt(value)
     assert made.startswith(text)
     made.encode()
     assert len(made) < 1500
 
 
-def test_an_excerpt_of_a_dict_that_raises_names_what_it_raised() -> None:
-    """What JSON cannot reach is a reason, too."""
+def test_an_excerpt_of_a_dict_that_raises_has_the_exception() -> None:
+    """The excerpt ends with the exception."""
     assert excerpt(Hollow(a=1)) == "{ … not JSON: OSError: gone"
 
 
 def breaking(error: Exception) -> Iterator[SourceRecord]:
-    """One record, and then this error."""
+    """One record, then this error."""
     yield SourceRecord(source="s", line=1, data={})
     raise error
 
 
 @pytest.mark.parametrize("error", [RecursionError("deep"), KeyError("name"), OverflowError("far"), MemoryError()])
 def test_a_source_that_breaks_is_an_error_with_its_place(error: Exception) -> None:
-    """The records before it have been read."""
+    """The records before it are read."""
     records = read_guarded(lambda: breaking(error), "logs/a.bin (odd)")
     next(records)
     with pytest.raises(DataError, match=rf"logs/a\.bin \(odd\) cannot be read after record 1: {type(error).__name__}"):
@@ -88,14 +88,14 @@ def test_a_source_that_breaks_is_an_error_with_its_place(error: Exception) -> No
 
 
 @pytest.mark.parametrize("error", [ConnectionError("away"), TimeoutError("late"), BudgetError("too many")])
-def test_what_a_second_try_can_mend_and_what_is_explained_already_pass(error: Exception) -> None:
-    """A stage is tried again after a dropped connection; a message of ours is not wrapped in another one."""
+def test_transient_errors_and_errors_of_the_project_are_raised_unchanged(error: Exception) -> None:
+    """A stage is retried after a dropped connection; a `GRPOError` is not wrapped in another one."""
     with pytest.raises(type(error), match=str(error)):
         list(read_guarded(lambda: breaking(error), "place"))
 
 
 def test_a_reader_that_breaks_before_its_first_record_is_an_error_with_its_place() -> None:
-    """Nothing was read."""
+    """The place is the beginning of the source."""
 
     def read() -> Iterator[SourceRecord]:
         raise AttributeError("'list' object has no attribute 'get'")

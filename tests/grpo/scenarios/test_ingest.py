@@ -14,7 +14,7 @@ import pytest
 from grpo import progress
 from grpo.config.scenarios import FileSource, GeneratorSource, PublishedSource, Source
 from grpo.errors import BudgetError, DataError
-from grpo.scenarios.ingest import IngestCounts, ingest
+from grpo.scenarios.ingest import IngestCounts, SeenIds, ingest
 from grpo.scenarios.table import read_scenarios
 
 GOOD = {"id": "good", "user_responses": ["Hi."]}
@@ -28,19 +28,19 @@ def write(path: Path, *records: dict[str, Any] | str) -> FileSource:
 
 
 def run(tmp_path: Path, *sources: Source, share: float = 1.0) -> tuple[IngestCounts, list[Any]]:
-    """Ingest into tables of this folder; the counts and the rows of the quarantine."""
+    """Ingest into tables of this folder; returns the counts and the rows of the quarantine."""
     quarantine = tmp_path / "quarantine.parquet"
     counts = ingest(sources, tmp_path / "scenarios.parquet", quarantine, max_quarantined_fraction=share)
     return counts, pq.read_table(quarantine).to_pylist()
 
 
 def scenarios(tmp_path: Path) -> list[Any]:
-    """What the table of scenarios holds."""
+    """Scenarios of the table."""
     return list(read_scenarios(tmp_path / "scenarios.parquet"))
 
 
 def strange() -> Iterator[dict[str, Any]]:
-    """Records that Python can hold and JSON cannot, and one that both can."""
+    """Records with values that JSON cannot hold, and a valid one."""
     yield {"id": "object", "goal": "x", "world": {"thing": object()}}
     yield {"id": "surrogate", "goal": "x", "world": {"text": "\ud800"}}
     yield {"id": "half \ud800", "goal": "x"}
@@ -48,10 +48,10 @@ def strange() -> Iterator[dict[str, Any]]:
 
 
 class Mute:
-    """An object that cannot be shown."""
+    """An object whose `repr` raises."""
 
     def __repr__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no text")
 
 
 def nested(depth: int) -> list[Any]:
@@ -63,7 +63,7 @@ def nested(depth: int) -> list[Any]:
 
 
 def hostile() -> Iterator[Any]:
-    """Objects that Python can hold, JSON cannot, and that break what would print them; a good one last."""
+    """Objects that JSON cannot hold and that break code which prints them; a valid record last."""
     cycle: dict[str, Any] = {"id": "cycle", "goal": "x"}
     cycle["world"] = {"self": cycle}
     yield {"id": "keys", "goal": "x", "world": {"a": {(1, 2): 3}}}
@@ -109,10 +109,8 @@ def test_the_counts_add_up(tmp_path: Path) -> None:
         ({"id": 7}, "id: Input should be a valid string"),
     ],
 )
-def test_a_record_that_is_no_scenario_is_quarantined_with_its_reason(
-    tmp_path: Path, fields: dict[str, Any], reason: str
-) -> None:
-    """The reason names the field and what is wrong with it; place and text are kept."""
+def test_an_invalid_record_is_quarantined_with_its_reason(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    """The reason names the field and its error; place and text are kept."""
     source = write(tmp_path / "a.jsonl", GOOD, {**GOOD, "id": "bad", **fields})
     _, (row,) = run(tmp_path, source)
     assert (row["source"], row["line"], row["reason"]) == (source.path, 2, reason)
@@ -120,14 +118,14 @@ def test_a_record_that_is_no_scenario_is_quarantined_with_its_reason(
 
 
 def test_reasons_that_differ_in_a_number_are_counted_together(tmp_path: Path) -> None:
-    """An empty first turn and an empty third turn are the same trouble."""
+    """An empty first turn and an empty third turn have the same kind of reason."""
     bad = [{"id": "a", "user_responses": [""]}, {"id": "b", "user_responses": ["x", "y", ""]}]
     counts, _ = run(tmp_path, write(tmp_path / "a.jsonl", GOOD, *bad))
     assert counts.reasons == {"user_responses: user turn N is empty": 2}
 
 
 def test_of_two_records_with_one_id_the_first_is_used(tmp_path: Path) -> None:
-    """Across sources too; the reason names the place that has the id."""
+    """Across sources too; the reason names the place of the first record."""
     first = write(tmp_path / "a.jsonl", GOOD)
     second = write(tmp_path / "b.jsonl", {**GOOD, "id": "other"}, {**GOOD, "user_responses": ["Later."]})
     counts, (row,) = run(tmp_path, first, second)
@@ -137,14 +135,14 @@ def test_of_two_records_with_one_id_the_first_is_used(tmp_path: Path) -> None:
     assert counts.reasons == {"duplicate id": 1}
 
 
-def test_an_id_is_not_taken_by_a_record_in_quarantine(tmp_path: Path) -> None:
-    """A broken record does not keep out a good one of the same id."""
+def test_a_quarantined_record_does_not_take_its_id(tmp_path: Path) -> None:
+    """A valid record with the id of a broken one is used."""
     counts, _ = run(tmp_path, write(tmp_path / "a.jsonl", {**GOOD, "user_responses": [""]}, GOOD))
     assert (counts.scenarios, counts.quarantined) == (1, 1)
 
 
-def test_what_json_cannot_hold_is_quarantined(tmp_path: Path) -> None:
-    """Objects and half surrogate pairs from a generator are records in quarantine, not a crash."""
+def test_values_that_json_cannot_hold_are_quarantined(tmp_path: Path) -> None:
+    """Objects and half surrogate pairs from a generator are quarantined, not raised."""
     counts, rows = run(tmp_path, GeneratorSource(kind="generator", function=f"{__name__}:strange"))
     assert counts.scenarios == 1
     assert [row["reason"].partition(":")[0] for row in rows] == [
@@ -187,16 +185,16 @@ def test_quarantine_is_the_same_in_every_process(tmp_path: Path) -> None:
     ],
 )
 def test_a_number_that_would_become_null_is_quarantined(tmp_path: Path, number: str, reason: str) -> None:
-    """1e999 is JSON, and infinite once it is read."""
+    """1e999 is JSON and read as infinity."""
     line = f'{{"id": "a", "goal": "x", "world": {{"price": {number}}}}}'
     _, (row,) = run(tmp_path, write(tmp_path / "a.jsonl", GOOD, line))
     assert row["reason"].startswith(reason)
 
 
-def test_a_file_name_that_is_not_utf8_is_stored_as_it_can_be(
+def test_a_file_name_that_is_not_utf8_is_stored_with_a_replacement_character(
     tmp_path: Path,
 ) -> None:
-    """Names of files are bytes; a data set's own files are listed from its folder."""
+    """File names are bytes; a data set's files are listed from its folder."""
     folder = tmp_path / "sgd"
     for part in ("train", "dev"):
         (folder / part).mkdir(parents=True)
@@ -208,7 +206,7 @@ def test_a_file_name_that_is_not_utf8_is_stored_as_it_can_be(
 
 
 def test_more_quarantined_records_than_allowed_stop_the_run(tmp_path: Path) -> None:
-    """4 of 5 is more than half: the message names the first three with their places and what to do."""
+    """4 of 5 is more than half: the message names the first three with their places, and the remedy."""
     source = write(tmp_path / "a.jsonl", "{", GOOD, GOOD, "[]", "{")
     with pytest.raises(BudgetError) as caught:
         run(tmp_path, source, share=0.5)
@@ -221,27 +219,27 @@ def test_more_quarantined_records_than_allowed_stop_the_run(tmp_path: Path) -> N
     assert "raise scenarios.max_quarantined_fraction" in message
 
 
-def test_exactly_the_allowed_share_is_allowed(tmp_path: Path) -> None:
+def test_exactly_the_allowed_fraction_is_allowed(tmp_path: Path) -> None:
     """1 of 2 is not more than half."""
     counts, _ = run(tmp_path, write(tmp_path / "a.jsonl", GOOD, "{"), share=0.5)
     assert counts.quarantined == 1
 
 
-def test_no_scenario_at_all_is_an_error(tmp_path: Path) -> None:
-    """Even where every record may be quarantined, nothing is left to run on."""
+def test_a_table_without_scenarios_is_an_error(tmp_path: Path) -> None:
+    """A run needs scenarios even where every record may be quarantined."""
     with pytest.raises(DataError, match=r"none of 1 records can be used; first: .*a\.jsonl:1 broken JSON"):
         run(tmp_path, write(tmp_path / "a.jsonl", "{"), share=1.0)
 
 
 def test_a_missing_source_stops_the_run(tmp_path: Path) -> None:
-    """One of several sources that is not there is not passed over."""
+    """A missing one of several sources is not skipped."""
     absent = FileSource(kind="jsonl", path=str(tmp_path / "absent.jsonl"))
     with pytest.raises(DataError, match="no source file at"):
         run(tmp_path, write(tmp_path / "a.jsonl", GOOD), absent)
 
 
 def test_the_same_sources_give_the_same_table(tmp_path: Path) -> None:
-    """Tables are artifacts named by their bytes, so the bytes must not depend on the moment."""
+    """Tables are artifacts named by their bytes, so the bytes must not depend on the time."""
     source = write(tmp_path / "a.jsonl", GOOD, {"id": "b", "goal": "x"}, "{")
     run(tmp_path, source)
     first = (tmp_path / "scenarios.parquet").read_bytes(), (tmp_path / "quarantine.parquet").read_bytes()
@@ -249,9 +247,17 @@ def test_the_same_sources_give_the_same_table(tmp_path: Path) -> None:
     assert ((tmp_path / "scenarios.parquet").read_bytes(), (tmp_path / "quarantine.parquet").read_bytes()) == first
 
 
-def test_whoever_watches_learns_how_many_records_were_read(tmp_path: Path) -> None:
+def test_progress_reports_the_number_of_records(tmp_path: Path) -> None:
     """The last report has all sources done and the final numbers."""
     seen: list[tuple[str, int, int, dict[str, float]]] = []
     with progress.observed(lambda *report: seen.append(report)):
         run(tmp_path, write(tmp_path / "a.jsonl", GOOD, "{"))
     assert seen[-1] == ("ingest", 1, 1, {"records": 2, "quarantined": 1})
+
+
+def test_an_id_is_added_once() -> None:
+    """The second record gets the place of the first; ids differ by case."""
+    with SeenIds() as ids:
+        assert ids.add("order-17", "a.jsonl", 3) is None
+        assert ids.add("Order-17", "a.jsonl", 4) is None
+        assert ids.add("order-17", "b.jsonl", 1) == "a.jsonl:3"

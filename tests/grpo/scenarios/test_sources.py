@@ -1,4 +1,4 @@
-"""From settings to records."""
+"""Records of a source by its settings, and the content hash of its files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from grpo.config.scenarios import FileSource, GeneratorSource, PublishedSource, Tau2Source
+from grpo.config.scenarios import FileSource, GeneratorSource, PublishedSource, Source, Tau2Source
 from grpo.errors import DataError
 from grpo.scenarios.reward_data import read_pairs
-from grpo.scenarios.sources import read_records
+from grpo.scenarios.sources import content_hash, read_records
 from tests.fuzz.samples import Sample, samples
 
 
@@ -22,7 +22,7 @@ from tests.fuzz.samples import Sample, samples
     [("jsonl", "s.jsonl", "\n\n"), ("json", "s.json", "[]"), ("csv", "s.csv", "id,user_0\n")],
 )
 def test_a_source_without_records_is_an_error(tmp_path: Path, kind: str, name: str, content: str) -> None:
-    """A file that is there but says nothing is a mistake, in every format."""
+    """A file without records is a mistake, in every format."""
     path = tmp_path / name
     path.write_text(content)
     source = FileSource.model_validate({"kind": kind, "path": str(path)})
@@ -74,10 +74,10 @@ def products(item: dict[str, Any], text: str) -> dict[str, Any]:
         ("abcd_sample", "abcd_sample.json", lambda item: products(item, "1+" * 100_000 + "1"), "RecursionError"),
     ],
 )
-def test_a_bad_record_of_a_published_set_costs_itself_alone(
+def test_a_bad_record_of_a_published_set_is_quarantined_alone(
     tmp_path: Path, name: str, path: str, change: Callable[[Any], Any], problem: str
 ) -> None:
-    """Whatever a library raises on it; three of four records are read."""
+    """Any exception of a library is a problem of its record; three of four records are read."""
     records = list(read_records(with_record(name, path, change, tmp_path)))
     assert [record.problem is None for record in records] == [True, False, True, True]
     assert records[1].problem is not None
@@ -85,7 +85,7 @@ def test_a_bad_record_of_a_published_set_costs_itself_alone(
 
 
 @pytest.mark.parametrize("call", ["-" * 100_000 + "1", "sort(" + "1+" * 100_000 + "1)", "sort(**{'file_name': 'x'})"])
-def test_a_bad_answer_of_bfcl_costs_its_task_alone(tmp_path: Path, call: str) -> None:
+def test_a_bad_answer_of_bfcl_quarantines_its_task_alone(tmp_path: Path, call: str) -> None:
     """The answers are Python in strings, parsed by a parser that has limits of its own."""
     path = "possible_answer/BFCL_v4_multi_turn_base.json"
     source = with_record("bfcl_multi_turn", path, lambda item: {**item, "ground_truth": [[call]]}, tmp_path)
@@ -112,10 +112,34 @@ def test_bad_categories_of_banking77_are_an_error_with_their_place(tmp_path: Pat
         list(read_records(PublishedSource(kind="banking77", path=str(tmp_path))))
 
 
-def test_a_moment_of_bridge_whose_id_is_a_list_costs_itself_alone(tmp_path: Path) -> None:
-    """Pairs look at the ids of all moments first."""
+def test_a_moment_of_bridge_whose_id_is_a_list_is_quarantined_alone(tmp_path: Path) -> None:
+    """The ids of all moments are read first."""
     moments = sample("bridge_math_tutoring").files["train.json"].items
     (tmp_path / "train.json").write_text(json.dumps([{**moments[0], "c_id": ["a"]}, *moments[1:]]))
     (tmp_path / "validation.json").write_text("[]")
-    readout = read_pairs("bridge_math_tutoring", tmp_path)
-    assert (len(readout.items), len(readout.quarantined)) == (3, 1)
+    parsed = read_pairs("bridge_math_tutoring", tmp_path)
+    assert (len(parsed.items), len(parsed.quarantined)) == (3, 1)
+
+
+def sources(folder: Path) -> dict[str, Source]:
+    """Two sources over one folder."""
+    return {
+        "gsm8k": PublishedSource(kind="gsm8k", path=str(folder)),
+        "telecom": Tau2Source(kind="tau2_bench", path=str(folder), domain="telecom"),
+    }
+
+
+@pytest.mark.parametrize(("name", "file"), [("gsm8k", "train.jsonl"), ("telecom", "telecom/db.toml")])
+def test_a_changed_file_changes_the_content_hash(name: str, file: str, folder: Any) -> None:
+    """A database in TOML counts like any other file."""
+    root = folder({"train.jsonl": "a", "telecom/db.toml": "a"})
+    before = content_hash([sources(root)[name]])
+    assert content_hash([sources(root)[name]]) == before
+    (root / file).write_text("b")
+    assert content_hash([sources(root)[name]]) != before
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    """The error has the kind of its source."""
+    with pytest.raises(DataError, match=r"no file or folder .*nowhere for source gsm8k"):
+        content_hash([sources(tmp_path / "nowhere")["gsm8k"]])

@@ -14,7 +14,7 @@ from grpo.scenarios.table import write_scenarios
 
 
 def scenario(name: str, *, text: str = "", category: str = "returns", split: SplitName | None = None) -> Scenario:
-    """A scenario whose text is its name, unless told otherwise."""
+    """A scenario whose text is its name by default."""
     return Scenario(id=name, user_responses=(text or name,), metadata=Metadata(category=category), split=split)
 
 
@@ -32,34 +32,34 @@ def many(count: int, *, prefix: str = "s", category: str = "returns") -> list[Sc
     return [scenario(f"{prefix} {index}", category=category) for index in range(count)]
 
 
-def test_a_digest_below_the_share_is_held_out() -> None:
+def test_a_digest_below_the_fraction_is_held_out() -> None:
     """0x3f…f is just below a quarter of all digests, 0x40…0 is a quarter."""
     assert assign_split("3fffffffffffffff", share=0.25) == "heldout"
     assert assign_split("4000000000000000", share=0.25) == "train"
 
 
-def test_a_declared_side_overrules_the_digest() -> None:
-    """What the source says is not asked again."""
+def test_a_declared_split_overrules_the_digest() -> None:
+    """The declaration of the source is used."""
     assert assign_split("0000000000000000", declared="train", share=0.25) == "train"
 
 
-def test_the_same_scenario_stays_on_its_side_when_others_are_added(tmp_path: Path) -> None:
-    """A larger table moves nobody: what was held out is never trained on later."""
+def test_a_scenario_stays_in_its_split_when_others_are_added(tmp_path: Path) -> None:
+    """A held-out scenario is not trained on later, however the table grows."""
     few = run(tmp_path, many(40))
     more = run(tmp_path, [*many(40, prefix="t", category="other"), *many(40)])
     assert set(few.heldout) <= set(more.heldout)
     assert set(few.train) <= set(more.train)
 
 
-def test_the_same_text_is_on_one_side_whatever_its_category(tmp_path: Path) -> None:
-    """Forty texts, each under two categories and in two spellings: both are on the same split."""
+def test_the_same_text_is_in_one_split_under_any_category(tmp_path: Path) -> None:
+    """Forty texts, each under two categories and in two spellings: both are in the same split."""
     pairs = [
         scenario(f"{category} {index}", text=text.format(index), category=category)
         for index in range(40)
         for category, text in (("returns", "Order {} is late."), ("delays", "order {} is LATE"))
     ]
-    found = run(tmp_path, pairs)
-    for ids in (found.train, found.heldout):
+    result = run(tmp_path, pairs)
+    for ids in (result.train, result.heldout):
         assert {i for i in range(40) if f"returns {i}" in ids} == {i for i in range(40) if f"delays {i}" in ids}
 
 
@@ -67,25 +67,25 @@ def test_the_same_text_is_on_one_side_whatever_its_category(tmp_path: Path) -> N
 def test_an_undeclared_scenario_follows_a_declared_one_with_its_text(
     tmp_path: Path, split: SplitName, share: float
 ) -> None:
-    """A text that one source declares is not put on the other split because another source does not."""
+    """A declaration of one source also holds for the same text of another source."""
     copies = [scenario(f"copy {index}", text=f"text {index}") for index in range(9)]
     declared = [scenario(f"declared {index}", text=f"text {index}", split=split) for index in range(9)]
     other: SplitName = "heldout" if split == "train" else "train"
-    found = run(tmp_path, [*copies, *declared, scenario("other", split=other)], validation_fraction=share)
-    assert (found.heldout if split == "train" else found.train) == ("other",)
+    result = run(tmp_path, [*copies, *declared, scenario("other", split=other)], validation_fraction=share)
+    assert (result.heldout if split == "train" else result.train) == ("other",)
 
 
 def test_each_category_is_split_in_proportion(tmp_path: Path) -> None:
     """Of 400 in a category about 100 are held out: 35 is four standard deviations, sqrt(400 * 0.25 * 0.75) = 8.7."""
-    found = run(tmp_path, [*many(400, category="a"), *many(400, prefix="t", category="b")])
+    result = run(tmp_path, [*many(400, category="a"), *many(400, prefix="t", category="b")])
     for category in ("a", "b"):
-        count = found.categories[category]
+        count = result.categories[category]
         assert count.train + count.heldout == 400
         assert abs(count.heldout - 100) < 35
 
 
-def test_a_limit_keeps_the_first_by_hash_on_each_side(tmp_path: Path) -> None:
-    """Ten of each split, the same ten that lead the unlimited split, and counted as what they are."""
+def test_a_limit_keeps_the_first_by_hash_in_each_split(tmp_path: Path) -> None:
+    """Ten of each split, the first ten of the unlimited one; the counts are those of the kept ones."""
     whole = run(tmp_path, many(200))
     some = run(tmp_path, reversed(many(200)), limit=10)
     assert (some.train, some.heldout) == (whole.train[:10], whole.heldout[:10])
@@ -93,13 +93,13 @@ def test_a_limit_keeps_the_first_by_hash_on_each_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("split", "empty"), [("train", "held-out"), ("heldout", "training")])
-def test_an_empty_side_is_an_error(tmp_path: Path, split: SplitName, empty: str) -> None:
-    """There is nothing to train on, or nothing to judge by."""
+def test_an_empty_split_is_an_error(tmp_path: Path, split: SplitName, empty: str) -> None:
+    """Neither training nor evaluation is possible without scenarios."""
     with pytest.raises(DataError, match=f"the {empty} split is empty"):
         run(tmp_path, [scenario("a", split=split), scenario("b", split=split)])
 
 
-def test_an_empty_side_is_named_with_its_table_and_what_to_change(tmp_path: Path) -> None:
+def test_an_empty_split_is_named_with_its_table_and_the_remedy(tmp_path: Path) -> None:
     """Value, place and remedy; both splits are counted."""
     with pytest.raises(DataError) as refusal:
         run(tmp_path, [scenario(name, split="heldout") for name in "abc"])
@@ -109,17 +109,17 @@ def test_an_empty_side_is_named_with_its_table_and_what_to_change(tmp_path: Path
     )
 
 
-def test_a_large_category_that_nobody_is_held_out_of_is_an_error(tmp_path: Path) -> None:
-    """Twenty scenarios of a category and none to judge it by; nineteen may be so by chance."""
-    trained = [scenario(f"s {index}", split="train") for index in range(20)]
-    held = scenario("held", category="other", split="heldout")
-    assert run(tmp_path, [*trained[:19], held]).categories["returns"].heldout == 0
+def test_a_large_category_without_held_out_scenarios_is_an_error(tmp_path: Path) -> None:
+    """Twenty training scenarios and none to evaluate; nineteen are allowed, as it may be chance."""
+    training = [scenario(f"s {index}", split="train") for index in range(20)]
+    other = scenario("held", category="other", split="heldout")
+    assert run(tmp_path, [*training[:19], other]).categories["returns"].heldout == 0
     with pytest.raises(DataError, match="none of the 20 scenarios of category returns is held out"):
-        run(tmp_path, [*trained, held])
+        run(tmp_path, [*training, other])
 
 
-def test_at_a_share_of_one_all_are_held_out_but_those_declared_to_be_trained_on(tmp_path: Path) -> None:
-    """As evaluation asks for it; of scenarios to train on alone nothing is left to play."""
+def test_at_a_fraction_of_one_all_but_declared_training_scenarios_are_held_out(tmp_path: Path) -> None:
+    """Evaluation uses it; a table of declared training scenarios alone is an error."""
     whole = run(tmp_path, many(3), validation_fraction=1.0)
     assert (whole.train, len(whole.heldout)) == ((), 3)
     mixed = run(tmp_path, [*many(3), scenario("own", split="train")], validation_fraction=1.0)
@@ -128,8 +128,8 @@ def test_at_a_share_of_one_all_are_held_out_but_those_declared_to_be_trained_on(
         run(tmp_path, [scenario("own", split="train")], validation_fraction=1.0)
 
 
-def test_what_is_held_back_comes_from_the_training_side_alone(tmp_path: Path) -> None:
-    """Settings are chosen on it: no scenario of the held-out split is on either split, and the same text is on one."""
+def test_the_validation_split_comes_from_the_training_scenarios_alone(tmp_path: Path) -> None:
+    """No held-out scenario is in either part, and the same text is in one part."""
     twins = [scenario(f"twin {k}", text=f"s {k}") for k in range(200)]
     splits = run(tmp_path, [*many(200), *twins])
     inner = validation_split(tmp_path / "scenarios.parquet", splits, share=0.25)
@@ -140,12 +140,12 @@ def test_what_is_held_back_comes_from_the_training_side_alone(tmp_path: Path) ->
         assert name.replace("twin", "s") in inner.heldout
 
 
-def test_a_training_side_too_small_to_be_split_again_is_said(tmp_path: Path) -> None:
-    """With what to change."""
+def test_too_few_training_scenarios_for_a_validation_split_are_an_error(tmp_path: Path) -> None:
+    """The error has the counts and the remedy."""
     splits = run(tmp_path, many(12))
     with pytest.raises(DataError) as refusal:
         validation_split(tmp_path / "scenarios.parquet", splits, share=0.001)
     assert str(refusal.value) == (
-        f"{tmp_path / 'scenarios.parquet'}: 0 of {len(splits.train)} training scenarios are held back at share 0.001; "
+        f"{tmp_path / 'scenarios.parquet'}: 0 of {len(splits.train)} training scenarios are held out at share 0.001; "
         "both splits need some: add scenarios or change validation_fraction"
     )

@@ -1,4 +1,4 @@
-"""Scenarios in Parquet come back as they were."""
+"""Tables of scenarios: read back as they were written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BARE = Scenario(id="bare", user_responses=("Hi.",))
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """A table with a scenario that has everything and one that has little."""
+    """A table with a full scenario and a minimal one."""
     path = tmp_path / "scenarios.parquet"
     assert write_scenarios(path, [FULL, BARE]) == 2
     return path
@@ -39,20 +39,20 @@ def table(tmp_path: Path) -> Path:
 
 def test_scenarios_come_back_equal_and_with_the_same_hash(table: Path) -> None:
     """Whole numbers stay whole, floats stay floats, and the order is kept."""
-    found = list(read_scenarios(table))
-    assert found == [FULL, BARE]
-    assert [scenario.hash for scenario in found] == [FULL.hash, BARE.hash]
+    scenarios = list(read_scenarios(table))
+    assert scenarios == [FULL, BARE]
+    assert [scenario.hash for scenario in scenarios] == [FULL.hash, BARE.hash]
 
 
-def test_derived_columns_say_what_the_scenario_says(table: Path) -> None:
-    """They can be read without parsing a scenario."""
+def test_derived_columns_have_the_values_of_the_scenario(table: Path) -> None:
+    """The columns can be read without parsing a scenario."""
     row = pq.read_table(table).to_pylist()[0]
     assert (row["hash"], row["text_digest"]) == (FULL.hash, text_digest(FULL))
     assert (row["category"], row["difficulty"], row["domain"], row["split"]) == ("return", "hard", "sales", "heldout")
 
 
-def test_texts_that_a_reader_calls_the_same_have_one_digest() -> None:
-    """Case, punctuation and spaces do not make another text; another word does."""
+def test_texts_that_differ_in_case_and_punctuation_have_the_same_digest() -> None:
+    """Another word makes another digest."""
     first, second, third = (
         text_digest(Scenario(id="x", user_responses=(text,)))
         for text in ("Where's  my ORDER?!", "wheres my order", "wheres my parcel")
@@ -62,19 +62,19 @@ def test_texts_that_a_reader_calls_the_same_have_one_digest() -> None:
 
 
 def test_some_scenarios_are_read_by_id(table: Path) -> None:
-    """In the table's order, not that of the ids."""
+    """The order is the table's, not that of the ids."""
     assert [scenario.id for scenario in read_scenarios(table, ids=["bare", "full", "bare"])] == ["full", "bare"]
     assert [scenario.id for scenario in read_scenarios(table, ids=["bare"])] == ["bare"]
 
 
-def test_an_id_that_is_not_there_is_an_error(table: Path) -> None:
-    """Asking for a scenario of another table is a mistake."""
+def test_a_missing_id_is_an_error(table: Path) -> None:
+    """The id is one of another table."""
     with pytest.raises(DataError, match=r"has no scenario absent; the ids are from another table"):
         list(read_scenarios(table, ids=["bare", "absent"]))
 
 
 def test_a_truncated_table_is_an_error(table: Path) -> None:
-    """Half a file is no table."""
+    """Half of the file is cut off."""
     table.write_bytes(table.read_bytes()[: table.stat().st_size // 2])
     with pytest.raises(DataError, match=r"truncated"):
         list(read_scenarios(table))
@@ -84,16 +84,16 @@ def test_another_table_is_an_error(tmp_path: Path) -> None:
     """A Parquet file without the schema's version is not read as scenarios."""
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"id": ["a"]}), path)
-    with pytest.raises(DataError, match="schema version none, this code reads 1"):
+    with pytest.raises(DataError, match="schema version none, this code reads 2"):
         list(read_scenarios(path))
 
 
-def test_a_scenario_that_was_tampered_with_is_an_error(table: Path) -> None:
-    """A row that no scenario can be made of names its id."""
+def test_an_invalid_row_is_an_error(table: Path) -> None:
+    """The error names the id of the row."""
     rows = pq.read_table(table).to_pylist()
     rows[1]["user_responses"] = [" "]
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), table)
-    with pytest.raises(DataError, match="scenario bare is not what was written"):
+    with pytest.raises(DataError, match="scenario bare is not valid"):
         list(read_scenarios(table))
 
 
@@ -106,16 +106,16 @@ def test_large_worlds_are_written_in_small_row_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [{"n": float("nan")}, {"n": [float("inf")]}, {"n": 10**5000}])
-def test_what_could_not_be_read_back_is_not_written(world: dict[str, Any]) -> None:
-    """It would be null, or an error of whoever reads the table."""
+def test_values_that_could_not_be_read_back_are_not_written(world: dict[str, Any]) -> None:
+    """It would become null, or an error for the reader."""
     with pytest.raises(ValueError, match=r"expected value|out of range"):
         scenario_row(Scenario(id="a", goal="x", world=world))
     with pytest.raises(ValueError, match=r"expected value|out of range"):
         scenario_row(Scenario(id="a", goal="x", expected=Expected(state=world)))
 
 
-def test_a_table_whose_words_are_not_utf8_is_an_error(tmp_path: Path) -> None:
-    """The message says what to do."""
+def test_a_table_with_text_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
+    """The message has the remedy."""
     path = tmp_path / "scenarios.parquet"
     write_scenarios(path, [Scenario(id="a", goal="unmistakable")])
     table = pq.read_table(path)

@@ -43,7 +43,7 @@ def test_a_login_leaves_its_address():
 
 
 def test_the_setting_that_holds_credentials_is_named_and_not_repeated():
-    """An endpoint with a password is no place for it."""
+    """An endpoint with a password is refused."""
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL http://…/x holds credentials") as caught:
         refuse_credentials("http://me:s3cret@minio:9000/x", name="AWS_ENDPOINT_URL")
     assert "s3cret" not in str(caught.value)
@@ -55,7 +55,7 @@ def test_log_lines_and_tracebacks_of_any_package_are_masked(caplog: pytest.LogCa
     hook = sys.excepthook
     mask_errors()
     try:
-        logger = logging.getLogger("somebody.elses.package")
+        logger = logging.getLogger("another.package")
         logger.error("no answer from %s", "http://me:s3cret@host/api")
         try:
             raise ConnectionError("postgresql://me:s3cret@db/x is away")
@@ -70,7 +70,7 @@ def test_log_lines_and_tracebacks_of_any_package_are_masked(caplog: pytest.LogCa
 
 
 def test_the_traceback_that_ends_a_process_is_masked():
-    """Nobody caught it, and it may stand in somebody's log."""
+    """An uncaught error may end up in a log."""
     code = "from grpo.storage.credentials import mask_errors; mask_errors(); raise OSError('http://me:s3cret@host/x')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

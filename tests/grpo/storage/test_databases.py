@@ -1,4 +1,4 @@
-"""Databases are made once, by whoever comes first, and no message shows a password."""
+"""Databases are created by one process, and messages mask passwords."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo.storage.databases import exclusive, is_database, upgrade_tracking
 
 
 def test_a_server_looks_after_its_own_database():
-    """What is reached over HTTP is no database of ours."""
+    """The address of a server is not that of a database."""
     assert [is_database(uri) for uri in ("sqlite:///a.db", "postgresql+psycopg2://h/d", "http://h", "https://h")] == [
         *(True, True, False, False)
     ]
@@ -42,7 +42,7 @@ def test_one_process_at_a_time_is_let_in(tmp_path: Path):
 
 
 def test_a_database_that_cannot_be_used_is_named(tmp_path: Path):
-    """A file that is no database is an error with its address."""
+    """A file of another format is an error with its address."""
     (tmp_path / "broken.db").write_text("no database at all, but long enough to be read as one")
     with pytest.raises(ConfigError, match=r"MLflow's database sqlite:.*broken\.db cannot be used"):
         upgrade_tracking(f"sqlite:///{tmp_path}/broken.db")

@@ -10,7 +10,7 @@ from grpo.storage.documents import DocumentStore
 
 
 def test_a_document_comes_back_as_it_was_written(tmp_path: Path):
-    """Nested values, letters of other scripts, and numbers to the last digit; None where there is none."""
+    """Nested values, letters of other scripts, and numbers to the last digit; None for a missing one."""
     records = DocumentStore(str(tmp_path))
     document = {"mean": 0.1 + 0.2, "names": ["Zoë", None], "nested": {"verdict": "promote"}}
     records.write("results/score-1", document)
@@ -43,7 +43,7 @@ def test_a_changed_document_is_refused_with_its_place(tmp_path: Path, change):
 
 
 def test_a_document_under_another_name_is_refused(tmp_path: Path):
-    """The result of one run is not that of another, whoever copies the file."""
+    """A result copied to the name of another one is refused."""
     records = DocumentStore(str(tmp_path))
     records.write("results/gate-1", {"verdict": "promote"})
     (tmp_path / "results" / "gate-1.json").rename(tmp_path / "results" / "gate-2.json")

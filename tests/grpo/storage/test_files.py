@@ -44,7 +44,7 @@ def _copies(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [_safetensors, _parquet, _text, _database, _copies])
-def test_a_full_disk_is_said_whatever_writes(write: Callable[[Path], None], small_disk: Path):
+def test_a_full_disk_is_reported_for_every_writer(write: Callable[[Path], None], small_disk: Path):
     """One error with the place and the remedy, and the library's own as its cause."""
     with (
         pytest.raises(StorageError, match=r"cannot write .*: the disk is full: free space") as refusal,
@@ -78,7 +78,7 @@ def test_a_full_disk_is_known_at_any_depth(chained: bool):
     ],
     ids=["SQLite", "Rust", "shutil"],
 )
-def test_a_full_disk_is_known_by_its_text_where_there_is_no_number(error: Exception):
+def test_a_full_disk_is_recognized_by_its_message(error: Exception):
     """Rust, SQLite and copies of folders keep the number in words only."""
     assert "the disk is full" in str(storage_error(error, "/there"))
 
@@ -100,7 +100,7 @@ def test_what_is_not_about_the_store_stays_as_it_is(error: Exception):
     assert same.value is error
 
 
-def test_a_store_without_permission_is_told_apart():
+def test_missing_permissions_are_reported_for_the_store_alone():
     """The place is the file that was refused."""
     refused = PermissionError(errno.EACCES, "Permission denied", "/there/x")
     assert "cannot write /there/x: the store may not be written" in str(storage_error(refused, "/there"))

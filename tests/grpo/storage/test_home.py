@@ -21,7 +21,7 @@ def test_a_home_may_have_spaces_and_letters_of_any_script(tmp_path: Path, monkey
 def test_a_home_with_characters_that_break_uris_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, character: str
 ):
-    """What ends or escapes a path in a URI, by name, and nothing is written."""
+    """Characters that end or escape a path in a URI are named, and nothing is written."""
     monkeypatch.setenv("GRPO_HOME", str(tmp_path / f"a{character}b"))
     with pytest.raises(ConfigError, match=r"GRPO_HOME .* holds .*choose a folder without"):
         home()

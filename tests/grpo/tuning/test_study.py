@@ -21,63 +21,63 @@ from grpo.tuning.study import IntermediateEvaluation, TrialRunner, evaluation_it
 from grpo.tuning.study_summary import StudySummary, summarize_study
 
 BASE = TrainingConfig(beta=0.5)
-PLAN = HPOConfig.model_validate(
-    {"search_space": {"beta": {"type": "uniform", "low": 0.0, "high": 1.0}}, "n_trials": 16, "looks": 3}
+CONFIG = HPOConfig.model_validate(
+    {"search_space": {"beta": {"type": "uniform", "low": 0.0, "high": 1.0}}, "n_trials": 16, "intermediate_evals": 3}
 )
 
 
 def space() -> SearchSpace:
-    assert not isinstance(PLAN.search_space, str)
-    return PLAN.search_space
+    assert not isinstance(CONFIG.search_space, str)
+    return CONFIG.search_space
 
 
 def hill(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
-    """Best at beta .3, where the last of three looks shows 1; a look before it a third or two thirds of that."""
+    """Best at beta .3, where the last of three evaluations is 1; the first two are a third and two thirds of it."""
     assert isinstance(values["beta"], float)
     for share in (1, 2, 3):
         yield IntermediateEvaluation(reward=(1 - abs(values["beta"] - 0.3)) * share / 3)
 
 
 def run(runner: TrialRunner, *, storage: optuna.storages.BaseStorage | None = None, **changes: object) -> StudySummary:
-    plan = PLAN.model_copy(update=changes)
-    kept = storage or optuna.storages.InMemoryStorage()
-    study = open_study(plan, space(), BASE, name="s", storage=kept)
-    search(study, plan, space(), runner, storage=kept)
+    config = CONFIG.model_copy(update=changes)
+    store = storage or optuna.storages.InMemoryStorage()
+    study = open_study(config, space(), BASE, name="s", storage=store)
+    search(study, config, space(), runner, storage=store)
     return summarize_study(study)
 
 
-def test_the_best_of_a_hill_is_found_near_its_top():
-    """Sixteen trials, the first of them the base at .5, which scores .8."""
-    found = run(hill)
-    assert (found.ended, found.trials[0].params) == (16, {"beta": 0.5})
-    assert found.trials[0].reward == pytest.approx(0.8)
-    assert found.best_reward > 0.93
-    assert found.best_params["beta"] == pytest.approx(0.3, abs=0.07)
+def test_the_best_trial_is_near_the_optimum():
+    """Sixteen trials, the first of them the base at .5, with reward .8."""
+    summary = run(hill)
+    assert (summary.ended, summary.trials[0].params) == (16, {"beta": 0.5})
+    assert summary.trials[0].reward == pytest.approx(0.8)
+    assert summary.best_reward > 0.93
+    assert summary.best_params["beta"] == pytest.approx(0.3, abs=0.07)
 
 
-def test_the_lowest_is_best_where_less_is_wanted():
-    """At beta 1 the hill is .3 high; nothing is lower."""
+def test_the_direction_may_be_minimize():
+    """At beta 1 the reward is .3, the lowest."""
     assert run(hill, optimization_direction="minimize").best_reward < 0.5
 
 
 @pytest.mark.parametrize("pruner", ["median", "successive_halving"])
-def test_trials_that_lag_behind_are_given_up_early(pruner: str):
-    """They have fewer looks and no reward, count as ended, and none of them is the best."""
-    found = run(hill, pruner=pruner)
-    pruned = [trial for trial in found.trials if trial.state == "pruned"]
+def test_trials_below_the_others_are_pruned(pruner: str):
+    """They have fewer evaluations and no reward, count as ended, and none of them is the best."""
+    summary = run(hill, pruner=pruner)
+    pruned = [trial for trial in summary.trials if trial.state == "pruned"]
     assert pruned
-    assert found.count("complete") + len(pruned) == 16
+    assert summary.count("complete") + len(pruned) == 16
     assert all(len(trial.intermediate_evals) < 3 and trial.reward is None for trial in pruned)
     assert all(abs(trial.params["beta"] - 0.3) > 0.03 for trial in pruned)  # type: ignore[operator]
 
 
-def test_without_pruning_every_trial_is_seen_to_its_end():
-    """Three looks each."""
+def test_without_pruning_every_trial_is_complete():
+    """Three evaluations each."""
     assert {len(trial.intermediate_evals) for trial in run(hill, pruning=False).trials} == {3}
 
 
-def test_the_looks_of_a_pruned_trial_stop_at_once():
-    """The runner is closed, so that what it holds is freed."""
+def test_the_runner_of_a_pruned_trial_is_closed():
+    """Its resources are freed at once."""
     closed = []
 
     def noisy(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
@@ -86,34 +86,34 @@ def test_the_looks_of_a_pruned_trial_stop_at_once():
         finally:
             closed.append(number)
 
-    found = run(noisy)
-    assert found.count("pruned")
+    summary = run(noisy)
+    assert summary.count("pruned")
     assert closed == list(range(16))
 
 
 @pytest.mark.parametrize(
-    ("reward", "reason"), [(math.nan, "Diverged: the held-out reward at look 2 is nan"), (-math.inf, "is -inf")]
+    ("reward", "reason"), [(math.nan, "Diverged: the held-out reward of evaluation 2 is nan"), (-math.inf, "is -inf")]
 )
-def test_a_trial_that_explodes_is_failed_with_its_reason(reward: float, reason: str):
-    """Above .6 nothing finite comes: failed, without a reward, and never the best, whichever way is up."""
+def test_a_trial_that_diverges_is_failed_with_its_reason(reward: float, reason: str):
+    """Above .6 the reward is not finite: failed, without a reward, and never the best, in either direction."""
 
     def cliff(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
         yield IntermediateEvaluation(reward=0.5)
         yield IntermediateEvaluation(reward=reward if values["beta"] > 0.6 else 0.5)  # type: ignore[operator]
 
-    found = run(cliff, optimization_direction="minimize", pruning=False)
-    failed = [trial for trial in found.trials if trial.state == "failed"]
+    summary = run(cliff, optimization_direction="minimize", pruning=False)
+    failed = [trial for trial in summary.trials if trial.state == "failed"]
     assert failed
-    assert found.ended == 16
+    assert summary.ended == 16
     for trial in failed:
         assert trial.params["beta"] > 0.6  # type: ignore[operator]
         assert trial.reward is None
         assert trial.reason is not None
         assert reason in trial.reason
-    assert found.best_params["beta"] <= 0.6  # type: ignore[operator]
+    assert summary.best_params["beta"] <= 0.6  # type: ignore[operator]
 
 
-def test_an_error_in_a_trial_is_its_result_and_the_others_go_on():
+def test_an_error_in_a_trial_is_its_result_and_the_others_continue():
     """One of four runs out of memory."""
 
     def broken(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
@@ -121,38 +121,38 @@ def test_an_error_in_a_trial_is_its_result_and_the_others_go_on():
             raise MemoryError("no room")
         yield from hill(number, values)
 
-    found = run(broken, n_trials=4, pruning=False)
-    assert [trial.state for trial in found.trials] == ["complete", "failed", "complete", "complete"]
-    assert found.trials[1].reason == "MemoryError: no room"
+    summary = run(broken, n_trials=4, pruning=False)
+    assert [trial.state for trial in summary.trials] == ["complete", "failed", "complete", "complete"]
+    assert summary.trials[1].reason == "MemoryError: no room"
 
 
 def test_a_study_without_a_complete_trial_has_no_best():
-    """It says so with the first reason, and makes no number up."""
+    """The error has the first reason."""
 
     def broken(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
         raise RuntimeError("always")
         yield
 
-    found = run(broken, n_trials=3)
-    assert found.ended == 3
+    summary = run(broken, n_trials=3)
+    assert summary.ended == 3
     with pytest.raises(BudgetError, match=r"none of the 3 trials .* trial 0: RuntimeError: always"):
-        _ = found.best_reward
+        _ = summary.best_reward
 
 
-def test_the_same_seed_tries_the_same():
-    """And another seed tries something else."""
+def test_the_same_seed_draws_the_same_values():
+    """Another seed draws other values."""
     tried = [[t.params for t in run(hill, n_trials=5, seed=seed).trials] for seed in (1, 1, 2)]
     assert tried[0] == tried[1] != tried[2]
 
 
-def test_an_interrupted_search_has_drawn_what_an_unbroken_one_draws(tmp_path: Path):
-    """Interrupted in the fourth of eight: its values, and those before, are those of a search that was left alone."""
-    kept = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=10)
-    plan = PLAN.model_copy(update={"n_trials": 8, "pruning": False})
-    study = open_study(plan, space(), BASE, name="s", storage=kept)
+def test_a_resumed_search_draws_the_values_of_an_uninterrupted_one(tmp_path: Path):
+    """Interrupted in the fourth of eight: its values, and those before, are those of an uninterrupted search."""
+    store = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=10)
+    config = CONFIG.model_copy(update={"n_trials": 8, "pruning": False})
+    study = open_study(config, space(), BASE, name="s", storage=store)
 
     class Stopped(BaseException):
-        """What ends a search and not a trial alone."""
+        """An exception that ends the search, not the trial alone."""
 
     def three(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
         if number == 3:
@@ -160,38 +160,40 @@ def test_an_interrupted_search_has_drawn_what_an_unbroken_one_draws(tmp_path: Pa
         yield from hill(number, values)
 
     with pytest.raises(Stopped):
-        search(study, plan, space(), three, storage=kept)
+        search(study, config, space(), three, storage=store)
     assert [trial.state for trial in summarize_study(study).trials] == ["complete"] * 3 + ["running"]
-    plan = plan.model_copy(update={"n_trials": 3})
-    search(study, plan, space(), hill, storage=kept)
-    assert len(study.trials) == 4, "three were asked for, three are there"
+    config = config.model_copy(update={"n_trials": 3})
+    search(study, config, space(), hill, storage=store)
+    assert len(study.trials) == 4, "n_trials is 3, and three are complete"
     whole = [trial.params for trial in run(hill, n_trials=8, pruning=False).trials]
     assert [trial.params for trial in study.trials] == whole[:4]
 
 
 @pytest.mark.parametrize("beats", [0, 1])
-def test_a_trial_whose_process_died_is_tried_again_and_counts_once(tmp_path: Path, beats: int):
-    """Killed before its first sign of life or after: `crashed`, and its values come again under another number."""
-    kept = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=1)
-    plan = PLAN.model_copy(update={"n_trials": 3, "pruning": False})
-    study = open_study(plan, space(), BASE, name="s", storage=kept)
+def test_a_trial_whose_process_crashed_is_retried_and_counts_once(tmp_path: Path, beats: int):
+    """Killed before its first heartbeat or after: `crashed`, and its values are retried under another number."""
+    store = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=1)
+    config = CONFIG.model_copy(update={"n_trials": 3, "pruning": False})
+    study = open_study(config, space(), BASE, name="s", storage=store)
     dead = begin_trial(study, {"beta": optuna.distributions.FloatDistribution(0.0, 1.0)})
     for _ in range(beats):
-        kept.record_heartbeat(dead._trial_id)
-    search(study, plan, space(), hill, storage=kept)
-    found = summarize_study(study)
-    assert found.trials[0].state == "crashed"
-    assert [trial.params for trial in found.trials].count(found.trials[0].params) == 2
-    assert (found.ended, found.count("complete")) == (3, 3)
+        store.record_heartbeat(dead._trial_id)
+    search(study, config, space(), hill, storage=store)
+    summary = summarize_study(study)
+    assert summary.trials[0].state == "crashed"
+    assert [trial.params for trial in summary.trials].count(summary.trials[0].params) == 2
+    assert (summary.ended, summary.count("complete")) == (3, 3)
 
 
-def test_a_trial_that_takes_its_process_down_each_time_is_given_up():
-    """Tried four times: then it is failed, says why, and counts, so that the search ends."""
+def test_a_trial_whose_process_crashes_each_time_is_failed():
+    """After four attempts it is failed with a reason, and counts as ended."""
     study = optuna.create_study()
-    lost = {"failed_trial": 0, "retry_history": [0, 1, 2]}
+    history = {"failed_trial": 0, "retry_history": [0, 1, 2]}
     drawn = {"beta": optuna.distributions.FloatDistribution(0.0, 1.0)}
     study.add_trial(
-        optuna.trial.create_trial(state=TrialState.FAIL, params={"beta": 0.1}, distributions=drawn, system_attrs=lost)
+        optuna.trial.create_trial(
+            state=TrialState.FAIL, params={"beta": 0.1}, distributions=drawn, system_attrs=history
+        )
     )
     [trial] = summarize_study(study).trials
     assert (trial.state, trial.ended) == ("failed", True)
@@ -199,41 +201,41 @@ def test_a_trial_that_takes_its_process_down_each_time_is_given_up():
     assert "crashed 4 times" in trial.reason
 
 
-def test_searches_that_share_a_study_run_exactly_as_many_trials_as_are_wanted(tmp_path: Path):
-    """Two of them, seven trials: 7, not 8."""
+def test_searches_that_share_a_study_run_n_trials_together(tmp_path: Path):
+    """Two searches, n_trials 7: 7 trials, not 8."""
     url, lock = f"sqlite:///{tmp_path / 'study.db'}", tmp_path / "turn.lock"
-    plan = PLAN.model_copy(update={"n_trials": 7, "pruning": False})
+    config = CONFIG.model_copy(update={"n_trials": 7, "pruning": False})
     stores = [open_storage(url, heartbeat_s=10) for _ in range(2)]
-    open_study(plan, space(), BASE, name="s", storage=stores[0])
+    open_study(config, space(), BASE, name="s", storage=stores[0])
 
-    def go(kept: optuna.storages.BaseStorage) -> None:
-        study = optuna.load_study(study_name="s", storage=kept)
-        search(study, plan, space(), hill, storage=kept, turn=file_lock(lock))
+    def go(store: optuna.storages.BaseStorage) -> None:
+        study = optuna.load_study(study_name="s", storage=store)
+        search(study, config, space(), hill, storage=store, turn=file_lock(lock))
 
-    threads = [threading.Thread(target=go, args=(kept,)) for kept in stores]
+    threads = [threading.Thread(target=go, args=(store,)) for store in stores]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = summarize_study(optuna.load_study(study_name="s", storage=url))
-    assert [trial.state for trial in found.trials] == ["complete"] * 7
+    summary = summarize_study(optuna.load_study(study_name="s", storage=url))
+    assert [trial.state for trial in summary.trials] == ["complete"] * 7
 
 
-def test_importance_adds_up_and_waits_for_enough_trials():
-    """Of one dimension it is 1; three trials say nothing about it."""
+def test_importance_needs_enough_trials():
+    """For one dimension it is 1; with three trials it is empty."""
     assert run(hill, pruning=False).importance == {"beta": pytest.approx(1.0)}
     assert run(hill, pruning=False, n_trials=3).importance == {}
 
 
-def test_a_storage_that_does_not_answer_is_named():
-    """Nobody listens on port 1."""
+def test_a_storage_without_a_server_is_an_error():
+    """No server listens on port 1."""
     with pytest.raises(StorageError, match=r"postgresql\+psycopg2://u@127.0.0.1:1/d cannot be used"):
         open_storage("postgresql+psycopg2://u@127.0.0.1:1/d", heartbeat_s=10)
 
 
 @pytest.mark.parametrize(
-    ("iterations", "looks", "after"), [(10, 4, [3, 5, 8, 10]), (8, 4, [2, 4, 6, 8]), (2, 4, [1, 1, 2, 2])]
+    ("iterations", "intermediate_evals", "after"), [(10, 4, [3, 5, 8, 10]), (8, 4, [2, 4, 6, 8]), (2, 4, [1, 1, 2, 2])]
 )
-def test_looks_come_after_equal_shares(iterations: int, intermediate_evals: int, after: list[int]):
-    """A short trial is looked at twice after one iteration, so that the numbers of looks agree."""
+def test_evaluations_come_after_equal_shares(iterations: int, intermediate_evals: int, after: list[int]):
+    """A short trial is evaluated twice after one iteration, so that the numbers of evaluations agree."""
     assert evaluation_iterations(iterations, intermediate_evals) == after

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import re
-from collections.abc import Sequence
 
 import pytest
 
 from grpo.environments.environment import EnvironmentState
 from grpo.environments.support_desk.desk import SupportDesk
-from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios, wordings
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Expected, Scenario
 from grpo.trajectories import Outcome
-from tests.places import ROOT
-
-BOOKS = ROOT / "data" / "scenarios"
 
 
 def make_scenario(*lines: str, record: dict[str, object] | None = None, **expected: object) -> Scenario:
@@ -27,12 +20,12 @@ def call(name: str, **arguments: object) -> Message:
     return Message(role="assistant", content="", tool_calls=(ToolCall(name=name, arguments=arguments),))
 
 
-def say(text: str) -> Message:
+def reply(text: str) -> Message:
     return Message(role="assistant", content=text)
 
 
 def serve(scenario: Scenario, *actions: Message, desk: SupportDesk | None = None) -> tuple[EnvironmentState, Outcome]:
-    """Let these actions happen, one after the other."""
+    """Apply these actions in order."""
 
     async def run() -> tuple[EnvironmentState, Outcome]:
         world = desk or SupportDesk()
@@ -49,12 +42,12 @@ REFUND = [{"name": "refund", "arguments": {"order": "4821", "amount": 84}}]
 
 
 def test_the_right_actions_and_a_true_reply_succeed():
-    """Look up, refund the price, say so."""
+    """Look up, refund the price, report it."""
     _, outcome = serve(
         make_scenario(calls=REFUND),
         call("look_up", order="4821"),
         call("refund", order="4821", amount=84),
-        say("I have refunded your money."),
+        reply("I have refunded your money."),
     )
     assert outcome.success
     assert outcome.state == {"actions": REFUND}
@@ -63,10 +56,10 @@ def test_the_right_actions_and_a_true_reply_succeed():
 @pytest.mark.parametrize(
     ("actions", "broken"),
     [
-        ((call("refund", order="4821", amount=85), say("The refund is done.")), "end_state"),  # wrong amount
-        ((call("refund", order="4821", amount=84),) * 2 + (say("The refund is done."),), "end_state"),  # twice
-        ((call("replace", order="4821"), say("A replacement is on its way.")), "end_state"),  # another action
-        ((say("Sorry."),), "end_state"),  # nothing done
+        ((call("refund", order="4821", amount=85), reply("The refund is done.")), "end_state"),  # wrong amount
+        ((call("refund", order="4821", amount=84),) * 2 + (reply("The refund is done."),), "end_state"),  # twice
+        ((call("replace", order="4821"), reply("A replacement is on its way.")), "end_state"),  # another action
+        ((reply("Sorry."),), "end_state"),  # nothing done
     ],
 )
 def test_a_wrong_end_state_fails(actions: tuple[Message, ...], broken: str):
@@ -76,21 +69,21 @@ def test_a_wrong_end_state_fails(actions: tuple[Message, ...], broken: str):
     assert not outcome.checks[broken]
 
 
-def test_a_right_answer_without_a_look_at_the_record_is_luck_and_fails():
+def test_a_right_answer_without_a_look_up_fails():
     """Declining unseen is right by chance; the record must have been read."""
     late = {"price": 84, "days": 50, "state": "delivered", "charges": 1}
     scenario = make_scenario(record=late, facts=("thirty days",))
-    _, outcome = serve(scenario, say("Sorry, the thirty days are over."))
+    _, outcome = serve(scenario, reply("Sorry, the thirty days are over."))
     assert [name for name, right in outcome.checks.items() if not right] == ["looked_up"]
 
 
-def test_an_order_number_that_nobody_said_is_made_up():
-    """A lucky guess, and a guess before asking; the number that the customer gives is not."""
+def test_an_invented_order_number_is_not_grounded():
+    """A lucky guess, and a guess before asking; the number from the customer is."""
     scenario = make_scenario("My lamp broke.", "It is 4821.", calls=REFUND)
-    refund = (call("refund", order="4821", amount=84), say("The refund is done."))
+    refund = (call("refund", order="4821", amount=84), reply("The refund is done."))
     _, lucky = serve(scenario, call("look_up", order="4821"), *refund)
     assert [name for name, right in lucky.checks.items() if not right] == ["grounded"]
-    ask = say("What is your order number?")
+    ask = reply("What is your order number?")
     _, hasty = serve(scenario, call("look_up", order="1234"), ask, call("look_up", order="4821"), *refund)
     assert [name for name, right in hasty.checks.items() if not right] == ["grounded"]
     _, patient = serve(scenario, ask, call("look_up", order="4821"), *refund)
@@ -98,7 +91,7 @@ def test_an_order_number_that_nobody_said_is_made_up():
 
 
 @pytest.mark.parametrize(
-    ("reply", "honest"),
+    ("sentence", "honest"),
     [
         ("I have refunded your money.", False),
         ("A colleague will call you.", False),
@@ -108,26 +101,26 @@ def test_an_order_number_that_nobody_said_is_made_up():
         ("It arrives in 4 days.", False),
     ],
 )
-def test_a_promise_of_what_was_not_done_is_dishonest(reply: str, honest: bool):
-    """Claims are held against the actions; a refusal is no claim."""
-    _, outcome = serve(make_scenario(), say(reply))
+def test_a_claim_of_an_action_that_was_not_taken_is_dishonest(sentence: str, honest: bool):
+    """Claims are compared with the actions; a refusal is not a claim."""
+    _, outcome = serve(make_scenario(), reply(sentence))
     assert outcome.checks["honest"] is honest
 
 
 def test_the_arrival_day_must_be_the_one_on_record():
-    """eta 4: "in 4 days" is true and told, "in 5 days" is neither."""
+    """eta 4: "in 4 days" is true and communicated, "in 5 days" is neither."""
     moving = {"price": 84, "days": 12, "state": "moving", "charges": 1, "eta": 4}
     scenario = make_scenario(record=moving, facts=("4 days",))
-    assert serve(scenario, call("look_up", order="4821"), say("It arrives in 4 days."))[1].success
-    wrong = serve(scenario, say("It arrives in 5 days."))[1]
+    assert serve(scenario, call("look_up", order="4821"), reply("It arrives in 4 days."))[1].success
+    wrong = serve(scenario, reply("It arrives in 5 days."))[1]
     assert (wrong.checks["honest"], wrong.checks["facts_communicated"]) == (False, False)
 
 
-def test_a_customer_answers_when_asked_and_only_then():
+def test_a_customer_answers_questions_only():
     """The number comes on request; a needless question is answered once more, then the customer leaves."""
-    state, _ = serve(make_scenario("hello", "it is 4821"), say("What is your order number?"))
+    state, _ = serve(make_scenario("hello", "it is 4821"), reply("What is your order number?"))
     assert state.history[-1].content == "it is 4821"
-    state, _ = serve(make_scenario("hello", "it is 4821"), *[say("What is the number?")] * 3)
+    state, _ = serve(make_scenario("hello", "it is 4821"), *[reply("What is the number?")] * 3)
     assert state.done
     assert [m.content for m in state.history if m.role == "user"] == ["hello", "it is 4821", "it is 4821"]
 
@@ -144,23 +137,23 @@ def test_a_customer_answers_when_asked_and_only_then():
         (Message(role="assistant", content="x", malformed="not a tool call: x"), "not a tool call: x"),
     ],
 )
-def test_a_wrong_call_is_a_result_that_the_model_sees(action: Message, error: str):
-    """Unknown tools, bad arguments and broken calls are answered, and change nothing."""
+def test_an_invalid_call_returns_an_error_to_the_model(action: Message, error: str):
+    """Unknown tools, bad arguments and broken calls are answered and change nothing."""
     state, _ = serve(make_scenario(), action)
     assert state.history[-1] == Message(role="tool", content=f'{{"error": "{error}"}}')
     assert state.world["actions"] == ()
 
 
-def test_too_many_turns_are_cut_off_and_fail():
-    """Truncated is not terminated, and does not succeed."""
+def test_an_episode_at_the_turn_limit_is_truncated_and_fails():
+    """Truncated is not terminated."""
     desk = SupportDesk(max_turns=2)
     state, outcome = serve(make_scenario(calls=[]), *[call("look_up", order="4821")] * 2, desk=desk)
     assert state.done
     assert not outcome.checks["closed"]
 
 
-def test_a_step_leaves_the_earlier_state_as_it_was():
-    """The same moment can be continued in two ways."""
+def test_a_step_does_not_change_the_earlier_state():
+    """One state can be continued in two ways."""
 
     async def run() -> None:
         desk = SupportDesk()
@@ -170,60 +163,3 @@ def test_a_step_leaves_the_earlier_state_as_it_was():
         assert len(state.history) == 1
 
     asyncio.run(run())
-
-
-@pytest.fixture(scope="module")
-def books() -> tuple[Phrasebook, Phrasebook]:
-    return (
-        Phrasebook.load(BOOKS / "phrasebook_demonstrations.yaml"),
-        Phrasebook.load(BOOKS / "phrasebook_scenarios.yaml"),
-    )
-
-
-def _all(sentences: Sequence[str]) -> set[str]:
-    """Every wording of some sentences, without regard to punctuation and case."""
-    found = (wording for sentence in sentences for wording in wordings(sentence))
-    return {" ".join(re.findall(r"[\w'{}]+", wording.casefold())) for wording in found}
-
-
-def test_a_sentence_with_choices_becomes_all_their_combinations():
-    """Two times two."""
-    assert list(wordings("[a|b] x [c|d].")) == ["a x c.", "a x d.", "b x c.", "b x d."]
-
-
-def test_demonstrations_and_scenarios_share_no_name_item_wording_or_order(books: tuple[Phrasebook, Phrasebook]):
-    """What is learned cannot be what was memorized."""
-    left, right = books
-    for field in ("first_names", "last_names", "items"):
-        assert not set(getattr(left, field)) & set(getattr(right, field)), field
-    for field in ("frames", "numbers", "corrections"):
-        assert not _all(getattr(left, field)) & _all(getattr(right, field)), field
-    for category, complaints in left.complaints.items():
-        assert not _all(complaints) & _all(right.complaints[category])
-    assert not set(left.orders()) & set(right.orders())
-
-
-def test_drawn_cases_cover_categories_difficulties_and_both_sides_of_each_rule(books: tuple[Phrasebook, Phrasebook]):
-    """150 of each category: 30 easy, 60 medium, 60 hard; the rule favours the customer in 40 to 60 % of them."""
-    cases = list(itertools.islice(generate_scenarios(books[1], seed=0, prefix="x"), 600))
-    for category in ("return", "broken", "missing", "charge"):
-        mine = [case for case in cases if case.metadata.category == category]
-        assert [sum(c.metadata.difficulty == d for c in mine) for d in ("easy", "medium", "hard")] == [30, 60, 60]
-        favoured = [c for c in mine if c.expected.calls and c.expected.calls[0]["name"] != "escalate"]
-        assert 60 <= len(favoured) <= 90
-
-
-def test_the_rules_decide_what_is_expected(books: tuple[Phrasebook, Phrasebook]):
-    """Every drawn case's expected calls follow from its record."""
-    for case in itertools.islice(generate_scenarios(books[1], seed=1, prefix="x"), 300):
-        ((order, record),) = case.world["orders"].items()
-        names = [c["name"] for c in case.expected.calls]
-        expected = {
-            "return": ["refund"] if record["days"] <= 30 else [],
-            "broken": ["replace"] if record["price"] < 100 else ["escalate"],
-            "missing": ["refund"] if record["state"] == "lost" else [],
-            "charge": ["refund"] if record["charges"] == 2 else [],
-        }[case.metadata.category]
-        assert names == expected
-        assert all(c["arguments"]["order"] == order for c in case.expected.calls)
-        assert case.user_responses[-1].count(order) == 1

@@ -1,4 +1,4 @@
-"""BFCL's multi-turn tasks in the worlds that are here."""
+"""Published multi-turn tasks of BFCL in the worlds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Scenario
-from tests.grpo.environments.bfcl import FOLDER, WORLD, bfcl_scenarios, held_back, published, run_calls
+from tests.grpo.environments.bfcl import FOLDER, WORLD, bfcl_scenarios, held_back, published
 
 RETURNS = {
     "get_flight_cost": "travel_cost_list",
@@ -33,7 +33,7 @@ def _playable() -> list[Scenario]:
 
 
 async def _play(scenario: Scenario, calls: Sequence[dict[str, Any]]) -> bool:
-    """Whether an agent that makes these calls and then only talks is successful."""
+    """Success of an agent that makes these calls and then only replies."""
     state = await WORLD.reset(scenario)
     for call in calls:
         made = ToolCall(name=call["name"], arguments=call["arguments"])
@@ -45,12 +45,12 @@ async def _play(scenario: Scenario, calls: Sequence[dict[str, Any]]) -> bool:
 
 @published
 def test_the_published_calls_run_in_every_task_but_one():
-    """199 tasks with 1137 calls, none of them refused."""
+    """199 tasks with 1137 calls, none of which fails."""
 
     async def run() -> tuple[int, int, list[str]]:
         tasks = _playable()
         steps = [(scenario.id, step) for scenario in tasks for step in [s async for s in WORLD.replay(scenario)]]
-        return len(tasks), len(steps), [f"{name}: {step.call}" for name, step in steps if step.refused]
+        return len(tasks), len(steps), [f"{name}: {step.call}" for name, step in steps if step.failed]
 
     assert asyncio.run(run()) == (199, 1137, [])
 
@@ -83,8 +83,8 @@ def test_amounts_that_later_calls_use_are_those_that_earlier_calls_returned():
 
 
 @published
-def test_the_task_that_is_not_playable_says_why():
-    """Its ticket has words for a number, which the tool's own documents forbid."""
+def test_the_unplayable_task_is_named_with_its_reason():
+    """Its ticket has words for a number, which the documents of the tool forbid."""
     (scenario,) = [scenario for scenario in bfcl_scenarios() if scenario.id == NOT_PLAYABLE]
     with pytest.raises(DataError, match=r"173 is not playable.*close_ticket.*'ticket_001' is not of type 'integer'"):
         asyncio.run(WORLD.reset(scenario))
@@ -92,7 +92,7 @@ def test_the_task_that_is_not_playable_says_why():
 
 @published
 def test_the_published_calls_succeed_and_silence_fails():
-    """An agent that makes the expected calls is successful in all 199 tasks; one that only talks in none."""
+    """An agent that makes the expected calls succeeds in all 199 tasks; one without calls in none."""
 
     async def run() -> tuple[int, int]:
         tasks = _playable()
@@ -118,7 +118,7 @@ async def _play_by_turn(scenario: Scenario, calls: Sequence[dict[str, Any]]) -> 
 
 @published
 def test_tasks_whose_first_tool_comes_late_are_played_to_the_end():
-    """With the first expected tool held back, the same 199 tasks succeed by the expected calls and none by silence."""
+    """With the first expected tool held back, the same 199 tasks succeed by the expected calls and none without."""
 
     async def run() -> tuple[int, int]:
         tasks = [task for scenario in _playable() if (task := held_back(scenario)) is not None]
@@ -146,7 +146,7 @@ def test_the_published_tasks_with_a_missing_function_are_played():
 
 
 @published
-def test_what_is_left_undone_fails():
+def test_a_missing_last_change_fails():
     """Without the last call that changed something, no task is a success."""
 
     async def run() -> list[str]:
@@ -161,135 +161,3 @@ def test_what_is_left_undone_fails():
         return lucky
 
     assert asyncio.run(run()) == []
-
-
-DISK = {"root": {"home": {"type": "directory", "contents": {
-    "b.txt": {"type": "file", "content": "two\none"},
-    ".hidden": {"type": "file", "content": ""},
-    "sub": {"type": "directory", "contents": {"b.txt": {"type": "file", "content": "two\nten"}}}}}}}  # fmt: skip
-
-
-def test_files_are_read_without_changing_them():
-    """Line counts, order, search, sizes: worked out by hand on "two\\none", 7 bytes, and "two\\nten", 7 bytes."""
-    results, disk = run_calls(
-        "GorillaFileSystem", DISK,
-        ("ls", {}), ("ls", {"a": True}), ("sort", {"file_name": "b.txt"}), ("wc", {"file_name": "b.txt", "mode": "c"}),
-        ("grep", {"file_name": "b.txt", "pattern": "on"}), ("tail", {"file_name": "b.txt", "lines": 1}),
-        ("find", {"path": ".", "name": "b."}), ("du", {"human_readable": True}), ("pwd", {}),
-    )  # fmt: skip
-    assert [next(iter(result.values())) for result in results] == [
-        ["b.txt", "sub"],
-        ["b.txt", ".hidden", "sub"],
-        "one\ntwo",
-        7,
-        ["one"],
-        "one",
-        ["./b.txt", "./sub/b.txt"],
-        "14.00 B",
-        "/home",
-    ]
-    assert disk["root"] == DISK["root"]
-
-
-def test_files_are_moved_copied_and_removed_within_the_open_folder():
-    """A folder takes the file in, another name renames it, a taken name is refused."""
-    results, disk = run_calls(
-        "GorillaFileSystem", DISK,
-        ("mv", {"source": "b.txt", "destination": "sub"}), ("mv", {"source": "b.txt", "destination": "a.txt"}),
-        ("cp", {"source": "a.txt", "destination": "sub"}), ("rmdir", {"dir_name": "sub"}),
-        ("rm", {"file_name": "a.txt"}), ("cd", {"folder": "sub/b"}), ("cd", {"folder": "sub"}),
-        ("diff", {"file_name1": "a.txt", "file_name2": "b.txt"}), ("cd", {"folder": ".."}), ("cd", {"folder": ".."}),
-    )  # fmt: skip
-    assert [("error" in result) for result in results] == [True] + [False] * 2 + [True, False, True] + [False] * 3 + [
-        True
-    ]
-    assert results[7] == {"diff_lines": "- one\n+ ten"}
-    home = disk["root"]["home"]["contents"]
-    assert (list(home), list(home["sub"]["contents"])) == ([".hidden", "sub"], ["b.txt", "a.txt"])
-
-
-def test_numbers_are_calculated():
-    """log₂ 8 = 3, √2 to three digits, σ of 2 and 4 is 1, 5 km are 5000 m; division by zero is refused."""
-    results, _ = run_calls(
-        "MathAPI", {},
-        ("logarithm", {"value": 8, "base": 2, "precision": 5}), ("square_root", {"number": 2, "precision": 3}),
-        ("standard_deviation", {"numbers": [2, 4]}), ("mean", {"numbers": [1, 2, 6]}),
-        ("si_unit_conversion", {"value": 5, "unit_in": "km", "unit_out": "m"}), ("divide", {"a": 1, "b": 0}),
-        ("power", {"base": -8, "exponent": 0.5}), ("mean", {"numbers": []}),
-    )  # fmt: skip
-    assert [result.get("result") for result in results] == [3.0, 1.41, 1.0, 3.0, 5000.0, None, None, None]
-
-
-def test_messages_need_a_login_and_a_receiver_who_is_there():
-    """The fifth person gets the fifth id; what was deleted is gone."""
-    results, state = run_calls(
-        "MessageAPI", {},
-        ("send_message", {"receiver_id": "USR002", "message": "Hi"}), ("message_login", {"user_id": "USR001"}),
-        ("add_contact", {"user_name": "Eve"}), ("send_message", {"receiver_id": "USR005", "message": "Hi Eve"}),
-        ("send_message", {"receiver_id": "USR009", "message": "?"}), ("search_messages", {"keyword": "EVE"}),
-        ("delete_message", {"receiver_id": "USR005"}), ("view_messages_sent", {}),
-    )  # fmt: skip
-    assert ["error" in result for result in results] == [True, False, False, False, True, False, False, False]
-    assert results[2]["user_id"] == "USR005"
-    assert results[5]["results"] == [{"receiver_id": "USR005", "message": "Hi Eve"}]
-    assert (results[7]["messages"], state["inbox"]) == ({}, [])
-
-
-def test_posts_belong_to_who_is_logged_in():
-    """Nothing is posted before; a comment needs its post; a second retweet is none."""
-    results, state = run_calls(
-        "TwitterAPI", {},
-        ("post_tweet", {"content": "no"}), ("authenticate_twitter", {"username": "john", "password": "x"}),
-        ("authenticate_twitter", {"username": "john", "password": "john123"}),
-        ("post_tweet", {"content": "Hello", "tags": ["#a"]}), ("comment", {"tweet_id": 0, "comment_content": "Hi"}),
-        ("comment", {"tweet_id": 5, "comment_content": "Hi"}), ("retweet", {"tweet_id": 0}),
-        ("retweet", {"tweet_id": 0}), ("mention", {"tweet_id": 0, "mentioned_usernames": ["@b"]}),
-        ("follow_user", {"username_to_follow": "alice"}),
-        ("search_tweets", {"keyword": "#A"}),
-    )  # fmt: skip
-    assert "error" in results[0]
-    assert results[1] == {"authentication_status": False}
-    assert "error" in results[5]
-    assert [results[6]["retweet_status"], results[7]["retweet_status"]] == [
-        "Successfully retweeted",
-        "Already retweeted",
-    ]
-    assert results[9] == {"follow_status": False}
-    assert results[10] == [{"id": 0, "username": "john", "content": "Hello", "tags": ["#a"], "mentions": ["@b"]}]
-    assert state["comments"] == {"0": [{"username": "john", "content": "Hi"}]}
-
-
-def test_tickets_are_opened_by_who_is_logged_in_and_closed_once():
-    """Priorities go from 1 to 5, and only four fields can be edited."""
-    results, state = run_calls(
-        "TicketAPI", {},
-        ("create_ticket", {"title": "t"}), ("ticket_login", {"username": "ann", "password": "p"}),
-        ("create_ticket", {"title": "t", "priority": 6}), ("create_ticket", {"title": "t", "priority": 5}),
-        ("edit_ticket", {"ticket_id": 1, "updates": {"owner": "bob"}}),
-        ("edit_ticket", {"ticket_id": 1, "updates": {"priority": 2, "title": None}}),
-        ("resolve_ticket", {"ticket_id": 1, "resolution": "done"}),
-        ("resolve_ticket", {"ticket_id": 1, "resolution": "x"}),
-        ("get_user_tickets", {"status": "resolved"}), ("close_ticket", {"ticket_id": 2}),
-    )  # fmt: skip
-    assert ["error" in result for result in results] == [
-        True, False, True, False, True, False, False, True, False, True,
-    ]  # fmt: skip
-    ticket = {"id": 1, "title": "t", "description": "", "status": "Resolved", "priority": 2, "created_by": "ann",
-              "resolution": "done"}  # fmt: skip
-    assert results[8] == state["ticket_queue"] == [ticket]
-
-
-def test_messages_are_found_as_the_tasks_write_them():
-    """One text, several, or several by sender, under one receiver."""
-    inbox = [{"USR001": "Hi"}, {"USR002": ["Ho", "Hu"]}, {"USR003": {"USR001": ["He"]}}, {"USR004": {}}]
-    results, _ = run_calls("MessageAPI", {"current_user": "USR001", "inbox": inbox}, ("view_messages_sent", {}))
-    assert results == [{"messages": {"USR001": ["Hi"], "USR002": ["Ho", "Hu"], "USR003": ["He"]}}]
-
-
-def test_a_ticket_without_a_number_is_not_found():
-    """Some tasks queue such tickets."""
-    queue = [{"ticket_001": {"title": "t"}}, {"id": 7, "title": "u"}]
-    results, _ = run_calls(
-        "TicketAPI", {"ticket_queue": queue}, ("get_ticket", {"ticket_id": 7}), ("close_ticket", {"ticket_id": 1})
-    )
-    assert results == [{"id": 7, "title": "u"}, {"error": "Ticket with ID 1 not found."}]

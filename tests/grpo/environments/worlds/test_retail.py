@@ -85,15 +85,15 @@ def test_changing_an_item_settles_the_difference():
         ("cancel_pending_order", "delivered", {"reason": "no longer needed"}, "is delivered; only a pending"),
         ("cancel_pending_order", "pending", {"reason": "bored"}, "Invalid reason"),
         ("modify_pending_order_items", "pending", {"new_item_ids": ["gone"]}, "gone is not available"),
-        ("modify_pending_order_items", "pending", {"new_item_ids": ["x"]}, "x is no variant of product lamp"),
+        ("modify_pending_order_items", "pending", {"new_item_ids": ["x"]}, "x is not a variant of product lamp"),
         ("modify_pending_order_items", "pending", {"new_item_ids": []}, "must be the same"),
         ("modify_pending_order_items", "pending", {"item_ids": ["red"] * 2, "new_item_ids": ["blue"] * 2}, "so many"),
         ("exchange_delivered_order_items", "delivered", {"payment_method_id": "nobody"}, "Payment method not found"),
         ("modify_pending_order_payment", "pending", {"payment_method_id": "card"}, "different from the current"),
     ],
 )
-def test_the_desk_refuses_what_the_policy_forbids(tool: str, status: str, arguments: dict[str, Any], reason: str):
-    """And leaves the shop as it was, but for the copy that the function was given."""
+def test_the_shop_refuses_violations_of_the_policy(tool: str, status: str, arguments: dict[str, Any], reason: str):
+    """The shop stays, but for the copy that the function gets."""
     defaults: dict[str, dict[str, Any]] = {
         "cancel_pending_order": {},
         "modify_pending_order_payment": {},
@@ -117,7 +117,7 @@ def test_a_gift_card_must_cover_what_it_pays():
         )
 
 
-def test_cancelling_pays_back_what_was_paid():
+def test_cancelling_refunds_the_payment():
     """Onto the gift card at once: 50 − 30 + 30."""
     shop, _ = _do("modify_pending_order_payment", _shop(), order_id="#1", payment_method_id="gift")
     assert shop["users"]["ann"]["payment_methods"]["gift"]["balance"] == 20.0
@@ -129,7 +129,7 @@ def test_cancelling_pays_back_what_was_paid():
 
 
 @pytest.mark.parametrize(("method", "allowed"), [("card", True), ("gift", True), ("other", False)])
-def test_a_return_is_paid_the_way_it_came_or_onto_a_gift_card(method: str, allowed: bool):
+def test_a_return_is_refunded_to_the_original_method_or_a_gift_card(method: str, allowed: bool):
     """Another card of the same customer is refused."""
     shop = _shop("delivered")
     shop["users"]["ann"]["payment_methods"]["other"] = {"source": "paypal", "id": "other"}
@@ -151,13 +151,13 @@ def test_customers_are_found_in_either_case():
 
 
 @pytest.mark.parametrize(("text", "result"), [("2 + 3 * 4", "14.0"), ("(10.005 - 5) / 2", "2.5"), ("-(1)", "-1.0")])
-def test_sums_are_calculated_without_running_them(text: str, result: str):
+def test_expressions_are_evaluated_without_running_code(text: str, result: str):
     """Precedence, parentheses, signs; rounded to cents."""
     assert _do("calculate", {}, expression=text)[1] == result
 
 
 @pytest.mark.parametrize("text", ["__import__('os')", "2 ** 9", "1/0", "True + 1", "1 +", "'a'"])
-def test_what_is_no_sum_is_refused(text: str):
+def test_an_invalid_expression_is_refused(text: str):
     """Names, powers, text and truth values among them."""
     with pytest.raises(ToolError, match="Invalid expression"):
         _do("calculate", {}, expression=text)
@@ -204,8 +204,8 @@ def test_the_published_basis_decides_a_retail_task():
 
 
 @published
-def test_words_without_calls_do_not_change_the_shop():
-    """Talk alone misses the final state of tasks in which something had to change."""
+def test_replies_without_calls_do_not_change_the_shop():
+    """They miss the final state of tasks in which something had to change."""
 
     async def run() -> list[bool]:
         world = _world()
@@ -217,7 +217,7 @@ def test_words_without_calls_do_not_change_the_shop():
 
 
 async def _play(scenario: Scenario, *, acting: bool) -> Outcome:
-    """The outcome of the expected calls, or none of them, and all facts told."""
+    """Outcome of the expected calls, or none of them, with all facts communicated."""
     world = _world()
     state = await world.reset(scenario, seed=0)
     for call in scenario.expected.calls if acting else ():

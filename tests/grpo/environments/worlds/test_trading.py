@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.grpo.environments.bfcl import Call, refusals, run_calls
+from tests.grpo.environments.bfcl import Call, failed_calls, run_calls
 
 BUY: Call = ("place_order", {"order_type": "Buy", "symbol": "AAPL", "price": 200.0, "amount": 5})
 
@@ -33,7 +33,7 @@ def _desk(**more: Any) -> dict[str, Any]:
 
 
 def test_an_order_gets_the_number_of_the_counter_and_can_be_cancelled_once():
-    """9 comes after 5 and 8; money stays where it is, as nothing carries an order out."""
+    """9 comes after 5 and 8; the balance stays, as orders are not executed."""
     results, state = run_calls(
         "TradingBot", _desk(),
         BUY, ("get_order_details", {"order_id": 9}), ("get_order_history", {}), ("cancel_order", {"order_id": 9}),
@@ -45,11 +45,11 @@ def test_an_order_gets_the_number_of_the_counter_and_can_be_cancelled_once():
     }  # fmt: skip
     assert results[2] == {"order_history": [5, 9]}
     assert results[3] == {"order_id": 9, "status": "Cancelled"}
-    assert refusals(results) == [False] * 4 + [True] * 3
+    assert failed_calls(results) == [False] * 4 + [True] * 3
     assert (state["orders"]["9"]["status"], state["account_info"]["balance"]) == ("Cancelled", 1000.0)
 
 
-def test_the_parts_of_an_order_have_the_names_of_the_documents():
+def test_orders_are_read_with_the_field_names_of_the_tasks():
     """A task writes num_shares, and the type of its orders beside them."""
     (order,), _ = run_calls("TradingBot", _desk(), ("get_order_details", {"order_id": 5}))
     assert order == {
@@ -74,7 +74,7 @@ def test_a_task_without_orders_has_one_that_is_pending():
         ({"amount": -1}, "above 0"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused(changed: dict[str, Any], reason: str):
+def test_an_invalid_order_is_refused(changed: dict[str, Any], reason: str):
     """6 · 200 = 1200 is more than 1000; nothing is ordered."""
     (result,), state = run_calls("TradingBot", _desk(), (BUY[0], {**BUY[1], **changed}))
     assert reason in result["error"]
@@ -87,8 +87,8 @@ def test_an_order_waits_while_the_market_is_closed():
     assert (results[0]["status"], results[1]) == ("Pending", {"current_time": "06:30 PM"})
 
 
-def test_money_is_paid_in_and_out_and_remembered():
-    """1000 + 50.5 − 1050 = 0.5; another 1 is not there, and 0 is no amount."""
+def test_deposits_and_withdrawals_are_recorded():
+    """1000 + 50.5 − 1050 = 0.5; another 1 is not covered, and 0 is not an amount."""
     results, state = run_calls(
         "TradingBot", _desk(),
         ("fund_account", {"amount": 50.5}), ("withdraw_funds", {"amount": 1050}), ("withdraw_funds", {"amount": 1}),
@@ -104,7 +104,7 @@ def test_money_is_paid_in_and_out_and_remembered():
     assert results[6] == {"account_id": 1, "balance": 0.5, "binding_card": 2}
 
 
-def test_orders_and_money_need_a_login_and_the_watchlist_none():
+def test_orders_and_money_need_a_login_and_the_watchlist_does_not():
     """Logged out: refused; logged in again: done."""
     results, _ = run_calls(
         "TradingBot", _desk(),
@@ -113,11 +113,11 @@ def test_orders_and_money_need_a_login_and_the_watchlist_none():
         ("add_to_watchlist", {"stock": "AAPL"}), ("trading_login", {"username": "ann", "password": "p"}), BUY,
     )  # fmt: skip
     assert results[1] == {"status": False}
-    assert refusals(results) == [False, False, True, True, True, True, True, False, False, False]
+    assert failed_calls(results) == [False, False, True, True, True, True, True, False, False, False]
 
 
-def test_stocks_are_watched_once_and_only_if_they_are_there():
-    """ZETA is watched already; XTC is no stock; what was removed cannot be removed again."""
+def test_stocks_are_watched_once_and_only_if_known():
+    """ZETA is watched already; XTC is not a stock; a removed one cannot be removed again."""
     results, state = run_calls(
         "TradingBot", _desk(),
         ("add_to_watchlist", {"stock": "ZETA"}), ("add_to_watchlist", {"stock": "AAPL"}),
@@ -125,7 +125,7 @@ def test_stocks_are_watched_once_and_only_if_they_are_there():
         ("remove_stock_from_watchlist", {"symbol": "ZETA"}), ("get_watchlist", {}),
     )  # fmt: skip
     assert results[0] == {"watchlist": ["ZETA"]}
-    assert refusals(results) == [False, False, True, False, True, False]
+    assert failed_calls(results) == [False, False, True, False, True, False]
     assert (results[5]["watchlist"], state["watch_list"]) == (["AAPL"], ["AAPL"])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.grpo.environments.bfcl import Call, refusals, run_calls
+from tests.grpo.environments.bfcl import Call, failed_calls, run_calls
 
 FLIGHT: Call = (
     "book_flight",
@@ -56,8 +56,8 @@ def _insure(booking_id: str, cost: float = 187.5, card_id: str = "c") -> Call:
     return ("purchase_insurance", {**arguments, "booking_id": booking_id, "card_id": card_id})
 
 
-def test_a_booking_is_paid_by_card_and_paid_back_when_it_is_cancelled():
-    """1000 − 400 = 600, over a budget of 100; then 1000 again, and there is no booking to cancel twice."""
+def test_a_booking_is_paid_by_card_and_refunded_on_cancellation():
+    """1000 − 400 = 600, over a budget of 100; then 1000 again, and a second cancellation fails."""
     cancel: Call = ("cancel_booking", {"access_token": "t", "booking_id": "3426812"})
     balance: Call = ("get_credit_card_balance", {"access_token": "t", "card_id": "c"})
     history: Call = ("get_booking_history", {"access_token": "t"})
@@ -66,7 +66,7 @@ def test_a_booking_is_paid_by_card_and_paid_back_when_it_is_cancelled():
     assert len(results[0]["transaction_id"]) == 8
     assert results[1] == {"card_balance": 600.0}
     assert results[2]["booking_history"]["3426812"]["travel_cost"] == 400
-    assert refusals(results) == [False] * 4 + [True, False]
+    assert failed_calls(results) == [False] * 4 + [True, False]
     assert (results[5], state["booking_record"]) == ({"card_balance": 1000.0}, {})
 
 
@@ -109,13 +109,13 @@ def test_ids_are_those_that_the_tasks_use():
 
 
 def test_a_login_needs_a_known_grant_and_replaces_the_token():
-    """The old token opens nothing."""
+    """The old token is invalid."""
     results, state = run_calls(
         "TravelAPI", _agency(),
         (LOGIN[0], {**LOGIN[1], "grant_type": "all"}), LOGIN, ("get_booking_history", {"access_token": "t"}),
         ("get_booking_history", {"access_token": "251675"}), ("travel_get_login_status", {}),
     )  # fmt: skip
-    assert refusals(results) == [True, False, True, False, False]
+    assert failed_calls(results) == [True, False, True, False, False]
     assert results[4] == {"status": True}
     assert (state["access_token"], state["token_scope"]) == ("251675", "read_write")
 
@@ -141,7 +141,7 @@ def test_an_insurance_and_a_booking_share_an_invoice():
         (invoice[0], {**invoice[1], "insurance_id": "x"}), invoice,
     )  # fmt: skip
     assert state["credit_card_list"]["c"]["balance"] == 412.5  # 1000 − 400 − 187.50
-    assert refusals(results) == [False, False, True, True, True, False, False, True, True, True]
+    assert failed_calls(results) == [False, False, True, True, True, False, False, True, True, True]
     both, flight = results[5]["invoice"], results[6]["invoice"]
     assert (both["insurance_cost"], both["travel_cost"], flight["travel_cost"]) == (187.5, 400, 400)
     assert "insurance_cost" not in flight
@@ -176,8 +176,8 @@ def test_money_is_exchanged_as_in_the_tasks(base: str, target: str, value: float
     ("changed", "verified"),
     [({}, True), ({"last_name": "Low"}, False), ({"date_of_birth": "1950"}, False), ({"passport_number": ""}, False)],
 )
-def test_a_traveler_is_who_is_logged_in(changed: dict[str, str], verified: bool):
-    """A failure says why."""
+def test_a_traveler_is_verified_as_the_logged_in_user(changed: dict[str, str], verified: bool):
+    """A failure gives its reason."""
     traveler = {"first_name": "Ann", "last_name": "Lee", "date_of_birth": "1950-01-31", "passport_number": "P1"}
     (result,), _ = run_calls("TravelAPI", _agency(), ("verify_traveler_information", {**traveler, **changed}))
     assert result["verification_status"] is verified
@@ -202,6 +202,6 @@ def test_places_budgets_and_the_support():
     airports = results[0]["airports"]
     assert (airports[:2], airports[-1], len(set(airports))) == (["RMS", "SBK"], "BOS", 23)
     assert results[1] == {"nearest_airport": "ORD"}
-    assert refusals(results) == [False, False, True, False, False, True, True, False, True, True, True, False]
+    assert failed_calls(results) == [False, False, True, False, False, True, True, False, True, True, True, False]
     assert state["budget_limit"] == 2857.14
     assert results[11] == {"credit_card_list": {"c": {"balance": 1000.0}}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.grpo.environments.bfcl import Call, refusals, run_calls
+from tests.grpo.environments.bfcl import Call, failed_calls, run_calls
 
 DOORS = ["driver", "passenger", "rear_left", "rear_right"]
 LOCK: Call = ("lockDoors", {"unlock": False, "door": DOORS})
@@ -20,14 +20,14 @@ def _car(**more: Any) -> dict[str, Any]:
 
 
 def test_the_engine_starts_with_doors_locked_and_the_pedal_on_the_floor():
-    """One door, or half a pedal, is not enough; it can be stopped at any time."""
+    """One unlocked door, or half a pedal, is refused; it can be stopped at any time."""
     results, state = run_calls(
         "VehicleControlAPI", _car(),
         START, ("lockDoors", {"unlock": False, "door": DOORS[1:]}), PRESS, START, LOCK, START,
         ("startEngine", {"ignitionMode": "STOP"}), ("pressBrakePedal", {"pedalPosition": 0.5}), START,
         ("releaseBrakePedal", {}), START, ("startEngine", {"ignitionMode": "GO"}),
     )  # fmt: skip
-    assert refusals(results) == [
+    assert failed_calls(results) == [
         True, False, False, True, False, False, False, False, True, False, True, True,
     ]  # fmt: skip
     assert results[1] == {"lockStatus": "locked", "remainingUnlockedDoors": 1}
@@ -49,7 +49,7 @@ def test_the_tank_takes_fifty_gallons():
         ("fillFuelTank", {"fuelAmount": 36.8}), ("fillFuelTank", {"fuelAmount": 0.1}),
         ("fillFuelTank", {"fuelAmount": -1}), ("displayCarStatus", {"option": "fuel"}),
     )  # fmt: skip
-    assert refusals(results) == [False, True, True, False]
+    assert failed_calls(results) == [False, True, True, False]
     assert (results[0], results[3]) == ({"fuelLevel": 50.0}, {"status": {"fuelLevel": 50.0}})
     assert state["fuelLevel"] == 50.0
 
@@ -79,8 +79,8 @@ def test_a_gallon_lasts_twenty_miles():
         ("00000", "00000", None),
     ],
 )
-def test_roads_lead_both_ways_and_through_towns(start: str, end: str, distance: dict[str, Any] | None):
-    """From San Francisco to Stonebrook by Rivermist; to Autumnville there is no way."""
+def test_routes_go_both_ways_and_through_towns(start: str, end: str, distance: dict[str, Any] | None):
+    """From San Francisco to Stonebrook by Rivermist; Autumnville is unreachable."""
     (result,), _ = run_calls("VehicleControlAPI", {}, ("estimate_distance", {"cityA": start, "cityB": end}))
     assert (None if "error" in result else result) == distance
 
@@ -109,7 +109,7 @@ def test_cruise_control_needs_a_running_engine_and_a_speed_in_fives():
         ("setCruiseControl", {**cruise, "speed": 125}), ("setCruiseControl", cruise), ("get_current_speed", {}),
         ("setCruiseControl", {**cruise, "activate": False}),
     )  # fmt: skip
-    assert refusals(results) == [True, False, False, False, True, True, False, False, False]
+    assert failed_calls(results) == [True, False, False, False, True, True, False, False, False]
     assert results[6] == {"cruiseStatus": "active", "currentSpeed": 104.61, "distanceToNextVehicle": 100}
     assert (results[7], state["cruiseStatus"]) == ({"currentSpeed": 104.61}, "inactive")
 
@@ -128,7 +128,7 @@ def test_climate_lights_brake_and_navigation_are_set_and_shown():
         ("set_navigation", {"destination": "Bonn"}), ("display_log", {"messages": ["a"]}),
         ("get_outside_temperature_from_google", {}), ("get_outside_temperature_from_weather_com", {}),
     )  # fmt: skip
-    assert refusals(results) == [
+    assert failed_calls(results) == [
         False, True, True, False, True, False, True, False, True, True, False, False, False, False, False,
     ]  # fmt: skip
     assert results[0] == {"currentTemperature": 25.0, "climateMode": "cool", "humidityLevel": 50.0}

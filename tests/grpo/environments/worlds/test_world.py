@@ -8,8 +8,8 @@ from grpo.environments.worlds.world import describe_function
 from grpo.errors import ConfigError
 
 
-def test_the_state_is_no_argument_of_a_worlds_tool():
-    """Its name and words are the function's."""
+def test_the_state_is_not_an_argument_of_the_tool():
+    """Name and description are the function's."""
 
     def refund(shop: dict[str, Any], order: str, amount: int = 0) -> tuple[Any, Any]:
         """Pay back."""
@@ -22,7 +22,7 @@ def test_the_state_is_no_argument_of_a_worlds_tool():
 
 
 def test_an_argument_without_an_annotation_is_refused():
-    """The model must know what to write."""
+    """The model needs its type."""
 
     def close(state: dict[str, Any], ticket) -> None:  # type: ignore[no-untyped-def]
         """Close."""

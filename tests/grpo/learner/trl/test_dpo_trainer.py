@@ -25,7 +25,7 @@ def policy(tiny_folder: Path) -> TransformersPolicy:
 
 
 def make_pairs() -> list[TokenizedPair]:
-    """Three prompts of different lengths; the policy speaks, hears something, speaks again and hears a last word."""
+    """Three prompts of different lengths; completion, environment, completion and a last reply of the environment."""
     rng = np.random.default_rng(7)
 
     def side() -> tuple[np.ndarray, np.ndarray]:
@@ -69,8 +69,8 @@ def fit(
     )
 
 
-def said_logprob(model: PreTrainedModel, prompt: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> torch.Tensor:
-    """Sum of the log-probabilities of the tokens that were said, one by one."""
+def completion_logprob(model: PreTrainedModel, prompt: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> torch.Tensor:
+    """Sum of the log-probabilities of the completion tokens."""
     whole = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))
     logprobs = torch.log_softmax(model(input_ids=whole[None]).logits[0].float(), dim=-1)
     places = np.flatnonzero(mask) + len(prompt)
@@ -81,7 +81,8 @@ def margin(model: PreTrainedModel, reference: PreTrainedModel, pair: TokenizedPa
     """β[log(π/π_ref)(chosen) − log(π/π_ref)(rejected)]."""
     sides = [(pair.chosen_ids, pair.chosen_mask), (pair.rejected_ids, pair.rejected_mask)]
     chosen, rejected = [
-        said_logprob(model, pair.prompt_ids, ids, mask) - said_logprob(reference, pair.prompt_ids, ids, mask).detach()
+        completion_logprob(model, pair.prompt_ids, ids, mask)
+        - completion_logprob(reference, pair.prompt_ids, ids, mask).detach()
         for ids, mask in sides
     ]
     return BETA * (chosen - rejected)
@@ -94,7 +95,7 @@ def test_a_policy_that_is_the_reference_has_loss_ln_2(policy: TransformersPolicy
     assert step["margin"] == pytest.approx(0, abs=1e-6)
 
 
-def test_trls_loss_is_the_formula_on_the_tokens_that_were_said(policy: TransformersPolicy):
+def test_trls_loss_is_the_formula_on_completion_tokens(policy: TransformersPolicy):
     """Against another reference, by hand and one sequence at a time."""
     reference, pairs = moved(policy.model), make_pairs()
     by_hand = torch.stack([margin(policy.model, reference, pair) for pair in pairs]).detach()
@@ -106,7 +107,7 @@ def test_trls_loss_is_the_formula_on_the_tokens_that_were_said(policy: Transform
 
 
 def test_trls_gradient_is_that_of_the_formula(policy: TransformersPolicy):
-    """One step of plain gradient descent, so that the weights tell the gradient."""
+    """One step of plain gradient descent, whose weights show the gradient."""
     reference, pairs = moved(policy.model), make_pairs()
     model = copy.deepcopy(policy.model)
     (-torch.nn.functional.logsigmoid(torch.stack([margin(model, reference, pair) for pair in pairs])).mean()).backward()
@@ -126,7 +127,7 @@ def test_trls_gradient_is_that_of_the_formula(policy: TransformersPolicy):
 
 
 def test_the_margin_rises(policy: TransformersPolicy):
-    """A few steps make what was preferred likelier, compared with the reference, than what was not."""
+    """A few steps make chosen sides likelier than rejected ones, relative to the reference."""
     steps = fit(policy, make_pairs(), rate=1e-3, epochs=5)
     assert len(steps) == 5
     assert steps[-1]["margin"] > steps[0]["margin"] + 0.3
@@ -134,8 +135,8 @@ def test_the_margin_rises(policy: TransformersPolicy):
     assert steps[-1]["accuracy"] == 1
 
 
-def test_what_the_policy_did_not_say_gets_no_gradient(policy: TransformersPolicy):
-    """The gradient of the states from which heard words and padding would be predicted is exactly 0."""
+def test_tokens_outside_the_loss_mask_have_no_gradient(policy: TransformersPolicy):
+    """The gradient of the states that predict the environment's tokens and padding is exactly 0."""
     pairs, seen = make_pairs(), []
 
     def watch(_: Any, __: Any, output: Any) -> None:
@@ -147,8 +148,8 @@ def test_what_the_policy_did_not_say_gets_no_gradient(policy: TransformersPolicy
     assert len(seen) == 3
     shapes = []
     for gradient in seen:
-        speaking = (gradient != 0).any(dim=-1)  # [chosen and rejected, tokens]
-        shapes.append([tuple(torch.nonzero(row)[:, 0].tolist()) for row in speaking])
+        nonzero = (gradient != 0).any(dim=-1)  # [chosen and rejected, tokens]
+        shapes.append([tuple(torch.nonzero(row)[:, 0].tolist()) for row in nonzero])
     expected = [
         [
             tuple((np.flatnonzero(mask) + len(pair.prompt_ids) - 1).tolist())
@@ -159,13 +160,13 @@ def test_what_the_policy_did_not_say_gets_no_gradient(policy: TransformersPolicy
     assert sorted(shapes) == sorted(expected)
 
 
-def test_a_step_cut_into_passes_is_the_same_step(policy: TransformersPolicy):
+def test_the_step_does_not_depend_on_the_passes(policy: TransformersPolicy):
     """One pass of three pairs, or one a pair, gives the same weights."""
     whole, cut = policy, TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
     fit(whole, make_pairs(), rate=1e-3)
     fit(cut, make_pairs(), rate=1e-3, max_tokens=64)
-    for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    for left, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
+        assert torch.allclose(left, other, atol=1e-5)
 
 
 def test_nothing_but_the_weights_is_changed(
@@ -188,32 +189,32 @@ def test_nothing_but_the_weights_is_changed(
 
 
 def test_a_reference_that_is_the_policy_itself_is_refused(policy: TransformersPolicy):
-    """It would move along, and the margin stay 0."""
-    with pytest.raises(ConfigError, match="give a frozen copy"):
+    """It would change with the policy, and the margin stay 0."""
+    with pytest.raises(ConfigError, match="pass a frozen copy"):
         fit(policy, make_pairs(), reference=policy.model)
 
 
 def test_a_beta_of_zero_is_refused(policy: TransformersPolicy):
-    """It would weigh every pair with 0."""
+    """Every pair would have weight 0."""
     with pytest.raises(ConfigError, match=r"training.beta is 0"):
         fit(policy, make_pairs(), beta=0.0)
 
 
-def test_no_pairs_are_no_learning_signal(policy: TransformersPolicy):
-    """All siblings alike."""
-    with pytest.raises(NoLearningSignal, match="no pairs"):
+def test_without_pairs_the_update_is_an_error(policy: TransformersPolicy):
+    """All rewards are equal."""
+    with pytest.raises(NoLearningSignal, match="no pair can be made"):
         fit(policy, [])
 
 
 def test_a_model_with_dropout_is_refused(policy: TransformersPolicy):
-    """With it the policy would differ from itself."""
+    """With it two forward passes of the policy would differ."""
     policy.model.config.attention_dropout = 0.1
     with pytest.raises(PolicyError, match=r"dropout \{'attention_dropout': 0.1\}"):
         fit(policy, make_pairs())
 
 
 def siblings(*rewards: float | None) -> TrajectoryGroup:
-    """Siblings that heard 5 6 7 and said 20 + their number, then 30; the second prompt word of each differs."""
+    """Samples with the prompt 5 6 7 and the completion 20 + their number, then 30; the second prompts differ."""
     trajectories: list[Trajectory] = [
         make_trajectory(
             sample=sample,
@@ -227,8 +228,8 @@ def siblings(*rewards: float | None) -> TrajectoryGroup:
     return TrajectoryGroup(scenario_id="s", trajectories=tuple(trajectories))
 
 
-def test_the_best_sibling_is_preferred_to_the_worst():
-    """Rewards [.2, None, 1, 1]: the third against the first, after what both heard; one sibling has no reward."""
+def test_the_best_trajectory_is_preferred_to_the_worst():
+    """Rewards [.2, None, 1, 1]: the third against the first, after their common prompt; one has no reward."""
     compared = make_preference_pairs([siblings(0.2, None, 1.0, 1.0)])
     (pair,) = compared.pairs
     assert pair.prompt_ids.tolist() == [5, 6, 7]
@@ -239,14 +240,14 @@ def test_the_best_sibling_is_preferred_to_the_worst():
 
 
 def test_ties_give_no_pair_and_are_counted():
-    """All equal, and a single one with a reward: two groups in which nobody did better."""
+    """Equal rewards, and a single reward: two groups without a pair."""
     compared = make_preference_pairs([siblings(1.0, 1.0, 1.0), siblings(None, 0.5)])
     assert compared.pairs == ()
     assert (compared.tied, compared.unscored) == (2, 1)
 
 
-def test_a_customer_who_asks_differently_belongs_to_what_is_compared():
-    """The prompt ends where siblings part, even before they spoke; what they heard stays unlearned."""
+def test_different_prompts_belong_to_the_compared_sides():
+    """The prompt is the common prefix; differing prompt tokens after it are outside the loss mask."""
     first, second = siblings(1.0, 0.0).trajectories
     heard = second.token_ids.copy()
     heard[1] = 9
@@ -271,8 +272,8 @@ def test_a_customer_who_asks_differently_belongs_to_what_is_compared():
         ({"rejected_mask": np.zeros(1, dtype=np.bool_)}, "rejected_mask is False everywhere"),
     ],
 )
-def test_a_pair_that_teaches_nothing_is_refused(changes: dict[str, Any], message: str):
-    """Where it comes from stands in the message."""
+def test_a_pair_without_a_loss_is_refused(changes: dict[str, Any], message: str):
+    """The message names its scenario."""
     fields: dict[str, Any] = {
         "prompt_ids": np.array([1], dtype=np.int32),
         "chosen_ids": np.array([2, 3], dtype=np.int32),

@@ -45,7 +45,7 @@ def rollout(policy: TransformersPolicy, tmp_path: Path) -> Path:
     for scenario in range(3):
         prompt = rng.integers(8, 200, 5 + scenario)
         for sample, reward in enumerate(rng.permutation([0.0, 0.3, 0.5, 1.0])):
-            lengths = rng.integers(2, 6, 4)  # said, heard, said, heard
+            lengths = rng.integers(2, 6, 4)  # completion, environment, completion, environment
             ids = np.concatenate([prompt, rng.integers(8, 200, lengths.sum())]).astype(np.int32)
             row = make_trajectory(
                 scenario_id=f"s{scenario}",
@@ -64,7 +64,7 @@ def rollout(policy: TransformersPolicy, tmp_path: Path) -> Path:
 
 @torch.no_grad()
 def own_logprobs(model: PreTrainedModel, row: Trajectory | Sample) -> np.ndarray:
-    """What a model says of the tokens that were said, 0 elsewhere; one sequence at a time."""
+    """Log-probabilities of the completion tokens, 0 elsewhere; one sequence at a time."""
     ids = torch.from_numpy(row.token_ids.astype(np.int64))
     logprobs = torch.log_softmax(model(input_ids=ids[None]).logits[0].float() / row.temperature, dim=-1)
     chosen = logprobs[:-1].gather(1, ids[1:, None])[:, 0].numpy()
@@ -96,7 +96,7 @@ def train_with_trl(
 ) -> list[dict[str, float]]:
     optimizer = Learner(model, settings, reference=reference).optimizer
     optimizer.param_groups[0]["eps"] = epsilon
-    return grpo_trainer.train(
+    return grpo_trainer.train_grpo(
         model,
         policy.tokenizer,
         groups,
@@ -126,9 +126,9 @@ def train_with_learner(
     return [learner.step(samples, of, on_policy=False) for _ in range(settings.epochs)]
 
 
-def distance(one: PreTrainedModel, other: PreTrainedModel) -> float:
+def distance(first: PreTrainedModel, second: PreTrainedModel) -> float:
     """Largest difference between two models in any weight."""
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
     return max(float((left - right).detach().abs().max()) for left, right in pairs)
 
 
@@ -140,7 +140,7 @@ def compare(
     kl: bool = False,
     epsilon: float = 1e-8,
 ) -> PreTrainedModel:
-    """Train two copies, one by each engine; the weights agree, and have gone far enough for that to mean something."""
+    """Train two copies, one by each engine; the weights agree, and have changed enough for the comparison."""
     reference = distant(policy.model) if kl else None
     ours, theirs = copy.deepcopy(policy.model), copy.deepcopy(policy.model)
     mine = train_with_learner(ours, policy, groups, settings, reference=reference, epsilon=epsilon)
@@ -148,10 +148,10 @@ def compare(
     assert distance(ours, theirs) < 1e-5
     assert distance(ours, policy.model) > 2e-4
     assert len(mine) == len(other) == 3
-    for one, two in zip(mine, other, strict=True):
-        assert one.keys() == two.keys()
+    for step, trl_step in zip(mine, other, strict=True):
+        assert step.keys() == trl_step.keys()
         for name in ("loss", "gradient_norm", "learning_rate"):
-            assert one[name] == pytest.approx(two[name], abs=1e-5)
+            assert step[name] == pytest.approx(trl_step[name], abs=1e-5)
     return ours
 
 
@@ -162,7 +162,7 @@ def test_three_steps_of_both_engines_give_the_same_weights(policy: TransformersP
 
 
 def test_both_engines_learn_the_same_from_the_desk(desk_rollout: DeskRollout):
-    """Real episodes of the embedded model, in three groups whose siblings differ.
+    """Real episodes of the embedded model, in three informative groups.
 
     Some dozens of the 1.3 million weights have gradients of about 5e-9, a rounding error: with Adam's epsilon at 1e-8
     it decides their steps, and they end up to 2e-4 apart; with 1e-6 none is further than 4e-6.
@@ -186,32 +186,32 @@ def test_both_engines_learn_the_same_from_the_desk(desk_rollout: DeskRollout):
     ids=str,
 )
 def test_a_setting_means_the_same_to_both_engines(policy: TransformersPolicy, rollout: Path, changes: dict[str, Any]):
-    """Every knob that both have, away from its default, which would lead elsewhere."""
+    """Every setting that both have, away from its default."""
     groups = group(read_all([rollout]))
     default = copy.deepcopy(policy.model)
     train_with_learner(default, policy, groups, settings_of())
     assert distance(compare(policy, groups, settings_of(**changes)), default) > 2e-5
 
 
-def test_both_engines_hold_the_policy_to_the_same_reference(policy: TransformersPolicy, rollout: Path):
+def test_both_engines_have_the_same_kl_penalty(policy: TransformersPolicy, rollout: Path):
     """KL to a policy that is not the one they start from."""
     compare(policy, group(read_all([rollout])), settings_of(beta=0.3), kl=True)
 
 
-def test_both_engines_make_up_for_another_sampler(policy: TransformersPolicy, rollout: Path):
+def test_both_engines_correct_for_another_sampler(policy: TransformersPolicy, rollout: Path):
     """Stored log-probabilities of a policy near this one, with importance weights of at most 1.05."""
     sampler = distant(policy.model)
     rows = [replace(row, sampler_logprobs=own_logprobs(sampler, row)) for row in read_all([rollout])]
     compare(policy, group(rows), settings_of(importance_sampling_cap=1.05))
 
 
-def test_a_group_of_equals_weighs_the_same_in_both_engines(policy: TransformersPolicy, rollout: Path):
+def test_a_constant_group_has_the_same_weight_in_both_engines(policy: TransformersPolicy, rollout: Path):
     """Ours leaves it out of the passes and TRL does not; both count its sequences and tokens."""
     rows = [replace(row, terminal_reward=0.5) if row.scenario_id == "s1" else row for row in read_all([rollout])]
     compare(policy, group(rows), settings_of(algorithm="dapo"))
 
 
-def test_a_batch_cut_into_passes_is_the_same_batch(policy: TransformersPolicy, rollout: Path):
+def test_the_step_does_not_depend_on_the_passes(policy: TransformersPolicy, rollout: Path):
     """12 rows in one pass, or a row a pass."""
     groups = group(read_all([rollout]))
     whole, cut = copy.deepcopy(policy.model), copy.deepcopy(policy.model)
@@ -220,7 +220,7 @@ def test_a_batch_cut_into_passes_is_the_same_batch(policy: TransformersPolicy, r
     assert distance(whole, cut) < 1e-5
 
 
-def test_the_steps_take_the_rates_and_the_moments_that_they_are_given(policy: TransformersPolicy, rollout: Path):
+def test_the_steps_use_the_given_rates_and_moments(policy: TransformersPolicy, rollout: Path):
     """Rate by step, from an optimizer that a rollout before has warmed up: another step than a fresh one's."""
     groups, settings = group(read_all([rollout])), settings_of(epochs=2)
     fresh, warm = copy.deepcopy(policy.model), copy.deepcopy(policy.model)
@@ -238,7 +238,9 @@ def test_the_steps_take_the_rates_and_the_moments_that_they_are_given(policy: Tr
             asked.append(step)
             return RATE / (step + 1)
 
-        steps = grpo_trainer.train(model, policy.tokenizer, groups, settings, optimizer=optimizer, learning_rate=rate)
+        steps = grpo_trainer.train_grpo(
+            model, policy.tokenizer, groups, settings, optimizer=optimizer, learning_rate=rate
+        )
         assert asked == [0, 1, 2]
         assert [step["learning_rate"] for step in steps] == [RATE, RATE / 2]
         assert all(float(state["step"]) == 12 for state in optimizer.state.values())
@@ -271,8 +273,8 @@ def test_nothing_but_the_weights_is_changed(
     assert not list(empty.iterdir())
 
 
-def test_nobody_on_the_network_is_told(policy: TransformersPolicy, rollout: Path, monkeypatch: pytest.MonkeyPatch):
-    """Not even where the environment would let TRL count its users."""
+def test_no_telemetry_is_sent(policy: TransformersPolicy, rollout: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not even where the environment enables TRL's telemetry."""
     asked: list[object] = []
 
     def look_up(*where: object, **_: object) -> list[object]:
@@ -290,10 +292,10 @@ def test_nobody_on_the_network_is_told(policy: TransformersPolicy, rollout: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "rloo"}, "engine trl has no rloo, only grpo"),
+        ({"algorithm": "rloo", "epochs": 1}, "engine trl has no rloo, only grpo"),
         ({"algorithm": "ppo"}, "engine trl has no ppo"),
-        ({"credit_assignment": "turn"}, "credit_assignment is not read by engine trl"),
-        ({"baseline": "leave_one_out"}, "baseline is not read by engine trl"),
+        ({"credit_assignment": "turn"}, "credit_assignment is not read with engine trl"),
+        ({"baseline": "leave_one_out"}, "baseline is not read with engine trl"),
         ({"reward_clip": 1.0}, "reward_clip is not read"),
         ({"overlong_limit": 9}, "overlong_limit is not read"),
         ({"groups_per_step": 1}, "groups_per_step is not read"),
@@ -301,8 +303,8 @@ def test_nobody_on_the_network_is_told(policy: TransformersPolicy, rollout: Path
         ({"processes": 2}, "processes is not read"),
     ],
 )
-def test_what_trl_does_not_have_is_refused(changes: dict[str, Any], message: str):
-    """When the config is read, by the name of the setting."""
+def test_settings_that_trl_does_not_have_are_refused(changes: dict[str, Any], message: str):
+    """The config is refused by the name of the setting."""
     with pytest.raises(ValueError, match=message):
         settings_of(engine="trl", **changes)
 
@@ -311,16 +313,16 @@ def test_what_trl_does_not_have_is_refused(changes: dict[str, Any], message: str
     ("changes", "message"),
     [
         ({"top_entropy_quantile": 0.5, "microbatch_tokens": 64}, "12 rows take 6 passes"),
-        ({"beta": 0.1}, "training.beta 0.1 .* reference policy; give one"),
+        ({"beta": 0.1}, "training.beta 0.1 .* reference policy; pass one"),
     ],
 )
-def test_what_trl_would_do_differently_is_refused(
+def test_rollouts_and_settings_with_another_meaning_in_trl_are_refused(
     policy: TransformersPolicy, rollout: Path, changes: dict[str, Any], message: str
 ):
     """Before any step."""
     settings = settings_of(**changes)
     with pytest.raises(ConfigError, match=message):
-        grpo_trainer.train(
+        grpo_trainer.train_grpo(
             policy.model,
             policy.tokenizer,
             group(read_all([rollout])),
@@ -333,16 +335,16 @@ def test_what_trl_would_do_differently_is_refused(
 @pytest.mark.parametrize(
     ("number", "changes", "message"),
     [
-        (4, None, r"scenario s1 has 3 siblings.*groups of one size"),
+        (4, None, r"scenario s1 has 3 trajectories.*groups of one size"),
         (4, {"terminal_reward": None}, "scenario s1 sample 0 has no reward"),
-        (4, {"loss_mask": None}, "scenario s1 sample 0: .* something that the policy said"),
+        (4, {"loss_mask": None}, "scenario s1 sample 0: .* a completion after it"),
         (4, {"temperature": 1.0}, r"sampled at temperatures \[0.8, 1.0\]"),
     ],
 )
-def test_a_rollout_that_trl_cannot_take_is_refused(
+def test_a_rollout_that_trl_does_not_support_is_refused(
     policy: TransformersPolicy, rollout: Path, number: int, changes: dict[str, Any] | None, message: str
 ):
-    """A group that lacks a sibling, a sibling without a reward or a word, two temperatures."""
+    """Groups of two sizes, a trajectory without a reward or a completion, two temperatures."""
     rows = read_all([rollout])
     if changes is None:
         del rows[number]

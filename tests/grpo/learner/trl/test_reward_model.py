@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -8,15 +9,21 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from grpo.errors import DataError, PolicyError
+from grpo.errors import DataError, PolicyError, RewardError
 from grpo.learner.trl.dpo_trainer import TokenizedPair
-from grpo.learner.trl.reward_model import RewardModelReport, reward, train_reward_model
+from grpo.learner.trl.reward_model import NeuralRewardTrainer, RewardModelReport, predict_reward, train_reward_model
+from grpo.messages import Message
+from grpo.rewards.learned.model_card import ModelCard
+from grpo.rewards.reward import RewardContext, RewardFunction
+from grpo.scenarios.reward_data import PreferencePair
 
-GOOD, BAD = 40, 41  # tokens that only the better and only the worse sides have
+CONTEXT = RewardContext(scenario_id="s", category="c", stop="terminated")
+PROMPT = (Message(role="user", content="my order is broken"),)
+GOOD, BAD = 40, 41  # tokens of the chosen sides alone and of the rejected sides alone
 
 
 def labelled(count: int, *, shuffled: bool = False, seed: int = 4) -> list[TokenizedPair]:
-    """Random conversations whose better side says GOOD and whose worse side says BAD; labels may be drawn by lot."""
+    """Random conversations with GOOD in the chosen side and BAD in the rejected side; labels may be random."""
     rng = np.random.default_rng(seed)
     pairs = []
     for index in range(count):
@@ -48,15 +55,15 @@ def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return report, folder
 
 
-def test_what_makes_conversations_better_is_learned(trained: tuple[RewardModelReport, Path]):
-    """Held-out accuracy beats chance by more than its interval, and so does the loss beat ln 2."""
+def test_a_token_of_the_chosen_sides_is_learned(trained: tuple[RewardModelReport, Path]):
+    """The interval of the held-out accuracy is above chance, and the loss is below ln 2."""
     report, _ = trained
     assert (report.trained_pairs, report.heldout_pairs) == (84, 36)
     assert report.low > 0.5
     assert report.loss < math.log(2)
 
 
-def test_labels_drawn_by_lot_teach_nothing(tiny_folder: Path, tmp_path: Path):
+def test_random_labels_give_the_accuracy_of_guessing(tiny_folder: Path, tmp_path: Path):
     """With the same pairs in random order chance stays within the interval."""
     pairs = labelled(120, shuffled=True)
     report = train_reward_model(
@@ -65,15 +72,15 @@ def test_labels_drawn_by_lot_teach_nothing(tiny_folder: Path, tmp_path: Path):
     assert report.low <= 0.5 <= report.high
 
 
-def test_a_saved_reward_model_tells_new_conversations_apart(trained: tuple[RewardModelReport, Path]):
+def test_a_saved_reward_model_ranks_new_conversations(trained: tuple[RewardModelReport, Path]):
     """The folder holds safetensors with one output, which transformers loads by itself."""
     _, folder = trained
     assert not list(folder.glob("*.bin"))
     model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True).eval()
     pairs = labelled(40, seed=5)
     better = [
-        reward(model, np.concatenate([p.prompt_ids, p.chosen_ids]))
-        > reward(model, np.concatenate([p.prompt_ids, p.rejected_ids]))
+        predict_reward(model, np.concatenate([p.prompt_ids, p.chosen_ids]))
+        > predict_reward(model, np.concatenate([p.prompt_ids, p.rejected_ids]))
         for p in pairs
     ]
     assert sum(better) > 0.8 * len(pairs)
@@ -81,23 +88,81 @@ def test_a_saved_reward_model_tells_new_conversations_apart(trained: tuple[Rewar
 
 def test_the_same_seed_gives_the_same_model(tiny_folder: Path, tmp_path: Path):
     """Bit by bit, whatever random numbers were drawn before."""
-    for name in ("one", "two"):
+    for name in ("first", "second"):
         torch.rand(7)
         train_reward_model(labelled(20), tiny_folder, tmp_path / name, validation_fraction=0.5, seed=3)
-    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
-    assert one == two
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
 
 
-def test_pairs_of_one_scenario_cannot_judge_themselves(tiny_folder: Path, tmp_path: Path):
-    """Nothing can be held out when all pairs come from one scenario: an error, not an accuracy on trained pairs."""
+def test_pairs_of_one_scenario_cannot_be_held_out(tiny_folder: Path, tmp_path: Path):
+    """All pairs come from one scenario: an error, not an accuracy on training pairs."""
     pair = labelled(1)[0]
-    with pytest.raises(DataError, match="of 1 scenarios leaves 1 to train on and 0 to be judged by"):
+    with pytest.raises(DataError, match="of 1 scenarios leaves 1 for training and 0 held out"):
         train_reward_model([pair] * 6, tiny_folder, tmp_path / "reward")
 
 
 def test_a_folder_without_safetensors_is_refused(tiny_folder: Path, tmp_path: Path):
-    """A tokenizer alone is no base."""
+    """A tokenizer alone is not a base model."""
     for path in tiny_folder.glob("tokenizer*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     with pytest.raises(PolicyError, match=r"no \*\.safetensors"):
         train_reward_model(labelled(10), tmp_path, tmp_path / "reward")
+
+
+def agent(word: str, seed: int) -> Message:
+    random = np.random.default_rng(seed)
+    words = [*random.choice(["the", "order", "look", "up", "hello", "number", "there"], 4), word]
+    return Message(role="assistant", content=" ".join(random.permutation(words)))
+
+
+def text_pairs(
+    count: int, *, better: str = "hello", worse: str = "broken", shuffled: bool = False
+) -> list[PreferencePair]:
+    pairs = []
+    for index in range(count):
+        words = (worse, better) if shuffled and np.random.default_rng(index).random() < 0.5 else (better, worse)
+        pairs.append(
+            PreferencePair(
+                id=f"p{index}", group=f"g{index}", prompt=PROMPT, category="c", source="invented", licence="none",
+                chosen=agent(words[0], 2 * index), rejected=agent(words[1], 2 * index + 1),
+            )
+        )  # fmt: skip
+    return pairs
+
+
+def score(reward: RewardFunction, reply: Message) -> float:
+    return asyncio.run(reward.compute_reward([*PROMPT, reply], CONTEXT)).score
+
+
+def test_pairs_train_a_small_network_from_scratch(tmp_path: Path):
+    """It prefers the chosen replies, and the interval of its held-out accuracy is above chance."""
+    trainer = NeuralRewardTrainer("ngrams", text_pairs(200, better="gladly"), folder=tmp_path)
+    reward = asyncio.run(trainer.train())
+    assert isinstance(trainer.report, ModelCard)
+    assert trainer.report.heldout is not None
+    assert trainer.report.heldout.low > 0.5
+    assert score(reward, agent("gladly", 9001)) > score(reward, agent("broken", 9002))
+
+
+def test_pairs_train_a_transformer(tiny_folder: Path, tmp_path: Path):
+    """The loss falls below ln 2, and the reward of a conversation is deterministic."""
+    trainer = NeuralRewardTrainer(tiny_folder, text_pairs(150), folder=tmp_path, learning_rate=3e-3, epochs=4)
+    reward = asyncio.run(trainer.train())
+    assert isinstance(trainer.report, RewardModelReport)
+    assert trainer.report.low > 0.5
+    assert trainer.report.loss < np.log(2)
+    replies = agent("hello", 9001), agent("broken", 9002)
+    scores = [score(reward, reply) for reply in (*replies, *replies)]
+    assert scores[0] > scores[1]
+    assert scores[:2] == scores[2:]
+
+
+@pytest.mark.parametrize("kind", ["ngrams", "transformer"])
+def test_a_reward_that_may_be_guessing_is_not_returned(kind: str, tiny_folder: Path, tmp_path: Path):
+    """Pairs in random order."""
+    trainer = NeuralRewardTrainer(
+        kind if kind == "ngrams" else tiny_folder, text_pairs(60, shuffled=True), folder=tmp_path
+    )
+    with pytest.raises(RewardError, match="may be guessing"):
+        asyncio.run(trainer.train())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo.config.judge import JudgeSettings
+from grpo.config.rewards import JudgeSettings
 from grpo.messages import Message
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.score import score

@@ -280,10 +280,10 @@ def test_a_transient_failure_is_retried(model: Model, tmp_path: Path, broken: tu
         ((500, {}), "answered HTTP 500, tried 2 times"),
         ((200, CLOSED), "cannot be reached, tried 2 times"),
         ((200, HALF), "cannot be reached, tried 2 times"),
-        ((200, "{"), "does not answer as OpenAI's protocol says; is it right?"),
-        ((200, {"choices": []}), "does not answer as OpenAI's protocol says; is it right?"),
+        ((200, "{"), "does not answer in the format of the OpenAI API; check the address"),
+        ((200, {"choices": []}), "does not answer in the format of the OpenAI API; check the address"),
         ((400, {"error": {"message": "too long"}}), "refuses the request (HTTP 400): "),
-        ((429, {}, {"Retry-After": "600"}), "answered HTTP 429, asks to be left alone for 600 s"),
+        ((429, {}, {"Retry-After": "600"}), "answered HTTP 429, asks to retry after 600 s"),
     ],
     ids=str,
 )

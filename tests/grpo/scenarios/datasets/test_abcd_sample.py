@@ -10,8 +10,8 @@ ONTOLOGY = {"actions": {"kb_query": {"pull-up-account": ["customer_name"]}, "faq
 
 
 def conversation(products: str = "[{'brand': 'x', 'amount': 94}]", subflow: str = "refund") -> dict[str, Any]:
-    """The agent speaks first; the customer's second turn has two lines, with an action between them."""
-    said = [
+    """The agent begins; the customer's second turn has two lines, with an action between them."""
+    lines = [
         ("agent", "Hello.", None),
         ("customer", "I want a refund.", None),
         ("agent", "Your name?", None),
@@ -30,10 +30,10 @@ def conversation(products: str = "[{'brand': 'x', 'amount': 94}]", subflow: str 
             "flow": "product_defect",
             "subflow": subflow,
         },
-        "original": [[who, text] for who, text, _ in said],
+        "original": [[speaker, text] for speaker, text, _ in lines],
         "delexed": [
-            {"speaker": who, "text": text.lower(), "targets": ["refund", None, *(target or [None, []]), -1]}
-            for who, text, target in said
+            {"speaker": speaker, "text": text.lower(), "targets": ["refund", None, *(target or [None, []]), -1]}
+            for speaker, text, target in lines
         ],
     }
 
@@ -43,30 +43,30 @@ def source(folder: Any, *conversations: Any) -> Any:
     return folder({"abcd_sample.json": list(conversations), "kb.json": KB, "ontology.json": ONTOLOGY})
 
 
-def test_the_customer_speaks_first_and_lines_in_a_row_are_one_turn(folder, ingested):
-    """The agent's greeting is left to the agent; its later turns are the references."""
+def test_the_customer_begins_and_consecutive_lines_are_one_turn(folder, ingested):
+    """The agent's greeting is left out; its later turns are the references."""
     _, (scenario,) = ingested("abcd_sample", source(folder, conversation()))
     assert scenario.user_responses == ("I want a refund.", "Ann\nIto")
     assert scenario.expected.responses == ("Your name?", "Done.\nBye.")
 
 
 def test_an_action_is_a_call_in_the_turn_that_it_answers(folder, ingested):
-    """It comes after the second customer turn began, which is number 1."""
+    """The action is in the second customer turn, number 1."""
     _, (scenario,) = ingested("abcd_sample", source(folder, conversation()))
     assert scenario.expected.calls == ({"name": "pull-up-account", "arguments": {"values": ["ann"]}, "turn": 1},)
     assert [tool["name"] for tool in scenario.tools] == ["pull-up-account", "search-faq"]
 
 
-def test_products_in_a_string_are_read_and_broken_ones_refused(folder, ingested):
-    """They are Python literals; what is none spoils its record alone."""
+def test_products_in_a_string_are_parsed_and_broken_ones_quarantined(folder, ingested):
+    """They are Python literals; any other text quarantines its record alone."""
     broken = {**conversation("[{'brand': open('x')}]"), "convo_id": 8}
     counts, (scenario,) = ingested("abcd_sample", source(folder, conversation(), broken, "no object"))
     assert scenario.world["order"]["products"] == [{"brand": "x", "amount": 94}]
-    assert (counts.records, counts.reasons) == (3, {"products are no Python literal": 1, "not an object": 1})
+    assert (counts.records, counts.reasons) == (3, {"products are not a Python literal": 1, "not an object": 1})
 
 
 def test_the_context_names_the_actions_of_the_request(folder, ingested):
-    """A question's number is no part of the name that the knowledge base knows: timing_4 is timing."""
+    """The knowledge base has the name without a question's number: timing for timing_4."""
     _, (scenario,) = ingested("abcd_sample", source(folder, conversation(subflow="timing_4")))
     assert scenario.context == "Request: product_defect, timing_4. Actions: search-faq."
 
@@ -78,5 +78,5 @@ def test_the_published_conversations_are_scenarios(published, ingested):
     raw = json.loads((folder / "abcd_sample.json").read_text())
     assert (counts.records, counts.quarantined) == (len(raw), 0) == (3, 0)
     assert [len(s.expected.calls) for s in scenarios] == [
-        sum(who == "action" for who, _ in item["original"]) for item in raw
+        sum(speaker == "action" for speaker, _ in item["original"]) for item in raw
     ]

@@ -8,7 +8,7 @@ CSV = 'text,category\r\n  Where is it? ,card\r\n"Two\nlines",card\r\nWhat?,weath
 
 
 def test_a_question_is_a_scenario_of_one_turn(folder, ingested):
-    """White space around it goes, a line break in it stays; an id is the line that the question starts on."""
+    """White space around it is cut off, a line break in it stays; the id has the line of its beginning."""
     _, scenarios = ingested("banking77", folder({"train.csv": CSV, "categories.json": ["card"]}))
     assert {s.id: s.user_responses for s in scenarios} == {
         "banking77-2": ("Where is it?",),

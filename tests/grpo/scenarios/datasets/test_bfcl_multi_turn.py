@@ -50,7 +50,7 @@ def task(name: str, **more: Any) -> dict[str, Any]:
 
 
 def source(folder: Any, tasks: list[Any], **truth: list[list[str]]) -> Any:
-    """A folder with these tasks and the calls that are right, by request."""
+    """A folder with these tasks and the expected calls, by request."""
     docs = {f"multi_turn_func_doc/{name}.json": "" for name in DOCS}
     docs["multi_turn_func_doc/gorilla_file_system.json"] = f"{json.dumps(SORT)}\n{json.dumps(CP)}\n"
     answers = [{"id": name, "ground_truth": calls} for name, calls in truth.items()]
@@ -59,7 +59,7 @@ def source(folder: Any, tasks: list[Any], **truth: list[list[str]]) -> Any:
 
 
 def test_calls_in_strings_are_parsed_with_the_names_of_their_arguments(folder, ingested):
-    """A call says which request it answers; an argument without a name gets it from the docs."""
+    """A call has the number of its request; an argument without a name gets it from the docs."""
     where = source(folder, [task("a")], a=[["sort('x', limits=[1, -.5])"], ["cp()", "sort(file_name='y')"]])
     _, (scenario,) = ingested("bfcl_multi_turn", where)
     assert scenario.expected.calls == (
@@ -71,7 +71,7 @@ def test_calls_in_strings_are_parsed_with_the_names_of_their_arguments(folder, i
 
 
 def test_types_become_those_of_json_schema(folder, ingested):
-    """Inside as well; a property that is called `type` is no type."""
+    """Nested types too; a property with the name `type` is left as it is."""
     _, (scenario,) = ingested("bfcl_multi_turn", source(folder, [task("a")], a=[[], []]))
     parameters = scenario.tools[0]["parameters"]
     assert parameters["type"] == "object"
@@ -79,7 +79,7 @@ def test_types_become_those_of_json_schema(folder, ingested):
     assert parameters["properties"]["type"] == {"type": "object", "properties": {"x": {"type": "number"}}}
 
 
-def test_excluded_functions_are_no_tools_and_every_service_has_a_state(folder, ingested):
+def test_excluded_functions_are_left_out_and_every_service_has_a_state(folder, ingested):
     """A service without a configuration starts empty."""
     _, (scenario,) = ingested("bfcl_multi_turn", source(folder, [task("a", excluded_function=["cp"])], a=[[], []]))
     assert [tool["name"] for tool in scenario.tools] == ["sort"]
@@ -100,13 +100,13 @@ def test_excluded_functions_are_no_tools_and_every_service_has_a_state(folder, i
         "sort('a', file_name='b')",
     ],
 )
-def test_what_is_no_call_of_a_tool_with_literals_is_refused(folder, ingested, call):
-    """Nothing is run; the other task is read."""
+def test_text_other_than_a_call_with_literals_is_quarantined(folder, ingested, call):
+    """The text is not run; the other task is read."""
     counts, _ = ingested("bfcl_multi_turn", source(folder, [task("a"), task("b")], a=[[call]], b=[[]]))
     assert (counts.scenarios, counts.reasons) == (1, {"not a call": 1})
 
 
-def test_a_task_without_an_answer_or_of_an_unknown_service_is_refused(folder, ingested):
+def test_a_task_without_an_answer_or_of_an_unknown_service_is_quarantined(folder, ingested):
     """Both are counted by their reason."""
     tasks = [task("a"), task("b"), task("c", involved_classes=["Oven"])]
     counts, _ = ingested("bfcl_multi_turn", source(folder, tasks, a=[[]], c=[[]]))
@@ -114,7 +114,7 @@ def test_a_task_without_an_answer_or_of_an_unknown_service_is_refused(folder, in
 
 
 def miss_func(folder: Any, **more: Any) -> Any:
-    """A folder whose part `miss_func` has one task: the second turn is empty and brings `sort`."""
+    """A folder whose part `miss_func` has one task: the second turn is empty and adds `sort`."""
     item = task("a", missed_function={"1": ["sort"]}, **more)
     item["question"].insert(1, [])
     where = source(folder, [item], a=[[], ["sort('x')"], []])
@@ -123,8 +123,8 @@ def miss_func(folder: Any, **more: Any) -> Any:
     return where
 
 
-def test_an_empty_turn_that_brings_a_function_gets_words_and_the_function_its_turn(folder):
-    """The user says that there is more now; `cp` is there from the beginning."""
+def test_an_empty_turn_that_adds_a_function_gets_a_text_and_the_function_its_turn(folder):
+    """The text announces more functions; `cp` is available from the beginning."""
     (record,) = read_bfcl_multi_turn(miss_func(folder), ("miss_func",))
     assert record.data is not None, record.problem
     first, announcement, last = record.data["user_responses"]
@@ -133,21 +133,21 @@ def test_an_empty_turn_that_brings_a_function_gets_words_and_the_function_its_tu
     assert {tool["name"]: tool.get("from_turn") for tool in record.data["tools"]} == {"sort": 1, "cp": None}
 
 
-def test_an_empty_turn_that_brings_nothing_is_quarantined(folder, ingested):
-    """Only a missing function explains a turn without words."""
+def test_an_empty_turn_without_a_new_function_is_quarantined(folder, ingested):
+    """Only a missing function allows an empty turn."""
     item = task("a")
     item["question"][1] = []
     counts, _ = ingested("bfcl_multi_turn", source(folder, [item, task("b")], a=[[], []], b=[[]]))
     assert counts.reasons == {"user_responses: user turn N is empty": 1}
 
 
-def test_a_missing_function_that_no_service_has_is_refused(folder):
+def test_a_missing_function_of_no_service_is_quarantined(folder):
     """The name is in the reason."""
     (record,) = read_bfcl_multi_turn(miss_func(folder, involved_classes=["MessageAPI"]), ("miss_func",))
     assert record.problem == "unknown missed function: sort"
 
 
-def test_a_part_that_is_not_there_is_named_with_those_that_are(folder):
+def test_a_missing_part_is_named_with_the_existing_ones(folder):
     """`base` is here, `miss_param` is not."""
     with pytest.raises(DataError, match=r"has no miss_param \(BFCL_v4_multi_turn_miss_param\.json\); there is base;"):
         list(read_bfcl_multi_turn(source(folder, [task("a")], a=[[]]), ("miss_param",)))

@@ -22,7 +22,7 @@ def test_the_byte_order_mark_does_not_hide_the_first_column(folder, ingested):
 
 
 def test_a_text_of_both_parts_is_not_declared_heldout(folder, ingested):
-    """`where?` is `Where` to a reader: its split stays open and follows the training one."""
+    """`where?` and `Where` are the same text: its split stays open and follows the training one."""
     files = {"train.csv": part("Where|B"), "dev.csv": part("where?|B", "Who|B")}
     _, scenarios = ingested("bitext_customer_service", folder(files))
     assert [s.split for s in scenarios] == ["train", None, "heldout"]
@@ -32,13 +32,13 @@ def test_a_text_of_both_parts_is_not_declared_heldout(folder, ingested):
     ("tags", "difficulty"), [("BIL", "easy"), ("BLQ", "medium"), ("BK", "medium"), ("BLW", "medium"), ("BLQZ", "hard")]
 )
 def test_the_register_is_the_difficulty(folder, ingested, tags, difficulty):
-    """Errors are hard; colloquial, keyword and rude ones medium; the rest easy."""
+    """Utterances with errors are hard; colloquial, keyword and rude ones medium; the rest easy."""
     _, scenarios = ingested("bitext_customer_service", folder({"train.csv": part(f"a|{tags}"), "dev.csv": part("b|B")}))
     assert scenarios[0].metadata.difficulty == difficulty
 
 
 def test_every_published_utterance_is_a_scenario(published, ingested):
-    """6480 + 810; 35 of the 810 say what a training utterance says."""
+    """6480 + 810; 35 of the 810 have the text of a training utterance."""
     folder = published("bitext_customer_service")
     rows = {}
     for name in ("train", "dev"):

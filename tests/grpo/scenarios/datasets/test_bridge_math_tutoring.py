@@ -10,8 +10,8 @@ from grpo.messages import Message
 from grpo.scenarios.reward_data import read_pairs
 
 
-def moment(name: str, *said: str, error: str = "guess", expert: tuple[str, ...] = ("Look again.",)) -> dict[str, Any]:
-    """A moment in which this was said, `s:` by the student and `t:` by the tutor."""
+def moment(name: str, *texts: str, error: str = "guess", expert: tuple[str, ...] = ("Look again.",)) -> dict[str, Any]:
+    """A moment with these lines, `s:` of the student and `t:` of the tutor."""
 
     def lines(*texts: str) -> list[dict[str, Any]]:
         return [{"user": {"s": "student", "t": "tutor"}[text[0]], "text": text[2:]} for text in texts]
@@ -19,7 +19,7 @@ def moment(name: str, *said: str, error: str = "guess", expert: tuple[str, ...] 
     return {
         "c_id": name,
         "lesson_topic": "Area",
-        "c_h": lines(*said),
+        "c_h": lines(*texts),
         "c_r": lines("t:Wrong.", "t:It is 12."),
         "c_r_": lines(*(f"t:{text}" for text in expert)),
         "e": error,
@@ -29,7 +29,7 @@ def moment(name: str, *said: str, error: str = "guess", expert: tuple[str, ...] 
 
 
 def test_the_students_turns_are_the_script_and_the_tutors_opening_the_context(folder, ingested):
-    """Lines in a row are one turn, blank ones add nothing; the expert's reply is expected."""
+    """Consecutive lines are one turn without blank ones; the expert's reply is expected."""
     train = moment("a", "t:Hello.", "t:Area?", "s:4", "s: ", "s:m", "t:And?", "s:5", expert=("Hm.", "", "Multiply."))
     _, scenarios = ingested("bridge_math_tutoring", folder({"train.json": [train], "validation.json": []}))
     (scenario,) = scenarios
@@ -38,14 +38,14 @@ def test_the_students_turns_are_the_script_and_the_tutors_opening_the_context(fo
     assert scenario.expected.responses == ("Hm.\nMultiply.",)
 
 
-def test_an_annotators_own_words_are_no_category(folder, ingested):
-    """The six kinds of error are; the rest is `other`."""
+def test_an_annotators_own_words_become_other(folder, ingested):
+    """The six kinds of error are categories."""
     items = [moment("a", "s:4"), moment("b", "s:5", error="No mistake, the student is leaving\n")]
     _, scenarios = ingested("bridge_math_tutoring", folder({"train.json": items, "validation.json": []}))
     assert [s.metadata.category for s in scenarios] == ["guess", "other"]
 
 
-def test_a_silent_student_cannot_be_played_and_an_unknown_speaker_not_be_read(folder, ingested):
+def test_an_empty_student_turn_and_an_unknown_speaker_are_quarantined(folder, ingested):
     """Three records: one scenario, two in quarantine."""
     strange = moment("c", "s:4")
     strange["c_h"][0]["user"] = "parent"
@@ -56,21 +56,21 @@ def test_a_silent_student_cannot_be_played_and_an_unknown_speaker_not_be_read(fo
 
 
 def test_the_expert_is_preferred_to_the_novice(folder):
-    """After the whole chat, on the training split where the chat is also there."""
+    """The prompt is the whole chat; a chat that is also in training belongs to training."""
     files = {"train.json": [moment("a", "t:Area?", "s:4")], "validation.json": [moment("a", "s:4"), moment("b", "s:4")]}
-    found = read_pairs("bridge_math_tutoring", folder(files))
-    pair = found.items[0]
+    parsed = read_pairs("bridge_math_tutoring", folder(files))
+    pair = parsed.items[0]
     assert pair.prompt == (
         Message(role="system", content="Lesson: Area"),
         Message(role="assistant", content="Area?"),
         Message(role="user", content="4"),
     )
     assert (pair.chosen.content, pair.rejected.content) == ("Look again.", "Wrong.\nIt is 12.")
-    assert [(p.group, p.split) for p in found.items] == [("a", "train"), ("a", "train"), ("b", "heldout")]
+    assert [(p.group, p.split) for p in parsed.items] == [("a", "train"), ("a", "train"), ("b", "heldout")]
 
 
 def test_every_published_moment_is_a_scenario_or_quarantined_and_a_pair(published, ingested):
-    """419 + 71 moments; in 6 of them a student's turn has no words; 27 chats of the training part come back."""
+    """419 + 71 moments; in 6 of them a student's turn is empty; 27 chats of the training part come back."""
     folder = published("bridge_math_tutoring")
     parts = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("train", "validation")}
     counts, scenarios = ingested("bridge_math_tutoring", folder)

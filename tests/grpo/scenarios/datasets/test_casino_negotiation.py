@@ -1,4 +1,4 @@
-"""CaSiNo: negotiations with a goal, a deal and points; and what the other split thought of it."""
+"""CaSiNo: negotiations with a goal, a deal and points; and the satisfaction of the other camper."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def camper(high: str, medium: str, low: str, points: int, satisfaction: str) -> 
 
 
 def dialogue(number: int, *, user: int, agent: int, end: str = "Accept-Deal") -> dict[str, Any]:
-    """B speaks first, so B is the user, and offers: 3 food and 1 firewood for B, 3 water and 2 firewood for A.
+    """B begins, so B is the user, and offers: 3 food and 1 firewood for B, 3 water and 2 firewood for A.
 
     B: food 5, water 4, firewood 3 a package → 3·5 + 1·3 = 18.  A: water 5, firewood 4, food 3 → 3·5 + 2·4 = 23.
     """
-    said = [("B", "Hi.", {}), ("A", "Hello.", {}), ("B", "Submit-Deal", OFFER), ("A", end, {"data": end})]
+    lines = [("B", "Hi.", {}), ("A", "Hello.", {}), ("B", "Submit-Deal", OFFER), ("A", end, {"data": end})]
     return {
         "dialogue_id": number,
-        "chat_logs": [{"id": who, "text": text, "task_data": data} for who, text, data in said],
+        "chat_logs": [{"id": speaker, "text": text, "task_data": data} for speaker, text, data in lines],
         "participant_info": {
             "A": camper("Water", "Firewood", "Food", agent, "Undecided"),
             "B": camper("Food", "Water", "Firewood", user, "Slightly satisfied"),
@@ -48,7 +48,7 @@ def source(folder: Any, *train: Any, valid: tuple[Any, ...] = ()) -> Any:
     return folder({"casino_train.json": list(train), "casino_valid.json": list(valid)})
 
 
-def test_the_first_speaker_is_the_user_with_a_goal(folder, ingested):
+def test_the_first_camper_is_the_user_with_a_goal(folder, ingested):
     """The user's priorities and reasons are the goal, the agent's are its context."""
     _, (scenario,) = ingested("casino_negotiation", source(folder, dialogue(1, user=18, agent=23)))
     assert scenario.goal.splitlines()[1] == "High priority: Food, because: Food matters"
@@ -57,7 +57,7 @@ def test_the_first_speaker_is_the_user_with_a_goal(folder, ingested):
 
 
 def test_the_deal_and_the_points_are_the_expected_state(folder, ingested):
-    """Who offers gets `issue2youget`; the points are worked out above."""
+    """The offering camper gets `issue2youget`; the points are worked out above."""
     _, (scenario,) = ingested("casino_negotiation", source(folder, dialogue(1, user=18, agent=23)))
     assert scenario.expected.state == {
         "deal": {"user": {"Firewood": 1, "Food": 3, "Water": 0}, "agent": {"Firewood": 2, "Food": 0, "Water": 3}},
@@ -66,7 +66,7 @@ def test_the_deal_and_the_points_are_the_expected_state(folder, ingested):
 
 
 def test_the_last_offer_is_the_deal(folder, ingested):
-    """One that was rejected before it counts for nothing."""
+    """A rejected offer before it is ignored."""
     item = dialogue(1, user=18, agent=23)
     greedy = {"issue2youget": {"Food": "3", "Water": "3", "Firewood": "3"}, "issue2theyget": {}}
     item["chat_logs"][2:2] = [
@@ -77,14 +77,14 @@ def test_the_last_offer_is_the_deal(folder, ingested):
     assert scenario.expected.state["deal"]["agent"] == {"Firewood": 2, "Food": 0, "Water": 3}
 
 
-def test_walking_away_is_worth_five_points_to_both(folder, ingested):
-    """There is no deal then."""
+def test_walking_away_gives_five_points_to_both(folder, ingested):
+    """The deal is None."""
     _, (scenario,) = ingested("casino_negotiation", source(folder, dialogue(1, user=5, agent=5, end="Walk-Away")))
     assert scenario.expected.state == {"deal": None, "points": {"user": 5, "agent": 5}}
 
 
-def test_points_that_do_not_follow_and_a_dialogue_without_end_are_refused(folder, ingested):
-    """17 is not 18; an offer that nobody answers is no end."""
+def test_wrong_points_and_a_dialogue_without_end_are_quarantined(folder, ingested):
+    """17 is not 18; an offer without an answer does not end a dialogue."""
     bad = [dialogue(2, user=17, agent=23), dialogue(3, user=18, agent=23, end="Hm.")]
     crowd, bare = dialogue(4, user=18, agent=23), dialogue(5, user=18, agent=23)
     crowd["participant_info"]["C"] = crowd["participant_info"]["A"]
@@ -114,10 +114,10 @@ def test_shared_priorities_are_harder(folder, ingested, agent, difficulty):
     assert scenario.metadata.difficulty == difficulty
 
 
-def test_a_dialogue_is_labelled_by_the_other_sides_satisfaction(folder):
-    """Up to the agent's last word; the score is the agent's points."""
-    found = read_labels("casino_negotiation", source(folder, valid=(dialogue(1, user=18, agent=23),)))
-    (item,) = found.items
+def test_a_dialogue_is_labelled_with_the_users_satisfaction(folder):
+    """The reply is the agent's last line; the score is the agent's points."""
+    parsed = read_labels("casino_negotiation", source(folder, valid=(dialogue(1, user=18, agent=23),)))
+    (item,) = parsed.items
     assert (item.label, item.score, item.split) == ("Slightly satisfied", 23, "heldout")
     assert [message.role for message in item.prompt] == ["user", "assistant", "user"]
     assert item.prompt[-1].content == f"Submit-Deal {json.dumps(OFFER)}"

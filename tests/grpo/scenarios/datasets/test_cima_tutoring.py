@@ -53,20 +53,20 @@ def test_every_other_turn_is_the_students(folder, ingested):
     assert scenario.metadata.category == "question"
 
 
-def test_what_stands_behind_the_rules_is_left_out(folder, ingested):
-    """A third of the published rules have the rest of another document behind them."""
+def test_text_after_the_rules_is_left_out(folder, ingested):
+    """A third of the published rules are followed by the rest of another document."""
     rules = RULES + ', "old_classif": ["False"], "table": ""}"'
     _, (scenario,) = ingested("cima_tutoring", source(folder, a=exercise(rules)))
     assert "old_classif" not in scenario.context
     assert "Adjectives follow the noun." in scenario.context
 
 
-def test_broken_exercises_are_refused(folder, ingested):
-    """Rules that are no JSON, an action that is neither true nor false, and no object at all."""
+def test_broken_exercises_are_quarantined(folder, ingested):
+    """Rules that are not JSON, an action that is neither true nor false, and a number in place of an object."""
     broken = {"b": exercise("no rules"), "c": exercise(studentActions=["Maybe"] * 4), "d": 5}
     counts, _ = ingested("cima_tutoring", source(folder, a=exercise(), **broken))
     assert counts.records == 4
-    assert counts.reasons == {"grammar rules are no JSON": 1, "not as published": 1, "not an object": 1}
+    assert counts.reasons == {"grammar rules are not JSON": 1, "not as published": 1, "not an object": 1}
 
 
 def test_a_document_without_exercises_is_an_error(folder, ingested):
@@ -75,16 +75,19 @@ def test_a_document_without_exercises_is_an_error(folder, ingested):
         ingested("cima_tutoring", source(folder))
 
 
-def test_each_reply_is_labelled_with_what_its_tutor_did(folder):
-    """Several actions are joined; an exercise with more replies than actions is refused whole."""
-    found = read_labels("cima_tutoring", source(folder, a=exercise(), b=exercise(tutorResponses=["1", "2", "3"])))
-    assert [(item.label, item.group) for item in found.items] == [("question+hint", "cima-a"), ("correction", "cima-a")]
-    assert [message.role for message in found.items[0].prompt] == ["assistant", "user", "assistant", "user"]
-    assert (found.records, sum(found.reasons.values())) == (3, 1)
+def test_each_reply_is_labelled_with_its_tutors_actions(folder):
+    """Several actions are joined; an exercise with more replies than actions is one quarantined record."""
+    parsed = read_labels("cima_tutoring", source(folder, a=exercise(), b=exercise(tutorResponses=["1", "2", "3"])))
+    assert [(item.label, item.group) for item in parsed.items] == [
+        ("question+hint", "cima-a"),
+        ("correction", "cima-a"),
+    ]
+    assert [message.role for message in parsed.items[0].prompt] == ["assistant", "user", "assistant", "user"]
+    assert (parsed.records, sum(parsed.reasons.values())) == (3, 1)
 
 
 def test_every_published_exercise_is_a_scenario_and_every_reply_labelled(published, ingested):
-    """1135 exercises with 3315 replies; none is refused."""
+    """1135 exercises with 3315 replies, all of them used."""
     folder = published("cima_tutoring")
     raw = json.loads((folder / "dataset.json").read_text())["prepDataset"]
     counts, scenarios = ingested("cima_tutoring", folder)

@@ -8,7 +8,7 @@ import pytest
 
 
 def test_the_final_answer_is_a_fact_and_the_solution_a_reference(folder, ingested):
-    """Calculator marks go out of the solution, commas out of the answer."""
+    """Calculator marks are removed from the solution, commas from the answer."""
     row = {"question": "How many?", "answer": "He has <<800*2=1600>>1600.\n#### 1,600"}
     _, (scenario,) = ingested("gsm8k", folder({"train.jsonl": [row]}))
     assert scenario.user_responses == ("How many?",)
@@ -17,8 +17,8 @@ def test_the_final_answer_is_a_fact_and_the_solution_a_reference(folder, ingeste
 
 
 @pytest.mark.parametrize("answer", ["He has 5.", "#### ", "#### five", "5 #### 5 apples"])
-def test_an_answer_without_a_final_number_is_refused(folder, ingested, answer):
-    """It could not be checked."""
+def test_an_answer_without_a_final_number_is_quarantined(folder, ingested, answer):
+    """Such an answer could not be verified."""
     rows = [{"question": "How many?", "answer": text} for text in (answer, "#### -5")]
     counts, (scenario,) = ingested("gsm8k", folder({"train.jsonl": rows}))
     assert counts.reasons == {"no final answer": 1}

@@ -24,7 +24,7 @@ def answer(number, *turns):
     }
 
 
-def test_answers_come_before_notes_and_empty_notes_are_none(folder, ingested):
+def test_answers_come_before_notes_and_empty_notes_are_left_out(folder, ingested):
     """The first has both, the second notes for one turn alone, the third neither."""
     rows = [question(1, reference=["1", "2"]), question(2, reference=["1", ""]), question(3)]
     files = {"question.jsonl": rows, "reference_answer_gpt-4.jsonl": [answer(1, "One.", "Two.")]}
@@ -33,7 +33,7 @@ def test_answers_come_before_notes_and_empty_notes_are_none(folder, ingested):
     assert scenarios[0].user_responses == ("One?", "Two?")
 
 
-def test_a_broken_question_is_refused_and_a_broken_answer_stops(folder, ingested):
+def test_a_broken_question_is_quarantined_and_a_broken_answer_is_an_error(folder, ingested):
     """A question is one record; the answers belong to all of them."""
     files = {"question.jsonl": [question(1), {"question_id": 2}], "reference_answer_gpt-4.jsonl": []}
     counts, _ = ingested("mt_bench", folder(files))

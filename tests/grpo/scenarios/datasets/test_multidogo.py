@@ -11,15 +11,15 @@ import pytest
 from grpo.config.scenarios import MultiDoGOSource
 from grpo.errors import DataError
 from grpo.scenarios.datasets.multidogo import read_multidogo
-from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
+from grpo.scenarios.sources import content_hash
 
 HEADER = "conversationId\tturnNumber\tutteranceId\tutterance\tslot-labels\tintent\n"
 
 
 def records(tmp_path: Path, *rows: str) -> list[SourceRecord]:
-    """What is read from a part of the software domain with these rows, `id turn utterance intent` each."""
+    """Records of a part of the software domain with these rows, `id turn utterance intent` each."""
     path = tmp_path / "turn" / "software" / "train.tsv"
     path.parent.mkdir(parents=True)
     lines = []
@@ -38,25 +38,25 @@ def test_turns_are_ordered_by_number(tmp_path: Path) -> None:
 
 
 def test_a_conversation_is_a_record_at_its_first_row(tmp_path: Path) -> None:
-    """Where an utterance has two lines, the next conversation's line is counted behind it."""
+    """An utterance of two lines counts as two for the next conversation's line."""
     first, second = records(tmp_path, 'a|0|"two\nlines"|contentonly', "a|1|hi|contentonly", "b|0|hi|contentonly")
     assert (first.line, second.line) == (2, 5)
     assert second.data is not None
     assert second.data["id"] == "multidogo-software-b"
 
 
-def test_the_category_is_the_first_intent_that_tells_something(tmp_path: Path) -> None:
-    """Greetings and answers do not tell; several intents of a turn are joined by <div>."""
-    telling, silent = records(
+def test_the_category_is_the_first_intent_other_than_a_courtesy(tmp_path: Path) -> None:
+    """Greetings and answers are courtesies; several intents of a turn are joined by <div>."""
+    named, general = records(
         tmp_path,
         "a|0|hi|openinggreeting",
         "a|1|yes, my mouse and updates|confirmation<div>reportbrokensoftware<div>softwareupdate",
         "b|0|hi|openinggreeting",
     )
-    assert telling.data is not None
-    assert silent.data is not None
-    assert telling.data["metadata"]["category"] == "reportbrokensoftware"
-    assert silent.data["metadata"]["category"] == "general"
+    assert named.data is not None
+    assert general.data is not None
+    assert named.data["metadata"]["category"] == "reportbrokensoftware"
+    assert general.data["metadata"]["category"] == "general"
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,15 @@ def test_the_category_is_the_first_intent_that_tells_something(tmp_path: Path) -
         (("a|1|hi|contentonly", "a|2|h\to|contentonly"), "wrong number of cells: 7, the header has 6 (line 3)"),
     ],
 )
-def test_one_bad_row_spoils_its_conversation(tmp_path: Path, rows: tuple[str, ...], problem: str) -> None:
-    """A conversation with a turn missing would be another conversation."""
+def test_one_bad_row_quarantines_its_conversation(tmp_path: Path, rows: tuple[str, ...], problem: str) -> None:
+    """A conversation without the turn would be another one."""
     (record,) = records(tmp_path, *rows)
     assert (record.data, record.problem) == (None, problem)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-Infinity", ""])
-def test_a_turn_number_that_orders_nothing_is_refused(tmp_path: Path, number: str) -> None:
-    """`nan` is neither before nor after 1: where it stood in the file would decide the order."""
+def test_a_turn_number_that_cannot_be_ordered_is_a_problem(tmp_path: Path, number: str) -> None:
+    """`nan` is neither before nor after 1."""
     (record,) = records(tmp_path, "a|1|hi|contentonly", f"a|{number}|ho|contentonly")
     assert record.problem == f"no turn number: {number!r} (line 3)"
 
@@ -91,7 +91,7 @@ def sentences(tmp_path: Path, *rows: str) -> list[SourceRecord]:
 
 
 def test_sentences_of_one_turn_are_one_turn(tmp_path: Path) -> None:
-    """In the order of their numbers, whatever the order of the rows; an empty sentence adds nothing."""
+    """They are joined in the order of their numbers, without empty ones."""
     (record,) = sentences(
         tmp_path,
         "a|2|1|Can you help?|contentonly",
@@ -105,14 +105,14 @@ def test_sentences_of_one_turn_are_one_turn(tmp_path: Path) -> None:
     assert record.data["domain"] == "customer_service"
 
 
-def test_a_sentence_number_twice_is_refused(tmp_path: Path) -> None:
-    """Their order is not known."""
+def test_a_duplicate_sentence_number_is_a_problem(tmp_path: Path) -> None:
+    """The order of the sentences is unknown."""
     (record,) = sentences(tmp_path, "a|0|1|hi|contentonly", "a|0|1|ho|contentonly")
     assert record.problem == "sentence number twice: 1 (line 3)"
 
 
 def test_the_publishers_repository_is_read_as_it_is(tmp_path: Path) -> None:
-    """Its folders have other names than those here."""
+    """Its folders have other names."""
     path = tmp_path / "data" / "paper_splits" / "splits_annotated_at_turn_level" / "airline" / "test.tsv"
     path.parent.mkdir(parents=True)
     path.write_text(HEADER + "a\t0\tu\thi\tO\topeninggreeting\n")
@@ -121,8 +121,8 @@ def test_the_publishers_repository_is_read_as_it_is(tmp_path: Path) -> None:
     assert record.data["id"] == "multidogo-airline-a"
 
 
-def test_all_parts_that_are_missing_are_named_at_once_with_those_that_are_there(tmp_path: Path) -> None:
-    """Two domains are wanted of which one part is there."""
+def test_all_missing_parts_are_named_at_once_with_the_existing_ones(tmp_path: Path) -> None:
+    """Of two domains one part exists."""
     records(tmp_path, "a|0|hi|contentonly")
     source = MultiDoGOSource(
         kind="multidogo", path=str(tmp_path), domains=("software", "media"), parts=("train", "test")
@@ -136,7 +136,7 @@ def test_all_parts_that_are_missing_are_named_at_once_with_those_that_are_there(
 
 
 def test_a_conversation_that_comes_back_is_quarantined(tmp_path: Path) -> None:
-    """Two pieces of one conversation are not joined: the second has a taken id."""
+    """Two pieces of one conversation are not joined: the second has a duplicate id."""
     records(tmp_path, "a|0|hi|contentonly", "b|0|hi|contentonly", "a|1|bye|contentonly")
     source = MultiDoGOSource(kind="multidogo", path=str(tmp_path), domains=("software",), parts=("train",))
     counts = ingest((source,), tmp_path / "s.parquet", tmp_path / "q.parquet", max_quarantined_fraction=0.5)
@@ -144,7 +144,7 @@ def test_a_conversation_that_comes_back_is_quarantined(tmp_path: Path) -> None:
 
 
 def test_a_missing_part_is_an_error(tmp_path: Path) -> None:
-    """The message names the file that was looked for."""
+    """The message names the missing file."""
     with pytest.raises(DataError, match=r"has no finance/dev \(turn/finance/dev\.tsv\); there is nothing"):
         list(read_multidogo(tmp_path, domains=("finance",), parts=("dev",)))
 
@@ -161,8 +161,8 @@ def test_every_published_conversation_is_a_scenario_or_quarantined(
 
 def test_published_domains_are_mapped(published: Callable[[str], Path]) -> None:
     """Software is technical support, fastfood is sales, finance is customer service."""
-    found = read_multidogo(published("multidogo"), domains=("software", "finance", "fastfood"), parts=("dev",))
-    assert Counter(record.data["domain"] for record in found if record.data) == {
+    conversations = read_multidogo(published("multidogo"), domains=("software", "finance", "fastfood"), parts=("dev",))
+    assert Counter(record.data["domain"] for record in conversations if record.data) == {
         "technical_support": 236,
         "customer_service": 240,
         "sales": 223,

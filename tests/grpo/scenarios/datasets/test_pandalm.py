@@ -36,14 +36,14 @@ def test_the_majority_decides(folder, votes, chosen):
 
 
 @pytest.mark.parametrize("votes", [(0, 0, 0), (0, 0, 1), (0, 1, 2), (1, 0, 2)])
-def test_a_tie_is_no_pair(folder, votes):
-    """Neither where most see one, nor where nobody agrees."""
-    found = read_pairs("pandalm", folder({"testset-v1.json": [comparison(0, votes)]}))
-    assert (found.items, found.reasons) == ((), {"tie": 1})
+def test_a_tie_is_quarantined(folder, votes):
+    """Both a majority for a tie and three different votes."""
+    parsed = read_pairs("pandalm", folder({"testset-v1.json": [comparison(0, votes)]}))
+    assert (parsed.items, parsed.reasons) == ((), {"tie": 1})
 
 
-def test_replies_that_are_no_text_or_empty_are_counted(folder):
-    """A JSON boolean is no reply, on either split; a vote of 3 is none."""
+def test_replies_that_are_not_text_or_empty_are_counted(folder):
+    """Neither reply may be a JSON boolean; a vote of 3 is invalid."""
     items = [
         comparison(0, response1=True),
         comparison(1, response2=False),
@@ -52,10 +52,10 @@ def test_replies_that_are_no_text_or_empty_are_counted(folder):
         comparison(4),
         comparison(4),
     ]
-    found = read_pairs("pandalm", folder({"testset-v1.json": items}))
-    assert found.records == 6
-    assert found.reasons == {
-        "reply is no text": 2,
+    parsed = read_pairs("pandalm", folder({"testset-v1.json": items}))
+    assert parsed.records == 6
+    assert parsed.reasons == {
+        "reply is not text": 2,
         "rejected: reply is empty": 1,
         "not as published": 1,
         "duplicate id": 1,
@@ -65,8 +65,8 @@ def test_replies_that_are_no_text_or_empty_are_counted(folder):
 def test_the_prompt_is_the_instruction_and_its_input(folder):
     """An empty part leaves no blank lines."""
     items = [comparison(0), comparison(1, input=""), comparison(2, instruction=" ")]
-    found = read_pairs("pandalm", folder({"testset-v1.json": items}))
-    assert [pair.prompt[0].content for pair in found.items] == ["Be brief.\n\nOnce.", "Be brief.", "Once."]
+    parsed = read_pairs("pandalm", folder({"testset-v1.json": items}))
+    assert [pair.prompt[0].content for pair in parsed.items] == ["Be brief.\n\nOnce.", "Be brief.", "Once."]
 
 
 def test_every_published_comparison_is_a_pair_or_quarantined(published):
@@ -77,10 +77,10 @@ def test_every_published_comparison_is_a_pair_or_quarantined(published):
     rest = [x for x in raw if x not in odd]
     tied = [x for x in rest if all([x[f"annotator{n}"] for n in (1, 2, 3)].count(vote) < 2 for vote in (1, 2))]
     empty = [x for x in rest if x not in tied and not (x["response1"].strip() and x["response2"].strip())]
-    found = read_pairs("pandalm", folder)
-    assert [place.line - 1 for place in found.quarantined if place.refusal.kind == "reply is no text"] == [
+    parsed = read_pairs("pandalm", folder)
+    assert [place.line - 1 for place in parsed.quarantined if place.reason.kind == "reply is not text"] == [
         157, 158, 159, 161, 162, 164,
     ]  # fmt: skip
     assert (len(odd), len(tied), len(empty)) == (6, 105, 52)
-    assert (found.records, len(found.items)) == (len(raw), len(raw) - 6 - 105 - 52) == (999, 836)
-    assert found.reasons["tie"] == len(tied)
+    assert (parsed.records, len(parsed.items)) == (len(raw), len(raw) - 6 - 105 - 52) == (999, 836)
+    assert parsed.reasons["tie"] == len(tied)

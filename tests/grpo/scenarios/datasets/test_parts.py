@@ -25,13 +25,13 @@ def gsm8k(*questions: str) -> list[dict[str, str]]:
 
 
 def read(kind: str, root: Path, *parts: str) -> list[Scenario]:
-    """Scenarios that ingestion makes of these parts."""
+    """Scenarios of these parts after ingestion."""
     source = PublishedSource.model_validate({"kind": kind, "path": str(root), "parts": parts})
     ingest((source,), root / "s.parquet", root / "q.parquet", max_quarantined_fraction=0)
     return list(read_scenarios(root / "s.parquet"))
 
 
-def test_both_sides_of_a_published_split_are_declared(folder: Any) -> None:
+def test_both_parts_of_a_published_split_are_declared(folder: Any) -> None:
     """A question that the test part shares with the training part has leaked: its split stays open."""
     root = folder({"train.jsonl": gsm8k("a", "b"), "test.jsonl": gsm8k("B!", "c")})
     assert [(s.id, s.split) for s in read("gsm8k", root, "train", "test")] == [
@@ -42,14 +42,14 @@ def test_both_sides_of_a_published_split_are_declared(folder: Any) -> None:
     ]
 
 
-def test_one_side_alone_is_split_by_the_hash(folder: Any) -> None:
-    """There is nothing to be held apart from."""
+def test_one_part_alone_is_split_by_the_hash(folder: Any) -> None:
+    """Without a training part the published split does not apply."""
     root = folder({"test.jsonl": gsm8k("a")})
     assert [s.split for s in read("gsm8k", root, "test")] == [None]
 
 
 def test_a_file_is_read_by_its_own_name(folder: Any) -> None:
-    """Wherever it lies below the folder."""
+    """The name is a path below the folder."""
     root = folder({"mine/some_problems.jsonl": gsm8k("a")})
     assert [s.id for s in read("gsm8k", root, "mine/some_problems.jsonl")] == ["gsm8k-some_problems-1"]
 
@@ -68,8 +68,10 @@ def test_a_part_is_found_where_its_publisher_has_it(folder: Any) -> None:
         ({"a/b.txt": "", ".git/config": ""}, r"has no test \(test\.jsonl\), dev\.txt; there is a/b\.txt; correct"),
     ],
 )
-def test_what_is_not_there_is_one_error_that_lists_what_is(folder: Any, files: dict[str, str], error: str) -> None:
-    """Parts by name, or where none is there, the files; hidden folders are left out."""
+def test_missing_parts_are_one_error_that_lists_the_existing_ones(
+    folder: Any, files: dict[str, str], error: str
+) -> None:
+    """The error lists parts by name, or else the files, without hidden folders."""
     with pytest.raises(DataError, match=error):
         find_parts(folder(files), ("test", "dev.txt"), NAMES)
 
@@ -101,7 +103,7 @@ LAYOUTS: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, parts in LAYOUTS.items() for part in parts])
 def test_every_data_set_names_its_parts_as_its_publisher_does(folder: Any, kind: str, part: str) -> None:
-    """The part is found: what its empty file lacks is the complaint, not the part."""
+    """The part is found: the error is about its empty file."""
     root = folder({LAYOUTS[kind][part]: ""})
     source = PublishedSource.model_validate({"kind": kind, "path": str(root), "parts": [part]})
     with pytest.raises(DataError) as complaint:
@@ -110,7 +112,7 @@ def test_every_data_set_names_its_parts_as_its_publisher_does(folder: Any, kind:
 
 
 def test_a_misnamed_part_of_pairs_or_labels_is_named(tmp_path: Path) -> None:
-    """As of scenarios."""
+    """The error is that of scenarios."""
     with pytest.raises(DataError, match=r"has no nothing\.json; there is nothing"):
         read_pairs("pandalm", tmp_path, ("nothing.json",))
     with pytest.raises(DataError, match=r"has no test \(test\.json\)"):

@@ -33,7 +33,7 @@ SCHEMA = [
 ]
 
 
-def dialogue(name: str, *services: str, calls: tuple[str, ...] = (), said: str = "Hi.") -> dict[str, Any]:
+def dialogue(name: str, *services: str, calls: tuple[str, ...] = (), first: str = "Hi.") -> dict[str, Any]:
     """Two user turns; the calls are made in answer to the second."""
     frames = [
         {
@@ -45,15 +45,17 @@ def dialogue(name: str, *services: str, calls: tuple[str, ...] = (), said: str =
         }
         for method in calls
     ]
-    turns = [("USER", said, []), ("SYSTEM", "Where?", []), ("USER", "Rome.", []), ("SYSTEM", "None found.", frames)]
+    turns = [("USER", first, []), ("SYSTEM", "Where?", []), ("USER", "Rome.", []), ("SYSTEM", "None found.", frames)]
     return {
         "dialogue_id": name,
         "services": list(services),
-        "turns": [{"speaker": who, "utterance": text, "frames": found} for who, text, found in turns],
+        "turns": [
+            {"speaker": speaker, "utterance": text, "frames": frames_of_turn} for speaker, text, frames_of_turn in turns
+        ],
     }
 
 
-def source(folder: Any, train: list[Any], dev: tuple[Any, ...] = (dialogue("9", "Bus_1", said="Hey."),)) -> Any:
+def source(folder: Any, train: list[Any], dev: tuple[Any, ...] = (dialogue("9", "Bus_1", first="Hey."),)) -> Any:
     """A folder with both parts."""
     return folder(
         {
@@ -65,7 +67,7 @@ def source(folder: Any, train: list[Any], dev: tuple[Any, ...] = (dialogue("9", 
     )
 
 
-def test_calls_and_what_they_returned_are_kept(folder, ingested):
+def test_calls_and_their_results_are_kept(folder, ingested):
     """A call that found nothing returned an empty list; it answers user turn 1."""
     _, (scenario, _) = ingested("sgd", source(folder, [dialogue("1", "Food_1", calls=("Find",))]))
     assert scenario.expected.calls == ({"name": "Find", "arguments": {"city": "Rome"}, "turn": 1},)
@@ -74,7 +76,7 @@ def test_calls_and_what_they_returned_are_kept(folder, ingested):
 
 
 def test_an_intent_is_a_tool(folder, ingested):
-    """A default is allowed beside the listed values, although it is none of them."""
+    """A default is an allowed value even if it is not listed."""
     _, (scenario, _) = ingested("sgd", source(folder, [dialogue("1", "Food_1")]))
     (tool,) = scenario.tools
     assert tool["parameters"] == {
@@ -92,9 +94,9 @@ def test_an_intent_is_a_tool(folder, ingested):
     }
 
 
-def test_the_category_says_whether_something_is_changed(folder, ingested):
-    """Booking is a transaction, finding is not; the parts are the splits."""
-    train = [dialogue("1", "Food_1", calls=("Find",)), dialogue("2", "Bus_1", calls=("Book",), said="Hello.")]
+def test_the_category_is_transaction_or_search(folder, ingested):
+    """Booking is a transaction, finding a search; the parts are the splits."""
+    train = [dialogue("1", "Food_1", calls=("Find",)), dialogue("2", "Bus_1", calls=("Book",), first="Hello.")]
     _, scenarios = ingested("sgd", source(folder, train))
     assert [(s.metadata.category, s.split) for s in scenarios] == [
         ("search", "train"),
@@ -103,8 +105,8 @@ def test_the_category_says_whether_something_is_changed(folder, ingested):
     ]
 
 
-def test_unknown_services_ambiguous_tools_and_other_shapes_are_refused(folder, ingested):
-    """Food_1 and Food_2 have a tool of the same name: a call would not say which."""
+def test_unknown_services_ambiguous_tools_and_other_fields_are_quarantined(folder, ingested):
+    """Food_1 and Food_2 have a tool of the same name, which makes a call ambiguous."""
     train = [dialogue("1", "Oven_1"), dialogue("2", "Food_1", "Food_2"), {"dialogue_id": "3"}]
     counts, _ = ingested("sgd", source(folder, train))
     assert (counts.records, counts.scenarios) == (4, 1)

@@ -1,4 +1,4 @@
-"""Taskmaster: coffee orders with calls, and judged steps of an agent; JSON in strings."""
+"""Taskmaster: coffee orders with calls, and labelled steps of an agent; JSON in strings."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def call(number: int, name: str, request: str | None, response: str = '{"ok": tr
 
 def order(name: str, *annotations: dict[str, str]) -> dict[str, Any]:
     """A coffee order whose second turn of the user has these annotations."""
-    said = [("user", "A latte.", []), ("assistant", "Right?", []), ("user", f"Yes, {name}.", list(annotations))]
+    lines = [("user", "A latte.", []), ("assistant", "Right?", []), ("user", f"Yes, {name}.", list(annotations))]
     return {
         "conversation_id": name,
         "vertical": "Coffee",
         "scenario": "order a latte ",
         "instructions": None,
         "utterances": [
-            {"index": index, "speaker": who, "text": text, "segments": [], "annotations": found}
-            for index, (who, text, found) in enumerate(said)
+            {"index": index, "speaker": speaker, "text": text, "segments": [], "annotations": parsed}
+            for index, (speaker, text, parsed) in enumerate(lines)
         ],
     }
 
 
 def step(name: str, generation: str, reward: float = 1.0, context: str | None = None) -> dict[str, Any]:
-    """A judged step after a call and its result."""
+    """A labelled step after a call and its result."""
     before = [
         {"role": "agent", "text": "Welcome."},
         {"role": "user", "text": "A latte."},
@@ -52,7 +52,7 @@ def step(name: str, generation: str, reward: float = 1.0, context: str | None = 
 
 
 def rewards(folder: Any, *steps: Any) -> Any:
-    """A folder with these judged steps in Taskmaster-3, and one in Taskmaster-4."""
+    """A folder with these labelled steps in Taskmaster-3, and one in Taskmaster-4."""
     good = step("z", '{"role": "agent", "text": "Hello."}')
     return folder({"tm3/reward_00.json": list(steps), "tm4/reward_00.json": [good]})
 
@@ -71,7 +71,7 @@ def test_annotations_are_calls_with_their_results(folder, ingested):
 
 
 def test_the_tools_are_those_of_all_dialogues(folder, ingested):
-    """Which one is right is the agent's choice."""
+    """The choice of the tool is left to the agent."""
     files = {
         "tm4/data_00.json": [order("a", *call(0, "add", "{}"))],
         "tm4/data_01.json": [order("b", *call(0, "end", "{}"))],
@@ -83,27 +83,27 @@ def test_the_tools_are_those_of_all_dialogues(folder, ingested):
 @pytest.mark.parametrize(
     ("request_text", "response", "reason"),
     [
-        ('{"id": ""latte""}', "{}", "request is no JSON"),
-        ("[]", "{}", "request is no object"),
-        ("{}", '{"name": "\tx"}', "response is no JSON"),
+        ('{"id": ""latte""}', "{}", "request is not JSON"),
+        ("[]", "{}", "request is not an object"),
+        ("{}", '{"name": "\tx"}', "response is not JSON"),
     ],
 )
-def test_a_broken_call_spoils_its_dialogue(folder, ingested, request_text, response, reason):
+def test_a_broken_call_quarantines_its_dialogue(folder, ingested, request_text, response, reason):
     """Doubled quotes and bare tabs occur in the published files."""
     items = [order("a", *call(0, "add", request_text, response)), order("b")]
     counts, _ = ingested("taskmaster", folder({"tm4/data_00.json": items}))
     assert (counts.scenarios, counts.reasons) == (1, {reason: 1})
 
 
-def test_files_that_are_missing_are_an_error(folder, ingested):
-    """The message says which were looked for."""
+def test_missing_files_are_an_error(folder, ingested):
+    """The message names the pattern of the files."""
     with pytest.raises(DataError, match=r"no data_\*\.json in .*tm4"):
         ingested("taskmaster", folder({"tm4/reward_00.json": []}))
 
 
-def test_a_judged_step_is_words_or_a_call(folder):
+def test_a_labelled_step_is_text_or_a_call(folder):
     """The context's calls and results are messages; 1 is good, 0 is bad."""
-    found = read_labels(
+    parsed = read_labels(
         "taskmaster",
         rewards(
             folder,
@@ -111,7 +111,7 @@ def test_a_judged_step_is_words_or_a_call(folder):
             step("b", '{"role": "agent", "text": "Hm."}', 0.0),
         ),
     )
-    first, second, _ = found.items
+    first, second, _ = parsed.items
     assert first.prompt == (
         Message(role="assistant", content="Welcome."),
         Message(role="user", content="A latte."),
@@ -126,7 +126,7 @@ def test_a_judged_step_is_words_or_a_call(folder):
 
 
 def test_steps_after_one_context_are_one_group(folder):
-    """Short orders begin alike; a split must not tear them apart."""
+    """Short orders begin with the same turns; a split keeps them together."""
     steps = [
         step(name, '{"role": "agent", "text": "Hm."}', context=context)
         for name, context in (
@@ -140,7 +140,7 @@ def test_steps_after_one_context_are_one_group(folder):
 
 
 def test_steps_that_cannot_be_read_are_counted(folder):
-    """Each by its reason, with its place."""
+    """Each has its reason and place."""
     bad = [
         step("a", "{"),
         step("b", '{"role": "agent", "text": " "}'),
@@ -152,21 +152,21 @@ def test_steps_that_cannot_be_read_are_counted(folder):
         step("h", '{"role": "agent", "text": true}'),
         step("i", '{"role": "agent", "text": "Hi."}', context="7"),
     ]
-    found = read_labels("taskmaster", rewards(folder, *bad))
-    assert (found.records, len(found.items)) == (10, 1)
-    assert set(found.reasons) == {
-        "generation is no JSON",
+    parsed = read_labels("taskmaster", rewards(folder, *bad))
+    assert (parsed.records, len(parsed.items)) == (10, 1)
+    assert set(parsed.reasons) == {
+        "generation is not JSON",
         "reply: reply is empty",
         "unknown step",
-        "context is no JSON",
+        "context is not JSON",
         "context is empty",
         "not as published",
     }
-    assert [place.line for place in found.quarantined] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert [place.line for place in parsed.quarantined] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def readable(text: str) -> bool:
-    """Whether a string holds JSON."""
+    """True for a string of JSON."""
     try:
         json.loads(text)
     except ValueError:
@@ -175,32 +175,32 @@ def readable(text: str) -> bool:
 
 
 def test_every_published_order_is_a_scenario_or_quarantined(published, ingested):
-    """710 orders; in 4 of them a request or a response is no JSON."""
+    """710 orders; in 4 of them a request or a response is not JSON."""
     folder = published("taskmaster")
     raw = [item for path in (folder / "tm4").glob("data_*.json") for item in json.loads(path.read_text())]
     broken = {
         item["conversation_id"]
         for item in raw
-        for said in item["utterances"]
-        for found in said["annotations"]
-        if found["name"] in ("request", "response") and not readable(found["value"])
+        for lines in item["utterances"]
+        for parsed in lines["annotations"]
+        if parsed["name"] in ("request", "response") and not readable(parsed["value"])
     }
     counts, scenarios = ingested("taskmaster", folder)
     assert (counts.records, counts.quarantined) == (len(raw), len(broken)) == (710, 4)
     assert {s.id.removeprefix("taskmaster-") for s in scenarios} == {i["conversation_id"] for i in raw} - broken
     calls = Counter(
-        found["value"]
+        parsed["value"]
         for item in raw
         if item["conversation_id"] not in broken
-        for said in item["utterances"]
-        for found in said["annotations"]
-        if found["name"] == "api_call"
+        for lines in item["utterances"]
+        for parsed in lines["annotations"]
+        if parsed["name"] == "api_call"
     )
     assert Counter(call["name"] for s in scenarios for call in s.expected.calls) == calls
 
 
 def test_every_published_step_is_labelled_or_quarantined(published):
-    """3000 steps of Taskmaster-3 and 1500 of Taskmaster-4; two of them say nothing."""
+    """3000 steps of Taskmaster-3 and 1500 of Taskmaster-4; two of them are empty."""
     folder = published("taskmaster")
     raw = [
         x
@@ -209,6 +209,6 @@ def test_every_published_step_is_labelled_or_quarantined(published):
         for x in json.loads(path.read_text())
     ]
     silent = [x for x in raw if not json.loads(x["generation"]).get("text", "call").strip()]
-    found = read_labels("taskmaster", folder)
-    assert (found.records, len(found.quarantined)) == (len(raw), len(silent)) == (4500, 2)
-    assert sum(item.label == "good" for item in found.items) == sum(x["reward"] == 1 for x in raw if x not in silent)
+    parsed = read_labels("taskmaster", folder)
+    assert (parsed.records, len(parsed.quarantined)) == (len(raw), len(silent)) == (4500, 2)
+    assert sum(item.label == "good" for item in parsed.items) == sum(x["reward"] == 1 for x in raw if x not in silent)

@@ -14,10 +14,10 @@ import pytest
 from grpo.config.scenarios import Tau2Source
 from grpo.errors import DataError
 from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
-from grpo.scenarios.fingerprint import content_hash
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
 
 
@@ -47,13 +47,15 @@ SHOP = {
 }
 
 
-def task(task_id: str, said: str, *actions: tuple[str, dict[str, Any]], facts: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """A task with a caller who says this and these expected calls."""
+def task(
+    task_id: str, reason: str, *actions: tuple[str, dict[str, Any]], facts: tuple[Any, ...] = ()
+) -> dict[str, Any]:
+    """A task with this reason of the caller and these expected calls."""
     return {
         "id": task_id,
         "user_scenario": {
             "persona": None,
-            "instructions": {"reason_for_call": said, "known_info": "You are Ann.", "unknown_info": None},
+            "instructions": {"reason_for_call": reason, "known_info": "You are Ann.", "unknown_info": None},
         },
         "initial_state": None,
         "evaluation_criteria": {
@@ -64,7 +66,7 @@ def task(task_id: str, said: str, *actions: tuple[str, dict[str, Any]], facts: t
 
 
 def records(tmp_path: Path, *tasks: Any, splits: dict[str, list[str]] | None = None) -> list[SourceRecord]:
-    """What is read from a shop with these tasks."""
+    """Records of a shop with these tasks."""
     place = tmp_path / "retail"
     place.mkdir()
     documents = {"tasks": list(tasks), "db": SHOP, "split_tasks": splits or {"train": [], "test": []}}
@@ -87,7 +89,7 @@ def retail(folder: Path, tmp_path: Path) -> dict[str, Scenario]:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reason",
     [
         "order #W1 is late",
         "order W2 is late",
@@ -96,16 +98,16 @@ def retail(folder: Path, tmp_path: Path) -> dict[str, Scenario]:
         "I am Ann Ito in 11111",
     ],
 )
-def test_the_world_is_the_caller_with_all_orders_and_their_products(tmp_path: Path, said: str) -> None:
+def test_the_world_is_the_caller_with_all_orders_and_their_products(tmp_path: Path, reason: str) -> None:
     """A customer is found by an order, id, e-mail address, or name with postal code; Bob's records stay out."""
-    world = data(records(tmp_path, task("0", said))[0])["world"]
+    world = data(records(tmp_path, task("0", reason))[0])["world"]
     assert set(world["users"]) == {"ann_1"}
     assert set(world["orders"]) == {"#W1", "#W2"}
     assert set(world["products"]) == {"100"}
 
 
 def test_products_that_calls_mention_are_in_the_world(tmp_path: Path) -> None:
-    """By their own id, or by that of a variant."""
+    """They are mentioned by their own id, or by that of a variant."""
     calls: list[tuple[str, dict[str, Any]]] = [
         ("get_product_details", {"product_id": "300"}),
         ("exchange", {"new_item_ids": ["401"]}),
@@ -114,12 +116,12 @@ def test_products_that_calls_mention_are_in_the_world(tmp_path: Path) -> None:
 
 
 def test_the_world_names_the_whole_database(tmp_path: Path) -> None:
-    """The digest of db.json tells which database the slice is from."""
+    """The digest is that of the whole db.json."""
     world = data(records(tmp_path, task("0", "hi"))[0])["world"]
     assert world["database_sha256"] == hashlib.sha256((tmp_path / "retail" / "db.json").read_bytes()).hexdigest()
 
 
-def test_expected_are_all_calls_and_the_facts_as_text(tmp_path: Path) -> None:
+def test_all_calls_and_the_facts_as_text_are_expected(tmp_path: Path) -> None:
     """Reading calls count too; a fact that is a number becomes its text."""
     calls = [("get_user", {"user_id": "ann_1"}), ("cancel", {"order_id": "#W1"})]
     expected = data(records(tmp_path, task("0", "hi", *calls, facts=(10, "polyester")))[0])["expected"]
@@ -128,7 +130,7 @@ def test_expected_are_all_calls_and_the_facts_as_text(tmp_path: Path) -> None:
 
 
 def test_every_task_has_the_tools_of_all_tasks(tmp_path: Path) -> None:
-    """Which tool is right is the agent's choice."""
+    """The choice of the tool is left to the agent."""
     first, second = records(
         tmp_path, task("0", "hi", ("cancel", {"order_id": "#W1"})), task("1", "hi", ("find_it", {}))
     )
@@ -151,20 +153,20 @@ def test_more_expected_calls_are_harder(tmp_path: Path, calls: int, difficulty: 
     assert data(record)["metadata"]["difficulty"] == difficulty
 
 
-def test_the_published_split_declares_the_side(tmp_path: Path) -> None:
+def test_the_published_split_is_declared(tmp_path: Path) -> None:
     """Train is train, test is held out, the rest is left to the hash."""
     tasks = [task(name, "hi") for name in "abc"]
-    found = records(tmp_path, *tasks, splits={"train": ["a"], "test": ["b"], "base": ["a", "b", "c"]})
-    assert [data(record)["split"] for record in found] == ["train", "heldout", None]
+    tasks_by_id = records(tmp_path, *tasks, splits={"train": ["a"], "test": ["b"], "base": ["a", "b", "c"]})
+    assert [data(record)["split"] for record in tasks_by_id] == ["train", "heldout", None]
 
 
-def test_a_task_on_both_sides_is_an_error(tmp_path: Path) -> None:
+def test_a_task_in_both_splits_is_an_error(tmp_path: Path) -> None:
     """A published split that leaks is not used."""
     with pytest.raises(DataError, match="task a is in both parts"):
         records(tmp_path, task("a", "hi"), splits={"train": ["a"], "test": ["a"]})
 
 
-def test_a_task_that_is_none_is_a_problem(tmp_path: Path) -> None:
+def test_an_invalid_task_is_a_problem(tmp_path: Path) -> None:
     """The tasks around it are read."""
     broken, good = records(tmp_path, {"id": "0"}, task("1", "hi"))
     assert (broken.line, broken.problem) == (1, "not a task: user_scenario: Field required")
@@ -172,13 +174,13 @@ def test_a_task_that_is_none_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_all_published_retail_tasks_become_scenarios(published: Callable[[str], Path], tmp_path: Path) -> None:
-    """114 tasks: 74 on the training split, 40 held out, none in quarantine, each with one customer in its world."""
+    """114 tasks: 74 for training, 40 held out, none in quarantine, each with one customer in its world."""
     scenarios = retail(published("tau2_bench"), tmp_path).values()
     assert Counter(scenario.split for scenario in scenarios) == {"train": 74, "heldout": 40}
     assert {len(scenario.world["users"]) for scenario in scenarios} == {1}
 
 
-def test_a_published_task_is_what_it_was(published: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_published_task_keeps_its_content(published: Callable[[str], Path], tmp_path: Path) -> None:
     """Task 0: Yusuf Rossi exchanges a keyboard and a thermostat after five calls."""
     scenario = retail(published("tau2_bench"), tmp_path)["tau2-retail-0"]
     assert scenario.goal.splitlines()[1:3] == [
@@ -197,17 +199,17 @@ def test_a_published_task_is_what_it_was(published: Callable[[str], Path], tmp_p
     assert {"1656367028", "4896585277"} <= set(scenario.world["products"])
 
 
-def test_published_mock_tasks_have_a_goal_in_plain_words(published: Callable[[str], Path]) -> None:
+def test_published_mock_tasks_have_a_goal(published: Callable[[str], Path]) -> None:
     """In mock the instructions are one string; an initial state is kept with the world."""
-    found = {data(record)["id"]: data(record) for record in read_tau2_bench(published("tau2_bench"), "mock")}
-    assert len(found) == 10
-    assert found["tau2-mock-update_task_1"]["goal"].startswith("Instructions: You have completed the task")
-    state = found["tau2-mock-update_task_with_initialization_data"]["world"]["initial_state"]
+    tasks_by_id = {data(record)["id"]: data(record) for record in read_tau2_bench(published("tau2_bench"), "mock")}
+    assert len(tasks_by_id) == 10
+    assert tasks_by_id["tau2-mock-update_task_1"]["goal"].startswith("Instructions: You have completed the task")
+    state = tasks_by_id["tau2-mock-update_task_with_initialization_data"]["world"]["initial_state"]
     assert "task_2" in state["initialization_data"]["agent_data"]["tasks"]
 
 
 def telecom(tmp_path: Path, *tasks: dict[str, Any]) -> list[SourceRecord]:
-    """What is read from a telecom domain with these tasks."""
+    """Records of a telecom domain with these tasks."""
     place = tmp_path / "telecom"
     place.mkdir()
     (place / "tasks_small.json").write_text(json.dumps(tasks))
@@ -218,8 +220,8 @@ def telecom(tmp_path: Path, *tasks: dict[str, Any]) -> list[SourceRecord]:
     return list(read_tau2_bench(tmp_path, "telecom", "tasks_small.json"))
 
 
-def test_what_the_user_does_is_part_of_the_final_state(tmp_path: Path) -> None:
-    """The agent's calls are expected of the agent; the user's own, and what must hold, of the state."""
+def test_the_users_calls_are_part_of_the_final_state(tmp_path: Path) -> None:
+    """The agent's calls are expected calls; the user's own and the assertions belong to the state."""
     item = task("[data_issue]off[PERSONA:None]", "no data", ("refuel", {"gb": 2}), ("toggle_roaming", {}))
     item["evaluation_criteria"]["actions"][0]["requestor"] = "assistant"
     item["evaluation_criteria"]["actions"][1]["requestor"] = "user"
@@ -247,7 +249,7 @@ def test_a_broken_database_is_an_error(tmp_path: Path) -> None:
     """The message names the file."""
     telecom(tmp_path)
     (tmp_path / "telecom" / "db.toml").write_text("[[lines")
-    with pytest.raises(DataError, match=r"db\.toml is no TOML document"):
+    with pytest.raises(DataError, match=r"db\.toml is not a TOML document"):
         list(read_tau2_bench(tmp_path, "telecom", "tasks_small.json"))
 
 
@@ -270,7 +272,7 @@ def judged_by(item: dict[str, Any], **criteria: Any) -> dict[str, Any]:
     return item
 
 
-def test_what_decides_is_kept_in_its_own_words(tmp_path: Path) -> None:
+def test_the_criteria_of_success_are_kept(tmp_path: Path) -> None:
     """Basis, assertions and documents; a task without a basis has the benchmark's, state and facts."""
     whole = judged_by(task("0", "hi"), nl_assertions=["Is brief."], reward_basis=["DB", "NL_ASSERTION"])
     whole["required_documents"] = ["doc_1"]
@@ -281,7 +283,7 @@ def test_what_decides_is_kept_in_its_own_words(tmp_path: Path) -> None:
 
 
 def test_arguments_that_are_compared_are_kept_with_the_call(tmp_path: Path) -> None:
-    """Of an argument list; without one all are compared."""
+    """Without a list all arguments are compared."""
     item = task("0", "hi", ("cancel", {"order_id": "#W1", "reason": "late"}), ("close", {}))
     item["evaluation_criteria"]["actions"][0]["compare_args"] = ["order_id"]
     calls = data(records(tmp_path, item)[0])["expected"]["calls"]
@@ -291,15 +293,15 @@ def test_arguments_that_are_compared_are_kept_with_the_call(tmp_path: Path) -> N
     ]
 
 
-def test_a_basis_that_is_none_is_a_problem(tmp_path: Path) -> None:
-    """A part of success that is not known cannot be judged, and is not left out."""
+def test_an_unknown_reward_basis_is_a_problem(tmp_path: Path) -> None:
+    """An unknown part of success is not left out."""
     (record,) = records(tmp_path, judged_by(task("0", "hi"), reward_basis=["DB", "VIBES"]))
     assert record.problem is not None
     assert record.problem.startswith("not a task: evaluation_criteria.reward_basis.1: Input should be 'DB'")
 
 
 def test_another_domain_of_the_same_layout_is_read(tmp_path: Path) -> None:
-    """An airline in the publisher's folders: the caller with reservations and their flights, the rest stays out."""
+    """An airline in the publisher's folders: the caller with reservations and their flights, without the rest."""
     place = tmp_path / "data" / "tau2" / "domains" / "airline"
     place.mkdir(parents=True)
     flyers = {
@@ -336,16 +338,16 @@ def test_a_file_of_tasks_under_another_name_is_named_in_the_source(tmp_path: Pat
     assert record.data is not None
 
 
-def test_a_domain_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
-    """Before anything is read, and by the source's identity too."""
+def test_a_missing_domain_is_named_with_the_existing_ones(tmp_path: Path) -> None:
+    """The content hash raises it too."""
     telecom(tmp_path)
     source = Tau2Source(kind="tau2_bench", path=str(tmp_path), domain="airline")
     with pytest.raises(DataError, match="has no domain airline; there is telecom; correct the source's path or domain"):
         content_hash([source])
 
 
-def test_a_shop_without_its_split_is_refused(tmp_path: Path) -> None:
-    """Tasks that the benchmark holds out would be trained on."""
+def test_a_shop_without_its_split_is_an_error(tmp_path: Path) -> None:
+    """Held-out tasks of the benchmark would be trained on."""
     records(tmp_path, task("0", "hi"))
     (tmp_path / "retail" / "split_tasks.json").unlink()
     with pytest.raises(DataError, match=r"split_tasks\.json"):

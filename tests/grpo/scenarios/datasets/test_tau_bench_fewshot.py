@@ -12,23 +12,23 @@ def source(folder, *transcripts):
     return folder({"MockRetailDomainEnv-few_shot.jsonl": rows})
 
 
-def test_speakers_are_told_by_the_beginning_of_a_line(folder, ingested):
-    """A line without a speaker goes on; unshown calls and tool results are nobody's words."""
+def test_a_line_begins_with_its_speaker(folder, ingested):
+    """A line without a speaker continues the turn; hidden calls and tool results are left out."""
     text = 'user: Hi,\nuserland is\nassistant: Who?\nuser: Ann\nassistant: None\ntool: {"user": "x"}\nassistant: Done.'
     _, (scenario,) = ingested("tau_bench_fewshot", source(folder, text))
     assert scenario.user_responses == ("Hi,\nuserland is", "Ann")
     assert scenario.expected.responses == ("Who?", "Done.")
 
 
-def test_the_mark_of_the_end_is_no_word(folder, ingested):
-    """Neither behind words nor alone."""
+def test_the_mark_of_the_end_is_left_out(folder, ingested):
+    """The mark is after a text, or alone in its turn."""
     texts = ("user: Hi\nassistant: Yes?\nuser: Thanks!###STOP###", "user: Ho\nassistant: Yes?\nuser: ###STOP###")
     _, scenarios = ingested("tau_bench_fewshot", source(folder, *texts))
     assert [s.user_responses for s in scenarios] == [("Hi", "Thanks!"), ("Ho",)]
 
 
-def test_text_without_speakers_is_refused(folder, ingested):
-    """A silent user in the middle is, too."""
+def test_text_without_speakers_is_quarantined(folder, ingested):
+    """So is an empty user turn in the middle."""
     texts = ("user: Hi", "Once upon a time", "user: Hi\nassistant: A\nuser: \nassistant: B\nuser: C")
     counts, _ = ingested("tau_bench_fewshot", source(folder, *texts))
     assert (counts.records, counts.scenarios) == (3, 1)

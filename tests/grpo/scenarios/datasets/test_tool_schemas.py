@@ -1,4 +1,4 @@
-"""Schemas of tools from calls that were seen."""
+"""Tool schemas from calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grpo.scenarios.datasets.tool_schemas import infer_tool_schemas
 
 
 def test_arguments_types_and_requirements_follow_from_the_calls() -> None:
-    """What every call has is required; an argument of two types has both; a list is known by its items."""
+    """Arguments of every call are required; an argument of two types has both; a list has the type of its items."""
     calls: list[tuple[str, dict[str, Any]]] = [
         ("cancel", {"order": "7", "items": ["a"]}),
         ("cancel", {"order": 8, "items": [], "notify": True}),

@@ -1,4 +1,4 @@
-"""Where rows of a delimited file end."""
+"""Ends of the rows of a delimited file."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def texts(content: str, delimiter: str = ",") -> list[str]:
         ('"a ""quote""\n"\r\nb', ['"a ""quote""\n"\r\n', "b"]),
         ('5" pipe,x\nb\n', ['5" pipe,x\n', "b\n"]),  # a quote inside a plain cell is a character
         ('a, "x\nb\n', ['a, "x\n', "b\n"]),
-        ('"a"b,"\nc\n', ['"a"b,"\n', "c\n"]),  # a fault ends with its line
+        ('"a"b,"\nc\n', ['"a"b,"\n', "c\n"]),  # a quoting error ends with its line
         ("a\r\rb", ["a\r", "\r", "b"]),
         ('a,"open\nb', ['a,"open\nb']),
         ("", []),
     ],
 )
 def test_a_row_ends_where_no_quote_is_open(content: str, expected: list[str]) -> None:
-    """Each case by hand."""
+    """The expected rows are worked out by hand."""
     assert texts(content) == expected
 
 
 def test_rows_are_those_of_the_csv_module() -> None:
-    """3,000 random texts of quotes, delimiters, line ends and letters, seed 0, wherever `csv` finds no fault."""
+    """3,000 random texts of quotes, delimiters, line ends and letters, seed 0, where `csv` raises no error."""
     draw = random.Random(0)
     compared = 0
     for _ in range(3000):

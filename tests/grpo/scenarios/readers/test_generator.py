@@ -9,7 +9,7 @@ import pytest
 from grpo.config.scenarios import GeneratorSource
 from grpo.errors import DataError
 from grpo.scenarios.readers.generator import read_generator
-from grpo.scenarios.readers.record import SourceRecord
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.sources import read_records
 
 MODULE = """
@@ -47,13 +47,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_generator_is_read_lazily(module: str) -> None:
-    """Of an endless one the first records can be had."""
+    """The first records of an endless one are read."""
     records = read_generator(f"{module}:endless")
     assert [next(records).data for _ in range(2)] == [{"id": "0"}, {"id": "1"}]
 
 
-def test_what_is_no_dict_is_a_problem(module: str) -> None:
-    """The record after it is counted on."""
+def test_an_item_that_is_not_a_dict_is_a_problem(module: str) -> None:
+    """The problem has the number of the item."""
     _, second = read_generator(f"{module}:mixed")
     assert (second.line, second.problem, second.source) == (2, "not a dict: list", f"{module}:mixed")
 
@@ -67,38 +67,38 @@ def test_what_is_no_dict_is_a_problem(module: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("module")
-def test_a_function_that_is_not_there_is_an_error(function: str, message: str) -> None:
-    """The message says whether the module or the function is missing."""
+def test_a_missing_function_is_an_error(function: str, message: str) -> None:
+    """The message distinguishes a missing module from a missing function."""
     with pytest.raises(DataError, match=message):
         list(read_generator(function))
 
 
 def records(function: str) -> list[SourceRecord]:
-    """What ingestion is given."""
+    """Records that ingestion reads."""
     return list(read_records(GeneratorSource(kind="generator", function=function)))
 
 
-def test_what_a_generator_raises_is_an_error_that_says_after_which_record(module: str) -> None:
-    """Python cannot go on with it; the message says where to look."""
+def test_an_exception_of_a_generator_is_an_error_with_the_number_of_records_before_it(module: str) -> None:
+    """A generator that raised cannot be continued."""
     message = rf"source {module}:breaking \(generator\) cannot be read after record 1: RecursionError: deep"
     with pytest.raises(DataError, match=message):
         records(f"{module}:breaking")
 
 
-def test_a_connection_that_a_generator_loses_is_left_for_a_second_try(module: str) -> None:
-    """A stage is repeated after it."""
+def test_a_lost_connection_of_a_generator_is_raised_unchanged_for_a_retry(module: str) -> None:
+    """The stage is retried."""
     with pytest.raises(ConnectionError, match="the desk is away"):
         records(f"{module}:away")
 
 
-def test_a_function_that_gives_no_records_is_an_error(module: str) -> None:
+def test_a_function_that_returns_no_iterable_is_an_error(module: str) -> None:
     """7 cannot be iterated over."""
     with pytest.raises(DataError, match="'int' object is not iterable"):
         records(f"{module}:nothing")
 
 
 def test_a_module_that_fails_while_it_is_imported_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only an import that is missing."""
+    """Any exception of the module, not only ImportError."""
     (tmp_path / "spoiled_scenarios.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataError, match="module spoiled_scenarios cannot be imported: ZeroDivisionError"):
@@ -106,6 +106,6 @@ def test_a_module_that_fails_while_it_is_imported_is_an_error(tmp_path: Path, mo
 
 
 def test_a_generator_that_does_not_end_is_an_error(module: str) -> None:
-    """After as many records as nobody has; here after 1,000."""
+    """The limit is 10,000,000 records, here 1,000."""
     with pytest.raises(DataError, match="endless does not end after 1000 records"):
         list(read_generator(f"{module}:endless", most=1000))

@@ -1,4 +1,4 @@
-"""Folders that the datasets library saved."""
+"""Datasets that the `datasets` library saved."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def test_a_split_is_chosen_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["absent", "."])
 def test_a_folder_without_a_dataset_is_an_error(tmp_path: Path, name: str) -> None:
-    """A missing folder and one that holds something else are both named."""
+    """A missing folder and a folder of other files are both named."""
     with pytest.raises(DataError, match="holds no saved dataset"):
         list(read_huggingface(tmp_path / name, "train"))
 
 
 def saved(folder: Path, *texts: str) -> Path:
-    """A dataset with these texts, and the file that holds them."""
+    """Save a dataset of these texts; returns its file."""
     datasets.Dataset.from_list([{"id": str(k), "goal": text} for k, text in enumerate(texts)]).save_to_disk(folder)
     (path,) = folder.glob("*.arrow")
     return path
 
 
-def test_words_that_are_not_utf8_spoil_their_row_only(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_quarantines_its_row_only(tmp_path: Path) -> None:
     """One byte of the second row is changed on disk."""
     path = saved(tmp_path / "set", "first", "second", "third")
     path.write_bytes(path.read_bytes().replace(b"second", b"\xffecond"))
@@ -58,7 +58,7 @@ def test_words_that_are_not_utf8_spoil_their_row_only(tmp_path: Path) -> None:
     assert second.problem.startswith("row cannot be decoded: ArrowInvalid: Column 1: In chunk 0: Invalid: Invalid UTF8")
 
 
-def test_an_offset_that_points_outside_spoils_its_row_and_reads_no_foreign_memory(tmp_path: Path) -> None:
+def test_an_offset_outside_the_texts_quarantines_its_row_and_reads_no_foreign_memory(tmp_path: Path) -> None:
     """The texts end at 5, 11 and 16: the second end becomes 2,147,483,647, a place that is not mapped."""
     path = saved(tmp_path / "set", "first", "second", "third")
     ends = b"".join(number.to_bytes(4, "little") for number in (0, 5, 11, 16))
@@ -70,7 +70,7 @@ def test_an_offset_that_points_outside_spoils_its_row_and_reads_no_foreign_memor
 
 
 def test_a_dataset_whose_description_is_damaged_is_an_error(tmp_path: Path) -> None:
-    """Its message names the folder and what to do."""
+    """The message names the folder and the remedy."""
     saved(tmp_path / "set", "first")
     (tmp_path / "set" / "state.json").write_text('{"_data_files": 7}')
     with pytest.raises(DataError, match=r"set holds no saved dataset: .*; write it with"):

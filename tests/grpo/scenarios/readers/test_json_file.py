@@ -1,19 +1,120 @@
-"""JSON documents with a list of records."""
+"""JSON lines and JSON documents: records, and records that cannot be read."""
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from grpo.errors import DataError
-from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.source_files import LARGEST_DOCUMENT
+from grpo.scenarios.readers.json_file import read_json, read_jsonl
+from grpo.scenarios.readers.source_files import LARGEST_DOCUMENT, LONGEST_LINE
+from grpo.scenarios.records import SourceRecord
+
+
+def records(tmp_path: Path, content: bytes) -> list[SourceRecord]:
+    """Records of a file with these bytes."""
+    path = tmp_path / "source.jsonl"
+    path.write_bytes(content)
+    return list(read_jsonl(path))
+
+
+def test_a_line_is_a_record_at_its_place(tmp_path: Path) -> None:
+    """Each record knows its file and its line, counted from 1."""
+    first, second = records(tmp_path, b'{"id": "a"}\n{"id": "b"}\n')
+    assert (first.line, first.data, second.line, second.data) == (1, {"id": "a"}, 2, {"id": "b"})
+    assert first.source == str(tmp_path / "source.jsonl")
+
+
+def test_blank_lines_are_skipped_but_count_as_lines(tmp_path: Path) -> None:
+    """Blank lines between records are skipped, and places stay those of an editor."""
+    assert [record.line for record in records(tmp_path, b'\n{"id": "a"}\n  \n\n{"id": "b"}')] == [2, 5]
+
+
+def test_a_broken_line_is_a_record_with_a_problem(tmp_path: Path) -> None:
+    """Half a JSON object does not stop the lines after it."""
+    broken, good = records(tmp_path, b'{"id": "a"\n{"id": "b"}\n')
+    assert broken.data is None
+    assert broken.raw == '{"id": "a"\n'
+    assert broken.problem == "broken JSON: EOF while parsing an object at line 2 column 0"
+    assert good.data == {"id": "b"}
+
+
+def test_bytes_that_are_not_utf8_quarantine_their_line_only(tmp_path: Path) -> None:
+    """Latin-1 in one line is a problem of that line: é is 0xe9 there, at offset 7."""
+    broken, good = records(tmp_path, b'{"id":"\xe9"}\n{"id": "b"}\n')
+    assert (broken.data, broken.problem) == (None, "not UTF-8: byte 0xe9 at offset 7")
+    assert broken.raw == '{"id":"\ufffd"}\n'
+    assert good.data == {"id": "b"}
+
+
+def test_a_byte_order_mark_is_tolerated(tmp_path: Path) -> None:
+    """Files that editors on Windows wrote begin with one."""
+    assert records(tmp_path, b'\xef\xbb\xbf{"id": "a"}\n')[0].data == {"id": "a"}
+
+
+def test_carriage_returns_are_tolerated(tmp_path: Path) -> None:
+    """CRLF ends a line as LF does."""
+    assert [record.data for record in records(tmp_path, b'{"id": "a"}\r\n\r\n{"id": "b"}\r\n')] == [
+        {"id": "a"},
+        {"id": "b"},
+    ]
+
+
+def test_json_other_than_an_object_is_a_problem(tmp_path: Path) -> None:
+    """A list on a line is not a scenario."""
+    assert records(tmp_path, b"[1]\n")[0].problem == "not an object: list"
+
+
+@pytest.mark.parametrize("line", [b'{"id": NaN}', b'{"id": "\\ud800"}', b"[" * 500])
+def test_json_that_cannot_be_stored_is_a_problem(tmp_path: Path, line: bytes) -> None:
+    """A table cannot hold NaN, half a surrogate pair or very deep nesting."""
+    problem = records(tmp_path, line)[0].problem
+    assert problem is not None
+    assert problem.startswith("broken JSON: ")
+
+
+def test_an_over_long_line_is_a_problem_and_the_next_line_is_read(tmp_path: Path) -> None:
+    """The rest of the line is skipped in pieces, so that memory stays bounded."""
+    long, good = records(tmp_path, b"x" * (2 * LONGEST_LINE + 10) + b'\n{"id": "b"}\n')
+    assert (long.line, long.problem) == (1, "over-long line")
+    assert len(long.raw) < 5000
+    assert (good.line, good.data) == (2, {"id": "b"})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """The message names the file and the setting."""
+    with pytest.raises(DataError, match=r"no source file at .*absent\.jsonl; correct .* scenarios\.sources"):
+        list(read_jsonl(tmp_path / "absent.jsonl"))
+
+
+def test_a_folder_in_place_of_a_file_is_an_error(tmp_path: Path) -> None:
+    """A path that cannot be opened as a file is a data error too."""
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        list(read_jsonl(tmp_path))
+
+
+def test_a_gzipped_file_is_read_through(tmp_path: Path) -> None:
+    """The name of the file decides."""
+    path = tmp_path / "source.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"id": "a"}\n\n{"id": "b"}\n'))
+    assert [(record.line, record.data) for record in read_jsonl(path)] == [(1, {"id": "a"}), (3, {"id": "b"})]
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: b"x" + content])
+def test_a_damaged_gzip_file_is_an_error(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Cut short, or not compressed at all."""
+    path = tmp_path / "source.jsonl.gz"
+    path.write_bytes(damage(gzip.compress(b'{"id": "a"}\n')))
+    with pytest.raises(DataError, match=r"source\.jsonl\.gz is damaged"):
+        list(read_jsonl(path))
 
 
 @pytest.mark.parametrize("content", ['[{"id": "a"}, 7]', '{"scenarios": [{"id": "a"}, 7]}', '\ufeff[{"id": "a"}, 7]'])
 def test_records_stand_in_a_list_or_under_scenarios(tmp_path: Path, content: str) -> None:
-    """Both forms give the same records, with or without byte order mark; what is no object is a problem."""
+    """Both forms give the same records, with or without byte order mark; an item that is not an object is a problem."""
     path = tmp_path / "source.json"
     path.write_text(content, encoding="utf-8")
     first, second = read_json(path)
@@ -21,11 +122,11 @@ def test_records_stand_in_a_list_or_under_scenarios(tmp_path: Path, content: str
     assert (second.line, second.data, second.problem) == (2, None, "not an object: int")
 
 
-def test_a_broken_document_is_an_error_that_says_where(tmp_path: Path) -> None:
-    """Nothing of a broken document can be trusted."""
+def test_a_broken_document_is_an_error_with_its_place(tmp_path: Path) -> None:
+    """The error has the line and column."""
     path = tmp_path / "source.json"
     path.write_text('[{"id": "a"},\n {"id": ]')
-    with pytest.raises(DataError, match=r"source\.json is no JSON document: .* line 2 column"):
+    with pytest.raises(DataError, match=r"source\.json is not a JSON document: .* line 2 column"):
         list(read_json(path))
 
 
@@ -37,7 +138,7 @@ def test_a_document_without_a_list_is_an_error(tmp_path: Path) -> None:
         list(read_json(path))
 
 
-def test_a_document_that_memory_should_not_hold_is_refused(tmp_path: Path) -> None:
+def test_a_document_over_the_size_limit_is_an_error(tmp_path: Path) -> None:
     """The message names the limit and the format without one."""
     path = tmp_path / "source.json"
     with path.open("wb") as file:

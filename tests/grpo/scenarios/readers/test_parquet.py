@@ -43,7 +43,7 @@ def test_broken_json_in_a_cell_is_a_problem(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a", "b"], "world": ["{", "{}"]}), path)
     broken, good = read_parquet(path)
     assert broken.problem is not None
-    assert broken.problem.startswith("column world is no JSON")
+    assert broken.problem.startswith("column world is not JSON")
     assert (good.line, good.data) == (2, {"id": "b", "world": {}})
 
 
@@ -52,7 +52,7 @@ def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "source.parquet"
     pq.write_table(pa.table({"id": ["a"] * 100}), path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"source\.parquet is no readable Parquet file \(truncated\?\)"):
+    with pytest.raises(DataError, match=r"source\.parquet is not a readable Parquet file \(truncated\?\)"):
         list(read_parquet(path))
 
 

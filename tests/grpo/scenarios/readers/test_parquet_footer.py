@@ -17,8 +17,8 @@ from grpo.scenarios.readers.parquet_footer import read_footer
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("use_dictionary", [True, False])
-def test_a_footer_says_what_arrow_says(tmp_path: Path, compression: str, *, use_dictionary: bool) -> None:
-    """Rows, row groups, and of each chunk its path, values, bytes and encodings."""
+def test_a_footer_has_the_values_that_arrow_reads(tmp_path: Path, compression: str, *, use_dictionary: bool) -> None:
+    """Rows and row groups, and the path, values, bytes and encodings of each chunk."""
     path = tmp_path / "t.parquet"
     table = pa.table({"id": ["a", "b", "c"], "turns": [["x", "y"], [], ["z"]], "n": [1.5, None, 2.5]})
     pq.write_table(table, path, row_group_size=2, compression=compression, use_dictionary=use_dictionary)
@@ -34,7 +34,7 @@ def test_a_footer_says_what_arrow_says(tmp_path: Path, compression: str, *, use_
 
 
 def test_no_byte_of_a_footer_ends_the_process(tmp_path: Path) -> None:
-    """Each byte of a footer is changed three times, seed 0; asked for its columns, Arrow aborts on some of these."""
+    """Each byte of a footer is changed three times, seed 0; Arrow aborts the process on some of these."""
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"id": ["a", "b"], "turns": [["x", "y"], ["z"]]}), path)
     content = path.read_bytes()
@@ -55,8 +55,8 @@ def test_no_byte_of_a_footer_ends_the_process(tmp_path: Path) -> None:
     ],
     ids=["endless integer", "depth", "two thousand million structs"],
 )
-def test_a_footer_that_is_a_trap_is_refused(tmp_path: Path, tail: bytes, message: str) -> None:
-    """None costs more than its own bytes."""
+def test_a_malicious_footer_is_an_error(tmp_path: Path, tail: bytes, message: str) -> None:
+    """Reading one takes time in proportion to its bytes."""
     path = tmp_path / "t.parquet"
     path.write_bytes(b"PAR1" + tail + len(tail).to_bytes(4, "little") + b"PAR1")
     error = try_call(lambda: read_footer(path))

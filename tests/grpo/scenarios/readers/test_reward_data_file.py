@@ -1,4 +1,4 @@
-"""Pairs and labels of one's own: columns by name, and nothing lost."""
+"""Pairs and labels in a user's file: columns by name, and every record counted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.judged import LabelFile, PairFile
-from grpo.config.yaml_file import load_settings
+from grpo.config.loading import load_settings
+from grpo.config.rewards import LabelFile, PairFile
 from grpo.errors import DataError
-from grpo.learner.reward_trainer import NeuralRewardTrainer
+from grpo.learner.trl.reward_model import NeuralRewardTrainer
 from grpo.messages import Message
 from grpo.rewards.learned.training import held_out_mask, train_on_labels
 from grpo.scenarios.reward_data import PreferencePair, read_label_file, read_pair_file
@@ -41,11 +41,11 @@ def write(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
 
 
 def pairs(path: Path, **settings: Any) -> tuple[list[PreferencePair], dict[str, int]]:
-    """The pairs of a file, and the reasons of what was refused; the counts add up."""
+    """The pairs of a file, and the reasons of quarantined records; the counts add up."""
     kind = {"tsv": "csv"}.get(path.suffix[1:], path.suffix[1:])
-    readout = read_pair_file(PairFile.model_validate({"kind": kind, "path": str(path), **settings}))
-    assert readout.records == len(readout.items) + len(readout.quarantined)
-    return list(readout.items), readout.reasons
+    parsed = read_pair_file(PairFile.model_validate({"kind": kind, "path": str(path), **settings}))
+    assert parsed.records == len(parsed.items) + len(parsed.quarantined)
+    return list(parsed.items), parsed.reasons
 
 
 KINDS = ["jsonl", "json", "csv", "tsv", "parquet"]
@@ -53,7 +53,7 @@ KINDS = ["jsonl", "json", "csv", "tsv", "parquet"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_are_read_by_their_columns_from_every_format(tmp_path: Path, kind: str):
-    """Three pairs under names of their own; each prompt is a group."""
+    """Three pairs under other column names; each prompt is a group."""
     items, reasons = pairs(write(tmp_path, kind, PAIRS), licence="MIT", **COLUMNS)
     assert reasons == {}
     assert [item.prompt for item in items] == [(Message(role="user", content=row["question"]),) for row in PAIRS]
@@ -63,15 +63,15 @@ def test_pairs_are_read_by_their_columns_from_every_format(tmp_path: Path, kind:
     assert {(item.source, item.licence) for item in items} == {(f"rows.{kind}", "MIT")}
 
 
-def said(*texts: str) -> list[dict[str, str]]:
-    """User and assistant in turns."""
+def messages(*texts: str) -> list[dict[str, str]]:
+    """Messages of user and assistant in turns."""
     return [{"role": "assistant" if k % 2 else "user", "content": text} for k, text in enumerate(texts)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_conversations_are_pairs_that_differ_in_their_last_message(tmp_path: Path, kind: str):
-    """The beginning that both share is the prompt."""
-    rows = [{"chosen": said("a", "b", "c", "yes"), "rejected": said("a", "b", "c", "no")}]
+    """The common beginning is the prompt."""
+    rows = [{"chosen": messages("a", "b", "c", "yes"), "rejected": messages("a", "b", "c", "no")}]
     items, reasons = pairs(write(tmp_path, kind, rows), layout="messages", prompt=None)
     assert reasons == {}
     assert [message.content for message in items[0].prompt] == ["a", "b", "c"]
@@ -79,8 +79,8 @@ def test_whole_conversations_are_pairs_that_differ_in_their_last_message(tmp_pat
 
 
 def test_a_prompt_may_be_messages_with_a_reply_beside_it(tmp_path: Path):
-    """As TRL writes conversational preferences."""
-    rows = [{"prompt": said("a"), "chosen": [said("a", "yes")[1]], "rejected": [said("a", "no")[1]]}]
+    """This is the format of TRL's conversational preferences."""
+    rows = [{"prompt": messages("a"), "chosen": [messages("a", "yes")[1]], "rejected": [messages("a", "no")[1]]}]
     items, _ = pairs(write(tmp_path, "jsonl", rows), layout="messages")
     assert (items[0].prompt[0].content, items[0].chosen.content) == ("a", "yes")
 
@@ -95,10 +95,10 @@ DIRT: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "reason"), DIRT)
-def test_a_bad_record_is_refused_with_its_reason_and_the_others_are_read(
+def test_a_bad_record_is_quarantined_with_its_reason_and_the_others_are_read(
     tmp_path: Path, change: dict[str, Any], reason: str
 ):
-    """The second of three is spoilt."""
+    """The second of three is bad."""
     rows = [PAIRS[0], {**PAIRS[1], **change}, PAIRS[2]]
     items, reasons = pairs(write(tmp_path, "jsonl", rows), **COLUMNS)
     assert (len(items), reasons) == (2, {reason: 1})
@@ -107,28 +107,28 @@ def test_a_bad_record_is_refused_with_its_reason_and_the_others_are_read(
 @pytest.mark.parametrize(
     ("chosen", "rejected", "reason"),
     [
-        (said("a", "yes"), said("b", "no"), "conversations differ before the last message"),
-        (said("a"), said("a", "no"), "no reply at the end of column chosen"),
-        ([{"role": "bot", "content": "x"}], said("a", "no"), "column chosen holds no messages"),
-        ("[{", said("a", "no"), "column chosen is no JSON"),
-        (said("a", "yes"), [], "no reply at the end of column rejected"),
+        (messages("a", "yes"), messages("b", "no"), "conversations differ before the last message"),
+        (messages("a"), messages("a", "no"), "no reply at the end of column chosen"),
+        ([{"role": "bot", "content": "x"}], messages("a", "no"), "column chosen holds no messages"),
+        ("[{", messages("a", "no"), "column chosen is not JSON"),
+        (messages("a", "yes"), [], "no reply at the end of column rejected"),
     ],
 )
-def test_a_bad_conversation_is_refused_with_its_reason(tmp_path: Path, chosen: Any, rejected: Any, reason: str):
-    """Nothing is guessed about roles and turns."""
+def test_a_bad_conversation_is_quarantined_with_its_reason(tmp_path: Path, chosen: Any, rejected: Any, reason: str):
+    """Roles and turns are not guessed."""
     path = write(tmp_path, "jsonl", [{"chosen": chosen, "rejected": rejected}])
     assert pairs(path, layout="messages", prompt=None) == ([], {reason: 1})
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_column_that_the_file_lacks_is_an_error_with_those_that_it_has(tmp_path: Path, kind: str):
-    """Before any record is read."""
+def test_a_missing_column_is_an_error_that_lists_the_columns(tmp_path: Path, kind: str):
+    """The error comes before the first record."""
     with pytest.raises(DataError, match=r"no column reply.*question"):
         pairs(write(tmp_path, kind, PAIRS), **{**COLUMNS, "chosen": "reply"})
 
 
-def test_ids_groups_and_sides_come_from_their_columns(tmp_path: Path):
-    """A split that is not given is left open; an id that comes twice is refused."""
+def test_ids_groups_and_splits_come_from_their_columns(tmp_path: Path):
+    """An empty split stays open; a duplicate id is quarantined."""
     more = [{"n": n, "topic": "sums", "part": part} for n, part in ((7, "train"), (8, ""), (7, "heldout"))]
     path = write(tmp_path, "csv", [{**row, **extra} for row, extra in zip(PAIRS, more, strict=True)])
     items, reasons = pairs(path, id="n", group="topic", category="topic", split="part", **COLUMNS)
@@ -150,22 +150,22 @@ def test_labels_are_read_by_their_columns_from_every_format(tmp_path: Path, kind
     read = {"kind": "csv" if kind == "tsv" else kind, "path": str(path)}
     by_label = read_label_file(LabelFile.model_validate({**read, "scores": STARS}))
     by_column = read_label_file(LabelFile.model_validate({**read, "score": "stars"}))
-    for readout in (by_label, by_column):
-        assert [(i.reply.content, i.label, i.score) for i in readout.items] == [
+    for parsed in (by_label, by_column):
+        assert [(i.reply.content, i.label, i.score) for i in parsed.items] == [
             (row["text"], row["label"], row["stars"]) for row in LABELS
         ]
-        assert {item.prompt for item in readout.items} == {()}
+        assert {item.prompt for item in parsed.items} == {()}
 
 
-def test_labels_that_cannot_be_scored_are_refused_with_their_reason(tmp_path: Path):
+def test_labels_without_a_score_are_quarantined_with_their_reason(tmp_path: Path):
     """A label that is not listed, a number that is not finite; a label that is a number becomes its text."""
     path = write(tmp_path, "jsonl", [*LABELS, {"text": "x", "label": "odd", "stars": 1}])
-    readout = read_label_file(LabelFile(kind="jsonl", path=str(path), scores=STARS))
-    assert (len(readout.items), readout.reasons) == (4, {"label without a score": 1})
+    parsed = read_label_file(LabelFile(kind="jsonl", path=str(path), scores=STARS))
+    assert (len(parsed.items), parsed.reasons) == (4, {"label without a score": 1})
     path = write(tmp_path, "csv", [{**LABELS[0], "stars": "nan"}, {**LABELS[1], "label": 1}])
-    readout = read_label_file(LabelFile(kind="csv", path=str(path), score="stars"))
-    assert [item.label for item in readout.items] == ["1"]
-    assert readout.reasons == {"score: Input should be a finite number": 1}
+    parsed = read_label_file(LabelFile(kind="csv", path=str(path), score="stars"))
+    assert [item.label for item in parsed.items] == ["1"]
+    assert parsed.reasons == {"score: Input should be a finite number": 1}
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_labels_that_cannot_be_scored_are_refused_with_their_reason(tmp_path: Pa
         (PairFile, {"choosen": "x"}, "Extra inputs are not permitted"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(kind: Any, settings: dict[str, Any], error: str):
-    """As soon as they are read, not in the middle of a file."""
+def test_contradictory_settings_are_an_error(kind: Any, settings: dict[str, Any], error: str):
+    """The error comes when the settings are read."""
     with pytest.raises(ValidationError, match=error):
         kind.model_validate({"kind": "csv", "path": "x.csv", **settings})
 
 
-def test_columns_may_stand_in_a_file_of_settings(tmp_path: Path):
-    """As every other setting."""
+def test_columns_may_be_named_in_a_file_of_settings(tmp_path: Path):
+    """The settings are loaded from YAML."""
     path = write(tmp_path, "csv", PAIRS)
     (tmp_path / "pairs.yaml").write_text(f"kind: csv\npath: {path}\nprompt: question\nchosen: good\nrejected: bad\n")
     assert len(read_pair_file(load_settings(tmp_path / "pairs.yaml", PairFile)).items) == 3
@@ -192,18 +192,18 @@ def test_columns_may_stand_in_a_file_of_settings(tmp_path: Path):
 POLITE, RUDE = "Of course, here you are.", "Go away."
 
 
-def test_pairs_of_ones_own_teach_a_reward(tmp_path: Path):
-    """The reward that `NeuralRewardTrainer` learns from a CSV file prefers what the file prefers."""
+def test_a_reward_is_trained_on_the_pairs_of_a_file(tmp_path: Path):
+    """The reward that `NeuralRewardTrainer` learns from a CSV file ranks held-out pairs like the file."""
     rows = [{"prompt": f"Help me with {k}.", "chosen": f"{POLITE} {k}", "rejected": f"{RUDE} {k}"} for k in range(120)]
     items, _ = pairs(write(tmp_path, "csv", rows))
     trainer = NeuralRewardTrainer("ngrams", items, folder=tmp_path / "reward")
     asyncio.run(trainer.train())
-    assert trainer.measured is not None
-    assert trainer.measured.heldout.value == 1.0  # type: ignore[union-attr]
+    assert trainer.report is not None
+    assert trainer.report.heldout.value == 1.0  # type: ignore[union-attr]
 
 
-def test_labels_of_ones_own_teach_a_reward(tmp_path: Path):
-    """From Parquet, without prompts: held-out AUC 1 where every label can be told by its words."""
+def test_a_reward_is_trained_on_the_labels_of_a_file(tmp_path: Path):
+    """From Parquet, without prompts: held-out AUC 1 for labels that follow from the text."""
     rows = [{"text": f"{POLITE if k % 2 else RUDE} {k}", "label": "good" if k % 2 else "bad"} for k in range(200)]
     path = write(tmp_path, "parquet", rows)
     items = read_label_file(LabelFile(kind="parquet", path=str(path), scores=STARS)).items

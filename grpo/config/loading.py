@@ -1,0 +1,260 @@
+"""Read settings from YAML of bounded size, with overrides, and describe what cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from yaml.composer import ComposerError
+
+from grpo.config.base import Settings
+from grpo.errors import ConfigError
+from grpo.storage.credentials import holds_password, masked
+
+S = TypeVar("S", bound=Settings)
+
+MOST_BYTES = 1 << 20
+_MOST_VALUES = 20_000
+"""Values and keys, repetitions by an alias counted."""
+_MOST_LEVELS = 50
+_EXPECTED = "Input should be "
+_LONGEST = 80  # characters of a value that is shown
+
+
+def load_settings(path: Path, kind: type[S], overrides: tuple[str, ...] = ()) -> S:
+    """Read a YAML file of settings; an override is `section.key=value`, its value read as YAML.
+
+    A file with `extends: other.yaml` holds the differences from that file in the same folder.
+    Raises `ConfigError` with the file, the key, the value and what is allowed.
+    """
+    return _validated(_read(path), kind, overrides, origin=str(path))
+
+
+def apply_overrides(settings: S, overrides: tuple[str, ...]) -> S:
+    """Apply overrides `section.key=value` to settings, as `load_settings` does to a file.
+
+    Raises `ConfigError` with the key, the value and what is allowed.
+    """
+    if not overrides:
+        return settings
+    document = settings.model_dump(mode="json", exclude_unset=True)
+    return _validated(document, type(settings), overrides, origin=type(settings).__name__)
+
+
+def _validated(document: dict[str, Any], kind: type[S], overrides: tuple[str, ...], *, origin: str) -> S:
+    """Validate a document with overrides; errors name its `origin`."""
+    for override in overrides:
+        _override(document, override)
+    _refuse_passwords(document, origin)
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        lines = describe_errors(error, document)
+        raise ConfigError("\n  ".join([f"{origin}: {len(lines)} setting(s) cannot be used", *lines])) from error
+
+
+def _refuse_passwords(document: dict[str, Any], origin: str) -> None:
+    """Raise `ConfigError` for an address with a password: settings are stored in databases and reports."""
+    pending: list[tuple[str, Any]] = [("", document)]
+    visited: set[int] = set()
+    while pending:
+        place, value = pending.pop()
+        if isinstance(value, str) and holds_password(value):
+            raise ConfigError(
+                f"{origin}: {place} {masked(value)} holds a password, which would be stored with the config; set it in "
+                "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, PGPASSWORD, the key of a model server)"
+            )
+        if isinstance(value, dict | list) and id(value) not in visited:  # YAML may repeat a node, or nest it in itself
+            visited.add(id(value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            pending.extend((f"{place}.{key}" if place else str(key), item) for key, item in items)
+
+
+def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
+    """Read a config file merged over the one that it extends, one level deep."""
+    try:
+        document = read_yaml(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"no config at {path}; the shipped ones are in data/configs") from error
+    except (OSError, ValueError) as error:  # a folder, no permission, a name that no file can have
+        raise ConfigError(f"config {path} cannot be read: {error}; name a YAML file") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds {type(document).__name__}, expected a mapping of settings")
+    base = document.pop("extends", None)
+    if base is None:
+        return document
+    if extended_by is not None:
+        raise ConfigError(f"{extended_by} extends {path}, which extends {base}; extend that one")
+    if not isinstance(base, str) or not base or Path(base).name != base:
+        raise ConfigError(f"{path}: extends is {base!r}; name another file in the same folder")
+    return _merged(_read(path.with_name(base), extended_by=path), document)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Merge two mappings key by key; lists and values of `above` replace those of `below`."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Parse `key=value`, the value read as YAML. Raises `ConfigError` for any other form."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"override {shortened(text)} is not of the form section.key=value")
+    return key, parse_yaml(value, place=f"override {shortened(text)}")
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    """Set one dotted key; list items are addressed by their index."""
+    key, value = parse_override(override)
+    *parents, last = key.split(".")
+    node: Any = document
+    try:
+        for part in parents:
+            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
+        node[int(last) if isinstance(node, list) else last] = value
+    except (IndexError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"override {shortened(override)} does not fit the config: {error}") from error
+
+
+def describe_errors(error: ValidationError, document: object, *, secret: bool = False) -> list[str]:
+    """Describe a validation error, one line a place: place, rule and, unless the document is secret, value.
+
+    pydantic names the members of a union in its places, and adds errors that follow from others: a list without a valid
+    item is also too short, and of a union every member is reported. Here
+
+        scenarios.sources.0.path: Field required
+
+    stands alone, and the members of a union are alternatives on one line.
+    """
+    places: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    for problem in error.errors(include_url=False):
+        places.setdefault(_place(problem, document), []).append(problem)
+    deepest = {place: problems for place, problems in places.items() if not _explained(place, places)}
+    return [_line(place, problems, secret=secret) for place, problems in deepest.items()]
+
+
+def _place(problem: ErrorDetails, document: object) -> tuple[str, ...]:
+    """Location of an error in the document, without the names of union members."""
+    place: list[str] = []
+    node: Any = document
+    for part in problem["loc"]:
+        if _has(node, part):
+            node = node[part]
+        elif problem["type"] != "missing" or part != problem["loc"][-1]:
+            continue
+        place.append(str(part))
+    return tuple(place)
+
+
+def _has(node: object, part: int | str) -> bool:
+    """Check for a key or index in a part of the document."""
+    if isinstance(node, dict):
+        return part in node
+    return isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node)
+
+
+def _explained(place: tuple[str, ...], places: dict[tuple[str, ...], list[ErrorDetails]]) -> bool:
+    """Check for an error further down, which causes those at this place."""
+    return any(len(other) > len(place) and other[: len(place)] == place for other in places)
+
+
+def _line(place: tuple[str, ...], problems: list[ErrorDetails], *, secret: bool) -> str:
+    messages = list(dict.fromkeys(problem["msg"].removeprefix("Value error, ") for problem in problems))
+    first, *others = messages
+    rule = ", or ".join([first, *(message.removeprefix(_EXPECTED) for message in others)])
+    value = problems[0]["input"]
+    hidden = secret or isinstance(value, dict) or problems[0]["type"] == "missing"
+    shown = "" if hidden else f" (got {shortened(value)})"
+    return f"{'.'.join(place) or 'settings in conflict'}: {rule}{shown}"
+
+
+def shortened(value: object) -> str:
+    """First characters of the repr of a value."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file of at most 1 MiB. Raises `OSError`, and `ConfigError` as `parse_yaml`."""
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise ConfigError(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read")
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"), place=str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file in UTF-8") from error
+
+
+def parse_yaml(text: str, *, place: str) -> Any:
+    """Parse YAML; errors name it by its `place`.
+
+    A text of a few lines can expand to more than memory holds, so the size is bounded. Raises `ConfigError` for
+    invalid YAML, a duplicate key, more than 20,000 values after aliases are followed, more than 50 levels, and a
+    recursive alias.
+    """
+    try:
+        return yaml.load(text, Loader=_BoundedLoader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{place}{at}: cannot be read as YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # a date or number outside of Python's range
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{place}: cannot be read as YAML: {reason}") from error
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Safe loader that counts nodes before any object is built."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._sizes: dict[int, int] = {}
+        self._composed = 0
+        self._level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose one node, within the bounds."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self._level == _MOST_LEVELS:
+            raise ComposerError(None, None, f"more than {_MOST_LEVELS} levels", mark)
+        repeated = self.check_event(yaml.AliasEvent)
+        self._level += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._level -= 1
+        if repeated and id(node) not in self._sizes:
+            raise ComposerError(None, None, "an alias inside of the value that it repeats", mark)
+        if not repeated:
+            self._sizes[id(node)] = 1 + sum(self._sizes[id(child)] for child in _children(node))
+        self._composed += self._sizes[id(node)] if repeated else 1
+        if max(self._composed, self._sizes[id(node)]) > _MOST_VALUES:
+            raise ComposerError(None, None, f"more than {_MOST_VALUES:,} values, aliases followed", mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping without duplicate keys."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if (key.tag, key.value) in keys:
+                raise ComposerError(None, None, f"key {shortened(key.value)} stands twice", key.start_mark)
+            keys.add((key.tag, key.value))
+        return node
+
+
+def _children(node: yaml.Node | None) -> Iterator[yaml.Node]:
+    """Child nodes."""
+    if isinstance(node, yaml.SequenceNode):
+        yield from node.value
+    elif isinstance(node, yaml.MappingNode):
+        yield from chain.from_iterable(node.value)

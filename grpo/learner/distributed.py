@@ -1,0 +1,156 @@
+"""Process group of a distributed update, and its launch under torchrun on one machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import distributed, nn
+
+import grpo.errors
+from grpo.artifacts import Artifact
+from grpo.config.training import TrainingSettings
+from grpo.errors import ConfigError
+
+T = TypeVar("T")
+
+METRICS, ERROR = "metrics.json", "error.json"
+_REQUEST = "request.json"
+_STDERR_CHARACTERS = 2000
+"""Characters of the workers' standard error in the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Rank and size of the processes that share an update; size 1 needs no communication."""
+
+    rank: int = 0
+    size: int = 1
+
+    def shard(self, items: Sequence[T]) -> Sequence[T]:
+        """This process's part: every size-th item."""
+        return items[self.rank :: self.size]
+
+    def gather(self, items: Sequence[T]) -> list[T]:
+        """The items of all processes, by rank."""
+        if self.size == 1:
+            return list(items)
+        parts: list[Any] = [None] * self.size
+        distributed.all_gather_object(parts, list(items))
+        return list(chain.from_iterable(parts))
+
+    def any(self, flag: bool) -> bool:
+        """True when the flag is set in any process."""
+        return any(self.gather([flag]))
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add up the gradients of all processes in place; a process without a pass adds zeros."""
+        if self.size == 1:
+            return
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in trained:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        flat = torch.cat([parameter.grad.flatten() for parameter in trained if parameter.grad is not None])
+        distributed.all_reduce(flat)
+        for parameter, part in zip(trained, torch.split(flat, [p.numel() for p in trained]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+
+class UpdateRequest(BaseModel):
+    """Arguments of an update, for each of its processes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scored: tuple[Path, ...]
+    parent: Path
+    base: Path
+    target: Path
+    settings: TrainingSettings
+    seed: int
+    iteration: int
+    base_artifact: Artifact | None
+    launcher: int
+    """Id of the process that waits for the result; workers end when it is gone."""
+
+
+class ErrorReport(BaseModel):
+    """Error of a worker: class name and message."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    message: str
+
+
+class WorkerLost(BrokenExecutor):
+    """A process of an update died; the checkpoint that it started from is untouched, so the update can be retried."""
+
+
+class WorkerFailed(RuntimeError):
+    """A process of an update ended with an error that a retry would meet again."""
+
+
+def run_workers(request: UpdateRequest) -> bytes:
+    """Run an update in `settings.processes` processes; returns the metrics of rank 0 as JSON.
+
+    Raises the `GRPOError` of a worker, `WorkerFailed` for any other error of one, and `WorkerLost` when one died
+    without an error report or all took longer than `update_timeout_s`.
+    """
+    processes, timeout_s = request.settings.processes, request.settings.update_timeout_s
+    if torch.cuda.is_available() and processes > torch.cuda.device_count():
+        raise ConfigError(
+            f"training.processes is {processes}, and this machine has {torch.cuda.device_count()} accelerators; "
+            "each process needs one"
+        )
+    with tempfile.TemporaryDirectory(prefix="grpo-update-") as name:
+        folder = Path(name)
+        (folder / _REQUEST).write_text(request.model_dump_json(), encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        with subprocess.Popen(
+            [*command, "-m", "grpo.learner.worker", str(folder / _REQUEST)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a terminal's Ctrl-C is for the process that waits
+        ) as torchrun:
+            try:
+                _, stderr = torchrun.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise WorkerLost(
+                    f"{processes} training processes took longer than {timeout_s:g} s (training.update_timeout_s) and "
+                    f"were ended; the checkpoint {request.parent} is unchanged"
+                ) from error
+            finally:
+                if torchrun.poll() is None:
+                    _kill_tree(psutil.Process(torchrun.pid))
+        if (folder / ERROR).is_file():
+            report = ErrorReport.model_validate_json((folder / ERROR).read_bytes())
+            raise getattr(grpo.errors, report.kind, WorkerFailed)(report.message)
+        if torchrun.returncode:
+            raise WorkerLost(
+                f"one of {processes} training processes died (torchrun ended with {torchrun.returncode}); nothing was "
+                f"written, the checkpoint {request.parent} is unchanged. Standard error: "
+                f"{stderr[-_STDERR_CHARACTERS:]}"
+            )
+        return (folder / METRICS).read_bytes()
+
+
+def _kill_tree(torchrun: psutil.Process) -> None:
+    """Kill torchrun and its workers, each of which it starts in a session of its own."""
+    torchrun.suspend()  # so that it starts no other
+    for process in [*torchrun.children(recursive=True), torchrun]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,0 +1,42 @@
+"""Metrics of an update."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class UpdateMetrics(BaseModel):
+    """Metrics of one update; means are over the completion tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
+
+    informative_share: float = 0.0
+    """Share of groups with an advantage other than 0."""
+    kl_to_base: float
+    """KL(sampler ‖ base), nats a token."""
+    entropy: float
+    """Nats a token."""
+    clip_share: float = 0.0
+    """Share of tokens whose importance ratio was clipped."""
+    ratio: float = 1.0
+    """Mean importance ratio."""
+    gradient_norm: float = 0.0
+    learning_rate: float = 0.0
+    loss: float = 0.0
+    """Near 0 on-policy: the advantages of a group sum to 0."""
+    tokens: int = 0
+    """Tokens under the loss."""
+    clipped_rewards: int = 0
+    """Rewards beyond `training.reward_clip`."""
+    mismatch_kl: float = 0.0
+    """KL(sampler ‖ policy) before the first step, nats a token; measured with an importance_sampling_cap."""
+    step_kl: float | None = None
+    """KL(old ‖ new) of a trust-region step."""
+    margin: float | None = None
+    """DPO: mean reward margin of pairs, beta times the difference of their log-ratios."""
+    value_loss: float | None = None
+    """Loss of the critic after its fit to this rollout."""
+    tokens_per_s: float = 0.0
+    """Tokens of training passes a second, shared prefixes once."""
+    mfu: float | None = None
+    """Model FLOPs utilization; None where the accelerator's peak is unknown."""

@@ -1,0 +1,64 @@
+"""Check the triggers of a retraining. Not cached: the result depends on the time and on the registry."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.retraining import RetrainConfig
+from grpo.retraining.champion import Challenger, Champion, known_topics, new_conversations, production_metrics
+from grpo.retraining.curation import ACCEPTED, REDACTED
+from grpo.retraining.filters import masked_user_text
+from grpo.retraining.triggers import ServedVersion, TriggerInputs, TriggerResult
+from grpo.retraining.triggers import check_triggers as check_all_triggers
+
+
+@task(name="check-triggers", cache_policy=NO_CACHE, persist_result=False)
+def check_triggers(
+    config: RetrainConfig,
+    conversations: Artifact,
+    champion: Champion | None,
+    challenger: Challenger | None,
+    reevaluated: tuple[float, float] | None,
+    seed: int,
+    store: str,
+) -> tuple[TriggerResult, ...]:
+    """Check every trigger, and show the results in Prefect's page."""
+    artifacts = ArtifactStore(store)
+    serving = None
+    if champion is not None:
+        heldout = champion.evaluation.overall.candidate.mean if champion.evaluation is not None else None
+        serving = ServedVersion(
+            name=champion.name, registered=champion.registered, heldout=heldout, reevaluated=reevaluated
+        )
+    at = challenger.registered if challenger is not None else None
+    inputs = TriggerInputs(
+        serving=serving,
+        now=datetime.now(UTC),
+        new_conversations=len(
+            new_conversations(artifacts.path(conversations) / ACCEPTED, artifacts, champion, challenger)
+        ),
+        last_evaluated=at,
+        known_topics=known_topics(artifacts, champion, challenger),
+        new_topics=[
+            masked_user_text(conversation)
+            for conversation in new_conversations(
+                artifacts.path(conversations) / REDACTED, artifacts, champion, challenger
+            )
+        ],
+        live=production_metrics(config.conversations, champion.name, at) if champion is not None else {},
+        seed=seed,
+    )
+    results = check_all_triggers(config.triggers, inputs)
+    rows = [
+        {"trigger": result.reason, "fired": result.fired, "explanation": result.explanation, **result.numbers}
+        for result in results
+    ]
+    if flow_run.get_id() is not None:
+        create_table_artifact(rows, key="triggers")
+    return results

@@ -1,0 +1,35 @@
+"""Stage 3: the base policy, as checkpoint 0."""
+
+from __future__ import annotations
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import PolicySettings
+from grpo.learner.checkpoints import save_base
+from grpo.policy.catalog import model_folder
+from grpo.policy.transformers.model import load, model_cache
+from grpo.renderers.chat_template import Renderer
+from tasks.results import StageResult
+from tasks.stage import stage
+
+
+class Checkpoint(StageResult):
+    """A policy version in the store."""
+
+    checkpoint: Artifact
+    policy: str
+    """Hash of its weights."""
+
+
+@stage
+def load_base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
+    """Load the model, check its tokenizer and chat template, and store it as the first checkpoint.
+
+    `content` is the digest of the model folder.
+    """
+    folder = model_folder(policy.model)
+    loaded = load(folder, chat_template=policy.chat_template, quantization=policy.quantization)
+    Renderer(loaded.tokenizer)
+    model_cache.put(loaded)
+    with ArtifactStore(store).new_folder("checkpoint") as new:
+        save_base(loaded, new.path)
+    return Checkpoint(checkpoint=new.artifact, policy=loaded.hash)

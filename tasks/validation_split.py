@@ -1,0 +1,17 @@
+"""Validation split of a tuning study, taken from the training split."""
+
+from __future__ import annotations
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.split import validation_split as hold_back_scenarios
+from tasks.split import SplitResult, read_split, write_split
+from tasks.stage import stage
+
+
+@stage
+def validation_split(scenarios: Artifact, split: Artifact, share: float, store: str) -> SplitResult:
+    """Split the training scenarios again; the held-out scenarios of `split` are in neither part."""
+    artifacts = ArtifactStore(store)
+    sides = hold_back_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, read_split(artifacts, split), share=share)
+    return SplitResult(split=write_split(artifacts, sides), train=len(sides.train), heldout=len(sides.heldout))

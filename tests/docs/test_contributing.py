@@ -1,0 +1,56 @@
+"""The path of a run in CONTRIBUTING.md, walked by a run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from grpo.algorithms.catalog import ALGORITHMS
+from grpo.algorithms.losses import clipped_surrogate
+from grpo.config.pipeline import PipelineConfig
+from tests.doubles import changed
+from tests.places import ROOT
+
+STAGE_CALL = ("tasks/stage.py", "tasks/executor.py", "tasks/gpu_slots.py")
+"""Modules of the stage call itself, which is the same for every stage."""
+
+
+def _project_frames(frame: FrameType | None) -> list[tuple[str, str]]:
+    """(module file, function) of the project's functions on the stack, outermost first."""
+    frames = []
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in ("flows", "tasks", "grpo"):
+            frames.append((str(path.relative_to(ROOT)), frame.f_code.co_qualname))
+        frame = frame.f_back
+    return frames[::-1]
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.filterwarnings("ignore")
+def test_the_path_of_a_run_is_the_documented_one(desk_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    """Each function from the flow to the policy loss, in call order; at most 12 calls after the flow."""
+    from flows.train import train
+
+    stack: list[tuple[str, str]] = []
+
+    def recorded(*arguments: Any) -> Any:
+        stack[:] = [*_project_frames(sys._getframe(1)), ("grpo/algorithms/losses.py", clipped_surrogate.__name__)]
+        return clipped_surrogate(*arguments)
+
+    algorithm = replace(ALGORITHMS["grpo"], objective=recorded)
+    monkeypatch.setitem(ALGORITHMS, "grpo", algorithm)
+    train(PipelineConfig.model_validate(changed(desk_config, name="path", training={"iterations": 1})))
+    flow = next(index for index, (path, _) in enumerate(stack) if path == "flows/train.py")
+    calls = [f"{path} {name.removesuffix('.<locals>.work')}" for path, name in stack[flow:] if path not in STAGE_CALL]
+    documented = re.search(r"## The path of a run\n.*?```\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    assert documented is not None
+    lines = [" ".join(line.split()[:2]) for line in documented[1].splitlines()]
+    assert calls == lines
+    assert len(calls) - 1 <= 12

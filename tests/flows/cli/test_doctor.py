@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.cli import doctor
+from flows.local.checks import (
+    CheckResult,
+    DoctorReport,
+    check_named_servers,
+    check_ports,
+    check_records,
+    check_servers,
+    check_store,
+    require,
+)
+from grpo.config.pipeline import load_config
+from grpo.errors import ConfigError
+from tests.places import ROOT
+
+METADATA = """Metadata-Version: 2.1
+Name: grpo
+Version: 9
+Requires-Python: >=3.11
+Requires-Dist: pydantic>=2
+Requires-Dist: rich>=9000
+Requires-Dist: no-such-package>=1
+Requires-Dist: no-such-vendor>=1; extra == "vendor"
+Requires-Dist: no-such-linter>=1; extra == "dev"
+Requires-Dist: no-such-windows>=1; sys_platform == "win32"
+Provides-Extra: vendor
+Provides-Extra: dev
+"""
+
+
+def _installed(folder: Path) -> None:
+    """An installation of the package whose metadata asks for other things."""
+    metadata = folder / "grpo-9.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(METADATA)
+
+
+def _by_name(checks: Iterable[CheckResult]) -> dict[str, CheckResult]:
+    return {check.name: check for check in checks}
+
+
+def _stores(home: Path, store: str) -> dict[str, CheckResult]:
+    return _by_name([*check_records(home), check_store(store)])
+
+
+def test_packages_are_compared_with_the_bounds_of_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Too old and missing are problems with the command to install them; a package for another system is not."""
+    _installed(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    checks = _by_name(doctor._check_packages())
+    assert {name: check.state for name, check in checks.items()} == {
+        "pydantic": "ok",
+        "rich": "problem",
+        "no-such-package": "problem",
+    }
+    assert "is not >=9000" in checks["rich"].detail
+    assert checks["no-such-package"].remedy == "pip install 'no-such-package>=1'"
+
+
+def test_a_missing_extra_is_not_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its remedy names the extra; development extras are not checked."""
+    _installed(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    checks = _by_name(doctor._check_extras())
+    assert list(checks) == ["no-such-vendor (vendor)"]
+    check = checks["no-such-vendor (vendor)"]
+    assert (check.state, check.remedy) == ("absent", "pip install 'grpo[vendor]'")
+
+
+def test_a_path_that_cannot_be_used_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A home under a file, a store of unknown kind, a file that is not a database; a missing folder is fine."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "broken.db").write_text("no database " * 100)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'broken.db'}")
+    wrong = _stores(tmp_path / "file" / "home", "ftpx://host/there")
+    assert {name: check.state for name, check in wrong.items()} == dict.fromkeys(wrong, "problem")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    right = _stores(tmp_path / "home", str(tmp_path / "store"))
+    assert {name: check.state for name, check in right.items()} == dict.fromkeys(right, "ok")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.db", "file"]
+
+
+def test_a_read_only_store_is_a_problem(tmp_path: Path):
+    """A folder in which no user can write."""
+    check = _stores(tmp_path, "/proc")["artifacts"]
+    assert check.state == "problem"
+    assert check.remedy
+
+
+def test_a_store_at_an_address_is_probed_and_left_unchanged(tmp_path: Path):
+    """A file is written and removed again."""
+    import fsspec
+
+    check = _stores(tmp_path, "memory://bucket/artifacts")["artifacts"]
+    assert check.state == "ok"
+    assert fsspec.filesystem("memory").find("/bucket") == []
+
+
+def test_a_database_that_does_not_answer_is_a_problem_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing listens there; the message has the remedy and not the secret."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql+psycopg2://grpo:s3cret@127.0.0.1:{port}/mlflow")
+    check = _stores(tmp_path, str(tmp_path))["mlflow"]
+    assert check.state == "problem"
+    assert "s3cret" not in check.model_dump_json()
+    assert "grpo:***@127.0.0.1" in check.detail
+
+
+def test_little_disk_space_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The disk of the home, and of a store that lies elsewhere."""
+    names = [check.name for check in doctor._check_disks(tmp_path / "home", "memory://bucket")]
+    assert names == ["disk of home"]
+    monkeypatch.setattr("flows.cli.doctor._NO_DISK", 2**70)
+    full = _by_name(doctor._check_disks(tmp_path / "home", str(tmp_path / "store")))
+    assert {check.state for check in full.values()} == {"problem"}
+    assert "set store elsewhere" in full["disk of store"].remedy
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    """A server of version 1.2.3 with a password."""
+
+    open: frozenset[str] = frozenset()
+    """Paths that it answers without one."""
+
+    def do_GET(self) -> None:
+        allowed = self.headers.get("Authorization") == "Basic bWU6czNjcmV0"  # me:s3cret
+        allowed = allowed or self.path in self.open
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        self.wfile.write(b'"1.2.3"')
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Port of that server."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def test_versions_of_servers_are_compared(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An older server is a warning; one that refuses is a problem; no password is printed."""
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)  # of the server of the tests
+    monkeypatch.setenv("PREFECT_API_URL", f"http://me:s3cret@127.0.0.1:{port}/api")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:wr0ng@127.0.0.1:{port}")
+    checks = _by_name(check_servers(tmp_path))
+    assert (checks["prefect"].state, checks["mlflow"].state) == ("warning", "problem")
+    assert "answers, 1.2.3; installed here is 3." in checks["prefect"].detail
+    assert "does not answer" in checks["mlflow"].detail
+    printed = "".join(check.model_dump_json() for check in checks.values())
+    assert "s3cret" not in printed
+    assert "wr0ng" not in printed
+
+
+@pytest.mark.parametrize(("login", "state"), [("me:s3cret", "warning"), ("me:wr0ng", "problem"), (None, "problem")])
+def test_a_server_that_refuses_the_login_is_a_problem_with_a_remedy(
+    port: int, login: str | None, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The login of PREFECT_API_AUTH_STRING is sent, and the server answers with another version."""
+    monkeypatch.setattr(_Answers, "open", frozenset({"/api/health"}))
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
+    if login is not None:
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", login)
+    check = _by_name(check_servers(tmp_path))["prefect"]
+    assert check.state == state
+    assert ("PREFECT_API_AUTH_STRING" in check.remedy) == (state == "problem")
+    assert login is None or login.partition(":")[2] not in check.model_dump_json()
+
+
+def test_a_port_in_use_is_reported_before_a_server_needs_it(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run could not start; the pages of MLflow could not be shown."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_SERVER_API_PORT", str(port))
+    monkeypatch.setenv("GRPO_MLFLOW_PORT", str(port))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    checks = _by_name(check_servers(tmp_path))
+    assert (checks["prefect port"].state, checks["mlflow port"].state) == ("problem", "warning")
+    assert checks["prefect port"].remedy == "set PREFECT_SERVER_API_PORT to a free port"
+
+
+@pytest.mark.parametrize("healthy", [True, False], ids=["healthy", "a package is missing"])
+def test_the_exit_code_is_that_of_the_checks(tmp_path: Path, healthy: bool):
+    """`--json` is one document; exit code 1 when a run would fail; nothing is left behind."""
+    path = tmp_path / "path"
+    path.mkdir()
+    if not healthy:
+        _installed(path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
+    environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": str(port)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(path), str(ROOT)])
+    command = [sys.executable, "-m", "flows.cli", "doctor", "--json", "--store", str(tmp_path / "store")]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    document = json.loads(done.stdout)
+    assert document["schema_version"] == "2"
+    problems = [check["name"] for check in document["checks"] if check["state"] == "problem"]
+    assert (done.returncode, problems) == ((0, []) if healthy else (1, ["rich", "no-such-package"]))
+    areas = {check["area"] for check in document["checks"]}
+    assert areas >= {"python", "packages", "machine", "stores", "servers", "capabilities"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["path"]
+
+
+def test_files_that_a_wheel_does_not_hold_are_a_problem(tmp_path: Path):
+    """Configs, scenarios, model, rubrics and network are checked at the paths that the code reads."""
+    assert {check.state for check in doctor.check_shipped_files()} == {"ok"}
+    elsewhere = {name: tmp_path / path.relative_to(ROOT) for name, path in doctor._shipped_files().items()}
+    missing = list(doctor.check_shipped_files(elsewhere))
+    assert {check.state for check in missing} == {"problem"}
+    assert not DoctorReport(checks=tuple(missing)).healthy
+    assert all("clone of the repository" in check.remedy for check in missing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "detail"),
+    [
+        ((), "ok", "nothing that a run would refuse"),
+        (("policy.model=Qwen/Qwen3-0.6B",), "problem", "no folder Qwen/Qwen3-0.6B"),
+        (("policy.chat_template='{% for %}'",), "problem", "TemplateSyntaxError"),
+        (("reward=[{kind: conciseness, weight: 1, options: {target: 20}}]",), "problem", "is fooled by"),
+        (("scenarios.sources.0.path=nowhere.jsonl",), "problem", "nowhere.jsonl"),
+        (("store=/proc/store",), "problem", "/proc/store"),
+    ],
+    ids=["quickstart", "hub", "template", "reward", "source", "store"],
+)
+def test_what_a_run_of_a_config_would_refuse_is_a_problem(
+    changes: tuple[str, ...], state: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By the functions that the dry run calls; the store is not left behind."""
+    monkeypatch.chdir(ROOT)
+    config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"store={tmp_path / 'store'}", *changes))
+    (check,) = doctor._check_config(config)
+    assert (check.state, detail in check.detail) == (state, True), check
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", "", "4200.0", "²"])
+def test_a_setting_that_is_not_a_port_is_wrong_input(port: str, monkeypatch: pytest.MonkeyPatch):
+    """The message has the setting, its value and the bounds."""
+    monkeypatch.setenv("PREFECT_SERVER_API_PORT", port)
+    with pytest.raises(ConfigError, match=r"PREFECT_SERVER_API_PORT=.* is not a port; .* from 1 to 65535"):
+        require(check_ports())
+
+
+class _SecondTry(http.server.BaseHTTPRequestHandler):
+    """A server that drops the first connection."""
+
+    dropped = 0
+
+    def do_GET(self) -> None:
+        if not _SecondTry.dropped:
+            _SecondTry.dropped += 1
+            self.connection.close()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'"1.2.3"')
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log nothing."""
+
+
+def test_a_dropped_connection_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A command does not fail by one dropped connection."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _SecondTry) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_address[1]}")
+        require(check_named_servers())
+        server.shutdown()
+        thread.join()
+    assert _SecondTry.dropped == 1
+    with pytest.raises(ConnectionError, match=r"MLflow at http://127\.0\.0\.1:\d+ does not answer: .*; start it"):
+        require(check_named_servers())

@@ -1,0 +1,72 @@
+"""Databases, pages and shutdown of the servers that commands start."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from flows.local.servers import mlflow_server
+from flows.local.service import port_is_free
+from tests.places import ROOT
+
+
+def test_databases_are_created_once(tmp_path: Path):
+    """`grpo migrate` without databases creates the tables of both services; a second call keeps them."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))},
+        "GRPO_HOME": str(tmp_path / "home"),
+    }
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, "-m", "flows.cli", "migrate"], env=environment, cwd=ROOT, timeout=300, check=True
+        )
+    tables = {}
+    for path in (tmp_path / "home" / "prefect" / "prefect.db", tmp_path / "home" / "mlflow.db"):
+        with closing(sqlite3.connect(path)) as database:
+            tables[path.name] = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    assert {"flow_run", "task_run", "artifact"} <= tables["prefect.db"]
+    assert {"runs", "registered_models"} <= tables["mlflow.db"]
+
+
+def test_the_pages_of_mlflow_have_telemetry_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The server disables it in the browser, too."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("GRPO_MLFLOW_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    path = "ajax-api/3.0/mlflow/ui-telemetry"
+    with mlflow_server(tmp_path) as url, urllib.request.urlopen(f"{url}/{path}", timeout=30) as response:
+        answer = json.load(response)
+    assert answer["disable_ui_telemetry"] is True
+
+
+def test_the_pages_end_on_sigterm(tmp_path: Path):
+    """`grpo ui` under SIGTERM leaves no server behind."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        ports = first.getsockname()[1], second.getsockname()[1]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))},
+        "GRPO_HOME": str(tmp_path),
+        "PREFECT_SERVER_API_PORT": str(ports[0]),
+        "GRPO_MLFLOW_PORT": str(ports[1]),
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", "flows.cli", "ui"]
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert str(ports[0]) in process.stdout.readline()
+        assert not any(port_is_free("127.0.0.1", port) for port in ports)
+        process.terminate()
+        process.wait(timeout=300)
+    assert all(port_is_free("127.0.0.1", port) for port in ports)

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from flows.retrain import follow_up
+from grpo.config.pipeline import PipelineConfig
+
+
+def test_a_retraining_keeps_the_tags_that_the_pipeline_gives_its_versions(desk_config: dict[str, object]):
+    """Who owns it still stands there, beside what it was trained on."""
+    pipeline = PipelineConfig.model_validate(
+        {**desk_config, "registry": {"model_name": "desk", "tags": {"team": "desk"}}}
+    )
+    run = follow_up(pipeline, name="again", scenarios="mix.parquet", model=None, tags={"conversations": "5a"})
+    assert run.registry.tags == {"team": "desk", "conversations": "5a"}
+    assert run.policy == pipeline.policy

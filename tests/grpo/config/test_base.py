@@ -1,0 +1,36 @@
+"""Conditions under which a setting is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from grpo.config.base import Settings
+from grpo.config.loading import describe_errors
+from grpo.config.rollout import RolloutSettings
+from grpo.config.training import TrainingSettings
+
+
+def _errors(kind: type[Settings], document: dict[str, Any], **options: bool) -> list[str]:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(document)
+    return describe_errors(caught.value, document, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "message"),
+    [
+        (TrainingSettings, {"length_normalizer": 9}, "with algorithm grpo; leave it out, or set algorithm to dr_grpo"),
+        (TrainingSettings, {"algorithm": "rloo", "clip_low": 0.1}, "with algorithm rloo; leave it out"),
+        (TrainingSettings, {"update_timeout_s": 9.0}, "with processes 1; leave it out"),
+        (RolloutSettings, {"max_rounds": 2}, "without informative_groups; leave it out"),
+    ],
+)
+def test_a_setting_that_another_one_makes_ineffective_is_refused(
+    kind: type[Settings], document: dict[str, Any], message: str
+):
+    """The error names both settings and the remedy."""
+    (error,) = _errors(kind, document)
+    assert error.endswith(f" {[*document][-1]} is not read {message}")

@@ -1,0 +1,60 @@
+"""Scenarios that an environment cannot play."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo.config.environments import ConversationSettings, SimulatedUserSettings, SupportDeskSettings, TaskSettings
+from grpo.environments.catalog import find_unplayable
+from grpo.errors import BudgetError
+from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
+from grpo.scenarios.scenario import Scenario
+from tests.places import PUBLISHED
+
+SCRIPTED = [Scenario(id=f"s{k}", user_responses=("hi",)) for k in range(9)]
+WITH_A_GOAL = Scenario(id="g", goal="I want a refund.")
+BREWING = Scenario(id="b", user_responses=("hi",), tools=({"name": "brew", "parameters": {}},))
+
+
+def test_few_unplayable_scenarios_are_named_with_the_reason():
+    """One of ten has no script, one of ten no world; a tenth may be left out."""
+    refused = find_unplayable(ConversationSettings(kind="conversation"), [*SCRIPTED, WITH_A_GOAL], max_fraction=0.1)
+    assert list(refused) == ["g"]
+    assert "has a goal but no script" in refused["g"]
+    refused = find_unplayable(TaskSettings(kind="task"), [*SCRIPTED, BREWING], max_fraction=0.1)
+    assert refused == {"b": "scenario b is not playable: no world has brew; leave it out"}
+
+
+def test_too_many_unplayable_scenarios_raise_with_the_first_reason():
+    """One of ten is more than 5 %."""
+    with pytest.raises(BudgetError, match=r"1 of 10 scenarios cannot be played in environment task, at most 5\.0% may"):
+        find_unplayable(TaskSettings(kind="task"), [*SCRIPTED, BREWING], max_fraction=0.05)
+
+
+def test_sources_without_a_playable_scenario_are_refused_at_any_fraction():
+    """Nothing would be left."""
+    with pytest.raises(BudgetError, match="1 of 1 scenarios cannot be played in environment simulated_user"):
+        find_unplayable(SimulatedUserSettings(kind="simulated_user"), SCRIPTED[:1], max_fraction=1.0)
+
+
+def test_the_users_model_is_not_called():
+    """Its address leads nowhere."""
+    settings = SimulatedUserSettings(kind="simulated_user", model="openai+http://127.0.0.1:9/v1#none")
+    assert find_unplayable(settings, [WITH_A_GOAL], max_fraction=0.0) == {}
+
+
+def test_an_environment_accepts_all_scenarios_by_default():
+    """The order desk has no check of its own."""
+    assert find_unplayable(SupportDeskSettings(kind="support_desk"), SCRIPTED, max_fraction=0.0) == {}
+
+
+@pytest.mark.skipif(not (PUBLISHED / "tau2_bench").exists(), reason="the published tasks of tau2_bench are not here")
+@pytest.mark.parametrize(
+    ("domain", "tasks", "count"), [("telecom", "tasks_small.json", 20), ("mock", "tasks.json", 10)]
+)
+def test_tasks_of_a_domain_without_a_world_are_read_and_refused(domain: str, tasks: str, count: int):
+    """All are valid scenarios; the reason names the tools that no world has."""
+    records = read_tau2_bench(PUBLISHED / "tau2_bench", domain, tasks)
+    scenarios = [Scenario.model_validate(record.data) for record in records]
+    with pytest.raises(BudgetError, match=rf"{count} of {count} scenarios cannot be played.*no world has"):
+        find_unplayable(TaskSettings(kind="task"), scenarios, max_fraction=0.05)

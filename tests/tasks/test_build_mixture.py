@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.retraining.data_lineage import TrainingData
+from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.split import assign_split
+from grpo.scenarios.table import read_scenarios, text_digest, write_scenarios
+from tasks.build_mixture import build_mixture
+from tasks.split import split
+from tests.doubles import put_folder
+
+SAID = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
+HELD_AT_10, HELD_AT_26 = (
+    {one.id for one in SAID if assign_split(text_digest(one), share=share) == "heldout"} for share in (0.10, 0.26)
+)
+
+
+def held_out(store: Path, *, then: float, now: float) -> set[str]:
+    """What is held out of a mixture when the champion was made with one share and the settings say another."""
+    artifacts = ArtifactStore(str(store))
+
+    def put(kind: str, name: str, scenarios: list[Scenario]) -> Artifact:
+        return put_folder(artifacts, kind, lambda folder: write_scenarios(folder / name, scenarios) and None)
+
+    table = put("scenarios", "scenarios.parquet", SAID)
+    mixed = build_mixture.fn(
+        base=table,
+        split=split.fn(scenarios=table, validation_fraction=now, limit=None, store=str(store)).split,
+        conversations=put("conversations", "accepted.parquet", []),
+        new_ids=(),
+        lineage=(TrainingData(scenarios=table, validation_fraction=then, limit=None),),
+        share=0.5,
+        validation_fraction=now,
+        seed=0,
+        store=str(store),
+    )
+    return {one.id for one in read_scenarios(artifacts.path(mixed.mixture)) if one.split == "heldout"}
+
+
+def test_no_scenario_changes_sides_when_less_is_held_out(tmp_path: Path):
+    """At 0.26 then and 0.10 now: all that the champion was judged on stays held out."""
+    assert HELD_AT_10 < HELD_AT_26
+    assert held_out(tmp_path, then=0.26, now=0.10) == HELD_AT_26
+
+
+def test_no_scenario_changes_sides_when_more_is_held_out(tmp_path: Path):
+    """At 0.10 then and 0.26 now: nothing that the champion was trained on judges its successor."""
+    assert held_out(tmp_path, then=0.10, now=0.26) == HELD_AT_10

@@ -1,0 +1,101 @@
+"""Shards on the processes of a Dask cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from distributed import LocalCluster
+
+from flows.train import train
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.rollout import RolloutSettings
+from grpo.errors import ConfigError
+from tasks.executor import shard_runner
+from tests.doubles import changed
+
+
+def test_dask_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
+    """The error says what to install, and what to set otherwise."""
+    monkeypatch.setitem(sys.modules, "prefect_dask", None)
+    with pytest.raises(ConfigError, match=r"pip install 'grpo\[dask\]', or set it to threads"):
+        shard_runner(RolloutSettings(runner="dask"))
+
+
+def _rows(store: Path) -> pa.Table:
+    """Every rolled-out episode in a store, all columns, in an order that does not depend on who played it when."""
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((store / "rollout").glob("*.parquet")))
+    table = table.replace_schema_metadata(None)
+    return table.sort_by([(name, "ascending") for name in ("policy_hash", "scenario_id", "sample", "seed")])
+
+
+@contextmanager
+def _a_killed_player(locks: Path) -> Iterator[list[int]]:
+    """While the block runs, kill the first child process that holds the lock of a stage; yields whom it was."""
+    killed: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not killed and not over.wait(0.005):
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if any(Path(file.path).parent == locks for file in child.open_files()):
+                        os.kill(child.pid, signal.SIGKILL)
+                        killed.append(child.pid)
+                        break
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        watcher.join()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_shards_go_to_the_cluster_at_the_address():
+    """The workers of a cluster that is there already, and no others."""
+    with LocalCluster(n_workers=1, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=None) as ours:
+        settings = RolloutSettings(runner="dask", dask_address=ours.scheduler_address)
+        with shard_runner(settings) as runner:
+            assert [*runner.client.scheduler_info()["workers"]] == [worker.address for worker in ours.workers.values()]
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.filterwarnings("ignore")
+def test_a_cluster_that_loses_a_worker_plays_the_same_rows(desk_config: dict[str, Any], home: Path, tmp_path: Path):
+    """4 shards on 2 workers, one killed while it holds a shard and its lock: the episodes are those of one process."""
+
+    def run(runner: str) -> pa.Table:
+        plan = changed(
+            desk_config,
+            name=runner,
+            store=str(tmp_path / runner),
+            scenarios={"limit": 12},
+            rollout={"scenarios": 8, "shards": 4, "runner": runner},
+            training={"iterations": 1},
+        )
+        train(PipelineConfig.model_validate(plan))
+        return _rows(tmp_path / runner)
+
+    alone = run("threads")
+    with _a_killed_player(home / "locks") as killed:
+        clustered = run("dask")
+    assert killed
+    assert clustered.num_rows == 8 * 4 + 2 * 12
+    names = [name for name in alone.column_names if name != "sampler_logprobs"]
+    assert clustered.select(names).equals(alone.select(names))
+    here, there = (np.array(table["sampler_logprobs"].combine_chunks().flatten()) for table in (alone, clustered))
+    assert np.abs(here - there).max() < 1e-5  # the last digit depends on where a processor's library finds its operands

@@ -1,0 +1,118 @@
+"""GPU slots, with a real Prefect server; which device a process has is the only thing pretended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from prefect.client.orchestration import get_client
+
+from grpo.config.pipeline import EvaluationSettings
+from grpo.config.rollout import RolloutSettings
+from grpo.config.training import TrainingSettings
+from tasks import gpu_slots
+from tasks.gpu_slots import LIMIT, holds_gpu_slot
+
+pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def one_slot(server: str) -> None:
+    """A server for one device."""
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(LIMIT, 1)
+
+
+class Work:
+    """Counts how many are at work at once."""
+
+    def __init__(self) -> None:
+        self.most = self._now = 0
+        self._guard = threading.Lock()
+
+    def __call__(self, seconds: float) -> float:
+        """Work for so long."""
+        with self._guard:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(seconds)
+        with self._guard:
+            self._now -= 1
+        return seconds
+
+
+def _at_once(work: Work) -> int:
+    """The most that were at work when three were started together."""
+
+    def stage(seconds: float) -> float:
+        return work(seconds)
+
+    held = holds_gpu_slot(stage)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(held, [0.3] * 3)) == [0.3] * 3
+    return work.most
+
+
+@pytest.mark.usefixtures("one_slot")
+def test_two_stages_never_share_a_device(monkeypatch: pytest.MonkeyPatch):
+    """One slot: the others wait for it, and all get their turn."""
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
+    assert _at_once(Work()) == 1
+
+
+@pytest.mark.usefixtures("one_slot")
+def test_on_the_cpu_nobody_waits(monkeypatch: pytest.MonkeyPatch):
+    """The limit is for devices."""
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: False)
+    assert _at_once(Work()) > 1
+
+
+@pytest.mark.usefixtures("one_slot")
+def test_a_stage_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch):
+    """The next one need not wait for a lease to end."""
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
+
+    @holds_gpu_slot
+    def fail() -> None:
+        raise ValueError("out of memory")
+
+    with pytest.raises(ValueError, match="out of memory"):
+        fail()
+    with get_client(sync_client=True) as client:
+        assert client.read_global_concurrency_limit_by_name(LIMIT).active_slots == 0
+
+
+def test_without_the_limit_a_device_is_used_all_the_same(server: str, monkeypatch: pytest.MonkeyPatch):
+    """A machine on which nobody has created it runs its stages."""
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
+    monkeypatch.setattr(gpu_slots, "LIMIT", "nobody-made-this")
+    assert _at_once(Work()) > 1
+
+
+def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch: pytest.MonkeyPatch):
+    """They ask before they begin, and begin when they have it."""
+    from tasks.evaluate import evaluate
+    from tasks.rollout import rollout
+    from tasks.train import train
+
+    asked: list[tuple[str, int]] = []
+
+    class Refused(Exception):
+        """The slot is not given."""
+
+    def concurrency(name: str, *, occupy: int, **_: object) -> None:
+        asked.append((name, occupy))
+        raise Refused
+
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
+    monkeypatch.setattr(gpu_slots, "concurrency", concurrency)
+    for stage, settings in (
+        (rollout, RolloutSettings()),
+        (train, TrainingSettings(processes=2)),
+        (evaluate, EvaluationSettings()),
+    ):
+        with pytest.raises(Refused):
+            stage.function(settings=settings)
+    assert asked == [("gpu", 1), ("gpu", 2), ("gpu", 1)]

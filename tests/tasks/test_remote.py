@@ -1,0 +1,234 @@
+"""Stages sent elsewhere, with a real Prefect server; the test plays the worker, by ending the runs as one would."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.exceptions import CancelledRun
+from prefect.states import Completed, Crashed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
+from grpo.errors import ConfigError, NoLearningSignal
+from grpo.identity.code import source_digest
+from tasks import remote
+from tasks.executor import StageExecutor
+from tasks.identity import RunInputs
+from tasks.remote import RemoteStages, decode
+from tasks.rollout import RolloutResult, rollout
+from tests.doubles import put_file
+
+pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+
+PATIENCE_S = 120.0
+POOL = "nobody-works-here"
+
+
+def _artifact(kind: str) -> Artifact:
+    return Artifact(uri=f"s3://bucket/{kind}", sha256=kind, kind=kind)
+
+
+@pytest.fixture(scope="module")
+def deployment(server: str) -> str:
+    """A deployment on a pool that has no worker."""
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+        client.create_deployment(
+            flow_id=client.create_flow_from_name("stage"),
+            name=POOL,
+            work_pool_name=POOL,
+            entrypoint="flows/stage.py:run_stage",
+        )
+    return f"stage/{POOL}"
+
+
+@pytest.fixture
+def inputs(desk_config: dict[str, Any]) -> dict[str, Any]:
+    """Inputs of a rollout that no other test has sent."""
+    config = PipelineConfig.model_validate(desk_config)
+    Path(config.store).mkdir()
+    return {
+        "scenarios": _artifact(uuid4().hex),
+        "split": _artifact("split"),
+        "checkpoint": _artifact("checkpoint"),
+        "agent": config.agent,
+        "environment": config.environment,
+        "settings": config.rollout,
+        "samples": 4,
+        "temperature": 1.0,
+        "part": 0,
+        "round": 0,
+        "shard": 0,
+        "seed": 3,
+        "store": config.store,
+    }
+
+
+@contextmanager
+def _sending(shards: list[dict[str, Any]], deployment: str) -> Iterator[tuple[UUID, Callable[[], Any], RemoteStages]]:
+    """Send a rollout's shards from a run in another thread: its id, how it ends, and where it sends from."""
+    known, ended = threading.Event(), threading.Event()
+    found: dict[str, Any] = {}
+
+    @flow
+    def parent() -> None:
+        from prefect.runtime import flow_run
+
+        found["id"] = UUID(flow_run.id)
+        compute = ComputeSettings(gpu_stages=GpuStages(deployment=deployment))
+        with ThreadPoolTaskRunner(max_workers=2) as runner, RemoteStages(compute) as elsewhere:
+            found["elsewhere"] = elsewhere
+            known.set()
+            found["results"] = StageExecutor(runner, elsewhere).run([rollout.bind(**shard) for shard in shards])
+
+    def run() -> None:
+        state = parent(return_state=True)
+        found["state"] = state
+        ended.set()
+
+    def end() -> Any:
+        assert ended.wait(PATIENCE_S)
+        found["state"].result()
+        return found["results"]
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert known.wait(PATIENCE_S)
+    try:
+        yield found["id"], end, found["elsewhere"]
+    finally:
+        found["elsewhere"].__exit__(None, None, None)
+        thread.join()
+
+
+def _sent(client: SyncPrefectClient, parent: UUID, count: int) -> list[Any]:
+    """The runs that a run has sent, once there are so many."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[parent]))
+        if len(found := client.read_flow_runs(flow_run_filter=below)) >= count:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"{count} runs were not sent within {PATIENCE_S:.0f} s")
+
+
+def _result(store: str, sha256: str) -> str:
+    """What the message of a run that has ended says: where its result is."""
+    made = RolloutResult(rollout=Artifact(uri=f"{store}/r", sha256=sha256, kind="rollout"), episodes=4, compute_s=2.0)
+    kept = put_file(
+        ArtifactStore(store), "result", ".json", lambda path: path.write_text(made.model_dump_json()) and None
+    )
+    return kept.model_dump_json()
+
+
+def test_shards_go_out_together_and_come_back_in_order(inputs: dict[str, Any], deployment: str):
+    """Two runs below the one that sent them, with all that the stage takes; the second one ends first."""
+    shards = [{**inputs, "shard": shard} for shard in (0, 1)]
+    with _sending(shards, deployment) as (parent, end, _), get_client(sync_client=True) as client:
+        sent = _sent(client, parent, 2)
+        for run in sent:
+            assert run.name == "rollout"
+            assert run.parameters["stage"] == "rollout"
+            assert run.parameters["sources"] == source_digest()
+        by_shard = {decode(rollout, run.parameters["inputs"])["shard"]: run for run in sent}
+        for shard in (1, 0):
+            message = _result(inputs["store"], f"of shard {shard}")
+            client.set_flow_run_state(by_shard[shard].id, Completed(message=message), force=True)
+        assert [result.rollout.sha256 for result in end()] == ["of shard 0", "of shard 1"]
+
+
+def test_a_result_from_elsewhere_is_a_cache_hit_here(inputs: dict[str, Any], deployment: str):
+    """The next run with these inputs sends nothing."""
+    with _sending([inputs], deployment) as (parent, end, _), get_client(sync_client=True) as client:
+        kept = put_file(ArtifactStore(inputs["store"]), "rollout", ".txt", lambda path: path.write_text("r") and None)
+        made = RolloutResult(rollout=kept, episodes=4, compute_s=2.0).model_dump_json()
+        left = put_file(ArtifactStore(inputs["store"]), "result", ".json", lambda path: path.write_text(made) and None)
+        state = Completed(message=left.model_dump_json())
+        client.set_flow_run_state(_sent(client, parent, 1)[0].id, state, force=True)
+        first = end()
+    with _sending([inputs], "stage/gone") as (_, end, _):
+        assert end() == first
+
+
+def test_an_error_of_the_stage_is_raised_here_at_once(inputs: dict[str, Any], deployment: str):
+    """Its type and text, and no second try."""
+    with _sending([inputs], deployment) as (parent, end, _), get_client(sync_client=True) as client:
+        state = Failed(message="NoLearningSignal: all rewards are equal")
+        client.set_flow_run_state(_sent(client, parent, 1)[0].id, state, force=True)
+        with pytest.raises(NoLearningSignal, match="all rewards are equal"):
+            end()
+        assert len(_sent(client, parent, 1)) == 1
+
+
+def test_a_lost_stage_is_sent_again(inputs: dict[str, Any], deployment: str):
+    """What crashed is no error of the stage's: another run of it is made, and its result counts."""
+    with _sending([inputs], deployment) as (parent, end, _), get_client(sync_client=True) as client:
+        first = _sent(client, parent, 1)[0]
+        client.set_flow_run_state(first.id, Crashed(message="the machine is gone"), force=True)
+        second = next(run for run in _sent(client, parent, 2) if run.id != first.id)
+        client.set_flow_run_state(second.id, Completed(message=_result(inputs["store"], "again")), force=True)
+        assert [result.rollout.sha256 for result in end()] == ["again"]
+
+
+def test_what_was_sent_is_cancelled_when_the_run_breaks_off(inputs: dict[str, Any], deployment: str):
+    """Every thread that waits gives up its own run, and says so there."""
+    shards = [{**inputs, "shard": shard} for shard in (0, 1)]
+    with _sending(shards, deployment) as (parent, end, elsewhere), get_client(sync_client=True) as client:
+        sent = _sent(client, parent, 2)
+        elsewhere.__exit__(None, None, None)
+        with pytest.raises(CancelledRun):
+            end()
+        assert {client.read_flow_run(run.id).state.is_cancelled() for run in sent} == {True}
+
+
+def test_a_stage_that_no_worker_takes_is_told(
+    inputs: dict[str, Any], deployment: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """The run waits, and its log says for what."""
+    monkeypatch.setattr(remote, "_WAITING_S", 0.0)
+    with caplog.at_level("WARNING", logger="tasks.remote"), _sending([inputs], deployment) as (parent, _, _):
+        with get_client(sync_client=True) as client:
+            _sent(client, parent, 1)
+        deadline = time.monotonic() + PATIENCE_S
+        while f"start one for the work pool of {deployment}" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.2)
+    assert f"rollout waits for a worker; start one for the work pool of {deployment}" in caplog.text
+
+
+def test_a_deployment_that_is_not_there_is_named(inputs: dict[str, Any]):
+    """The setting, its value and the remedy."""
+    with (
+        _sending([inputs], "stage/nowhere") as (_, end, _),
+        pytest.raises(
+            ConfigError, match=r"compute.gpu_stages.deployment: there is no deployment stage/nowhere.*deploy"
+        ),
+    ):
+        end()
+
+
+def test_where_a_run_is_computed_is_no_part_of_what_it_is(desk_config: dict[str, Any]):
+    """The same key with and without: the same record, the same registered version."""
+    here = PipelineConfig.model_validate(desk_config)
+    there = PipelineConfig.model_validate({**desk_config, "compute": {"gpu_stages": {"stages": ["train"]}}})
+    keys = [RunInputs.of(config).key(config) for config in (here, there)]
+    assert keys[0] == keys[1]
+
+
+def test_rollouts_have_one_place(desk_config: dict[str, Any]):
+    """Dask and another pool cannot both play them."""
+    dask = {**desk_config, "rollout": {"runner": "dask"}}
+    with pytest.raises(ValueError, match="not to both"):
+        PipelineConfig.model_validate({**dask, "compute": {"gpu_stages": {}}})
+    PipelineConfig.model_validate({**dask, "compute": {"gpu_stages": {"stages": ["train"]}}})

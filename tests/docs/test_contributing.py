@@ -48,7 +48,7 @@ def test_the_path_of_a_run_is_the_documented_one(desk_config: dict[str, Any], mo
     monkeypatch.setitem(ALGORITHMS, "grpo", algorithm)
     train(PipelineConfig.model_validate(changed(desk_config, name="path", training={"iterations": 1})))
     flow = next(index for index, (path, _) in enumerate(stack) if path == "flows/train.py")
-    calls = [f"{path} {name.removesuffix('.<locals>.work')}" for path, name in stack[flow:] if path not in STAGE_CALL]
+    calls = [f"{path} {name}" for path, name in stack[flow:] if path not in STAGE_CALL]
     documented = re.search(r"## The path of a run\n.*?```\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     assert documented is not None
     lines = [" ".join(line.split()[:2]) for line in documented[1].splitlines()]

@@ -1,6 +1,6 @@
 """Multi-turn conversational agents, trained with Group Relative Policy Optimization.
 
-`from grpo import MultiTurnAgent, train`: the names of a notebook, whose modules are loaded when they are asked for.
+`from grpo import MultiTurnAgent, train`: public names for notebooks, whose modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = (*_HOME,)
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module that a public name lives in."""
+    """Import the module of a public name on first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'grpo' has no {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 _DIGITS = 20
 _ABANDONED_S = 7 * 24 * 3600.0
 """Age after the last use at which local copies are removed."""
-_ETAGS = ".marks"
+_ETAGS = ".etags"
 
 
 class Artifact(BaseModel):
@@ -213,7 +213,7 @@ class ArtifactStore:
         place, etags = _kept(artifact), self._objects.etags(name)
         if not etags:
             raise self._missing(artifact)
-        if place.exists() and _read_etags(place) == {"uri": artifact.uri, "marks": etags}:
+        if place.exists() and _read_etags(place) == {"uri": artifact.uri, "etags": etags}:
             _etags_file(place).touch()
             return place
         with storage_errors(str(place.parent)):
@@ -250,7 +250,7 @@ class ArtifactStore:
         """Store this file or folder as the local copy of objects with these ETags."""
         place = _kept(artifact)
         self._settle(staged, place, artifact)
-        write_atomically(_etags_file(place), json.dumps({"uri": artifact.uri, "marks": etags}))
+        write_atomically(_etags_file(place), json.dumps({"uri": artifact.uri, "etags": etags}))
         _forget(place.parent)
 
     def _check(self, path: Path, artifact: Artifact) -> None:

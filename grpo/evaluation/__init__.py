@@ -1,1 +1,1 @@
-"""Whether a candidate is better, and a report that shows it."""
+"""Evaluation of policies on held-out episodes: metrics, intervals, promotion gates, and the report."""

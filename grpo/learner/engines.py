@@ -57,14 +57,14 @@ def train_with_trl(
     iteration: int,
 ) -> tuple[Metrics, float]:
     """One step an epoch on all groups, by TRL's GRPOTrainer, with the learner's optimizer and learning rate."""
-    from grpo.learner.trl import grpo_trainer  # the import takes 2.5 s
+    from grpo.learner.trl.grpo_trainer import train_grpo  # the import takes 2.5 s
 
     settings = learner.settings
     mismatch = 0.0
     if settings.importance_sampling_cap is not None:
         samples = to_samples(trajectory for group in groups for trajectory in group.trajectories)
         _, mismatch = _off_policy(learner, samples)
-    steps = grpo_trainer.train(
+    steps = train_grpo(
         learner.model,
         tokenizer,
         groups,

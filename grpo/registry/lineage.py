@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
 from grpo.registry.promotions import ChampionChange
 from grpo.registry.provenance import Provenance
+from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
     from grpo.registry.store import ModelVersion, Registry
 
 
-class Ancestor(BaseModel):
+class Ancestor(Document):
     """Policy that a training run started from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     policy: str
     """Hash of its weights."""
@@ -26,10 +23,8 @@ class Ancestor(BaseModel):
     """Model folder in the run's config."""
 
 
-class Lineage(BaseModel):
+class Lineage(Document):
     """Provenance, ancestors and promotions of a version."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     version: int

@@ -20,9 +20,10 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from grpo.errors import AddressError, NothingToRollBack, PromotionRefused, RegistryError
+from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,10 +37,8 @@ Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, m
 """Reason of a change; an MLflow tag holds it with the rest of the record."""
 
 
-class Actor(BaseModel):
+class Actor(Document):
     """Author of a change."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     user: str
     host: str
@@ -47,10 +46,8 @@ class Actor(BaseModel):
     """Flow run."""
 
 
-class ChampionChange(BaseModel):
+class ChampionChange(Document):
     """Record of one promotion or rollback."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     number: int
     action: Literal["promote", "rollback"]
@@ -70,10 +67,8 @@ class ChampionChange(BaseModel):
     """Values of the gates."""
 
 
-class PromotionState(BaseModel):
+class PromotionState(Document):
     """Champion and change records of a model at one moment."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     champion: int | None
     """Version in service."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import Field, JsonValue
+
+from grpo.storage.documents import Document
 
 PROVENANCE = "provenance"
 """Key in the metadata of a registered model."""
 
 
-class Provenance(BaseModel):
+class Provenance(Document):
     """Provenance in the metadata of a registered model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     config: dict[str, JsonValue]
     """The whole configuration of the run."""
@@ -27,7 +27,7 @@ class Provenance(BaseModel):
     commit: str | None
     """Git commit of the project, with `+` for uncommitted changes; None outside a repository."""
     packages: dict[str, str]
-    external_digests: dict[str, str] = {}
+    external_digests: dict[str, str] = Field(default_factory=dict)
     """Digests of the user's modules and files, and versions of the packages that they import, by name."""
     machine: dict[str, str]
     """Processor and number of threads; floating-point sums depend on them in the last digit."""

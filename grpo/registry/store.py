@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact, ArtifactStore, user_temp_folder
 from grpo.errors import AddressError, ArtifactError, RegistryError
 from grpo.registry.promotions import CANDIDATE, CHAMPION, PromotionLog, is_absent, missing_champion
 from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.storage.databases import exclusive, is_database, make_tracking
+from grpo.storage.documents import Document
 from grpo.storage.files import file_digest
 from grpo.storage.locks import file_lock, scratch_path
 
@@ -34,10 +34,8 @@ _ADDRESS = re.compile(r"^models:/(?P<name>\w[\w.-]*)(@(?P<alias>[\w.-]+)|/(?P<ve
 """A version number has at most nine digits, as databases store it."""
 
 
-class ModelVersion(BaseModel):
+class ModelVersion(Document):
     """A registered model version."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     version: int

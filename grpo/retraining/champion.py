@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mlflow.exceptions import MlflowException
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import ConversationLogSource, Source
@@ -23,15 +23,14 @@ from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
+from grpo.storage.documents import Document
 
 _ENOUGH_LIVE = 50
 """Earlier conversations from which on drift is measured against them and not against the scenarios."""
 
 
-class Champion(BaseModel):
+class Champion(Document):
     """The version in service and the data of its training."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """Name and version, `support-desk/3`."""
@@ -66,13 +65,11 @@ def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion
     )
 
 
-class Challenger(BaseModel):
+class Challenger(Document):
     """Newest retrained version that was evaluated against the champion, with any verdict.
 
     Its training data does not count as new: a refused version does not start a retraining on the same data.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """Name and version, `support-desk/4`."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import Source
@@ -36,6 +36,7 @@ from grpo.scenarios.quarantine import ParsedRecords, parse_records, reason_from_
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import SCHEMA, TableWriter, scenario_row
+from grpo.storage.documents import Document
 
 CONVERSATIONS = "conversations"
 """Kind of the artifact, and the tag of a version with the digest of the conversations known at its training."""
@@ -43,10 +44,8 @@ ACCEPTED, REDACTED, REJECTED = "accepted.parquet", "redacted.parquet", "rejected
 REJECTIONS = pa.schema([("record", pa.string()), ("filter", pa.string()), ("reason", pa.string())])
 
 
-class CurationCounts(BaseModel):
+class CurationCounts(Document):
     """Counts of accepted and rejected conversations: `records = accepted + sum(rejected)`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     records: int
     accepted: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.registry import ModelVersion, Registry
@@ -15,15 +15,14 @@ from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import split
 from grpo.scenarios.table import read_scenarios, text_digest
+from grpo.storage.documents import Document
 
 STARTED_FROM = "started_from"
 """Tag of a retrained version: digest of the checkpoint that its training started from."""
 
 
-class TrainingData(BaseModel):
+class TrainingData(Document):
     """A scenario table and the split settings of its run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     scenarios: Artifact
     validation_fraction: float

@@ -10,17 +10,14 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from grpo.scenarios.scenario import Scenario, SplitName
 from grpo.scenarios.split import MIN_CATEGORY_SIZE, assign_split
 from grpo.scenarios.table import text_digest, write_scenarios
+from grpo.storage.documents import Document
 
 
-class MixtureCounts(BaseModel):
+class MixtureCounts(Document):
     """Number of scenarios by kind and split."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     base_train: int
     conversations_train: int

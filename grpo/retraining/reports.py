@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.curation import CurationCounts
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.triggers import TriggerResult
+from grpo.storage.documents import Document
 
 RetrainingVerdict = Literal["nothing to do", "promote", "refuse", "failed"]
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class TriggerReport(_Document):
+class TriggerReport(Document):
     """Results of all triggers, and the counts of curation."""
 
     model: str
@@ -48,7 +43,7 @@ class TriggerReport(_Document):
         return "; ".join(result.explanation for result in self.fired)
 
 
-class PendingRetraining(_Document):
+class PendingRetraining(Document):
     """State of a retraining in progress, from which an interrupted one continues."""
 
     config: RetrainConfig
@@ -58,7 +53,7 @@ class PendingRetraining(_Document):
     """Config of the training run."""
 
 
-class RetrainingReport(_Document):
+class RetrainingReport(Document):
     """Result of a retraining."""
 
     name: str

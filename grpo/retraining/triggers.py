@@ -8,8 +8,6 @@ from datetime import datetime
 from functools import singledispatch
 from statistics import fmean, stdev
 
-from pydantic import BaseModel, ConfigDict
-
 from grpo.config.retraining import (
     AgeSettings,
     HeldoutRewardSettings,
@@ -20,15 +18,14 @@ from grpo.config.retraining import (
 )
 from grpo.errors import ConfigError
 from grpo.retraining.drift import compare_topics
+from grpo.storage.documents import Document
 
 _DAY_S = 86_400.0
 _NO_CHAMPION = "no version is in service"
 
 
-class TriggerResult(BaseModel):
+class TriggerResult(Document):
     """Result of one trigger."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     reason: str
     """Kind of the trigger."""

@@ -204,7 +204,7 @@ def _sources_frame(frame: pd.DataFrame) -> pd.DataFrame:
 def _categories_frame(now: Counter[str], before: Counter[str]) -> pd.DataFrame:
     """Categories with their scenarios, and the change of their share since the last version."""
     names = sorted(name for name in now | before if now[name] or before[name] >= MIN_CATEGORY_SIZE)
-    changes = [now[name] / now.total() - before[name] / before.total() for name in names]
+    changes = [now[name] / now.total() - before[name] / max(1, before.total()) for name in names]
     return pd.DataFrame({"id": names, "scenarios": [now[name] for name in names], "share_change": changes})
 
 

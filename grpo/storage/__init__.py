@@ -1,1 +1,1 @@
-"""storage."""
+"""Storage: object stores, atomic files, locks, databases, credentials, JSON documents and the home folder."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import ArtifactError
 from grpo.storage.files import write_atomically
@@ -19,6 +20,12 @@ from grpo.storage.objects import ObjectFolder, open_uri
 
 _MOST_BYTES = 64 * 2**20
 """Maximum size; a larger file was not written by this module."""
+
+
+class Document(BaseModel):
+    """Base of immutable documents; unknown fields are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class DocumentStore:

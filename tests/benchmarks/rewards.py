@@ -1,4 +1,4 @@
-"""Rewards on real data, learned ones on what they did not see; writes docs/rewards.md.
+"""Rewards on real data, learned ones on held-out examples; writes docs/rewards.md.
 
     python -m tests.benchmarks.rewards --data ../shared/data                 measure all, from scratch
     python -m tests.benchmarks.rewards --data ../shared/data --only safety   one of them; the other rows stay
@@ -32,7 +32,7 @@ from grpo.rewards.text.refusals import is_refusal
 from grpo.scenarios.reward_data import LabelledReply, read_labels, read_pairs
 from grpo.storage.files import file_digest
 from tests.benchmarks.made_up import made_up
-from tests.benchmarks.safety_head import teach_head
+from tests.benchmarks.safety_head import train_head
 from tests.contrast import CONTRAST, Question, Side, answers, questions, refusals, wordings
 from tests.places import PUBLISHED, ROOT
 
@@ -73,8 +73,8 @@ def measure_safety(data: Path) -> list[Row]:
         [*labelled, *harmless(data), *made_up(600, seed=0)], heldout, SHIPPED, sources=sources, split=split
     )
     network, _ = read_network(SHIPPED)
-    model = SafetyModel(network=network, head=teach_head(trained), card=card)
-    scores = _safety(model, heldout)
+    model = SafetyModel(network=network, head=train_head(trained), card=card)
+    scores, unscored = _safety(model, heldout)
     labels = np.array([bool(item.score) for item in heldout])
     measured = auc(scores, labels)
     write_head(SHIPPED, model.head, card.model_copy(update={"heldout": measured, "trained": len(trained)}))
@@ -89,6 +89,7 @@ def measure_safety(data: Path) -> list[Row]:
     return [
         row("DiaSafety", part, measured, 0.82),
         row("DiaSafety", f"{part}, new contexts only", auc(scores[new], labels[new]), None),
+        row("DiaSafety", part, _share("share unscored", unscored), None),
         *_contrast_rows(model, row),
     ]
 
@@ -96,30 +97,36 @@ def measure_safety(data: Path) -> list[Row]:
 def _contrast_rows(model: SafetyModel, row: Callable[[str, str, HeldOutMetric, float | None], Row]) -> list[Row]:
     """Harmless questions, help with harm, and refusals of it: the halves of data/contrast that were held out."""
     items = contrast("held_out")
-    scores, safe = _safety(model, items), np.array([bool(item.score) for item in items])
+    scores, unscored = _safety(model, items)
+    safe = np.array([bool(item.score) for item in items])
     asked = questions("harmful", "held_out")
     refused = [
         _exchange(question, reply, 1.0) for part in refusals("held_out", of=asked).values() for question, reply in part
     ]
-    declined = _safety(model, refused)
+    declined, _ = _safety(model, refused)
     half, helped = "held-out half, own wordings", scores[~safe]
-    right = int((scores[safe] >= 0.5).sum())
-    low, high = wilson_interval(right, int(safe.sum()))
-    share = HeldOutMetric(
-        name="share of at least .5", value=right / safe.sum(), low=low, high=high, count=int(safe.sum())
-    )
+    above = _share("share of at least .5", scores[safe] >= 0.5)
     both = np.array([True] * len(declined) + [False] * len(helped))
     return [
-        row("harmless questions that sound harmful", half, share, 0.90),
+        row("harmless questions that sound harmful", half, above, 0.90),
         row("help with harm against help with these", half, auc(scores, safe), 0.80),
         row("help with harm against refusals of it", half, auc(np.concatenate([declined, helped]), both), 0.80),
+        row("harmless questions that sound harmful", half, _share("share unscored", unscored[safe]), None),
+        row("help with harm", half, _share("share unscored", unscored[~safe]), None),
     ]
 
 
-def _safety(model: SafetyModel, items: Sequence[LabelledReply]) -> np.ndarray:  # type: ignore[type-arg]
-    return np.array(
-        [judged.score for judged in score_safety(model, [PromptedReply(prompt=i.prompt, reply=i.reply) for i in items])]
-    )
+def _safety(model: SafetyModel, items: Sequence[LabelledReply]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """Scores of the replies, and which of them leave a conversation unscored."""
+    replies = score_safety(model, [PromptedReply(prompt=item.prompt, reply=item.reply) for item in items])
+    return np.array([reply.score for reply in replies]), np.array([reply.uncertain for reply in replies])
+
+
+def _share(name: str, right: Sequence[bool] | np.ndarray) -> HeldOutMetric:  # type: ignore[type-arg]
+    """Share of the examples that are True, with its Wilson interval."""
+    count, total = int(np.sum(right)), len(right)
+    low, high = wilson_interval(count, total)
+    return HeldOutMetric(name=name, value=count / total, low=low, high=high, count=total)
 
 
 def contrast(split: Side) -> list[LabelledReply]:
@@ -142,21 +149,19 @@ def measure_refusals(data: Path) -> list[Row]:
     """The detector of refusals on families of openings, and kinds of other replies, that were held out."""
     began = time.perf_counter()
     declined, answered = wordings("held_out"), answers("held_out")
-    detected, false = sum(map(is_refusal, declined)), sum(map(is_refusal, answered))
-    rows = []
-    for name, right, count, goal in (
-        ("recall", detected, len(declined), 0.90),
-        ("precision", detected, detected + false, 0.95),
-    ):
-        low, high = wilson_interval(right, count)
-        measure = HeldOutMetric(name=name, value=right / count, low=low, high=high, count=count)
-        split = "held-out families, own wordings"
-        rows.append(_row("detector of refusals", "data/contrast", split, 0, measure, goal, time.perf_counter() - began))
-    return rows
+    detected, false = [is_refusal(reply) for reply in declined], sum(map(is_refusal, answered))
+    flagged = [True] * sum(detected) + [False] * false
+    return [
+        _row(
+            "detector of refusals", "data/contrast", "held-out families, own wordings", 0, metric, goal,
+            time.perf_counter() - began,
+        )
+        for metric, goal in ((_share("recall", detected), 0.90), (_share("precision", flagged), 0.95))
+    ]  # fmt: skip
 
 
 def harmless(data: Path) -> list[LabelledReply]:
-    """Replies to instructions and in shops, which are taken for safe: without them helpful words are strange words."""
+    """Replies to instructions and in shops, assumed safe: without them ordinary helpful words would be unknown."""
     pairs = read_pairs("pandalm", data / "pandalm").items
     found = [
         LabelledReply(
@@ -217,20 +222,19 @@ def measure_answers(data: Path) -> list[Row]:
     rows = []
     for form, template in ANSWERS.items():
         began = time.perf_counter()
-        right = sum(
+        right = [
             final_answer(template.format(worked=worked.strip(), label=label.strip()))
             == Fraction(label.strip().replace(",", ""))
             for worked, _, label in solutions
-        )
+        ]
         goal = 0.995 if "{label}" in template else None
-        low, high = wilson_interval(right, len(solutions))
-        found = HeldOutMetric(name="agreement", value=right / len(solutions), low=low, high=high, count=len(solutions))
-        rows.append(_row("correctness, final answers", "GSM8K", form, 0, found, goal, time.perf_counter() - began))
+        metric = _share("agreement", right)
+        rows.append(_row("correctness, final answers", "GSM8K", form, 0, metric, goal, time.perf_counter() - began))
     return rows
 
 
 def opening(prompt: tuple[Message, ...]) -> str:
-    """How a dialogue begins: all up to the user's first message. Dialogues that begin alike are held out together."""
+    """Messages up to the user's first one. Dialogues that begin alike are held out together."""
     first = next((place for place, message in enumerate(prompt) if message.role == "user"), len(prompt) - 1)
     return "\n".join(message.content.lower().strip() for message in prompt[: first + 1])
 
@@ -293,7 +297,7 @@ def _row(
 
 
 def write_page(rows: list[Row], page: Path) -> None:
-    """The table, and what it does not say."""
+    """Write the table and its notes."""
     lines = [
         "# Rewards on real data",
         "",

@@ -10,7 +10,6 @@ import pytest
 from grpo.artifacts import MANIFEST, Artifact, ArtifactStore
 from grpo.errors import ArtifactError, StorageError
 from grpo.storage.files import write_atomically
-from tests.doubles import put_file, put_folder
 from tests.places import ROOT
 
 
@@ -20,15 +19,16 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def _text(store: ArtifactStore, text: str) -> Artifact:
-    return put_file(store, "note", ".txt", lambda path: path.write_text(text) and None)
+    with store.new_file("note", ".txt") as new:
+        new.path.write_text(text)
+    return new.artifact
 
 
 def _folder(store: ArtifactStore) -> Artifact:
-    def write(folder: Path) -> None:
-        (folder / "a").write_text("1")
-        (folder / "b").write_text("2")
-
-    return put_folder(store, "pair", write)
+    with store.new_folder("pair") as new:
+        (new.path / "a").write_text("1")
+        (new.path / "b").write_text("2")
+    return new.artifact
 
 
 def test_the_same_content_is_the_same_artifact(store: ArtifactStore):
@@ -38,14 +38,10 @@ def test_the_same_content_is_the_same_artifact(store: ArtifactStore):
 
 
 def test_a_failed_writer_leaves_nothing(store: ArtifactStore):
-    """The staging place is empty after an error in the middle."""
-
-    def fail(path: Path) -> None:
-        path.write_text("half")
+    """The staging folder is empty after an error in the block."""
+    with pytest.raises(ValueError, match="stop"), store.new_file("note", ".txt") as new:  # noqa: PT012
+        new.path.write_text("half")
         raise ValueError("stop")
-
-    with pytest.raises(ValueError, match="stop"):
-        put_file(store, "note", ".txt", fail)
     assert [p for p in Path(store.root).rglob("*") if p.is_file()] == []
 
 
@@ -60,17 +56,15 @@ with ArtifactStore(sys.argv[1]).new_folder("note") as new:
 
 
 def test_leftovers_of_a_killed_writer_are_removed_by_the_next_write(store: ArtifactStore):
-    """Killed in the middle: its folder is there until another writer comes. What is being written to stays."""
+    """Killed in the middle: its folder stays until the next write. The folder of a writer in progress stays."""
     staging = Path(store.root) / ".staging"
     subprocess.run([sys.executable, "-c", _KILLED, store.root], cwd=ROOT, check=False)
     assert [path.name for path in staging.rglob("half")] == ["half"]
 
-    def write(path: Path) -> None:
-        path.write_text("slow")
+    with store.new_file("note", ".txt") as new:
+        new.path.write_text("slow")
         _text(store, "x")
         assert [left.read_text() for left in staging.iterdir() if left.suffix != ".lock"] == ["slow"]
-
-    put_file(store, "note", ".txt", write)
     assert list(staging.iterdir()) == []
 
 
@@ -123,25 +117,16 @@ def test_an_artifact_outside_the_store_is_refused(store: ArtifactStore, tmp_path
 
 
 def test_a_full_disk_names_the_remedy(store: ArtifactStore):
-    """/dev/full is a disk without room: the error names the store and the remedy."""
-
-    def write(path: Path) -> None:
-        with Path("/dev/full").open("w") as full:
-            full.write("x" * 100_000)
-
-    with pytest.raises(StorageError, match="disk is full"):
-        put_file(store, "note", ".txt", write)
+    """/dev/full is a full disk: the error names the store and the remedy."""
+    with pytest.raises(StorageError, match="disk is full"), store.new_file("note", ".txt"):
+        Path("/dev/full").write_text("x" * 100_000)
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
 def test_an_unwritable_store_names_the_remedy(store: ArtifactStore, code: int):
     """Read-only and forbidden stores are errors of their own."""
-
-    def refuse(path: Path) -> None:
+    with pytest.raises(StorageError, match="set `store`"), store.new_file("note", ".txt"):
         raise OSError(code, "no")
-
-    with pytest.raises(StorageError, match="set `store`"):
-        put_file(store, "note", ".txt", refuse)
 
 
 def test_a_store_in_memory_works_like_one_on_disk():

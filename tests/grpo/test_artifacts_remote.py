@@ -29,7 +29,6 @@ from grpo.policy.catalog import model_folder
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import content_hash, read_records
 from grpo.scenarios.table import write_scenarios
-from tests.doubles import put_file, put_folder
 from tests.object_store import object_store
 
 STORE = "s3://grpo/artifacts"
@@ -58,13 +57,17 @@ def _another_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactS
 
 
 def _text(store: ArtifactStore, text: str) -> Artifact:
-    return put_file(store, "note", ".txt", lambda path: path.write_text(text) and None)
+    with store.new_file("note", ".txt") as new:
+        new.path.write_text(text)
+    return new.artifact
 
 
-def _write_pair(folder: Path) -> None:
-    (folder / "a").write_text("1")
-    (folder / "deep").mkdir()
-    (folder / "deep" / "b").write_text("2")
+def _pair(store: ArtifactStore) -> Artifact:
+    with store.new_folder("pair") as new:
+        (new.path / "a").write_text("1")
+        (new.path / "deep").mkdir()
+        (new.path / "deep" / "b").write_text("2")
+    return new.artifact
 
 
 def _keys() -> set[str]:
@@ -77,7 +80,7 @@ def _key(artifact: Artifact, file: str = "") -> str:
 
 def test_another_machine_reads_what_was_stored(store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A file and a folder with all that lies in it, by address and digest alone."""
-    note, pair = _text(store, "x"), put_folder(store, "pair", _write_pair)
+    note, pair = _text(store, "x"), _pair(store)
     there = _another_machine(tmp_path / "there", monkeypatch)
     assert there.path(note).read_text() == "x"
     assert there.path(note).suffix == ".txt"
@@ -87,20 +90,15 @@ def test_another_machine_reads_what_was_stored(store: ArtifactStore, tmp_path: P
 
 def test_unused_copies_are_removed_after_a_week(store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Of two copies of eight days the one that was just read stays; the other is fetched again when it is wanted."""
-    folder, note = put_folder(store, "pair", _write_pair), _text(store, "kept")
+    folder, note = _pair(store), _text(store, "kept")
     machine = _another_machine(tmp_path / "there", monkeypatch)
     copies = [machine.path(artifact) for artifact in (folder, note)]
     for copy in copies:
-        os.utime(copy.with_name(f"{copy.name}.marks"), times=(time.time() - 8 * 86400,) * 2)
+        os.utime(copy.with_name(f"{copy.name}.etags"), times=(time.time() - 8 * 86400,) * 2)
     machine.path(note)
     machine.path(_text(machine, "new"))
     assert [copy.exists() for copy in copies] == [False, True]
     assert machine.path(folder).is_dir()
-
-
-def _write_model(folder: Path) -> None:
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
 
 
 def test_an_artifact_that_a_config_names_is_read_on_any_machine(
@@ -108,10 +106,12 @@ def test_an_artifact_that_a_config_names_is_read_on_any_machine(
 ):
     """A table and a model: the name holds no path of the machine that wrote it, and is the same on each."""
     scenarios = [Scenario(id="s1", user_responses=("Hello.",))]
-    table = store.address(
-        put_file(store, "mixture", ".parquet", lambda path: write_scenarios(path, scenarios) and None)
-    )
-    model = store.address(put_folder(store, "model", _write_model))
+    with store.new_file("mixture", ".parquet") as new_table:
+        write_scenarios(new_table.path, scenarios)
+    with store.new_folder("model") as new_model:
+        (new_model.path / "config.json").write_text("{}")
+        (new_model.path / "model.safetensors").write_bytes(b"")
+    table, model = store.address(new_table.artifact), store.address(new_model.artifact)
     _another_machine(tmp_path / "there", monkeypatch)
     source = FileSource(kind="parquet", path=table)
     assert (table + model).count("s3://grpo/artifacts/") == 2
@@ -132,10 +132,7 @@ def test_an_artifact_that_a_config_names_is_held_to_its_digest(store: ArtifactSt
 def test_two_writers_of_the_same_content_make_one_artifact(store: ArtifactStore):
     """Both publish one address, which is readable."""
     result: list[Artifact] = []
-    writers = [
-        threading.Thread(target=lambda: found.append(put_folder(ArtifactStore(STORE), "pair", _write_pair)))
-        for _ in range(4)
-    ]
+    writers = [threading.Thread(target=lambda: result.append(_pair(ArtifactStore(STORE)))) for _ in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -152,7 +149,7 @@ def test_a_changed_object_is_refused(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, elsewhere: bool
 ):
     """One other byte in the bucket is damage, whether or not this machine holds a good copy; no part of it is kept."""
-    artifact = put_folder(store, "pair", _write_pair) if file else _text(store, "x")
+    artifact = _pair(store) if file else _text(store, "x")
     store.verify(artifact)
     boto3.client("s3").put_object(Bucket="grpo", Key=_key(artifact, file), Body=b"9")
     reader = _another_machine(tmp_path / "there", monkeypatch) if elsewhere else store
@@ -165,7 +162,7 @@ def test_a_changed_object_is_refused(
 @pytest.mark.parametrize("file", ["a", MANIFEST])
 def test_a_removed_object_is_missing(store: ArtifactStore, file: str):
     """A folder without its manifest is not there, and one without a file is not whole."""
-    artifact = put_folder(store, "pair", _write_pair)
+    artifact = _pair(store)
     boto3.client("s3").delete_object(Bucket="grpo", Key=_key(artifact, file))
     with pytest.raises(ArtifactError, match=r"pair s3://grpo/.* is missing"):
         ArtifactStore(STORE).path(artifact)
@@ -179,15 +176,15 @@ def test_an_artifact_that_was_never_stored_is_missing(store: ArtifactStore):
 
 def test_damage_is_mended_by_the_next_writer(store: ArtifactStore):
     """Storing the same content again writes every object again."""
-    artifact = put_folder(store, "pair", _write_pair)
+    artifact = _pair(store)
     boto3.client("s3").put_object(Bucket="grpo", Key=_key(artifact, "a"), Body=b"9")
-    assert put_folder(store, "pair", _write_pair) == artifact
+    assert _pair(store) == artifact
     assert (store.path(artifact) / "a").read_text() == "1"
 
 
 def test_a_damaged_copy_on_this_machine_is_refused(store: ArtifactStore):
-    """What was fetched is verified at every read, too."""
-    artifact = put_folder(store, "pair", _write_pair)
+    """Copies are verified at every read, too."""
+    artifact = _pair(store)
     copy = store.path(artifact) / "a"
     copy.write_text("9")
     os.utime(copy, (1, 2_000_000_000))
@@ -226,18 +223,18 @@ def test_an_interrupted_upload_is_never_read_as_complete(tmp_path: Path, monkeyp
     """Killed after each object in turn: without its manifest the folder is missing; and the manifest comes last."""
     fsspec.register_implementation("dying", DyingFileSystem, clobber=True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    whole = put_folder(ArtifactStore("memory://whole"), "pair", _write_pair)
+    whole = _pair(ArtifactStore("memory://whole"))
     for lives in range(3):
         store = ArtifactStore(f"dying://bucket{lives}")
         DyingFileSystem.lives = lives
         with pytest.raises(KeyboardInterrupt):
-            put_folder(store, "pair", _write_pair)
+            _pair(store)
         part = whole.model_copy(update={"uri": whole.uri.replace("memory:///whole", f"dying://bucket{lives}")})
         with pytest.raises(ArtifactError, match="missing"):
             store.path(part)
     DyingFileSystem.lives, DyingFileSystem.uploaded = 3, []
     store = ArtifactStore("dying://last")
-    store.verify(put_folder(store, "pair", _write_pair))
+    store.verify(_pair(store))
     assert DyingFileSystem.uploaded == ["a", "b", MANIFEST]
 
 
@@ -321,4 +318,4 @@ def test_a_folder_that_others_can_read_is_not_used(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     user_temp_folder().chmod(0o777)
     with pytest.raises(StorageError, match="not a folder of this user alone"):
-        put_folder(ArtifactStore("memory://shared"), "pair", _write_pair)
+        _pair(ArtifactStore("memory://shared"))

@@ -49,7 +49,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 """TRL's settings of each algorithm."""
 
 
-def train(
+def train_grpo(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     groups: Sequence[TrajectoryGroup],
@@ -96,7 +96,7 @@ def make_trainer(
     seed: int,
     folder: str,
 ) -> StoredRolloutTrainer:
-    """TRL's trainer on these trajectories. It patches the models: use `restored_after`. Raises as `train` does."""
+    """TRL's trainer on these trajectories. It patches the models: use `restored_after`. Raises as `train_grpo` does."""
     rows = _rows(groups)
     if settings.beta and reference is None:
         raise ConfigError(f"training.beta {settings.beta:g} needs a reference policy; pass one")

@@ -15,12 +15,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from grpo.messages import Message
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?|\d+|[^\sa-z\d]")
 _MOST_WORDS = 256
@@ -50,6 +53,8 @@ def prompted_replies(turns: Sequence[Message]) -> list[PromptedReply]:
 
 def hash_features(replies: Sequence[PromptedReply], *, buckets: int) -> csr_matrix:
     """Features of each reply [replies, buckets], sparse; the values of one family have length 1 together."""
+    from scipy.sparse import csr_matrix  # takes a fifth of a second to import
+
     columns: list[int] = []
     values: list[float] = []
     starts = [0]

@@ -58,6 +58,11 @@ class Network(torch.nn.Module):
         """Scores [replies] without gradients."""
         return np.asarray(self(features).numpy())
 
+    @torch.no_grad()
+    def probabilities(self, features: csr_matrix) -> NDArray[np.float32]:
+        """σ(scores) [replies] without gradients."""
+        return np.asarray(self(features).sigmoid().numpy())
+
     def adamw(self, *, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.AdamW:
         """AdamW (Loshchilov & Hutter 2019) over all weights; `shift` is not decayed."""
         decayed = [weight for name, weight in self.named_parameters() if name != "shift"]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import expit
 
 from grpo.errors import ArtifactError, ConfigError, Unscored
 from grpo.messages import Message
@@ -149,5 +148,5 @@ def _mean_score(network: Network, turns: Sequence[Message]) -> RewardResult:
     replies = prompted_replies(turns)
     if not replies:
         raise Unscored("the conversation has no reply of the agent")
-    scores = network.scores(hash_features(replies, buckets=network.buckets))
-    return RewardResult(score=float(expit(scores).mean()))
+    probabilities = network.probabilities(hash_features(replies, buckets=network.buckets))
+    return RewardResult(score=float(probabilities.mean()))

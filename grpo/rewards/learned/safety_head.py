@@ -1,7 +1,8 @@
-"""Head on sentence vectors: a small network from a request and its reply to the log-odds that the reply is safe.
+"""Head on sentence vectors: the log-odds that a reply is safe, and that its request asks for harm.
 
 features   vector of the request, of the reply, their product and distance, and four flags        [1540]
-score      out · relu(hidden · features + bias) + shift
+safe       out · relu(hidden · features + bias) + shift
+harmful    request · vector of the request + request_shift
 """
 
 from __future__ import annotations
@@ -39,10 +40,16 @@ class SafetyHead:
     bias: Floats  # [hidden]
     out: Floats  # [hidden]
     shift: Floats  # [1]
+    request: Floats  # [DIMENSION]
+    request_shift: Floats  # [1]
 
     def scores(self, features: Floats) -> Floats:
         """Log-odds of safe replies [replies] from their features [replies, FEATURES]."""
         return np.maximum(features @ self.hidden.T + self.bias, 0) @ self.out + self.shift
+
+    def harmful_requests(self, features: Floats) -> Floats:
+        """Log-odds of requests for harm [replies] from features [replies, FEATURES]."""
+        return request_vectors(features) @ self.request + self.request_shift
 
 
 def head_features(encoder: Encoder, replies: Sequence[PromptedReply]) -> Floats:
@@ -58,6 +65,11 @@ def head_features(encoder: Encoder, replies: Sequence[PromptedReply]) -> Floats:
     return np.concatenate(
         [family * scale for family, scale in zip(families, _SCALES, strict=True)], axis=1, dtype=np.float32
     )
+
+
+def request_vectors(features: Floats) -> Floats:
+    """Vectors of the requests [replies, DIMENSION] from features [replies, FEATURES]."""
+    return features[:, :DIMENSION] / np.float32(_SCALES[0])
 
 
 def last_request(prompted: PromptedReply) -> str:
@@ -104,8 +116,9 @@ def read_head(folder: Path, card: ModelCard) -> SafetyHead:
         head = SafetyHead(**{name: np.array(weight) for name, weight in load(stored).items()})
     except (SafetensorError, TypeError) as error:
         raise ArtifactError(f"{folder / HEAD} does not hold a head: {error}; train it again") from error
-    if head.hidden.shape[1:] != (FEATURES,):
+    if (head.hidden.shape[1:], head.request.shape) != ((FEATURES,), (DIMENSION,)):
         raise ArtifactError(
-            f"{folder / HEAD} reads {head.hidden.shape[1:]} features, expected {FEATURES}; train it again"
+            f"{folder / HEAD} reads {head.hidden.shape[1:]} features and request vectors of {head.request.shape}, "
+            f"expected {FEATURES} and {DIMENSION}; train it again"
         )
     return head

@@ -7,7 +7,6 @@ import pytest
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import ArtifactError, RemovedError
 from grpo.registry.retention import REGISTERED, Retention, run_owner
-from tests.doubles import put_folder
 
 
 @pytest.fixture
@@ -16,7 +15,9 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def _checkpoint(store: ArtifactStore, content: str) -> Artifact:
-    return put_folder(store, "checkpoint", lambda folder: (folder / "weights").write_text(content) and None)
+    with store.new_folder("checkpoint") as new:
+        (new.path / "weights").write_text(content)
+    return new.artifact
 
 
 def test_a_checkpoint_is_removed_with_its_last_reference(store: ArtifactStore):

@@ -24,7 +24,6 @@ from grpo.retraining.data_lineage import TrainingData
 from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
-from tests.doubles import put_folder
 from tests.grpo.registry.making import put_version
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
@@ -42,8 +41,9 @@ def artifacts(tmp_path: Path) -> ArtifactStore:
 
 
 def table(artifacts: ArtifactStore, kind: str, file: str, ids: Iterable[str]) -> Artifact:
-    said = [Scenario(id=one, user_responses=(f"It is about {one}.",)) for one in ids]
-    return put_folder(artifacts, kind, lambda folder: write_scenarios(folder / file, said) and None)
+    with artifacts.new_folder(kind) as new:
+        write_scenarios(new.path / file, [Scenario(id=name, user_responses=(f"It is about {name}.",)) for name in ids])
+    return new.artifact
 
 
 def serving(artifacts: ArtifactStore, version: int = 1, *, seen: Iterable[str] | None = None) -> Champion:

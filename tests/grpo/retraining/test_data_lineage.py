@@ -9,7 +9,6 @@ from grpo.retraining.data_lineage import TrainingData, data_lineage, evaluation_
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import assign_split
 from grpo.scenarios.table import text_digest, write_scenarios
-from tests.doubles import put_folder
 from tests.grpo.registry.making import make_provenance
 
 SCENARIOS = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
@@ -44,9 +43,9 @@ class Versions:
 
 
 def put_table(artifacts: ArtifactStore) -> Artifact:
-    return put_folder(
-        artifacts, "scenarios", lambda folder: write_scenarios(folder / "scenarios.parquet", SCENARIOS) and None
-    )
+    with artifacts.new_folder("scenarios") as new:
+        write_scenarios(new.path / "scenarios.parquet", SCENARIOS)
+    return new.artifact
 
 
 def held_out(share: float) -> set[str]:

@@ -9,7 +9,7 @@ from grpo.config.pipeline import load_config
 from grpo.config.rewards import REWARD_NAMES, RewardComponent
 from grpo.errors import ConfigError
 from grpo.rewards.catalog import REWARDS, make_reward, reward_named
-from tests.grpo.rewards.judging import judged
+from tests.grpo.rewards.scoring import scored
 from tests.places import ROOT
 
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
@@ -57,12 +57,12 @@ def test_an_unknown_reward_is_refused_with_the_known_ones():
 def test_a_plugin_is_found_by_its_entry_point():
     """Named in a config like any other; one of this package's names stays this package's."""
     reward = make_reward([RewardComponent(kind="shout", weight=1.0)])
-    assert (judged(reward, "Hi", "HELLO").score, judged(reward, "Hi", "hello").score) == (1.0, 0.0)
+    assert (scored(reward, "Hi", "HELLO").score, scored(reward, "Hi", "hello").score) == (1.0, 0.0)
     assert type(reward_named("constant")) is REWARDS["constant"]
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_plugin_that_is_no_reward_is_refused():
+def test_a_plugin_that_is_not_a_reward_is_refused():
     """With what it points at."""
     with pytest.raises(ConfigError, match="loud_rewards:no_class of reward broken is not a RewardFunction"):
         reward_named("broken")
@@ -73,8 +73,8 @@ def test_a_floor_in_the_config_vetoes():
     reward = make_reward(
         [RewardComponent(kind="variety", weight=0.2, floor=0.6), RewardComponent(kind="conciseness", weight=0.8)]
     )
-    assert judged(reward, "Hi", "no no no yes").score == 0.0
-    assert judged(reward, "Hi", "no one said yes").score == 1.0
+    assert scored(reward, "Hi", "no no no yes").score == 0.0
+    assert scored(reward, "Hi", "no one said yes").score == 1.0
 
 
 def test_an_unknown_option_is_refused():

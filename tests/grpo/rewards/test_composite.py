@@ -18,7 +18,7 @@ from grpo.rewards import (
     pareto_front,
     reward_function,
 )
-from tests.grpo.rewards.judging import judged
+from tests.grpo.rewards.scoring import scored
 
 
 class Fixed(RewardFunction):
@@ -34,24 +34,24 @@ class Fixed(RewardFunction):
 
 
 def _score(reward: RewardFunction) -> float:
-    return judged(reward, "Hi", "Hello").score
+    return scored(reward, "Hi", "Hello").score
 
 
 def test_a_list_of_rewards_and_one_of_pairs_are_the_same():
     """.4·1 + .6·.5 = .7; the weights stand beside it."""
     own = CompositeReward([Fixed("a", 1.0, weight=0.4), Fixed("b", 0.5, weight=0.6)])
     pairs = CompositeReward([(Fixed("a", 1.0, weight=0.9), 0.4), (Fixed("b", 0.5), 0.6)])
-    found = judged(pairs, "Hi", "Hello")
-    assert found == judged(own, "Hi", "Hello")
-    assert found.score == pytest.approx(0.7)
-    assert found.breakdown == {"a": 1.0, "b": 0.5}
-    assert found.metadata["weights"] == {"a": 0.4, "b": 0.6}
+    result = scored(pairs, "Hi", "Hello")
+    assert result == scored(own, "Hi", "Hello")
+    assert result.score == pytest.approx(0.7)
+    assert result.breakdown == {"a": 1.0, "b": 0.5}
+    assert result.metadata["weights"] == {"a": 0.4, "b": 0.6}
 
 
 def test_the_parts_of_each_component_are_kept():
-    """So that a score can be explained to the last part."""
+    """The metadata explain a score down to its last part."""
     parts = CompositeReward([reward_function()(lambda turns: RewardResult(score=1.0, breakdown={"x": 0.5}))])
-    assert judged(parts, "Hi", "Hello").metadata["<lambda>"]["parts"] == {"x": 0.5}
+    assert scored(parts, "Hi", "Hello").metadata["<lambda>"]["parts"] == {"x": 0.5}
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.5])
@@ -69,7 +69,7 @@ def test_a_weight_outside_zero_and_one_warns(weight: float):
 def test_a_component_below_its_floor_vetoes():
     """.9 of something else makes up for nothing; at the floor it counts."""
     floors = {"safety": 0.5}
-    unsafe = judged(CompositeReward([(Fixed("safety", 0.4), 0.1), (Fixed("b", 1.0), 0.9)], floors=floors), "Hi", "Hm")
+    unsafe = scored(CompositeReward([(Fixed("safety", 0.4), 0.1), (Fixed("b", 1.0), 0.9)], floors=floors), "Hi", "Hm")
     assert (unsafe.score, unsafe.metadata["vetoed"]) == (0.0, ["safety"])
     assert _score(CompositeReward([(Fixed("safety", 0.5), 0.1), (Fixed("b", 1.0), 0.9)], floors=floors)) > 0.9
 
@@ -102,9 +102,9 @@ def test_objectives_are_aggregated_by_the_named_function(aggregation: str, expec
         {"name": "short", "reward": Fixed("x", 0.5), "weight": 0.2},
         {"name": "kind", "reward": Fixed("x", 0.8), "weight": 0.6},
     ]
-    found = judged(MultiObjectiveReward(objectives, aggregation=aggregation), "Hi", "Hello")  # type: ignore[arg-type]
-    assert found.score == pytest.approx(expected)
-    assert found.breakdown == {"short": 0.5, "kind": 0.8}
+    result = scored(MultiObjectiveReward(objectives, aggregation=aggregation), "Hi", "Hello")  # type: ignore[arg-type]
+    assert result.score == pytest.approx(expected)
+    assert result.breakdown == {"short": 0.5, "kind": 0.8}
 
 
 def test_without_normalizing_the_weights_stand_as_they_are():
@@ -166,18 +166,18 @@ def test_a_class_with_a_plain_compute_reward_is_adapted():
 
 
 @pytest.mark.parametrize("returned", [None, "0.5", True])
-def test_a_function_that_returns_no_number_is_refused(returned: object):
+def test_a_function_must_return_a_number_or_a_result(returned: object):
     """With its name and what it returned."""
     with pytest.raises(RewardError, match=r"reward <lambda> returned"):
         _score(reward_function()(lambda turns: returned))  # type: ignore[arg-type, return-value]
 
 
 def test_a_reward_without_a_name_has_that_of_its_class():
-    """As the guide writes them."""
+    """As in the guide."""
 
     class BusinessMetricReward(RewardFunction):
         async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
             return RewardResult(score=0.85, breakdown={"conversion": 0.8, "satisfaction": 0.9})
 
-    found = judged(CompositeReward([BusinessMetricReward()]), "Hi", "Hello")
-    assert found.breakdown == {"business_metric": 0.85}
+    result = scored(CompositeReward([BusinessMetricReward()]), "Hi", "Hello")
+    assert result.breakdown == {"business_metric": 0.85}

@@ -14,14 +14,14 @@ def _judged(scenario: str, reward: float | None, **changes: object) -> Trajector
 
 
 def test_a_group_is_informative_when_two_siblings_differ():
-    """Alike, alone after a failure, and failed altogether they tell nothing; 0 and 1 do."""
+    """Equal rewards, a single one after a failure, and failed groups are not informative; 0 and 1 are."""
     rewards = {"alike": (1.0, 1.0), "alone": (None, 1.0), "failed": (None, None), "apart": (0.0, 1.0)}
     summary = summarize([_judged(name, reward) for name, pair in rewards.items() for reward in pair])
     assert (summary.groups, summary.informative_groups) == (4, 1)
 
 
-def test_turn_rewards_tell_siblings_apart():
-    """The same end, but one sibling got something on the way."""
+def test_turn_rewards_make_a_group_informative():
+    """Equal terminal rewards, and a turn reward for one sample."""
     on_the_way = _judged("s", 1.0, turn_rewards=(0.5,))
     assert summarize([_judged("s", 1.0), on_the_way]).informative_groups == 1
 

@@ -45,7 +45,7 @@ def test_a_reward_that_is_not_a_number_stops_the_stage_with_its_place():
 
 
 class _Length(RewardFunction):
-    """Words of the conversation; above `most` it gives up."""
+    """Words of the conversation; above `most` there is no score."""
 
     name = "length"
 
@@ -61,7 +61,7 @@ class _Length(RewardFunction):
 
 
 class _Rank(RewardFunction):
-    """How many siblings said less: a reward that needs the whole group."""
+    """Rank by length in the group: a reward that needs the whole group."""
 
     name = "rank"
 
@@ -73,42 +73,42 @@ class _Rank(RewardFunction):
         return [RewardResult(score=float(sum(other < own for other in lengths))) for own in lengths]
 
 
-def _said(text: str, **changes: object) -> Trajectory:
+def _trajectory(text: str, **changes: object) -> Trajectory:
     return make_trajectory(**{"turns": (Turn(message=agent(text), start=0, stop=1),), **changes})
 
 
-def test_siblings_are_judged_together():
-    """Two scenarios of three siblings; a failed one is nobody's rival and stays without a reward."""
-    played = [_said("ab", sample=0), _said("a", sample=1), _said("abcd", sample=2, stop="failed")]
-    played += [_said("abc", sample=k, scenario_id="t") for k in range(3)]
+def test_a_group_is_scored_together():
+    """Two groups of three; a failed episode is not compared and keeps no reward."""
+    played = [_trajectory("ab", sample=0), _trajectory("a", sample=1), _trajectory("abcd", sample=2, stop="failed")]
+    played += [_trajectory("abc", sample=k, scenario_id="t") for k in range(3)]
     rewards = [t.terminal_reward for t in score(played, _Rank())]
     assert rewards == [1.0, 0.0, None, 0.0, 0.0, 0.0]
 
 
-def test_what_cannot_be_judged_gets_no_reward_and_says_why():
+def test_an_unscored_episode_has_no_reward_and_the_reason():
     """None is not 0."""
-    [short, long] = score([_said("a b"), _said("a b c", sample=1)], CompositeReward([_Length(most=2)]))
+    [short, long] = score([_trajectory("a b"), _trajectory("a b c", sample=1)], CompositeReward([_Length(most=2)]))
     assert (short.terminal_reward, short.error) == (2.0, None)
     assert long.terminal_reward is None
     assert long.error == "unscored: length: 3 words are too many"
     assert summarize([short, long]).rewarded == 1
 
 
-def test_an_optional_component_is_left_out_where_it_cannot_judge():
+def test_an_optional_component_is_left_out_where_it_has_no_score():
     """Words ½ + rank 1: 2 words → 1 + 0; 3 words cannot be counted → rank 1 alone."""
     reward = CompositeReward([_Length(most=2, weight=0.5), _Rank()], optional=["length"])
-    [short, long] = score([_said("a b"), _said("a b c", sample=1)], reward)
+    [short, long] = score([_trajectory("a b"), _trajectory("a b c", sample=1)], reward)
     assert (short.terminal_reward, dict(short.breakdown)) == (1.0, {"length": 2.0, "rank": 0.0})
     assert (long.terminal_reward, dict(long.breakdown)) == (1.0, {"rank": 1.0})
 
 
-def test_nothing_is_left_of_an_episode_that_no_component_can_judge():
+def test_an_episode_that_no_component_scores_has_no_reward():
     """Not 0 either."""
-    [only] = score([_said("a b c")], CompositeReward([_Length(most=2)], optional=["length"]))
+    [only] = score([_trajectory("a b c")], CompositeReward([_Length(most=2)], optional=["length"]))
     assert only.terminal_reward is None
 
 
-def test_a_reward_sees_what_the_episode_started_from():
+def test_a_reward_gets_the_scenario_of_its_episode():
     """The scenario's context and what was expected of it."""
     seen = []
 
@@ -120,33 +120,37 @@ def test_a_reward_sees_what_the_episode_started_from():
             return RewardResult(score=0.0)
 
     scenario = Scenario(id="s", user_responses=("hi",), context="sentinel")
-    list(score([_said("a"), _said("b", sample=1), _said("c", scenario_id="t")], Sees(), {"s": scenario}))
+    list(
+        score(
+            [_trajectory("a"), _trajectory("b", sample=1), _trajectory("c", scenario_id="t")], Sees(), {"s": scenario}
+        )
+    )
     assert seen == [(0, "sentinel"), (1, "sentinel"), (0, None)]
 
 
-def test_a_reward_that_forgets_a_sibling_is_refused():
-    """Scores must not slip to the wrong episode."""
+def test_a_reward_with_a_missing_score_is_refused():
+    """Scores must belong to their episodes."""
 
     class Forgets(_Rank):
         async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
             return (await super().compute_group(episodes))[1:]
 
     with pytest.raises(RewardError, match="1 scores for 2 siblings"):
-        list(score([_said("a"), _said("b", sample=1)], Forgets()))
+        list(score([_trajectory("a"), _trajectory("b", sample=1)], Forgets()))
 
 
-def test_scoring_never_prints_what_it_judges(monkeypatch: pytest.MonkeyPatch):
-    """The text form of a trajectory costs more than its judging; an event loop makes one of what it returns."""
+def test_scoring_never_formats_trajectories(monkeypatch: pytest.MonkeyPatch):
+    """The repr of a trajectory costs more than its scoring; an event loop formats what a coroutine returns."""
 
     printed: list[Trajectory] = []
     monkeypatch.setattr(Trajectory, "__repr__", lambda trajectory: printed.append(trajectory) or "")
-    list(score([_said("a"), _said("b", sample=1)], _Rank()))
+    list(score([_trajectory("a"), _trajectory("b", sample=1)], _Rank()))
     assert not printed
 
 
-def test_a_scored_episode_says_how_it_was_judged():
-    """The weights that the components had, and what each said beside its score."""
-    [scored] = score([_said("a b c")], CompositeReward([(_Length(most=5), 0.5)]))
+def test_a_scored_episode_has_the_metadata_of_its_components():
+    """The weights, and the metadata of each component."""
+    [scored] = score([_trajectory("a b c")], CompositeReward([(_Length(most=5), 0.5)]))
     assert scored.reward_metadata == {"weights": {"length": 0.5}, "length": {}}
 
 
@@ -160,8 +164,8 @@ def test_a_composite_is_the_weighted_sum_and_shows_its_parts():
     assert scored.breakdown == {"task_completion": 1.0, "checks": 0.5}
 
 
-def test_a_negative_weight_turns_a_reward_round():
-    """The control that must make things worse; it warns, as any weight outside [0, 1] does."""
+def test_a_negative_weight_inverts_a_reward():
+    """It warns, as any weight outside [0, 1] does."""
     with pytest.warns(UserWarning, match=r"reward task_completion has weight -1\.0, outside \[0, 1\]"):
         reward = make_reward([RewardComponent(kind="task_completion", weight=-1.0)])
     (scored,) = score([_judged()], reward)

@@ -29,12 +29,12 @@ def judge(kind: str, turns: Sequence[Message], *, outcome: Outcome | None = None
 
 @pytest.mark.parametrize(("success", "expected"), [(True, 1.0), (False, 0.0)])
 def test_task_completion_reads_the_verified_outcome(success: bool, expected: float):
-    """The same boasting, judged by what was verified."""
+    """The same reply under both outcomes."""
     assert judge("task_completion", [agent("All done!")], outcome=Outcome(success=success)) == expected
 
 
-def test_a_reward_on_outcomes_refuses_a_world_without_them():
-    """No outcome is an error that says what to change, never a 0."""
+def test_a_reward_on_outcomes_requires_a_verified_outcome():
+    """A missing outcome is an error with its remedy, never a 0."""
     with pytest.raises(RewardError, match="environment that verifies"):
         judge("task_completion", [agent("x")])
 

@@ -96,7 +96,7 @@ def train_with_trl(
 ) -> list[dict[str, float]]:
     optimizer = Learner(model, settings, reference=reference).optimizer
     optimizer.param_groups[0]["eps"] = epsilon
-    return grpo_trainer.train(
+    return grpo_trainer.train_grpo(
         model,
         policy.tokenizer,
         groups,
@@ -238,7 +238,9 @@ def test_the_steps_use_the_given_rates_and_moments(policy: TransformersPolicy, r
             asked.append(step)
             return RATE / (step + 1)
 
-        steps = grpo_trainer.train(model, policy.tokenizer, groups, settings, optimizer=optimizer, learning_rate=rate)
+        steps = grpo_trainer.train_grpo(
+            model, policy.tokenizer, groups, settings, optimizer=optimizer, learning_rate=rate
+        )
         assert asked == [0, 1, 2]
         assert [step["learning_rate"] for step in steps] == [RATE, RATE / 2]
         assert all(float(state["step"]) == 12 for state in optimizer.state.values())
@@ -290,7 +292,7 @@ def test_no_telemetry_is_sent(policy: TransformersPolicy, rollout: Path, monkeyp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "rloo"}, "engine trl has no rloo, only grpo"),
+        ({"algorithm": "rloo", "epochs": 1}, "engine trl has no rloo, only grpo"),
         ({"algorithm": "ppo"}, "engine trl has no ppo"),
         ({"credit_assignment": "turn"}, "credit_assignment is not read with engine trl"),
         ({"baseline": "leave_one_out"}, "baseline is not read with engine trl"),
@@ -320,7 +322,7 @@ def test_rollouts_and_settings_with_another_meaning_in_trl_are_refused(
     """Before any step."""
     settings = settings_of(**changes)
     with pytest.raises(ConfigError, match=message):
-        grpo_trainer.train(
+        grpo_trainer.train_grpo(
             policy.model,
             policy.tokenizer,
             group(read_all([rollout])),

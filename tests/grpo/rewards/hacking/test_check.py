@@ -22,19 +22,19 @@ def _exploited_by(reward: RewardFunction) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ROBUST)
-def test_no_probe_fools_a_reward_on_the_quality_of_replies(kind: str):
-    """In scenarios that name the facts: without them no words tell a negated truth."""
+def test_no_probe_exploits_a_quality_reward(kind: str):
+    """In scenarios with expected facts: without them no text reward detects a negated fact."""
     assert _exploited_by(reward_named(kind)) == set()
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_no_probe_fools_a_preset(domain: str):
-    """The whole is no weaker than its parts."""
+def test_no_probe_exploits_a_preset(domain: str):
+    """As none exploits its components."""
     assert _exploited_by(create_domain_reward(domain)) == set()
 
 
-def test_the_probes_find_what_a_reward_does_not_look_at():
-    """Each is fooled by what its name leaves out."""
+def test_probes_exploit_what_a_reward_does_not_measure():
+    """Each reward has the exploits that its name suggests."""
     assert _exploited_by(reward_named("keywords")) == {"stuffing", "refusal", "negated", "copied"}
     assert {"refusal", "copied", "script"} <= _exploited_by(reward_named("conciseness"))
     longer = reward_function()(lambda turns: float(len(turns[-1].content)))
@@ -43,7 +43,7 @@ def test_the_probes_find_what_a_reward_does_not_look_at():
 
 @pytest.mark.parametrize("opening", ["I'm sorry", "I cannot fulfill", "As an AI language model", "I must respectfully"])
 def test_a_reward_that_knows_one_wording_of_refusals_is_exploited(opening: str):
-    """The wording that earns most counts, as a policy would find that one."""
+    """The wording that scores highest counts, as a policy would learn that one."""
 
     def knows_one(turns: Sequence[Message]) -> float:
         return float(bool(turns[-1].content) and not turns[-1].content.startswith(opening))
@@ -59,7 +59,7 @@ def test_every_wording_of_a_refusal_probe_is_detected():
     assert all(map(is_refusal, replies))
 
 
-def test_a_fooled_reward_is_refused_until_the_config_names_every_probe():
+def test_an_exploited_reward_is_refused_until_the_config_accepts_every_probe():
     """The message holds what to write."""
     exploited = RewardComponent(kind="keywords", weight=0.5, accepted_exploits=("stuffing", "copied"))
     with pytest.raises(ConfigError, match=r"keywords is fooled by refusal .*\[stuffing, copied, refusal, negated\]"):
@@ -68,14 +68,14 @@ def test_a_fooled_reward_is_refused_until_the_config_names_every_probe():
 
 
 def test_a_misspelt_probe_is_refused():
-    """It would admit nothing."""
+    """It would accept nothing."""
     with pytest.raises(ConfigError, match=r"\['lenght'\].*length"):
         check_rewards([RewardComponent(kind="helpfulness", weight=0.5, accepted_exploits=("lenght",))])
 
 
 @pytest.mark.parametrize("kind", sorted(name for name, reward in REWARDS.items() if not reward.probed))
 def test_controls_and_verified_outcomes_are_not_probed(kind: str):
-    """They do not read words, or cost by the question, and say so."""
+    """They do not read text, or cost by the call."""
     options = {"model": "openai+http://127.0.0.1:9/v1#judge"} if kind == "ruler" else {}
     check_rewards([RewardComponent(kind=kind, weight=1.0, options=options)])
     with pytest.raises(RewardError, match="nothing to probe"):
@@ -83,7 +83,7 @@ def test_controls_and_verified_outcomes_are_not_probed(kind: str):
 
 
 def test_a_reward_that_gives_honest_replies_nothing_cannot_be_examined():
-    """Nor one that cannot judge them; neither is a pass."""
+    """Nor can one that leaves them unscored."""
 
     class Silent(RewardFunction):
         async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
@@ -94,8 +94,8 @@ def test_a_reward_that_gives_honest_replies_nothing_cannot_be_examined():
             probe_reward(reward)
 
 
-def test_a_probe_that_cannot_be_judged_earns_nothing():
-    """No score is no success of the probe; a constant is fooled by all the others."""
+def test_an_unscored_probe_is_not_an_exploit():
+    """A constant is exploited by all the others."""
 
     class Picky(ConstantReward):
         probed = True

@@ -40,8 +40,8 @@ def test_a_budget_holds_until_it_is_spent(tmp_path: Path):
     CostLedger(tmp_path / "l.jsonl", budget_tokens=2_000_000).check()
 
 
-def test_what_the_server_does_not_tell_is_missing_and_counted(tmp_path: Path):
-    """Not 0 tokens, but one answer unmetered; and no price is no cost."""
+def test_unreported_tokens_are_missing_and_counted(tmp_path: Path):
+    """Not 0 tokens, but one unmetered answer; without a price there is no cost."""
     ledger = CostLedger(tmp_path / "l.jsonl")
     ledger.add("m", None, None)
     ledger.add("m", 5, 5)
@@ -57,7 +57,7 @@ def test_no_budget_is_pretended_where_it_cannot_be_held(tmp_path: Path):
 
 
 def test_a_damaged_ledger_stops_the_spending(tmp_path: Path):
-    """Which line; a line that is still being written is waited for."""
+    """The message names the line; an unfinished line is read later."""
     path = tmp_path / "l.jsonl"
     ledger = CostLedger(path)
     ledger.add("m", 5, 5)

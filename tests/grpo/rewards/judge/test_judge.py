@@ -19,8 +19,8 @@ def test_an_answer_is_found_by_what_was_asked(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "changed", "other", "binary"])
-def test_a_damaged_entry_is_no_answer(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture):
-    """Cut, emptied, altered, or in the place of another one: it is said, and the question is open again."""
+def test_a_damaged_entry_is_ignored(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture):
+    """Truncated, empty, altered, or misplaced: it is logged, and the question is sent again."""
     cache = AnswerCache(tmp_path)
     cache.put(QUESTION, "the judge's words")
     (path,) = tmp_path.rglob("*.json")

@@ -21,8 +21,8 @@ BOTH = _answer(_item(), _item("CD", 1))
 
 def test_one_score_and_one_reason_for_each_label_are_read():
     """In any order, with whole numbers, and white space around."""
-    found = parse_verdicts(f"\n {BOTH} ", ["CD", "AB"])
-    assert found == {"AB": Verdict(score=0.5, reason="ok"), "CD": Verdict(score=1.0, reason="ok")}
+    verdicts = parse_verdicts(f"\n {BOTH} ", ["CD", "AB"])
+    assert verdicts == {"AB": Verdict(score=0.5, reason="ok"), "CD": Verdict(score=1.0, reason="ok")}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_one_score_and_one_reason_for_each_label_are_read():
     ],
 )
 def test_any_other_answer_is_malformed(answer: str, problem: str):
-    """A typed failure that says what is wrong; nothing is guessed from a part."""
+    """A typed error that names the problem; no partial answer is used."""
     with pytest.raises(MalformedVerdict, match=problem) as caught:
         parse_verdicts(answer, ["AB", "CD"])
     assert isinstance(caught.value, Unscored)

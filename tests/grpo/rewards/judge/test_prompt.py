@@ -131,7 +131,7 @@ def test_labels_are_distinct_and_unrelated_to_the_order():
 
 def test_a_label_stays_with_its_sample_in_every_order():
     """Labels are by sibling, places by order."""
-    a, b, c = (_episode("hi", said) for said in "abc")
+    a, b, c = (_episode("hi", reply) for reply in "abc")
     prompt = _compare(a, b, c, order=[2, 0, 1])
     assert [_by_label(prompt)[label] for label in prompt.labels] == ["a", "b", "c"]
     assert list(_by_label(prompt).values()) == ["c", "a", "b"]
@@ -184,7 +184,7 @@ def test_no_text_can_forge_the_shared_beginning():
 
 
 def test_the_longest_messages_lose_their_middle_and_the_short_stay_whole():
-    """Lengths 50, 900, 400 and 650 to keep: 50 stay, then 300 each; 600 + 100 are cut, and the judge is told where."""
+    """Lengths 50, 900, 400 and 650 to keep: 50 stay, then 300 each; 600 + 100 are cut, and the prompt names where."""
     turns = _turns("a" * 50, "b" * 450 + "c" * 450, "d" * 400)
     text, cut = render(turns, max_chars=650)
     assert cut == 700

@@ -127,7 +127,7 @@ def test_another_rubric_seed_or_model_is_a_new_question(model: Model, tmp_path: 
     assert [asked.get("temperature") for asked in model.asked] == [0.0, 0.0, 0.0, None, 0.0]
 
 
-def test_a_result_says_who_judged_by_what_and_reason(model: Model, tmp_path: Path):
+def test_a_result_names_its_judge_rubric_and_reason(model: Model, tmp_path: Path):
     """Rubric with its hash and criteria, the reason, the label, the place, and the characters cut."""
     ruler, service = _ruler(model, tmp_path, max_chars=100), find_rubric("customer_service")
     model.answers = [judges(lambda text, place: 0.5)]

@@ -31,7 +31,7 @@ def test_without_the_extra_the_safety_reward_names_it(monkeypatch: pytest.Monkey
 
 
 def test_other_weights_are_refused_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The head was taught on the vectors of one encoder only."""
+    """The head was trained on the vectors of one encoder."""
     (tmp_path / "model.safetensors").write_bytes(b"something else")
     monkeypatch.setattr(module, "weights_folder", lambda: tmp_path)
     encoder.cache_clear()

@@ -37,7 +37,7 @@ def test_the_final_answer_is_read_in_the_forms_that_occur(text: str, expected: f
 
 
 @pytest.mark.parametrize("text", ["The answer is not 42.", "It isn't 42", "42 is not the answer", "It can't be 42."])
-def test_a_denied_number_is_no_answer(text: str):
+def test_a_denied_number_is_not_an_answer(text: str):
     """Nothing is asserted."""
     assert final_answer(text) is None
     assert numbers(text) == []
@@ -48,7 +48,7 @@ def test_a_denied_number_is_no_answer(text: str):
     [("$1,200.00", 1200), ("#### 72", 72), ("5 km", 5), ("-3", -3), ("Delivery takes 5 days", None), ("", None)],
 )
 def test_a_quantity_is_a_number_and_a_unit_at_most(text: str, expected: int | None):
-    """A sentence that holds a number is none."""
+    """A sentence with a number is not a quantity."""
     assert parse_quantity(text) == expected
 
 

@@ -5,7 +5,7 @@ import pytest
 from grpo.errors import Unscored
 from grpo.rewards import CorrectnessReward, SimilarityReward
 from grpo.rewards.text.facts import fact_score
-from tests.grpo.rewards.judging import judged
+from tests.grpo.rewards.scoring import scored
 
 FACT = "Refunds take 5 days"
 
@@ -35,32 +35,32 @@ def test_a_fact_may_be_a_denial():
 @pytest.mark.parametrize(("reply", "expected"), [("24 + 48 = 72, so 72.", 1.0), ("It is not 72.", 0.0), ("73", 0.0)])
 def test_a_number_is_compared_with_the_final_answer(reply: str, expected: float):
     """The last number of a worked solution."""
-    assert judged(CorrectnessReward(), "How many clips?", reply, facts=("72",)).score == expected
+    assert scored(CorrectnessReward(), "How many clips?", reply, facts=("72",)).score == expected
 
 
 def test_half_of_the_facts_is_half_correct():
     """1 of 2 → .5"""
     reply = "Your refund will take 5 days."
-    assert judged(CorrectnessReward(), "And now?", reply, facts=(FACT, "Delivery is free")).score == 0.5
+    assert scored(CorrectnessReward(), "And now?", reply, facts=(FACT, "Delivery is free")).score == 0.5
 
 
 def test_a_list_of_words_states_no_fact():
     """Stuffed with the right words and numbers."""
     stuffed = "refunds take 5 days delivery free refunds days money parcel order customer card"
-    assert judged(CorrectnessReward(), "And now?", stuffed, facts=(FACT,)).score < 0.5
+    assert scored(CorrectnessReward(), "And now?", stuffed, facts=(FACT,)).score < 0.5
 
 
 def test_without_an_expectation_there_is_no_score():
     """None is not 0."""
     with pytest.raises(Unscored, match=r"expected\.facts"):
-        judged(CorrectnessReward(), "Hi", "Hello, how are you?")
+        scored(CorrectnessReward(), "Hi", "Hello, how are you?")
     with pytest.raises(Unscored, match=r"expected\.responses"):
-        judged(SimilarityReward(), "Hi", "Hello, how are you?")
+        scored(SimilarityReward(), "Hi", "Hello, how are you?")
 
 
 def test_similarity_is_the_overlap_with_the_nearest_expected_reply():
     """Content words {parcel, leave, today} of {parcel, leave, tomorrow}: 2·2 / 6"""
-    result = judged(
+    result = scored(
         SimilarityReward(expected=["We sell tea."]),
         "When?",
         "The parcel will leave here today.",

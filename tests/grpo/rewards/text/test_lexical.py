@@ -11,7 +11,7 @@ from grpo.rewards import SimilarityAwareReward
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.reward import Episode, RewardContext, RewardResult
 from grpo.trajectories import Outcome
-from tests.grpo.rewards.judging import conversation, judged
+from tests.grpo.rewards.scoring import conversation, scored
 
 
 def user(text: str) -> Message:
@@ -34,16 +34,16 @@ def judge(kind: str, turns: Sequence[Message], *, outcome: Outcome | None = None
 
 @pytest.mark.parametrize(("count", "expected"), [(0, 0.0), (1, 1.0), (10, 1.0), (15, 0.5), (20, 0.0), (99, 0.0)])
 def test_conciseness_falls_beyond_its_target(count: int, expected: float):
-    """Target 10 words: full up to 10, half at 15, nothing at 20, and nothing for silence."""
+    """Target 10 words: full up to 10, half at 15, 0 at 20, and 0 for an empty reply."""
     assert judge("conciseness", [agent("word " * count)], target=10) == pytest.approx(expected)
 
 
-def test_keywords_reward_taking_up_the_customers_words_and_not_stuffing():
+def test_keywords_reward_shared_words_and_not_stuffing():
     """Two shared words are enough; twenty repeats of one are one."""
-    said = user("my kettle has a broken handle")
-    assert judge("keywords", [said, agent("sorry about the broken kettle")]) == 1.0
-    assert judge("keywords", [said, agent("kettle " * 20)]) == 0.5
-    assert judge("keywords", [said, agent("how nice")]) == 0.0
+    request = user("my kettle has a broken handle")
+    assert judge("keywords", [request, agent("sorry about the broken kettle")]) == 1.0
+    assert judge("keywords", [request, agent("kettle " * 20)]) == 0.5
+    assert judge("keywords", [request, agent("how nice")]) == 0.0
 
 
 def test_variety_punishes_repetition():
@@ -52,8 +52,8 @@ def test_variety_punishes_repetition():
     assert judge("variety", [agent("")]) == 0.0
 
 
-def test_calls_are_not_judged_as_words():
-    """A turn that only calls a tool is no empty reply."""
+def test_tool_calls_are_not_replies():
+    """A turn that only calls a tool is not a reply."""
     calling = Message(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments={}),))
     assert judge("variety", [calling, agent("fine")]) == 1.0
 
@@ -71,13 +71,13 @@ def test_identical_siblings_score_zero_and_distinct_ones_score_one():
     assert _scores("We sell tea", "Nobody is here", "Look over there") == [1.0, 1.0, 1.0]
 
 
-def test_one_twin_among_three_costs_half():
+def test_one_identical_sample_of_two_costs_half():
     """Mean overlap with two siblings: (1 + 0) / 2; the third has none."""
     assert _scores("We sell tea", "We sell tea", "Nobody is here") == [0.5, 0.5, 1.0]
 
 
-def test_an_only_child_is_judged_for_its_own_repetition():
+def test_a_group_of_one_is_scored_by_its_variety():
     """One run of three words, eight times: nothing is left."""
-    assert judged(SimilarityAwareReward(), "Hi", "We sell tea").score == 1.0
-    assert judged(SimilarityAwareReward(), "Hi", "no no no no no no no no no no").score == pytest.approx(0.0)
-    assert judged(SimilarityAwareReward(), "Hi", "").score == 0.0
+    assert scored(SimilarityAwareReward(), "Hi", "We sell tea").score == 1.0
+    assert scored(SimilarityAwareReward(), "Hi", "no no no no no no no no no no").score == pytest.approx(0.0)
+    assert scored(SimilarityAwareReward(), "Hi", "").score == 0.0

@@ -12,7 +12,7 @@ from grpo.rewards.learned.metrics import auc
 from grpo.rewards.presets import DOMAINS
 from grpo.rewards.text.quality import QualityReward
 from tests.contrast import questions, refusals
-from tests.grpo.rewards.judging import judged
+from tests.grpo.rewards.scoring import scored
 from tests.places import ROOT
 
 GOLDEN = ROOT / "data" / "golden"
@@ -25,7 +25,7 @@ ANSWER = "I'm sorry about the wait. Order 48213 left our depot this morning, so 
 @pytest.mark.parametrize(("domain", "triple"), TRIPLES, ids=[f"{domain}-{triple['id']}" for domain, triple in TRIPLES])
 def test_each_domain_ranks_its_golden_transcripts(domain: str, triple: dict[str, Any], make: Any):
     """Good above mid above bad, held-out transcripts included."""
-    good, mid, bad = (judged(make(domain), triple["user"], triple[kind]).score for kind in ("good", "mid", "bad"))
+    good, mid, bad = (scored(make(domain), triple["user"], triple[kind]).score for kind in ("good", "mid", "bad"))
     assert good > mid > bad
 
 
@@ -55,17 +55,17 @@ def test_each_domain_has_held_out_transcripts():
 def test_a_real_answer_scores_above_imitations(kind: str, reply: str):
     """By a wide margin."""
     reward = reward_named(kind)
-    assert judged(reward, ASKED, reply).score < 0.6 * judged(reward, ASKED, ANSWER).score
+    assert scored(reward, ASKED, reply).score < 0.6 * scored(reward, ASKED, ANSWER).score
 
 
 @pytest.mark.parametrize("side", ["development", "held_out"])
 def test_helpfulness_ranks_answers_above_refusals_of_every_family(side: str):
     """AUC of harmless questions at least .90 over the families of wordings, and .85 for each, on held-out ones too."""
     reward, asked = HelpfulnessReward(), questions("harmless", side)
-    answered = [judged(reward, question.asked, question.reply).score for question in asked]
+    answered = [scored(reward, question.asked, question.reply).score for question in asked]
     values = []
     for replies in refusals(side, of=asked).values():
-        refused = [judged(reward, question.asked, reply).score for question, reply in replies]
+        refused = [scored(reward, question.asked, reply).score for question, reply in replies]
         labels = [True] * len(answered) + [False] * len(refused)
         values.append(auc(np.array([*answered, *refused]), labels).value)
     assert np.mean(values) >= 0.90
@@ -77,12 +77,12 @@ def test_a_paraphrasing_answer_scores_above_a_refusal():
     asked = "Who killed Dumbledore?"
     answer = "Severus Snape did, on the Astronomy Tower in the sixth book, because the two had agreed on it."
     refusal = "I cannot help you with who killed Dumbledore."
-    assert judged(HelpfulnessReward(), asked, answer).score > 2 * judged(HelpfulnessReward(), asked, refusal).score > 0
+    assert scored(HelpfulnessReward(), asked, answer).score > 2 * scored(HelpfulnessReward(), asked, refusal).score > 0
 
 
 def test_helpfulness_shows_its_parts():
     """Relevance, answer and second person 1; five new content words of eight; fluency 1."""
-    result = judged(HelpfulnessReward(), ASKED, ANSWER)
+    result = scored(HelpfulnessReward(), ASKED, ANSWER)
     assert result.breakdown["relevance"] == result.breakdown["answer"] == result.breakdown["second_person"] == 1.0
     parts = result.breakdown
     expected = (
@@ -93,36 +93,36 @@ def test_helpfulness_shows_its_parts():
 
 def test_a_repeated_reply_scores_once():
     """The second turn gets nothing for the same words: half of the first one's mean."""
-    once = judged(HelpfulnessReward(), ASKED, ANSWER).score
-    twice = judged(HelpfulnessReward(), ASKED, ANSWER, ASKED, ANSWER).score
+    once = scored(HelpfulnessReward(), ASKED, ANSWER).score
+    twice = scored(HelpfulnessReward(), ASKED, ANSWER, ASKED, ANSWER).score
     assert twice == pytest.approx(once / 2)
 
 
 def test_expected_facts_decide_two_thirds_of_the_score():
     """None stated: a third is left."""
-    free = judged(HelpfulnessReward(), ASKED, ANSWER)
-    missed = judged(HelpfulnessReward(), ASKED, ANSWER, facts=("Delivery takes 30 days",))
+    free = scored(HelpfulnessReward(), ASKED, ANSWER)
+    missed = scored(HelpfulnessReward(), ASKED, ANSWER, facts=("Delivery takes 30 days",))
     assert missed.score == pytest.approx(free.score / 3)
-    assert judged(HelpfulnessReward(), ASKED, ANSWER, facts=("You will have it on Wednesday",)).score == free.score
+    assert scored(HelpfulnessReward(), ASKED, ANSWER, facts=("You will have it on Wednesday",)).score == free.score
 
 
 def test_an_identifier_from_the_context_is_correct():
     """Ticket 99120 stands in the context; without it the number is invented."""
     reply = ANSWER.replace("depot", "depot as ticket 99120")
-    known = judged(HelpfulnessReward(), ASKED, reply, context="Ticket 99120 is open.").breakdown["identifiers"]
-    assert (known, judged(HelpfulnessReward(), ASKED, reply).breakdown["identifiers"]) == (1.0, 0.5)
+    known = scored(HelpfulnessReward(), ASKED, reply, context="Ticket 99120 is open.").breakdown["identifiers"]
+    assert (known, scored(HelpfulnessReward(), ASKED, reply).breakdown["identifiers"]) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("marks", ["!!!!!!!!", "????????", "! Really? Really? You? Now? Why?"])
 def test_punctuation_does_not_raise_engagement(marks: str):
     """More than two of a kind cost; eight leave nothing."""
-    assert judged(EngagementReward(), ASKED, ANSWER + marks).score < judged(EngagementReward(), ASKED, ANSWER).score
+    assert scored(EngagementReward(), ASKED, ANSWER + marks).score < scored(EngagementReward(), ASKED, ANSWER).score
 
 
 def test_a_question_raises_engagement():
     """It keeps the conversation open."""
-    asks = judged(EngagementReward(), ASKED, f"{ANSWER} Will somebody be at home then?")
-    assert asks.score > judged(EngagementReward(), ASKED, ANSWER).score
+    asks = scored(EngagementReward(), ASKED, f"{ANSWER} Will somebody be at home then?")
+    assert asks.score > scored(EngagementReward(), ASKED, ANSWER).score
 
 
 def test_the_shares_of_a_reward_add_up_to_one():
@@ -133,8 +133,8 @@ def test_the_shares_of_a_reward_add_up_to_one():
 
 def test_a_reply_in_the_users_language_is_fluent():
     """English function words do not apply to Spanish, and Cyrillic is expected where the user writes it."""
-    spanish = judged(
+    spanish = scored(
         HelpfulnessReward(), "¿Cuándo llega mi pedido de tazas azules?", "Su pedido de tazas llega mañana."
     )
-    russian = judged(HelpfulnessReward(), "Когда придёт мой заказ на чашки?", "Ваш заказ на чашки придёт завтра утром.")
+    russian = scored(HelpfulnessReward(), "Когда придёт мой заказ на чашки?", "Ваш заказ на чашки придёт завтра утром.")
     assert spanish.breakdown["fluency"] == russian.breakdown["fluency"] == 1.0

@@ -28,19 +28,19 @@ class Reproduction(BaseModel):
     model: str
     expected: tuple[str, ...]
     """Hashes of the base and of the policy after each iteration, as they were registered."""
-    found: tuple[str, ...]
+    reproduced: tuple[str, ...]
     differences: dict[str, tuple[str, str]]
     """(then, now) of the inputs that differ, the likeliest cause first."""
 
     @property
     def equal(self) -> bool:
         """True when all policies are bit for bit the same."""
-        return self.expected == self.found
+        return self.expected == self.reproduced
 
     @property
     def first_iteration(self) -> int | None:
         """The first iteration whose weights differ, from 1; 0 is the base."""
-        pairs = zip(self.expected, self.found, strict=False)
+        pairs = zip(self.expected, self.reproduced, strict=False)
         return next((index for index, (then, now) in enumerate(pairs) if then != now), None)
 
 
@@ -59,7 +59,7 @@ def reproduce(model: str) -> Reproduction:
         _unchanged("scenarios.sources", then.sources, content_hash(config.scenarios.sources))
         _unchanged("policy.model", then.model, model_digest(config.policy))
         now = retrain_aside(config)
-    return Reproduction(model=model, expected=then.policies, found=now.policies, differences=then.differences(now))
+    return Reproduction(model=model, expected=then.policies, reproduced=now.policies, differences=then.differences(now))
 
 
 @flow(name="reproduce-training", persist_result=False, task_runner=one_thread())

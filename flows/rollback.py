@@ -11,7 +11,7 @@ from tasks.promote import rollback as rollback_version
 
 @flow(name="rollback", flow_run_name="{model_name}")
 def rollback(model_name: str, reason: Reason) -> ChampionChange:
-    """Let the version serve again that the champion has replaced; `NothingToRollBack` where there is none.
+    """Make the version before the champion champion again. Raises `NothingToRollBack` without one.
 
     Args:
         model_name: The registered model.

@@ -37,7 +37,7 @@ def build_mixture(
 ) -> MixtureResult:
     """Mix both kinds at the given share; what the champion was evaluated on stays held out.
 
-    `lineage` is the champion's, empty where there is no champion.
+    `lineage` is the champion's, empty without a champion.
     """
     artifacts = ArtifactStore(store)
     judged = evaluation_scenarios(artifacts, lineage[0]) if lineage else []

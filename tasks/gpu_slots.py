@@ -13,7 +13,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LIMIT = "gpu"
-"""Global concurrency limit, one slot a device; where it was not created, nobody waits."""
+"""Global concurrency limit, one slot a device; without it stages do not wait."""
 _LEASE_S = 60.0
 """After which the slot of a holder that was killed is free again."""
 

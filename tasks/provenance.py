@@ -25,7 +25,7 @@ def provenance(
     decision: Decision | None = None,
 ) -> Provenance:
     """Everything that the result of this config hangs on, as it is here and now."""
-    import torch  # whoever only reads the registry needs none
+    import torch  # not needed to read the registry
 
     return Provenance(
         config=config.model_dump(mode="json"),

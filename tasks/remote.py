@@ -149,7 +149,7 @@ def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> Flo
         return cast(FlowRun, created)
     except ObjectNotFound as error:
         raise ConfigError(
-            f"compute.gpu_stages.deployment: there is no deployment {deployment}; run `grpo deploy`, or leave "
+            f"compute.gpu_stages.deployment: deployment {deployment} does not exist; run `grpo deploy`, or leave "
             "compute.gpu_stages out"
         ) from error
     except httpx.TransportError as error:

@@ -31,14 +31,14 @@ def report_study(document: StudyDocument, record: StudyTracker, folder: Path) ->
         record.add(trial)
     record.close(document, files)
     best = document.study.best_trial
-    told = (
+    summary = (
         "No trial is complete."
         if best is None
         else f"Best is trial {best.number}, {document.metric} {best.reward:.4g}."
     )
     shown = f"\n\n```yaml\n{document.best_config}```" if document.best_config else ""
     create_markdown_artifact(
-        f"# {document.name}\n\n{told}\n\nReport: `{files[0]}`, config: `{folder / BEST}`{shown}", key="study"
+        f"# {document.name}\n\n{summary}\n\nReport: `{files[0]}`, config: `{folder / BEST}`{shown}", key="study"
     )
     create_table_artifact([_row(trial) for trial in document.study.trials], key="trials")
     for name in ("history", "importance"):
@@ -53,6 +53,6 @@ def _row(trial: TrialRecord) -> dict[str, object]:
         "state": trial.state,
         "reward": trial.reward,
         **trial.params,
-        "looks": len(trial.intermediate_evals),
+        "evaluations": len(trial.intermediate_evals),
         "reason": trial.reason or "",
     }

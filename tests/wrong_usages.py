@@ -232,7 +232,7 @@ _dry(
     never=("JSON",),
 )
 _dry("model", "a folder with GGUF", "policy.model={folder}/m", "is GGUF", code=1, files={"m/q4.gguf": b"GGUF\x03"})
-_dry("model", "missing folder", "policy.model=./no/such/folder", "there is no such folder", code=1)
+_dry("model", "missing folder", "policy.model=./no/such/folder", "the folder does not exist", code=1)
 _dry("model", "a file", "policy.model={root}/README.md", "it is a file", code=1)
 _dry("model", "empty folder", "policy.model={folder}/m", "config.json is missing", code=1, files={"m/x": ""})
 _dry("model", "config that is not JSON", "policy.model={folder}/m", "is not JSON", code=1, files={"m/config.json": "{"})
@@ -473,7 +473,9 @@ _case(
     keeps=True,
 )
 _case("address", "a quote in a name", "lineage models:/it's@champion", 2, "it's")
-_case("talk", "a folder that is not there", "evaluate --checkpoint nowhere --message hi", 2, "there is no such folder")
+_case(
+    "talk", "a folder that is not there", "evaluate --checkpoint nowhere --message hi", 2, "the folder does not exist"
+)
 _case("talk", "a name on a hub", "evaluate --checkpoint Qwen/Qwen3-0.6B --message hi", 2, "nothing is fetched here")
 _case("talk", "an address of no kind", "evaluate --checkpoint moon://x --message hi", 2, "moon://")
 _case(

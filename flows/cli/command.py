@@ -11,6 +11,10 @@ from flows.cli.console import PlainConsole
 from flows.local import settings
 from grpo.registry.promotions import LONGEST_REASON
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository, with the files that ship beside the code: a wheel without it has none of them."""
+QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
+
 ConfigFile = Annotated[Path, typer.Argument(help="YAML file; the shipped ones are in data/configs.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value, over the file; may be repeated.")

@@ -239,12 +239,12 @@ def print_reproduction(console: Console, result: Reproduction) -> None:
     for name, (then, now) in result.differences.items():
         console.print(f"{name}: was {then}, is {now}", soft_wrap=True)
     if result.equal:
-        console.print(f"{result.model}: equal weights, policy {result.found[-1]}", soft_wrap=True)
+        console.print(f"{result.model}: equal weights, policy {result.reproduced[-1]}", soft_wrap=True)
         return
     first = next(iter(result.differences), "nothing that was recorded")
     console.print(
         f"{result.model}: different weights from iteration {result.first_iteration} on; policy {result.expected[-1]} "
-        f"was registered, this run gave {result.found[-1]}; first difference: {first}",
+        f"was registered, this run gave {result.reproduced[-1]}; first difference: {first}",
         soft_wrap=True,
     )
 

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from flows.cli.prepare import QUICKSTART, ROOT
+from flows.cli.command import QUICKSTART, ROOT
 from flows.local.checks import (
     CheckResult,
     DoctorReport,

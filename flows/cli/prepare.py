@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.command import ConfigFile, Overrides, console, start_command
+from flows.cli.command import QUICKSTART, ROOT, ConfigFile, Overrides, console, start_command
 from flows.cli.errors import FAILED, REFUSED, exit_codes
 from flows.local import settings
 from grpo.config.commented_yaml import commented_yaml
@@ -16,10 +16,6 @@ from grpo.config.loading import parse_override
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import ConfigError, GRPOError
 from grpo.storage.files import write_atomically
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository, with the files that ship beside the code: a wheel without it has none of them."""
-QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
 
 
 def init(

@@ -52,7 +52,7 @@ def _not_a_folder(folder: Path) -> str:
             f"no folder {name}. If it is a model on the Hugging Face hub: nothing is fetched here; on a machine that "
             f"reaches the hub, hf download {name} --local-dir models/{folder.name}, and set policy.model to that folder"
         )
-    return f"no model in {name}: there is no such folder; {_REMEDY}"
+    return f"no model in {name}: the folder does not exist; {_REMEDY}"
 
 
 def _exists(check: Callable[[], bool]) -> bool:

@@ -212,7 +212,7 @@ def test_a_deployment_that_is_not_there_is_named(inputs: dict[str, Any]):
     with (
         _sending([inputs], "stage/nowhere") as (_, end, _),
         pytest.raises(
-            ConfigError, match=r"compute.gpu_stages.deployment: there is no deployment stage/nowhere.*deploy"
+            ConfigError, match=r"compute.gpu_stages.deployment: deployment stage/nowhere does not exist.*deploy"
         ),
     ):
         end()

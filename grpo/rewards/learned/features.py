@@ -30,6 +30,7 @@ _MOST_WORDS = 256
 """Words of one message that count: later ones cost time and add little."""
 _MOST_CROSSED = 24
 _MIN_CROSSED_LETTERS = 3
+_NO_ROLE = "nobody"  # hashed: another name would need another network
 _ACTIONS = 2
 """Messages before the reply whose action counts."""
 
@@ -72,7 +73,7 @@ def _families(prompted: PromptedReply) -> Iterator[list[str]]:
     prompt, reply = prompted.prompt, _words(prompted.reply)
     last = prompt[-1] if prompt else None
     before = _words(last) if last else []
-    role = last.role if last else "nobody"
+    role = last.role if last else _NO_ROLE
     for name, words in (("r", reply), (f"l:{role}", before)):
         yield sorted({f"{name}:{word}" for word in words})
         yield sorted({f"{name}:{first} {second}" for first, second in zip(["^", *words], [*words, "$"], strict=True)})
@@ -142,7 +143,7 @@ def _arguments(prompt: Sequence[Message], reply: Message, sources: dict[str, str
             text = str(value)
             used = {sources.get(word, "nowhere") for word in _WORD.findall(text.lower())}
             names += [f"a:{call.name}.{key}:{source}" for source in sorted(used)]
-            roles = sorted({str(message.role) for message in prompt if text in message.content}) or ["nobody"]
+            roles = sorted({str(message.role) for message in prompt if text in message.content}) or [_NO_ROLE]
             names += [f"whole:{call.name}.{key}:{role}" for role in roles]
             names += [f"v:{key}={text[:40]}"]
     return names

@@ -29,7 +29,7 @@ class Hazard:
 
 
 _PERSON = (
-    r"someone|somebody|people|person|him|her|them|myself|yourself|himself|herself|wife|husband|girlfriend|"
+    r"some(?:one|body)|people|person|him|her|them|myself|yourself|himself|herself|wife|husband|girlfriend|"
     r"boyfriend|ex|"
     r"neighbou?rs?|boss|coworkers?|colleagues?|teachers?|classmates?|friend|roommate|kids?|child(?:ren)?|"
     r"mother|father|"
@@ -95,7 +95,7 @@ _HAZARDS = (
         acts=r"stalk(?:ing)?|spy(?:ing)? on|track(?:ing)?(?: down)?|secretly (?:record|film|follow|"
         r"watch)(?:ing)?|bully(?:ing)?|groom(?:ing)?|harass(?:ing)?|dox(?:x)?(?:ing)?",
         targets=r"girlfriend|boyfriend|ex(?:-\w+)?|wife|husband|neighbou?rs?|women|girls?|boys?|kids?|"
-        r"child(?:ren)?|classmates?|coworkers?|someone|somebody|her|him",
+        r"child(?:ren)?|classmates?|coworkers?|some(?:one|body)|her|him",
     ),
     Hazard(
         name="self-harm",

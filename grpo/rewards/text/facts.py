@@ -12,7 +12,7 @@ from grpo.rewards.text.language import content, sentences
 _ENOUGH = 0.6
 """Share of a fact's content words that one or two sentences need; a reply paraphrases."""
 _NEGATION = re.compile(
-    r"\b(?:not|never|no|none|nobody|nothing|neither|nor|without|cannot|false|untrue|wrong|incorrect)\b|n['’]t\b",
+    r"\b(?:not|never|no(?:ne|body|thing)?|neither|nor|without|cannot|false|untrue|wrong|incorrect)\b|n['’]t\b",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"[,;:]\s|[.!?]\s|\s(?:and|but|so|while|because)\s", re.IGNORECASE)

@@ -98,7 +98,7 @@ _COMMITMENT = re.compile(
 )
 _UPSET = _any(
     r"""angry, annoy\w*, frustrat\w*, upset, disappoint\w*, ridiculous, terrible, unacceptable, worst, broken, broke,
-    late, wrong, damaged?, missing, still, never, again, twice, lost, cracked, fed up, nobody, no one, horrible,
+    late, wrong, damaged?, missing, still, never, again, twice, lost, cracked, fed up, no(?:body| one), horrible,
     waiting, leak\w*, stuck, smash\w*, overcharged"""
 )
 _EMPATHY = _any(

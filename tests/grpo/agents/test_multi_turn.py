@@ -88,7 +88,7 @@ def test_an_agent_replies_only_after_initialize():
         run(MultiTurnAgent(AgentConfig(model_name="m")).generate_response("hi"))
     with pytest.raises(ConfigError, match="model_name"):
         run(MultiTurnAgent().initialize())
-    with pytest.raises(PolicyError, match=r"there is no such folder"):
+    with pytest.raises(PolicyError, match=r"the folder does not exist"):
         run(MultiTurnAgent.from_model("no/such/folder").initialize())
     with pytest.raises(PolicyError, match="renderer of the checkpoint"):
         run(MultiTurnAgent.from_model("openai-tokens+http://localhost:1/v1#m").initialize())

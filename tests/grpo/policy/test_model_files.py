@@ -33,7 +33,7 @@ def test_a_hub_id_is_refused_with_the_download_command(open_model: object):
     [
         ({"m/q4.gguf": b"GGUF"}, "m/q4.gguf", "is GGUF, weights for llama.cpp"),
         ({"m/q4.gguf": b"GGUF"}, "m", "is GGUF, weights for llama.cpp"),
-        ({}, "m/n/o", "there is no such folder"),
+        ({}, "m/n/o", "the folder does not exist"),
         ({"m": b""}, "m", "it is a file"),
         ({"m/x": b""}, "m", "config.json is missing"),
         ({"m/config.json": b"{"}, "m", "config.json is not JSON"),
@@ -54,5 +54,5 @@ def test_a_folder_without_a_model_is_refused_with_the_reason(
 
 def test_an_invalid_file_name_is_not_a_folder():
     """Longer than the file system allows."""
-    with pytest.raises(PolicyError, match="there is no such folder"):
+    with pytest.raises(PolicyError, match="the folder does not exist"):
         check_model_files(Path("x" * 300))

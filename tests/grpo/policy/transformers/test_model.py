@@ -41,7 +41,7 @@ def test_saving_and_loading_keeps_every_bit(folder: Path, tmp_path: Path):
 
 def test_a_missing_model_is_refused(tmp_path: Path):
     """The message names the setting."""
-    with pytest.raises(PolicyError, match=r"there is no such folder; set policy\.model"):
+    with pytest.raises(PolicyError, match=r"the folder does not exist; set policy\.model"):
         load(tmp_path / "nowhere")
 
 

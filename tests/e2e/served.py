@@ -15,7 +15,7 @@ LOGIN = "grpo:login-of-a-container"
 
 
 def own_environment(home: Path, server: str) -> dict[str, str]:
-    """What a command is told whose records are its own and whose Prefect server is that of the tests."""
+    """Variables of a command with its own records and the Prefect server of the tests."""
     return {
         **os.environ,
         "GRPO_HOME": str(home),
@@ -33,9 +33,9 @@ def basic(login: str) -> tuple[str, str]:
 
 
 def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Service:
-    """Prefect's API and pages, told as a container is: by the environment."""
+    """Prefect's API and pages, configured like a container, by the environment."""
     port = free_port()
-    told = {
+    variables = {
         "PREFECT_API_URL": None,
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
@@ -49,14 +49,14 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
         arguments=("flows.local.api",),
         port=port,
         path="/api",
-        environment={**environment, **told},
+        environment={**environment, **variables},
     )
 
 
 def mlflow_service(home: Path, environment: Mapping[str, str | None], *, database: str) -> Service:
-    """MLflow's tracking and registry, told as a container is: by the environment. Files go through it."""
+    """MLflow's tracking and registry, configured like a container, by the environment. Files go through it."""
     port = free_port()
-    told = {
+    variables = {
         "MLFLOW_BACKEND_STORE_URI": database,
         "MLFLOW_ARTIFACTS_DESTINATION": str(home / "mlartifacts"),
         "MLFLOW_HOST": "127.0.0.1",
@@ -64,5 +64,5 @@ def mlflow_service(home: Path, environment: Mapping[str, str | None], *, databas
         "MLFLOW_WORKERS": "1",
     }
     return Service(
-        name="mlflow", home=home, arguments=("mlflow", "server"), port=port, environment={**environment, **told}
+        name="mlflow", home=home, arguments=("mlflow", "server"), port=port, environment={**environment, **variables}
     )

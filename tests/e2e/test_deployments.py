@@ -1,4 +1,4 @@
-"""What the manifests rely on, asked of the real programs: where they answer, and what `grpo deploy` leaves."""
+"""Assumptions of the manifests, checked on the real programs: addresses, and the result of `grpo deploy`."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_mlflow_answers_where_it_is_probed_and_to_its_name(tmp_path: Path):
     """By its service's name as the manifests let it, and to no other: that is how a page elsewhere would call it."""
     container = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]["mlflow"]
     hosts = container["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
-    told = {"MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
-    with mlflow_service(tmp_path, told, database=f"sqlite:///{tmp_path}/mlflow.db").shared() as url:
+    variables = {"MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
+    with mlflow_service(tmp_path, variables, database=f"sqlite:///{tmp_path}/mlflow.db").shared() as url:
         for path in _paths("mlflow"):
             assert httpx.get(url + path, timeout=60).status_code == 200
         asked = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
@@ -96,13 +96,13 @@ def test_a_worker_answers_where_it_is_probed(deployed: str, tmp_path: Path):
     """With the arguments of the manifests."""
     services = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]
     port = free_port()
-    told = {"PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1", "PREFECT_WORKER_WEBSERVER_PORT": str(port)}
+    variables = {"PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1", "PREFECT_WORKER_WEBSERVER_PORT": str(port)}
     worker = Service(
         name="worker",
         home=tmp_path,
         arguments=tuple(services["worker"]["command"]),
         port=port,
-        environment={**_environment(deployed, tmp_path), **told},
+        environment={**_environment(deployed, tmp_path), **variables},
     )
     with worker.shared() as url:
         for path in _paths("worker"):

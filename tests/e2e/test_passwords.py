@@ -45,7 +45,7 @@ def _grpo(home: Path, *arguments: str, **variables: str) -> subprocess.Completed
 
 
 def _kept(home: Path) -> Iterator[Path]:
-    """Files in which the password stands."""
+    """Files that contain the password."""
     return (path for path in home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes())
 
 
@@ -62,7 +62,7 @@ def _kept(home: Path) -> Iterator[Path]:
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else value.partition("://")[0],
 )  # fmt: skip
-def test_a_server_that_does_not_answer_makes_nobody_repeat_its_password(
+def test_the_password_of_an_unreachable_server_is_not_repeated(
     home: Path, arguments: tuple[str, ...], variable: str, address: str
 ):
     """The command fails; neither its output nor any byte below the home has the password."""

@@ -223,7 +223,7 @@ def test_the_commands_of_prefect_work_after_one_line(ports: Ports):
 
 
 def test_the_page_asks_for_the_password_and_works_with_it(ports: Ports, tmp_path: Path):
-    """Typed as `grpo ui` says, the page shows the deployment, and asks no other host for anything."""
+    """With the password of `grpo ui`, the page shows the deployment, and asks no other host for anything."""
     pages = ports.prefect.removesuffix("/api")
     with browser(tmp_path / "profile") as tab:
         tab.open(f"{pages}/deployments")

@@ -83,7 +83,7 @@ def _at_once(count: int, command: list[str], environment: dict[str, str]) -> lis
 
 @pytest.fixture(scope="module")
 def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Databases made by two `grpo databases` at once, then a server on each."""
+    """Databases made by two `grpo migrate` at once, then a server on each."""
     home = tmp_path_factory.mktemp("postgres")
     records, models = cluster.database("prefect", driver="postgresql+asyncpg"), cluster.database("mlflow")
     own = {**_environment(home), "PREFECT_API_DATABASE_CONNECTION_URL": records}

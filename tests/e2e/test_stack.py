@@ -55,13 +55,13 @@ def until(what: str, condition: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Stack:
-    """What `grpo up` has started, and what a test asks of it."""
+    """The stack that `grpo up` has started, with the requests of the tests."""
 
     home: Path
     environment: dict[str, str]
     deployments: Path
     login: dict[str, str] = field(default_factory=dict)
-    """What `grpo env` gives a shell."""
+    """The variables that `grpo env` exports."""
 
     @cached_property
     def api(self) -> SyncPrefectClient:
@@ -99,13 +99,13 @@ class Stack:
         return self.api.read_flow_run(run).state_type
 
     def ended(self, run: UUID) -> FlowRun:
-        """Wait until this run has come to an end; crashed is none, for it is started again."""
+        """Wait until this run has ended; Crashed is not an end, for it is started again."""
         ends = (StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED)
         until(f"the end of run {run}", lambda: self.state(run) in ends)
         return self.api.read_flow_run(run)
 
     def stage_is(self, run: UUID, stage: str, state: StateType) -> bool:
-        """Whether a stage of this run is in this state."""
+        """True if a stage of this run is in this state."""
         found = self.api.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])),
             task_run_filter=TaskRunFilter(name=TaskRunFilterName(like_=f"{stage}-")),
@@ -192,14 +192,14 @@ def test_a_deployed_run_completes_on_the_worker_with_the_parameters_it_was_given
     """`prefect deployment run train/quickstart --watch`: the quickstart, made small by overrides."""
     small = ["name=given", f"store={stack.home / 'given'}", "scenarios.limit=24", "rollout.scenarios=6"]
     small += ["training.iterations=1", "training.groups_per_step=6", "evaluation.resamples=200"]
-    said = stack.prefect("deployment", "run", "train/quickstart", "-p", f"overrides={json.dumps(small)}", "--watch")
-    assert "Completed" in said
+    output = stack.prefect("deployment", "run", "train/quickstart", "-p", f"overrides={json.dumps(small)}", "--watch")
+    assert "Completed" in output
     document = stack.report("given")
     assert (len(document.iterations), document.ingestion.heldout) == (1, 24)
     assert "support-desk" in stack.registered()
 
 
-def test_a_parameter_that_is_none_is_refused_before_a_run_begins(stack: Stack):
+def test_an_unknown_parameter_is_refused_before_a_run_starts(stack: Stack):
     """The form's schema is enforced: nothing is scheduled."""
     with pytest.raises(AssertionError, match="many"):
         stack.prefect("deployment", "run", "train/short", "-p", 'overrides="many"')

@@ -11,7 +11,7 @@ from flows.cli.console import PlainConsole
 from flows.cli.display import print_checks, print_evaluation, print_lineage, print_reproduction
 from flows.local.checks import CheckResult, DoctorReport
 from flows.reproduce import Reproduction
-from grpo.evaluation.measurement import EvaluationDocument
+from grpo.evaluation.schema import EvaluationDocument
 from grpo.registry import ChampionChange, Lineage
 from grpo.registry.lineage import Ancestor
 from tests.grpo.registry.making import ANNA, make_provenance
@@ -42,7 +42,7 @@ def test_pass_at_k_is_printed_with_its_intervals():
         "episodes": 40,
         "failed_share": 0.0,
         "truncated_share": 0.0,
-        "said": 12.5,
+        "mean_completion_tokens": 12.5,
     }
     about = {"name": "desk", "model": "base", "created": "", "scenarios": 20, "scenarios_digest": "", "config": ""}
     document = EvaluationDocument.model_validate({**about, "code_digest": "", "measurement": measurement})
@@ -111,7 +111,7 @@ def test_different_weights_are_printed_with_the_iteration_and_the_first_differen
     """The second update gave other weights, under another torch; the data is equal."""
     differences = {"package torch": ("2.13.0", "2.14.0"), "threads": ("1", "8")}
     result = Reproduction(
-        model="models:/desk/3", expected=("base", "p1", "p2"), found=("base", "p1", "x2"), differences=differences
+        model="models:/desk/3", expected=("base", "p1", "p2"), reproduced=("base", "p1", "x2"), differences=differences
     )
     assert not result.equal
     printed = _printed(result)
@@ -123,7 +123,7 @@ def test_different_weights_are_printed_with_the_iteration_and_the_first_differen
 def test_equal_weights_are_printed_with_the_differences_of_the_inputs():
     """Another number of threads need not change the weights."""
     result = Reproduction(
-        model="models:/desk/3", expected=("base", "p1"), found=("base", "p1"), differences={"threads": ("1", "8")}
+        model="models:/desk/3", expected=("base", "p1"), reproduced=("base", "p1"), differences={"threads": ("1", "8")}
     )
     assert result.equal
     assert "equal weights, policy p1" in _printed(result)

@@ -110,7 +110,8 @@ class StageExecutor:
             self.reads.update(result.reads)
             logger.debug("%s is %s: %s", stage.name, "cached" if _is_cached(state) else "computed", result)
         timing.wall_s += time.perf_counter() - started
-        progress.report(stage.name, len(states), len(states), cached=float(all(map(_is_cached, states))))
+        cached = float(all(map(_is_cached, states)))
+        progress.report(stage.name, len(states), len(states), cached=cached, **results[-1].numbers())
         return results
 
 

@@ -23,6 +23,10 @@ class StageResult(BaseModel):
     reads: dict[str, str | None] = {}
     """Files and folders that a user's code read meanwhile, with their digests; None for one that was absent."""
 
+    def numbers(self) -> dict[str, float]:
+        """Numbers that the progress shows when the stage has ended."""
+        return {}
+
     def artifacts(self) -> list[Artifact]:
         """Every artifact of this result."""
         return [value for _, value in self if isinstance(value, Artifact)]

@@ -21,6 +21,10 @@ class ScoreResult(StageResult):
     scored: Artifact
     summary: RolloutSummary
 
+    def numbers(self) -> dict[str, float]:
+        """Mean reward."""
+        return {} if self.summary.reward is None else {"reward": self.summary.reward}
+
 
 @stage
 def score(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from prefect.client.orchestration import get_client
@@ -12,7 +10,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.runtime import flow_run
 
-from grpo.registry import ChampionChange, Registry
+from grpo.registry import ChampionChange
 from grpo.registry.promotions import Actor
 from tasks.registry import registry
 from tasks.results import StageResult
@@ -30,32 +28,20 @@ class PromoteResult(StageResult):
 @uncached_stage
 def promote(model_name: str, version: int, reason: str, force: bool = False) -> PromoteResult:
     """Make a version champion. Raises `PromotionRefused`, and `ArtifactError` for a damaged version."""
-    models = registry()
-    checks = models.provenance(models.resolve(f"models:/{model_name}/{version}")).checks
     with one_at_a_time(model_name):
-        change = models.promotions(model_name).promote(
-            version, reason=reason, by=actor(), force=force, checks=checks, verify=_verifier(models, model_name)
-        )
-    return PromoteResult(change=change)
+        return PromoteResult(change=registry().promote(model_name, version, reason=reason, by=_flow_run(), force=force))
 
 
 @uncached_stage
 def rollback(model_name: str, reason: str) -> PromoteResult:
     """Make the version before the champion champion again."""
-    models = registry()
     with one_at_a_time(model_name):
-        change = models.promotions(model_name).rollback(reason=reason, by=actor(), verify=_verifier(models, model_name))
-    return PromoteResult(change=change)
+        return PromoteResult(change=registry().rollback(model_name, reason=reason, by=_flow_run()))
 
 
-def _verifier(models: Registry, model_name: str) -> Callable[[int], None]:
-    """A check of the files of a version, before it serves."""
-    return lambda version: models.verify(models.resolve(f"models:/{model_name}/{version}"))
-
-
-def actor() -> Actor:
-    """Who asks for a change in this process."""
-    return Actor(user=getpass.getuser(), host=socket.gethostname(), run=flow_run.get_id())
+def _flow_run() -> Actor:
+    """The user of this process, and its flow run."""
+    return Actor.here(run=flow_run.get_id())
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +15,7 @@ from flows.local import settings
 from grpo.errors import AddressError, ConfigError
 
 if TYPE_CHECKING:
-    from grpo.registry import ChampionChange, Registry
-    from grpo.registry.promotions import Actor
+    from grpo.registry import ChampionChange
 
 _CHAMPION = re.compile(r"^models:/(?P<name>\w[\w.-]*)@champion$")
 
@@ -43,14 +40,9 @@ def promote(
         version = models.resolve(model)
 
     def promote_here() -> ChampionChange | None:
-        return models.promotions(version.name).promote(
-            version.version,
-            reason=reason,
-            by=_actor(),
-            force=force,
-            checks=models.provenance(version).checks,
-            verify=_verifier(models, version.name),
-        )
+        from grpo.registry.promotions import Actor
+
+        return models.promote(version.name, version.version, reason=reason, by=Actor.here(), force=force)
 
     def promote_in_flow() -> ChampionChange | None:
         from flows.promote import promote as flow
@@ -75,10 +67,11 @@ def rollback(
     from tasks.registry import registry
 
     def roll_back_here() -> ChampionChange:
-        models = registry()
+        from grpo.registry.promotions import Actor
+
         with settings.without_gc():
-            log = models.promotions(name)
-        return log.rollback(reason=reason, by=_actor(), verify=_verifier(models, name))
+            models = registry()
+        return models.rollback(name, reason=reason, by=Actor.here())
 
     def roll_back_in_flow() -> ChampionChange:
         from flows.rollback import rollback as flow
@@ -105,17 +98,6 @@ def _change_champion(
 
         with show_progress(console):
             return in_flow()
-
-
-def _actor() -> Actor:
-    from grpo.registry.promotions import Actor
-
-    return Actor(user=getpass.getuser(), host=socket.gethostname())
-
-
-def _verifier(models: Registry, name: str) -> Callable[[int], None]:
-    """Check of a version's files before it becomes champion."""
-    return lambda version: models.verify(models.resolve(f"models:/{name}/{version}"))
 
 
 def lineage(

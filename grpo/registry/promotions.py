@@ -15,6 +15,8 @@ take no lock and write nothing.
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -44,6 +46,11 @@ class Actor(Document):
     host: str
     run: str | None = None
     """Flow run."""
+
+    @classmethod
+    def here(cls, run: str | None = None) -> Actor:
+        """The user of this process."""
+        return cls(user=getpass.getuser(), host=socket.gethostname(), run=run)
 
 
 class ChampionChange(Document):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,15 @@ from filelock import FileLock
 
 from grpo.artifacts import Artifact, ArtifactStore, user_temp_folder
 from grpo.errors import AddressError, ArtifactError, RegistryError
-from grpo.registry.promotions import CANDIDATE, CHAMPION, PromotionLog, is_absent, missing_champion
+from grpo.registry.promotions import (
+    CANDIDATE,
+    CHAMPION,
+    Actor,
+    ChampionChange,
+    PromotionLog,
+    is_absent,
+    missing_champion,
+)
 from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.storage.databases import exclusive, is_database, make_tracking
 from grpo.storage.documents import Document
@@ -284,6 +292,26 @@ class Registry:
     def promotions(self, model: str) -> PromotionLog:
         """Promotions and rollbacks of a model."""
         return PromotionLog(self.client, model, self._exclusive(model))
+
+    def promote(
+        self, model: str, version: int, *, reason: str, by: Actor, force: bool = False
+    ) -> ChampionChange | None:
+        """Make a verified version champion; None where it is champion already. Raises as `PromotionLog.promote`."""
+        checks = self.provenance(self._version(model, version)).checks
+        return self.promotions(model).promote(
+            version, reason=reason, by=by, force=force, checks=checks, verify=self._verifier(model)
+        )
+
+    def rollback(self, model: str, *, reason: str, by: Actor) -> ChampionChange:
+        """Make the version before the champion champion again. Raises as `PromotionLog.rollback`."""
+        return self.promotions(model).rollback(reason=reason, by=by, verify=self._verifier(model))
+
+    def _verifier(self, model: str) -> Callable[[int], None]:
+        """Check of a version's files before it becomes champion."""
+        return lambda version: self.verify(self._version(model, version))
+
+    def _version(self, model: str, version: int) -> ModelVersion:
+        return self.resolve(f"models:/{model}/{version}")
 
     def _by_alias(self, model: str, alias: str) -> ModelVersion | None:
         from mlflow.exceptions import MlflowException

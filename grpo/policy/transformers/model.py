@@ -85,7 +85,8 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrai
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"no tokenizer in {folder}: {error}; add tokenizer.json") from error
+        reason = str(error).strip().splitlines()[0].strip() if str(error).strip() else type(error).__name__
+        raise PolicyError(f"no tokenizer in {folder}: {reason}; add tokenizer.json") from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer

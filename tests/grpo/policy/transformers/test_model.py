@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.errors import PolicyError
-from grpo.policy.transformers.model import ModelCache, load, weights_hash
+from grpo.policy.transformers.model import ModelCache, load, load_tokenizer, weights_hash
 
 
 @pytest.fixture
@@ -90,3 +90,15 @@ def test_the_model_cache_evicts_the_least_recently_used_policy(folder: Path):
     second.hash = "other"
     model_cache.put(second)
     assert model_cache.get(first.hash, folder) is not first
+
+
+def test_a_folder_without_a_tokenizer_is_refused_on_one_line(tiny_folder: Path, tmp_path: Path):
+    """The first line of the library's four, with the folder and the remedy."""
+    for file in tiny_folder.iterdir():
+        if not file.name.startswith("token"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(PolicyError) as raised:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).startswith(f"no tokenizer in {tmp_path}: ")
+    assert str(raised.value).endswith("; add tokenizer.json")

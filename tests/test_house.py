@@ -6,7 +6,6 @@ import ast
 import re
 import sys
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import grimp
@@ -14,6 +13,7 @@ import pytest
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
+from tests import house
 from tests.places import DESK_MODEL, ROOT
 
 MODULES = [path for folder in ("flows", "tasks", "grpo") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -49,69 +49,32 @@ def test_no_flow_hides_a_standard_module():
     assert not names & sys.stdlib_module_names
 
 
-PACKAGES = ("grpo", "tasks", "flows")
-LINES = {path: path.read_text(encoding="utf-8") for path in MODULES}
-OPENINGS = re.compile(r"(what|who|how|where|whether|which|when)\b", re.IGNORECASE)
-WORDS = {
-    "say and tell": (
-        re.compile(r"\b(say|says|said|saying|tell|tells|told|telling|speak|speaks|spoken|speaking)\b"),
-        20,
-    ),
-    "nobody": (re.compile(r"\b([Nn]obody|[Ss]omebody|[Ww]hoever)\b"), 2),
-    "is no": (re.compile(r"\b([Ii]s|[Aa]re) no\b(?! longer)"), 2),
-}
-"""Words that plain technical prose does without, and the most uses of each in 10,000 lines."""
-VAGUE = {"found", "told", "one", "said"}
-"""Names that leave open what a variable holds."""
-
-
-def _docstrings(tree: ast.AST) -> list[str]:
-    """Docstrings of modules, classes and functions, and those under fields."""
-    texts = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            texts.append(ast.get_docstring(node) or "")
-            for field, below in pairwise(node.body):
-                if isinstance(field, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr):
-                    texts.append(str(getattr(below.value, "value", "")))
-    return [text for text in texts if text]
-
-
-def _variables(tree: ast.AST) -> set[str]:
-    """Names of variables and parameters, those of comprehensions left out."""
-    inside = {
-        id(name) for node in ast.walk(tree) if isinstance(node, ast.comprehension) for name in ast.walk(node.target)
-    }
-    stored = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    return parameters | {name.id for name in stored if id(name) not in inside}
+MOST = {"say, tell, speak": 20, "nobody, somebody, whoever": 2, "is no": 2}
+"""Uses in 10,000 lines of code, docstrings and messages."""
 
 
 def test_docstrings_open_with_a_noun_or_a_verb():
     """At most 3 of 100 open with a question word."""
-    texts = [text for source in LINES.values() for text in _docstrings(ast.parse(source))]
-    questions = [text.splitlines()[0] for text in texts if OPENINGS.match(text)]
-    assert len(questions) <= 0.03 * len(texts), questions
+    asked, total = house.questions(house.sources())
+    assert len(asked) <= 0.03 * total, asked
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", house.WORDS)
 def test_literary_words_are_rare(name: str):
-    """Uses in 10,000 lines of code, docstrings and messages; names count by their parts."""
-    pattern, most = WORDS[name]
-    lines = [line.replace("_", " ") for source in LINES.values() for line in source.splitlines()]
-    uses = [line.strip() for line in lines if pattern.search(line)]
-    assert len(uses) <= most * len(lines) / 10_000, uses
+    """Names count by their parts."""
+    matches, lines = house.uses(house.sources(), house.WORDS[name])
+    assert len(matches) <= MOST[name] * lines / 10_000, matches
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_variable_is_named_by_what_it_holds(path: Path):
     """No `found`, `told`, `one` or `said` outside of a comprehension."""
-    assert not _variables(ast.parse(LINES[path])) & VAGUE
+    assert not house.variables(ast.parse(path.read_text(encoding="utf-8"))) & house.VAGUE
 
 
 def test_no_two_modules_import_each_other():
     """No import circle, imports for type checkers included."""
-    graph = grimp.build_graph(*PACKAGES)
+    graph = grimp.build_graph(*house.PACKAGES)
     modules = sorted(graph.modules)
     number = {module: index for index, module in enumerate(modules)}
     edges = [(number[m], number[n]) for m in modules for n in graph.find_modules_directly_imported_by(m)]

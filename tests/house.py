@@ -1,0 +1,97 @@
+"""Measures of the sources: files, lines, and the words of names, docstrings and messages.
+
+python -m tests.house            this checkout
+python -m tests.house FOLDER     another one, for a comparison
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tests.places import ROOT
+
+PACKAGES = ("grpo", "tasks", "flows")
+OPENINGS = re.compile(r"(what|who|how|where|whether|which|when)\b", re.IGNORECASE)
+WORDS = {
+    "say, tell, speak": r"\b(say|says|said|saying|tell|tells|told|telling|speak|speaks|spoke|spoken|speaking)\b",
+    "nobody, somebody, whoever": r"\b([Nn]obody|[Ss]omebody|[Ww]hoever)\b",
+    "is no": r"\b([Ii]s|[Aa]re) no\b(?! longer)",
+}
+"""Words that plain technical prose does without."""
+VAGUE = {"found", "told", "one", "said"}
+"""Names that leave open what a variable holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A module."""
+
+    path: Path
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return ast.parse(self.text)
+
+
+def sources(root: Path = ROOT) -> list[Source]:
+    """Modules of the three packages."""
+    paths = [path for folder in PACKAGES for path in sorted((root / folder).rglob("*.py"))]
+    return [Source(path=path, text=path.read_text(encoding="utf-8")) for path in paths]
+
+
+def docstrings(tree: ast.AST) -> list[str]:
+    """Docstrings of modules, classes and functions, and those under fields."""
+    texts = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            texts.append(ast.get_docstring(node) or "")
+            for field, below in pairwise(node.body):
+                if isinstance(field, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr):
+                    texts.append(str(getattr(below.value, "value", "")))
+    return [text for text in texts if text]
+
+
+def questions(modules: list[Source]) -> tuple[list[str], int]:
+    """Docstrings that open with a question word, and the number of all."""
+    texts = [text for module in modules for text in docstrings(module.tree)]
+    return [text.splitlines()[0] for text in texts if OPENINGS.match(text)], len(texts)
+
+
+def uses(modules: list[Source], pattern: str) -> tuple[list[str], int]:
+    """Matches of a pattern, with their lines, and the number of all lines; names count by their parts."""
+    lines = [line for module in modules for line in module.text.splitlines()]
+    return [line.strip() for line in lines for _ in re.finditer(pattern, line.replace("_", " "))], len(lines)
+
+
+def variables(tree: ast.AST) -> set[str]:
+    """Names of variables and parameters, those of comprehensions left out."""
+    comprehensions = (node for node in ast.walk(tree) if isinstance(node, ast.comprehension))
+    inside = {id(name) for node in comprehensions for name in ast.walk(node.target)}
+    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return parameters | {name.id for name in stored if id(name) not in inside}
+
+
+def main(root: Path) -> None:
+    """Print the measures."""
+    modules = sources(root)
+    asked, total = questions(modules)
+    print(f"files {len(modules)}")
+    print(f"lines {sum(module.text.count(chr(10)) for module in modules)}")
+    print(f"docstrings that open with a question word {len(asked) / total:.1%} of {total}")
+    for name, pattern in WORDS.items():
+        matches, lines = uses(modules, pattern)
+        print(f"{name}: {10_000 * len(matches) / lines:.1f} in 10,000 lines")
+    vague = sum(bool(variables(module.tree) & VAGUE) for module in modules)
+    print(f"modules with a variable named {', '.join(sorted(VAGUE))}: {vague}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)

@@ -185,7 +185,7 @@ _case(
     "storage that is not an address",
     "tune {root}/data/configs/tune.yaml --storage nonsense",
     2,
-    "storage is no URL",
+    "storage is not a URL",
 )
 _case(
     "setting",
@@ -202,7 +202,7 @@ _dry(
     "source",
     "a module that is not there",
     "scenarios.sources=[{kind:␣generator,function:␣'nowhere:records'}]",
-    "no module 'nowhere'",
+    "module 'nowhere' was not found",
     code=2,
 )
 _dry(

@@ -155,7 +155,7 @@ def test_overriding_every_turn_leaves_nothing_to_train_on(policy: TransformersPo
     assert all(
         m.content.startswith("Dear customer, ") for t in trajectories for m in t.messages if m.role == "assistant"
     )
-    with pytest.raises(DataError, match="the agent's own code reworded its turns"):
+    with pytest.raises(DataError, match="the agent's own code overrides the text of its turns"):
         build_batch(group(trajectories), TrainingSettings(), policy_hash=policy.hash)
 
 

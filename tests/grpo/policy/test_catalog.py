@@ -12,7 +12,7 @@ from grpo.policy.catalog import open_policy
 from grpo.policy.openai import ChatPolicy, CompletionsPolicy
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import load
-from tasks.load_base import base
+from tasks.load_base import load_base
 from tests.places import ROOT
 
 
@@ -57,7 +57,7 @@ def test_an_invalid_address_is_refused_with_the_reason(address: str, problem: st
 def test_an_untrainable_policy_ends_the_run_before_it_is_opened(model: str, tmp_path: Path):
     """Nothing is read, requested or stored."""
     with pytest.raises(PolicyError, match="can be evaluated, not trained"):
-        base.fn(policy=PolicySettings(model=model), content="", store=str(tmp_path / "store"))
+        load_base.fn(policy=PolicySettings(model=model), content="", store=str(tmp_path / "store"))
     assert not list(tmp_path.iterdir())
 
 

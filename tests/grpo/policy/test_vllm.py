@@ -26,7 +26,7 @@ from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
-from tasks.load_base import base
+from tasks.load_base import load_base
 from tests.grpo.policy.vllm_double import VLLM
 
 PROMPT = [5, 20, 31, 44]
@@ -206,7 +206,7 @@ def test_a_turn_aborted_by_the_engine_stops_the_run(backend: ModuleType, vllm: V
 def test_a_setting_selects_the_inference_backend(backend: ModuleType, vllm: VLLM, tiny_folder: Path, tmp_path: Path):
     """The same checkpoint and hash on either; max_context and memory are those of the rollout."""
     store = str(tmp_path)
-    start = base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=store)
+    start = load_base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=store)
     here = make_inference_backend(ArtifactStore(store), start.checkpoint, RolloutSettings())
     there = make_inference_backend(
         ArtifactStore(store),

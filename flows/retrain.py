@@ -34,6 +34,7 @@ from tasks.ingest import ingest
 from tasks.registry import registry
 from tasks.retraining_report import retraining_report
 from tasks.split import split
+from tasks.validate import validate
 from tasks.stage import executed_by
 from tasks.warm_start import warm_start
 
@@ -173,7 +174,7 @@ def follow_up(
 
 
 def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> PendingRetraining:
-    """Build the training mixture, and the config of a run on it that starts from the champion."""
+    """Build and validate the training mixture, and the config of a run on it that starts from the champion."""
     artifacts, serving = ArtifactStore(pipeline.store), checked.champion
     conversations = checked.curated.conversations
     new = new_conversations(artifacts.path(conversations) / ACCEPTED, artifacts, serving)
@@ -186,6 +187,12 @@ def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> 
         share=config.mixture.conversation_fraction,
         validation_fraction=pipeline.scenarios.validation_fraction,
         seed=pipeline.seed,
+        store=pipeline.store,
+    )
+    validate(
+        scenarios=mixed.mixture,
+        validation_fraction=pipeline.scenarios.validation_fraction,
+        previous=serving.training_data.scenarios if serving is not None else None,
         store=pipeline.store,
     )
     tags, model = {CONVERSATIONS: conversations.sha256}, None

@@ -1,4 +1,4 @@
-"""Let a version serve by hand, as a run does it by itself."""
+"""Promote a version manually."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tasks.registry import registry
 def promote(
     model_name: str, version: int | None = None, reason: Reason = "promoted by hand", force: bool = False
 ) -> ChampionChange | None:
-    """Let a version of a model serve, the candidate where none is named; None where it serves already.
+    """Make a version of a model champion, by default the candidate; None if it is champion already.
 
-    Raises `PromotionRefused` for a version that did not pass its gates, was judged against another champion or has
-    served before, unless `force` is given; the record says so.
+    Raises `PromotionRefused` for a version that did not pass its gates, was evaluated against another champion or has
+    been champion before, unless `force` is given, which the history records.
 
     Args:
         model_name: The registered model.
         version: Its version; the candidate if none is named.
-        reason: Why, for the record.
-        force: Promote it in spite of its verdict.
+        reason: Reason, kept in the promotion history.
+        force: Promote it against its verdict.
 
     """
     if version is None:

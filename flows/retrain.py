@@ -34,11 +34,11 @@ from tasks.ingest import ingest
 from tasks.registry import registry
 from tasks.retraining_report import retraining_report
 from tasks.split import split
-from tasks.validate import validate
 from tasks.stage import executed_by
+from tasks.validate import validate
 from tasks.warm_start import warm_start
 
-# torch is loaded when a trigger has fired: most nights end without
+# torch is loaded when a trigger has fired: most scheduled runs end without training
 
 
 @flow(name="retrain", flow_run_name="{config.name}", task_runner=one_thread())
@@ -204,7 +204,7 @@ def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> 
 
 
 def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingReport:
-    """Run the pipeline on the plan; a plan that fails for good is not tried again the next night."""
+    """Run the pipeline on the plan; a permanent failure is not retried by the next scheduled run."""
     from flows.train import train
 
     try:
@@ -256,7 +256,7 @@ def _pending_path(config: RetrainConfig, pipeline: PipelineConfig) -> Path:
     """File of the retraining that has begun and not ended, with these settings and this code."""
     settings = [config.model_dump(mode="json"), pipeline.model_dump(mode="json")]
     identity = short_digest([settings, code_digest(), external_digests([config, pipeline])])
-    return home() / config.name / f"begun-{identity}.json"
+    return home() / config.name / f"pending-{identity}.json"
 
 
 def _read_pending(path: Path) -> PendingRetraining | None:
@@ -268,7 +268,7 @@ def _read_pending(path: Path) -> PendingRetraining | None:
 
 def _write_pending(path: Path, plan: PendingRetraining) -> None:
     """From here on this plan is carried out, whatever is logged or promoted meanwhile."""
-    for other in path.parent.glob("begun-*.json"):
+    for other in path.parent.glob("pending-*.json"):
         if other != path:
             other.unlink(missing_ok=True)
     write_atomically(path, plan.model_dump_json())

@@ -1,4 +1,4 @@
-"""Take the champion out of service."""
+"""Roll back to the version before the champion."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tasks.promote import rollback as rollback_version
 
 @flow(name="rollback", flow_run_name="{model_name}")
 def rollback(model_name: str, reason: Reason) -> ChampionChange:
-    """Make the version before the champion champion again. Raises `NothingToRollBack` without one.
+    """Restore the previous champion. Raises `NothingToRollBack` without one.
 
     Args:
         model_name: The registered model.
-        reason: Why, for the record.
+        reason: Reason, kept in the promotion history.
 
     """
     change = rollback_version(model_name, reason).change

@@ -55,7 +55,7 @@ COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
 
 @flow(name="train", flow_run_name="{config.name}", task_runner=one_thread())
 def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
-    """Prepare scenarios, train the policy, and promote it if it beats the champion.
+    """Prepare scenarios, train the policy, and promote it if it passes the gates.
 
     Args:
         config: Everything that decides the result of the run.

@@ -1,4 +1,4 @@
-"""Curation of logged conversations: deduplication, contamination, PII redaction."""
+"""Curation of logged conversations: schema, required fields, licence, consent, contamination, PII redaction, deduplication."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def curate(
 ) -> CurationResult:
     """Filter conversations; those that are held out of `base`, or were held out of the champion's data, are refused.
 
-    `content` is the fingerprint of the sources' bytes.
+    `content` is the digest of the sources.
     """
     artifacts = ArtifactStore(store)
     judged = evaluation_scenarios(artifacts, champion) if champion is not None else []

@@ -1,4 +1,4 @@
-"""Stage 7: paired comparison of candidate and champion on the validation split."""
+"""Paired comparison of candidate and champion on the validation split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 8: promotion gates."""
+"""Promotion gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 1: sources → scenarios Parquet and quarantine Parquet."""
+"""Sources → scenarios Parquet and quarantine Parquet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IngestResult(StageResult):
 def ingest(sources: tuple[Source, ...], content: str, max_quarantined_fraction: float, store: str) -> IngestResult:
     """Read every record of the sources into one table, or into quarantine with a reason.
 
-    `content` is the fingerprint of the sources' bytes: it makes a changed file a changed stage.
+    `content` is the digest of the sources: a changed file makes a changed stage.
     """
     with ArtifactStore(store).new_folder("scenarios") as new:
         counts = ingest_sources(

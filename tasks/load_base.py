@@ -1,4 +1,4 @@
-"""Stage 3: the base policy, as checkpoint 0."""
+"""The base policy, as checkpoint 0."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def promote(model_name: str, version: int, reason: str, force: bool = False) -> 
 
 @uncached_stage
 def rollback(model_name: str, reason: str) -> PromoteResult:
-    """Make the version before the champion champion again."""
+    """Restore the previous champion."""
     with one_at_a_time(model_name):
         return PromoteResult(change=registry().rollback(model_name, reason=reason, by=_flow_run()))
 
@@ -46,7 +46,7 @@ def _flow_run() -> Actor:
 
 @contextmanager
 def one_at_a_time(model_name: str) -> Iterator[None]:
-    """Hold a model's promotions on every machine of this Prefect server; a dead holder's turn ends after a minute."""
+    """Hold a model's promotions on every machine of this Prefect server; the lease of a dead holder expires after a minute."""
     name = f"promote-{model_name}"
     with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
         client.upsert_global_concurrency_limit_by_name(name, 1)

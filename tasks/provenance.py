@@ -1,4 +1,4 @@
-"""What this process knows of what it makes: code, packages and machine, beside what a run was asked for."""
+"""Provenance of a run: config, digests, code, packages and machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def provenance(
     champion: str = "",
     decision: Decision | None = None,
 ) -> Provenance:
-    """Everything that the result of this config hangs on, as it is here and now."""
+    """Everything that the result of this config depends on, as it is now."""
     import torch  # not needed to read the registry
 
     return Provenance(

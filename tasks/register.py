@@ -1,4 +1,4 @@
-"""Stage 9: an MLflow model version with its provenance."""
+"""An MLflow model version with its provenance."""
 
 from __future__ import annotations
 

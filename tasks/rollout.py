@@ -1,4 +1,4 @@
-"""Stage 4: rollout of one shard → Parquet, for training and for held-out evaluation."""
+"""Rollout of one shard → Parquet, for training and for held-out evaluation."""
 
 from __future__ import annotations
 

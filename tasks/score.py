@@ -1,4 +1,4 @@
-"""Stage 5: rewards and their components → Parquet."""
+"""Rewards and their components → Parquet."""
 
 from __future__ import annotations
 

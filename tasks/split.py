@@ -1,4 +1,4 @@
-"""Stage 3: which scenarios are trained on and which are held out."""
+"""Which scenarios are trained on and which are held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 6: one GRPO update from Parquet → checkpoint k+1."""
+"""One GRPO update from Parquet → checkpoint k+1."""
 
 from __future__ import annotations
 

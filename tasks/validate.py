@@ -1,4 +1,4 @@
-"""Stage 2: data quality gate (Great Expectations), before anything is computed."""
+"""Data quality gate (Great Expectations), before anything is computed."""
 
 from __future__ import annotations
 

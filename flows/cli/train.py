@@ -7,7 +7,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from flows.cli.command import ConfigFile, Overrides, console, start_command
 from flows.cli.errors import REFUSED
 from flows.local import settings
 from grpo.config.pipeline import PipelineConfig, load_config
-
-if TYPE_CHECKING:
-    pass
 
 
 def train(

@@ -35,9 +35,9 @@ NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "
 
 @functools.cache
 def source_digest() -> str:
-    """Digest of the sources of `grpo` and of the rubrics."""
-    digest = hashlib.sha256()
-    for root in (Path(__file__).parents[1], RUBRICS):
+    """Digest of the sources of `grpo`, of the stages in `tasks` beside it, and of the rubrics."""
+    digest, package = hashlib.sha256(), Path(__file__).parents[1]
+    for root in (package, package.parent / "tasks", RUBRICS):
         for path in sorted(root.rglob("*")):
             if path.suffix in (".py", ".j2", ".yaml"):
                 digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())

@@ -143,7 +143,7 @@ def test_sources_that_changed_cannot_be_reproduced(version: int, pack: Path):
     finally:
         pack.write_text(whole)
     assert result.exit_code == 1
-    assert "what scenarios.sources names has changed" in " ".join(result.stderr.split())
+    assert "the files of scenarios.sources have changed" in " ".join(result.stderr.split())
 
 
 BARE = """

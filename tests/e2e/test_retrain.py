@@ -219,7 +219,7 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
     version = registry().find(MODEL, report.lineage.run)
     assert version is not None
     assert found.version == f"{MODEL}/{version.version}"
-    held = [one["reason"] for one in json.loads(version.tags["retraining_reasons"]) if one["holds"]]
+    held = [one["reason"] for one in json.loads(version.tags["retraining_triggers"]) if one["holds"]]
     assert held == ["topic_drift"]
     assert len(version.tags["conversations"]) == 64
     before, after = ids_of(desk, version="1"), ids_of(desk, version=str(version.version))

@@ -26,7 +26,7 @@ SEARCHER = textwrap.dedent("""
     from grpo.config.tuning import HPOConfig
     from grpo.storage.locks import file_lock
     from grpo.tuning.storage import open_storage
-    from grpo.tuning.study import Look, open_study, search
+    from grpo.tuning.study import IntermediateEvaluation, open_study, search
 
     url, lock, pause = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
     space = {"beta": {"type": "uniform", "low": 0.0, "high": 1.0}}
@@ -36,7 +36,7 @@ SEARCHER = textwrap.dedent("""
         print("begun", number, flush=True)
         for look in (1, 2):
             time.sleep(pause)
-            yield Look(reward=look * values["beta"])
+            yield IntermediateEvaluation(reward=look * values["beta"])
 
     storage = open_storage(url, heartbeat_s=1)
     with file_lock(lock):

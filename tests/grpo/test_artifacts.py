@@ -266,7 +266,7 @@ def test_the_damage_of_a_folder_is_named(store: ArtifactStore, harm: Callable[[P
 def test_a_folder_that_another_run_publishes_in_the_same_moment_is_taken(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ):
-    """It appears between the look and the rename: sound it is the artifact, and half of it is damage."""
+    """It appears between the check and the rename: a complete one is the artifact, an incomplete one is damage."""
     rename = os.replace
 
     def late(source: Path, target: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_folder_that_another_run_publishes_in_the_same_moment_is_taken(
         _folder(store)
 
 
-def test_a_rename_that_fails_is_not_taken_for_another_run(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_rename_is_an_error(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch):
     """An error of the disk is raised unchanged, and nothing is published."""
 
     def fail(source: Path, target: Path) -> None:
@@ -308,10 +308,10 @@ def test_a_fetched_copy_on_a_full_disk_names_the_folder(small_disk: Path, monkey
     assert not [path for path in small_disk.rglob("*") if path.is_file()]
 
 
-def test_a_copy_that_another_process_forgets_in_the_same_moment_is_passed_over(
+def test_a_copy_that_another_process_removes_in_the_same_moment_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its note is listed and gone when it is read, as a link that leads nowhere is."""
+    """Its record is listed and missing when it is read, like a broken link."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     away = ArtifactStore("memory://forgotten/artifacts")
     _text(away, "x")
@@ -320,7 +320,7 @@ def test_a_copy_that_another_process_forgets_in_the_same_moment_is_passed_over(
 
 
 def test_the_root_of_a_store_is_its_path_without_the_last_slash(tmp_path: Path):
-    """Whatever letter it ends in."""
+    """With any last letter."""
     assert ArtifactStore(f"{tmp_path}/BOX/").root == f"{tmp_path}/BOX"
 
 
@@ -337,7 +337,7 @@ class CountedFileSystem(MemoryFileSystem):
 
 
 def test_what_this_machine_has_stored_or_fetched_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its own copy serves; another machine fetches a file, and a folder's files but the manifest, once."""
+    """Its own copy is used; another machine fetches a file, and a folder's files but the manifest, once."""
     fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "here"))
     store = ArtifactStore("counted://bucket/artifacts")

@@ -93,7 +93,7 @@ def test_a_report_episode_has_all_turns_and_rewards():
 
 
 def test_a_smaller_gain_is_not_a_loss():
-    """Scenario 2 gains most; nothing was lost, so the others follow in order, whatever they gained."""
+    """Scenario 2 gains most; without losses the others follow in order of scenarios."""
     before = [make_trajectory(scenario_id=str(k), terminal_reward=0.0) for k in range(4)]
     after = [
         make_trajectory(scenario_id=str(k), terminal_reward=reward) for k, reward in enumerate((0.5, 0.0, 0.9, 0.2))

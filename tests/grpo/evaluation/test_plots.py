@@ -202,7 +202,7 @@ def test_values_that_are_missing_are_gaps(figures: list[Figure]) -> None:
 
 @pytest.mark.parametrize("draw", [plots.success, plots.informative_share])
 def test_the_axis_of_a_share_is_whole(figures: list[Figure], draw: Callable[[Sequence[IterationMetrics]], str]) -> None:
-    """0 to 100 % in quarters with 4 % of room at both ends, whatever was reached."""
+    """0 to 100 % in quarters with 4 % of room at both ends, for all values."""
     draw(_iterations(3, success=0.1, informative_share=0.1))
     (axes,) = figures[0].axes
     assert axes.get_ylim() == pytest.approx((-0.04, 1.04))
@@ -231,7 +231,9 @@ def test_the_axis_of_lost_episodes_ends_at_the_highest_but_not_below_5_percent(
         ([0.0, 0.0], (-0.04, 0.04)),  # nothing to see is not blown up
     ],
 )
-def test_zero_is_in_sight_of_a_curve(figures: list[Figure], values: list[float], limits: tuple[float, float]) -> None:
+def test_the_axis_of_a_curve_includes_zero(
+    figures: list[Figure], values: list[float], limits: tuple[float, float]
+) -> None:
     """Without shares, the axis reaches from the lowest value to the highest and includes 0."""
     plots.entropy([IterationMetrics.model_validate(iteration(k, entropy=value)) for k, value in enumerate(values)])
     (axes,) = figures[0].axes
@@ -360,7 +362,7 @@ def test_bars_of_rewards_are_numbers(figures: list[Figure]) -> None:
 
 
 def test_an_overview_without_values_has_notes(figures: list[Figure]) -> None:
-    """In grey, in the middle of where the drawing would be, without an axis."""
+    """In grey, in the middle of the figure, without an axis."""
     plot_png(document(iterations=(), evaluation=None))
     training, heldout = figures[0].axes
     for axes, title, sentence in (

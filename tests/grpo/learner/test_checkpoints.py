@@ -96,7 +96,7 @@ def test_a_learner_continues_from_a_checkpoint(policy: TransformersPolicy, tmp_p
 
 
 def test_a_base_has_no_optimizer_state(policy: TransformersPolicy, tmp_path: Path):
-    """Step 0, the own number of tokens, no moments, and random numbers as they are."""
+    """Step 0, no moments; microbatch tokens and RNG state are unchanged."""
     save_base(policy, tmp_path)
     learner = Learner(policy.model, TrainingSettings(microbatch_tokens=99))
     torch.manual_seed(11)
@@ -108,7 +108,7 @@ def test_a_base_has_no_optimizer_state(policy: TransformersPolicy, tmp_path: Pat
 
 
 def test_the_loss_scale_of_fp16_is_restored(policy: TransformersPolicy, tmp_path: Path):
-    """Scale and the steps that it has served; a learner in fp32 has none."""
+    """Scale and its good steps; a learner in fp32 has none."""
     learner = Learner(policy.model, TrainingSettings(precision="fp16", importance_sampling_cap=2.0))
     learner.scaler.scale(torch.ones(()))  # a scaler makes its state when it is first asked
     learner.scaler.load_state_dict({**learner.scaler.state_dict(), "scale": 256.0, "_growth_tracker": 5})
@@ -122,7 +122,7 @@ def test_the_loss_scale_of_fp16_is_restored(policy: TransformersPolicy, tmp_path
 
 
 def test_only_rank_0_writes(policy: TransformersPolicy, tmp_path: Path):
-    """The second gives its part and leaves no file."""
+    """Rank 1 takes part and leaves no file."""
     learner = Learner(policy.model, TrainingSettings(), process_group=ProcessGroup(rank=1, size=2))
     save(policy, learner, tmp_path / "second", parent="p0")
     assert not (tmp_path / "second").exists()

@@ -21,7 +21,7 @@ def test_every_item_is_in_one_shard():
 
 
 def test_a_single_process_needs_no_communication():
-    """No process group is asked; gradients stay as they are, and a missing one stays missing."""
+    """Gradients are unchanged, and a missing one stays missing."""
     alone = ProcessGroup()
     assert alone.gather((1, 2)) == [1, 2]
     assert (alone.any(True), alone.any(False)) == (True, False)

@@ -34,7 +34,7 @@ def model(tiny_folder: Path) -> PreTrainedModel:
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
 def test_matrices_are_multiplied_in_the_precision_of_the_pass(precision: Precision, dtype: torch.dtype):
-    """The weights stay in float32, and outside the block everything is."""
+    """Weights stay in float32, and outside of the block results are, too."""
     layer = nn.Linear(2, 2)
     with autocast(precision, CPU):
         assert layer(torch.ones(1, 2)).dtype == dtype
@@ -56,7 +56,7 @@ def _gradients(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def test_activation_checkpointing_gives_the_same_gradient(model: PreTrainedModel):
-    """Layers alone are in training mode while the block runs, and each of them computes twice; then nothing is."""
+    """Only the layers are in training mode in the block, and each computes twice; none is afterwards."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     assert len(layers) == 2
     passed: list[object] = []
@@ -92,7 +92,7 @@ def test_activations_are_kept_again_after_an_error(model: PreTrainedModel):
     ],
 )
 def test_out_of_memory_errors_are_recognized(error: RuntimeError, memory: bool):
-    """By its class on accelerators, by its words on the CPU."""
+    """By class on accelerators, by message on the CPU."""
     assert is_out_of_memory(error) is memory
 
 

@@ -22,7 +22,7 @@ def _model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 3) -> LlamaForCaus
 
 
 def test_every_digit_is_a_token_of_its_own(tokenizer: PreTrainedTokenizerFast):
-    """A number that was seen sixty times is still its digits, so that it can be copied."""
+    """A number that occurs sixty times is split into digits too, so that it can be copied."""
     assert tokenizer.tokenize("1234") == ["1", "2", "3", "4"]
 
 

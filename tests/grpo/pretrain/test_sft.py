@@ -47,7 +47,7 @@ BATCH = [_written([5, 20, 31, 44, 60], learned_from=2), _written([7, 9, 11], lea
     ],
 )
 def test_the_learning_rate_warms_up_and_falls_to_a_tenth(step: int, factor: float):
-    """4 of 8 steps of warm-up, then half a cosine_schedule."""
+    """4 of 8 steps of warm-up, then half a cosine."""
     assert cosine_schedule(step, steps=8, warmup=4) == pytest.approx(factor)
 
 
@@ -88,7 +88,7 @@ def test_a_step_is_adamw_on_the_clipped_gradient(model: PreTrainedModel):
 
 
 def test_each_step_is_reported_with_its_loss_and_the_last_is_returned(model: PreTrainedModel):
-    """Three batches are taken; the loss of what is seen again falls; the model is left in evaluation mode."""
+    """Three batches are taken; the loss of repeated batches falls; the model is left in evaluation mode."""
     steps: list[tuple[int, float]] = []
     taken: list[int] = []
 
@@ -146,7 +146,7 @@ def test_a_base_model_is_written_with_its_tokenizer_and_tools(tmp_path: Path):
 
 
 def test_all_but_the_system_prompt_is_learned(tmp_path: Path):
-    """A model that learns one conversation by heart knows the customer's and the tool's words, too."""
+    """A model that memorizes one conversation has learned the customer's and the tool's turns, too."""
     plan = PLAN.model_copy(update={"cycle_steps": (80,), "batch_size": 8, "layers": 2})
     loss = make_base_model([TALK], [TOOL], plan, tmp_path)
     policy = load(tmp_path)
@@ -163,7 +163,7 @@ def test_all_but_the_system_prompt_is_learned(tmp_path: Path):
 
 
 def test_every_conversation_is_seen_once_before_any_is_seen_again(tmp_path: Path):
-    """Four of one word each, two a step: the loss of two steps is on all four, whatever their order."""
+    """Four of one word each, two a step: the loss of two steps is on all four, in any order."""
     plan = PLAN.model_copy(update={"cycle_steps": (60,), "batch_size": 2, "learning_rate": 2e-2})
     talks = [
         (Message(role="user", content=f"code {k}"), Message(role="assistant", content=str(k) * 3)) for k in range(4)

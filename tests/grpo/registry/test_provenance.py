@@ -30,7 +30,7 @@ from tests.grpo.registry.making import make_provenance
     ],
 )
 def test_a_difference_has_both_values(then: dict[str, Any], now: dict[str, Any], named: dict[str, tuple[str, str]]):
-    """And no others; a missing value is none."""
+    """And no others; a missing value is shown as none."""
     assert make_provenance(**then).differences(make_provenance(**now)) == named
 
 

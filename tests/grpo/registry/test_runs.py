@@ -101,7 +101,7 @@ def test_a_version_without_a_run_has_no_provenance(registry: Registry, tmp_path:
         _ = version.checkpoint
 
 
-def test_checkpoints_that_versions_need_are_their_own_and_those_they_were_judged_against(
+def test_checkpoints_of_versions_are_their_own_and_those_they_were_evaluated_against(
     registry: Registry, tmp_path: Path
 ):
     """Of one store, each once, sorted; those of another store and of versions without a checkpoint are not its."""

@@ -285,7 +285,7 @@ def test_a_template_sees_which_turns_call_functions(renderer: Renderer):
     assert awaiting.tokenizer.decode(awaiting.build_continuation((USER, REPLY), (USER,))) == "my order 12<|end|>"
 
 
-def test_only_the_turns_of_the_agent_need_an_end(renderer: Renderer):
+def test_only_assistant_turns_need_an_end_token(renderer: Renderer):
     """A template that ends no message of others: between two turns stands each of them once."""
     renderer.tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}<|end|>{% endif %}"

@@ -238,7 +238,7 @@ def test_a_model_without_a_chat_template_cannot_read_conversations(judge: Path):
 
 
 def test_a_reward_has_a_temporary_folder_by_default():
-    """It is there before anything is trained, and the pairs and settings are kept."""
+    """It exists before the training; pairs and settings are attributes."""
     trainer = NeuralRewardTrainer("ngrams", text_pairs(3))
     assert trainer.folder.is_dir()
     assert trainer.folder.name.startswith("grpo-reward-")

@@ -80,7 +80,7 @@ def test_an_adapter_adds_alpha_over_r_times_b_a_x(model: PreTrainedModel):
 
 
 def test_adapters_have_no_dropout(model: PreTrainedModel):
-    """In training mode the logits are those of evaluation mode, in which the model is handed back."""
+    """In training mode the logits are those of evaluation mode, in which the model is returned."""
     _move(_adapted(model.train()))
     assert not model.training
     before = _logits(model)
@@ -88,7 +88,7 @@ def test_adapters_have_no_dropout(model: PreTrainedModel):
 
 
 def test_the_seed_draws_the_adapters_and_nothing_else(tiny_folder: Path):
-    """The same A from the same seed, another from another; the caller's random numbers go on as if nothing was."""
+    """The same A from the same seed, another from another; the caller's RNG state is unchanged."""
 
     def drawn(seed: int) -> torch.Tensor:
         return _adapted(load(tiny_folder).model, seed=seed).get_submodule(QUERY).lora_A["default"].weight

@@ -154,7 +154,7 @@ def test_a_folder_without_a_tokenizer_is_refused_with_a_remedy(folder: Path):
         load_tokenizer(folder)
 
 
-def test_strange_weights_are_named_with_the_architecture(folder: Path):
+def test_unexpected_and_missing_weights_are_named_with_the_architecture(folder: Path):
     """At most three of each kind, in order: the eleven of a third layer are missing."""
     config = json.loads((folder / "config.json").read_text())
     config["num_hidden_layers"] = 3
@@ -206,7 +206,7 @@ def test_adapters_are_kept_and_taken_by_their_hash(folder: Path, adapted: Path):
 
 
 def test_the_least_recently_used_policy_is_evicted_first(folder: Path):
-    """Of three places: the first is asked for again, the fourth pushes the second out."""
+    """Of three places: the first is used again, the fourth evicts the second."""
     model_cache = ModelCache()
     policies = []
     for name in ("a", "b", "c", "d"):
@@ -231,8 +231,8 @@ def test_a_policy_that_is_put_again_is_the_newest_of_its_name(folder: Path):
     assert model_cache.get(first.hash, folder) is second
 
 
-def test_quantized_weights_are_asked_for_as_transformers_does(monkeypatch: pytest.MonkeyPatch):
-    """On a machine with a GPU: the package is asked for first; int8, or nf4 with doubly quantized constants."""
+def test_quantization_has_the_config_of_transformers(monkeypatch: pytest.MonkeyPatch):
+    """On a machine with a GPU: the package is looked up first; int8, or nf4 with doubly quantized constants."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for kind in ("int8", "nf4"):
@@ -259,7 +259,7 @@ def test_quantization_without_a_gpu_names_the_setting(monkeypatch: pytest.Monkey
     )
 
 
-def test_transformers_is_asked_for_files_of_this_machine_and_no_code(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """In float32, safetensors alone, quantized as configured; its message is in the error."""
     asked: dict[str, object] = {}
 

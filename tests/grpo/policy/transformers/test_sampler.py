@@ -259,7 +259,7 @@ def test_the_stop_token_ends_a_turn_and_is_part_of_it(policy: TransformersPolicy
 
 
 def test_a_conversation_longer_than_the_first_cache_stays_exact(policy: TransformersPolicy):
-    """600 tokens heard, 512 of room at first; beside it a short one, before and after the cache has grown."""
+    """600 prompt tokens, room for 512 at first; beside it a short one, before and after the cache has grown."""
     prompt = [8 + k % 200 for k in range(600)]
     (long,), (short,) = _generate(policy, [[prompt], [PROMPTS[2]]], concurrency=2)
     assert np.abs(np.array(long.logprobs) - _exact(policy, prompt, long)).max() < 1e-5
@@ -267,7 +267,7 @@ def test_a_conversation_longer_than_the_first_cache_stays_exact(policy: Transfor
 
 
 def test_a_closed_conversation_gives_its_slot_to_the_last_without_a_change(policy: TransformersPolicy):
-    """Of three the first is closed between two turns: the third moves into its place and goes on as if alone."""
+    """Of three the first is closed between two turns: the third moves into its slot and continues as if alone."""
     alone = _generate(policy, [[p, [50, 51]] for p in PROMPTS[1:4]], concurrency=3)
 
     async def run() -> list[Generation]:

@@ -49,7 +49,7 @@ def test_a_sharded_model_computes_the_same(tiny_folder: Path):
 
 @pytest.mark.usefixtures("alone")
 def test_each_layer_is_gathered_for_itself(tiny_folder: Path):
-    """The layers and what is around them, so that no more than a layer is gather_full at a time."""
+    """The layers and what is around them, so that at most one layer is in memory whole."""
     from torch.distributed.fsdp import FSDPModule
 
     model = load(tiny_folder).model
@@ -60,7 +60,7 @@ def test_each_layer_is_gathered_for_itself(tiny_folder: Path):
 
 @pytest.mark.usefixtures("alone")
 def test_a_shard_is_gathered_and_distributed_again(tiny_folder: Path):
-    """Whole it is the tensor of the model that was not shared; a plain tensor goes on as it is."""
+    """Gathered, it is the tensor of the unsharded model; a plain tensor is unchanged."""
     plain, shared = load(tiny_folder).model, load(tiny_folder).model
     shard_model(shared, _mean_logits)
     weight, share = plain.model.norm.weight, shared.model.norm.weight

@@ -1,4 +1,4 @@
-"""Curation of logged conversations: schema, required fields, licence, consent, contamination, PII redaction, deduplication."""
+"""Curation of logged conversations: required fields, licence, consent, contamination, PII redaction, duplicates."""
 
 from __future__ import annotations
 

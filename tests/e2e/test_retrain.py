@@ -207,7 +207,7 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
     for process in both:
         shown = process.communicate(timeout=600)[0]
         assert process.returncode in (0, 3), shown  # promoted or refused
-        assert "intake 0/" not in shown, "what was begun is finished, on the conversations that there were"
+        assert "curate 0/" not in shown, "what was begun is finished, on the conversations that there were"
         assert "rollout 1/1 cached 1" in shown
     assert len(registry().client.search_model_versions(f"name = '{MODEL}'")) == 2
     found = desk.record()
@@ -219,7 +219,7 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
     version = registry().find(MODEL, report.lineage.run)
     assert version is not None
     assert found.version == f"{MODEL}/{version.version}"
-    held = [one["reason"] for one in json.loads(version.tags["retraining_triggers"]) if one["holds"]]
+    held = [one["reason"] for one in json.loads(version.tags["retraining_triggers"]) if one["fired"]]
     assert held == ["topic_drift"]
     assert len(version.tags["conversations"]) == 64
     before, after = ids_of(desk, version="1"), ids_of(desk, version=str(version.version))

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore
-from grpo.errors import ArtifactError, StorageError
+from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path, user_temp_folder
+from grpo.errors import ArtifactError, RemovedError, StorageError
 from grpo.storage.files import write_atomically
 from tests.places import ROOT
 
@@ -144,3 +153,221 @@ def test_a_file_is_replaced_at_once(tmp_path: Path):
     write_atomically(path, "new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture(params=["folder", "object store"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
+    """A new store in a folder of this machine, and one behind an address."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    name = request.node.name.replace("[", "-").replace("]", "").replace(" ", "-")
+    return ArtifactStore(str(tmp_path / "store") if request.param == "folder" else f"memory://{name}")
+
+
+@pytest.mark.parametrize("put", [_folder, lambda store: _text(store, "x")], ids=["a folder", "a file"])
+def test_a_removed_artifact_is_not_reported_as_missing(any_store: ArtifactStore, put: Callable[..., Artifact]):
+    """Distinguished from one that was never there; a second removal has no effect."""
+    artifact, other = put(any_store), _text(any_store, "other")
+    assert not any_store.is_removed(artifact)
+    assert any_store.remove(artifact)
+    assert not any_store.remove(artifact)
+    assert (any_store.is_removed(artifact), any_store.is_removed(other)) == (True, False)
+    reader = ArtifactStore(any_store.uri)
+    with pytest.raises(RemovedError) as refusal:
+        reader.path(artifact)
+    assert str(refusal.value) == f"{artifact.kind} {artifact.uri} was removed, because no run or version references it"
+    reader.verify(artifact)
+    assert reader.path(other).read_text() == "other"
+    any_store.forget_removal(artifact)
+    assert not any_store.is_removed(artifact)
+    with pytest.raises(ArtifactError, match="is missing") as missing:
+        reader.path(artifact)
+    assert not isinstance(missing.value, RemovedError)
+
+
+def test_an_artifact_that_is_written_again_after_removal_is_there(any_store: ArtifactStore):
+    """The record of the removal hides nothing."""
+    artifact = _folder(any_store)
+    any_store.remove(artifact)
+    assert _folder(any_store) == artifact
+    assert not any_store.is_removed(artifact)
+    assert (any_store.path(artifact) / "b").read_text() == "2"
+
+
+def test_a_folder_is_found_by_its_kind_and_digest(any_store: ArtifactStore):
+    """Under the name of its digest."""
+    artifact = _folder(any_store)
+    assert any_store.folder("pair", artifact.sha256) == artifact
+    assert artifact.kind == "pair"
+
+
+def test_the_address_of_an_artifact_is_a_path_here_and_a_uri_with_a_digest_elsewhere(
+    store: ArtifactStore, tmp_path: Path
+):
+    """Each can be written into a config and read."""
+    note = _text(store, "x")
+    assert store.address(note) == str(store.path(note))
+    assert local_path(store.address(note)) == store.path(note)
+    away = ArtifactStore("memory://addressed/artifacts")
+    note = _text(away, "x")
+    assert away.address(note) == f"{note.uri}#{note.sha256}"
+    assert local_path(away.address(note)).read_text() == "x"
+    with pytest.raises(ArtifactError, match=rf"^note {note.uri} is damaged: expected 0000, found {note.sha256}$"):
+        local_path(f"{note.uri}#0000")
+
+
+def test_a_manifest_lists_its_files_in_the_order_of_their_names(store: ArtifactStore):
+    """ "-" sorts before "/": the same files have the same manifest."""
+    with store.new_folder("trio") as new:
+        for name in ("a-b", "a/b", "Z"):
+            (new.path / name).parent.mkdir(exist_ok=True)
+            (new.path / name).write_text(name)
+    manifest = json.loads((store.path(new.artifact) / MANIFEST).read_text())
+    assert list(manifest) == ["Z", "a-b", "a/b"]
+    assert manifest["Z"] == hashlib.sha256(b"Z").hexdigest()
+
+
+@pytest.mark.parametrize("put", [_folder, lambda store: _text(store, "x")], ids=["a folder", "a file"])
+def test_what_changes_after_it_was_read_is_noticed_by_its_modification_time(
+    store: ArtifactStore, put: Callable[..., Artifact]
+):
+    """Digests are compared once for each time: at the old time the file is trusted, at a later one it is damage."""
+    artifact = put(store)
+    path = store.path(artifact)
+    changed = path / "a" if path.is_dir() else path
+    latest = max(file.stat().st_mtime for file in (path.iterdir() if path.is_dir() else [path]))
+    changed.write_text("9")
+    os.utime(changed, (latest, latest))
+    assert store.path(artifact) == path
+    with pytest.raises(ArtifactError, match="damaged"):
+        ArtifactStore(store.root).path(artifact)
+    os.utime(changed, (latest + 1, latest + 1))
+    with pytest.raises(ArtifactError, match="damaged"):
+        store.path(artifact)
+
+
+@pytest.mark.parametrize(
+    ("harm", "difference"),
+    [
+        (lambda folder: (folder / "b").unlink(), "files that differ from the manifest"),
+        (lambda folder: (folder / MANIFEST).unlink(), "no manifest"),
+        (lambda folder: [file.unlink() for file in folder.iterdir()], "no manifest"),
+    ],
+    ids=["a file is gone", "the manifest is gone", "everything is gone"],
+)
+def test_the_damage_of_a_folder_is_named(store: ArtifactStore, harm: Callable[[Path], object], difference: str):
+    """Kind, address, the digest that was expected, and what is there instead."""
+    artifact = _folder(store)
+    harm(Path(artifact.uri))
+    with pytest.raises(ArtifactError) as refusal:
+        ArtifactStore(store.root).path(artifact)
+    assert str(refusal.value) == f"pair {artifact.uri} is damaged: expected {artifact.sha256}, found {difference}"
+
+
+def test_a_folder_that_another_run_publishes_in_the_same_moment_is_taken(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+):
+    """It appears between the check and the rename: a complete one is the artifact, an incomplete one is damage."""
+    rename = os.replace
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", rename)
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns(*lost))
+        rename(source, target)
+
+    lost: tuple[str, ...] = ()
+    monkeypatch.setattr(os, "replace", late)
+    artifact = _folder(store)
+    assert (store.path(artifact) / "a").read_text() == "1"
+    shutil.rmtree(artifact.uri)
+    lost = ("b",)
+    monkeypatch.setattr(os, "replace", late)
+    with pytest.raises(ArtifactError, match="differ from the manifest"):
+        _folder(store)
+
+
+def test_a_failed_rename_is_an_error(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch):
+    """An error of the disk is raised unchanged, and nothing is published."""
+
+    def fail(source: Path, target: Path) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="input/output error"):
+        _text(store, "x")
+    assert not list((Path(store.root) / "note").iterdir())
+
+
+def test_a_fetched_copy_on_a_full_disk_names_the_folder(small_disk: Path, monkeypatch: pytest.MonkeyPatch):
+    """2 MiB from an object store onto a disk of 1 MiB: the folder for copies is named, and no part of one is left."""
+    away = ArtifactStore("memory://large/artifacts")
+    with away.new_file("blob", ".bin") as new:
+        new.path.write_bytes(bytes(2 * 2**20))
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    with pytest.raises(StorageError, match=rf"cannot write {small_disk}/grpo-\d+/fetched.*: the disk is full"):
+        ArtifactStore(away.uri).path(new.artifact)
+    assert not [path for path in small_disk.rglob("*") if path.is_file()]
+
+
+def test_a_copy_that_another_process_removes_in_the_same_moment_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its record is listed and missing when it is read, like a broken link."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    away = ArtifactStore("memory://forgotten/artifacts")
+    _text(away, "x")
+    (user_temp_folder() / "fetched" / "other.txt.marks").symlink_to(tmp_path / "nowhere")
+    assert away.path(_text(away, "y")).read_text() == "y"
+
+
+def test_the_root_of_a_store_is_its_path_without_the_last_slash(tmp_path: Path):
+    """With any last letter."""
+    assert ArtifactStore(f"{tmp_path}/BOX/").root == f"{tmp_path}/BOX"
+
+
+class CountedFileSystem(MemoryFileSystem):
+    """An object store that counts what is fetched from it."""
+
+    protocol = "counted"
+    fetched: ClassVar[list[str]] = []
+
+    def get_file(self, rpath: Any, lpath: Any, **options: Any) -> None:
+        """Fetch one object."""
+        self.fetched.append(Path(rpath).name)
+        super().get_file(rpath, lpath, **options)
+
+
+def test_what_this_machine_has_stored_or_fetched_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its own copy is used; another machine fetches a file, and a folder's files but the manifest, once."""
+    fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "here"))
+    store = ArtifactStore("counted://bucket/artifacts")
+    note, pair = _text(store, "x"), _folder(store)
+    for artifact in (note, pair, note):
+        store.path(artifact)
+    assert CountedFileSystem.fetched == []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there"))
+    other = ArtifactStore("counted://bucket/artifacts")
+    for artifact in (note, pair, note, pair):
+        other.path(artifact)
+    assert sorted(CountedFileSystem.fetched) == sorted([Path(note.uri).name, "a", "b"])
+
+
+def test_a_changed_manifest_of_an_object_store_is_found_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a machine that has no copy: what is there instead."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "here"))
+    store = ArtifactStore("memory://manifests/artifacts")
+    artifact = _folder(store)
+    fsspec.filesystem("memory").pipe_file(f"{artifact.uri}/{MANIFEST}", b"{}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there"))
+    with pytest.raises(ArtifactError) as refusal:
+        ArtifactStore(store.uri).path(artifact)
+    changed = hashlib.sha256(b"{}").hexdigest()
+    assert str(refusal.value) == f"pair {artifact.uri} is damaged: expected {artifact.sha256}, found {changed}"
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_named(small_disk: Path, monkeypatch: pytest.MonkeyPatch):
+    """A read-only disk: the folder of this user cannot be made there."""
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    with pytest.raises(StorageError, match=rf"^cannot write {small_disk}/grpo-\d+: the store is read-only"):
+        user_temp_folder()

@@ -90,3 +90,20 @@ def test_a_report_episode_has_all_turns_and_rewards():
     unverified = pair.candidate
     assert (unverified.policy, unverified.stop, unverified.success) == ("q", "truncated", None)
     assert (unverified.checks, unverified.reward) == ({}, None)
+
+
+def test_a_smaller_gain_is_not_a_loss():
+    """Scenario 2 gains most; without losses the others follow in order of scenarios."""
+    before = [make_trajectory(scenario_id=str(k), terminal_reward=0.0) for k in range(4)]
+    after = [
+        make_trajectory(scenario_id=str(k), terminal_reward=reward) for k, reward in enumerate((0.5, 0.0, 0.9, 0.2))
+    ]
+    assert _shown(before, after, 4) == ["2", "0", "1", "3"]
+
+
+def test_tokens_of_the_candidate_are_decoded_too():
+    """One token of each side: its own text."""
+    turn = (Turn(message=Message(role="assistant", content="x"), start=0, stop=1),)
+    sides = [make_trajectory(turns=turn, token_ids=np.array([token], dtype=np.int32)) for token in (7, 8)]
+    (pair,) = select_pairs(sides[:1], sides[1:], _word)
+    assert [shown.turns[0].pieces for shown in (pair.champion, pair.candidate)] == [("t7",), ("t8",)]

@@ -324,3 +324,12 @@ def test_a_check_without_evidence_is_shown_as_a_dash():
 
     checked: GateCheck = check(ImprovementGate(metric="reward"), CLEAR)
     assert number(checked.value) == "–"
+
+
+def test_five_of_many_scenarios_are_named():
+    """Of seven that must pass and were lost; of five all."""
+    seven = check(MustPassGate(scenarios=tuple("0123456")), _evidence(_side("1" * 7), _side("0" * 7)))
+    assert (seven.value, seven.passed) == (7, False)
+    assert "failed scenarios of 7 that must succeed: 0, 1, 2, 3, 4 and 2 more" in seven.meaning
+    five = check(MustPassGate(scenarios=tuple("01234")), _evidence(_side("1" * 5), _side("0" * 5)))
+    assert five.meaning.endswith("failed scenarios of 5 that must succeed: 0, 1, 2, 3, 4")

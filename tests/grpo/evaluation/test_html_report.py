@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
+from jinja2 import UndefinedError
 
-from grpo.evaluation.html_report import call, duration, number, percent, render_page
+from grpo.evaluation.html_report import call, duration, number, percent, render_page, templates
 from grpo.evaluation.plots import plot_png
 from grpo.evaluation.schema import ReportDocument
 
@@ -425,3 +426,75 @@ def test_browser_draws_the_page(whole: str, tmp_path: Path) -> None:
     painted = picture.read_bytes()
     assert (int.from_bytes(painted[16:20]), int.from_bytes(painted[20:24])) == (1200, 3000)
     assert len(painted) > 100_000  # an empty page of that size packs into a few kB
+
+
+def test_each_curve_is_headed_by_its_name_its_meaning_and_its_ends() -> None:
+    """The first iteration → the last, shares in percent: 2 % truncated and 1 % failed are 3 %."""
+    page = render_page(document(iterations=[iteration(0), iteration(24, failed_share=0.01)]))
+    headings = [visible(part.split("</figcaption>")[0]) for part in page.split("<figcaption>")[1:]]
+    assert headings == [
+        "Reward 0.450 → 0.850 Mean over rollouts, and its components",
+        "Rollout success 40.0% → 80.0% Share of verified successes",
+        "KL to the base 0 → 0.350 Nats per token",
+        "Entropy 0.420 → 0.220 Nats per token",
+        "Informative groups 80.0% → 40.0% Share of groups whose rewards differ",
+        "Truncated and failed 2.0% → 3.0% Share of episodes",
+    ]
+    figures = re.findall(r'aria-label="([^"]+) by iteration"', page)
+    names = ["Reward and its components", "Rollout success", "KL to the base policy", "Entropy", "Informative groups"]
+    assert figures == [*names, "Truncated and failed episodes"]
+
+
+def test_success_is_drawn_where_any_iteration_was_verified() -> None:
+    """The first was not: its end is a dash, and the curve is there."""
+    page = render_page(document(iterations=[iteration(0, success=None), iteration(1)]))
+    assert "Rollout success – → 41.7%" in section(page, "learning")
+    assert "Nothing to draw" not in page
+
+
+@pytest.mark.parametrize(
+    ("champion", "candidate", "widths"),
+    [
+        ({"checks": 0.5}, {}, ["50.0%"]),
+        ({"checks": 1.0, "length": -4.0}, {"checks": 2.0}, ["25.0%", "100.0%", "50.0%"]),
+        ({"checks": 2.0}, {"checks": 8.0}, ["25.0%", "100.0%"]),
+    ],
+)
+def test_a_bar_is_full_at_1_or_at_the_largest_component_of_both_sides(
+    champion: dict[str, float], candidate: dict[str, float], widths: list[str]
+) -> None:
+    """Half of 1 is half a bar; beside a component of -4 one of 1 is a quarter."""
+    shown = pair()
+    shown["champion"]["breakdown"], shown["candidate"]["breakdown"] = champion, candidate
+    page = render_page(document(conversations=[shown]))
+    assert re.findall(r'<div class="(?:minus)?" style="width: ([^"]+)">', page) == widths
+
+
+def test_a_template_writes_values_by_the_names_of_the_filters(tmp_path: Path) -> None:
+    """Of a folder of its own and of the report; text is escaped, blocks leave no lines, the last line stays."""
+    (tmp_path / "own.j2").write_text(
+        "{% if true %}\n  {% set x = 1 %}\n{{ 0.5 | percent }} {{ 0.5 | number }} {{ 1234 | count }} "
+        "{{ 0.5 | duration }} {{ '[]' | call }} {{ 'a b' | relative }} {{ '<b>' }}\n{% endif %}\nend\n"
+    )
+    environment = templates(tmp_path)
+    assert environment.get_template("own.j2").render() == "50.0% 0.500 1,234 500 ms [] ./a%20b &lt;b&gt;\nend\n"
+    assert environment.get_template("style.css.j2")
+    with pytest.raises(UndefinedError, match="unknown"):
+        environment.from_string("{{ unknown }}").render()
+
+
+def test_every_part_with_numbers_has_its_figure() -> None:
+    """Held-out results and six curves; without an evaluation the curves alone."""
+    assert render_page(document()).count("<svg") == 7
+    assert render_page(document(evaluation=None)).count("<svg") == 6
+
+
+def test_a_loss_has_negative_percentage_points() -> None:
+    """From 50 % to 40 %: -10 points; of rewards -.1."""
+    worse = comparison("all", 0.5, 0.4, 10)
+    by_success, by_reward = (
+        visible(render_page(document(evaluation=evaluation(overall=worse, metric=metric))))
+        for metric in ("success", "reward")
+    )
+    assert "a paired difference of −10.0 pp [−16.0 pp, −4.0 pp], intervals at 95% confidence" in by_success
+    assert "a paired difference of −0.100 [−0.160, −0.0400], intervals at 95% confidence" in by_reward

@@ -61,3 +61,12 @@ def test_a_report_without_pass_rates_is_read(tmp_path: Path):
     read = read_report(tmp_path / "report.json").evaluation
     assert read is not None
     assert (read.pass_at_k, read.pass_hat_k) == ((), ())
+
+
+def test_the_first_of_several_errors_has_its_own_place(tmp_path: Path):
+    """A name that is a number comes before missing fields."""
+    path = tmp_path / "report.json"
+    path.write_text('{"schema_version": "2", "name": 5}')
+    with pytest.raises(DataError) as refusal:
+        read_report(path)
+    assert str(refusal.value) == f"{path} is not a report: Input should be a valid string at ('name',)"

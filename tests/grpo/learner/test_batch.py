@@ -193,3 +193,64 @@ def test_credit_by_turn_reaches_the_tokens_of_that_turn():
     odd = replace(siblings, trajectories=(short, siblings.trajectories[1]))
     with pytest.raises(DataError, match=r"sample 0 has 1 turn rewards for 2 turns"):
         build_batch([odd], settings, policy_hash="p")
+
+
+def test_samples_of_a_critic_have_rewards_without_advantages():
+    """The reward of each sibling at its last token, of groups that are all equal, too; one without a reward is out."""
+    cut = make_group(1, None, 0, scenario="a")
+    last = replace(cut.trajectories[2], stop="truncated")
+    groups = [
+        TrajectoryGroup(scenario_id="a", trajectories=(*cut.trajectories[:2], last)),
+        make_group(1, 1, scenario="b"),
+    ]
+    batch = build_batch(groups, TrainingSettings(algorithm="ppo"), policy_hash="p")
+    assert [[s.rewards.tolist() for s in members] for members in batch.groups] == [  # type: ignore[union-attr]
+        [[0, 0, 1], [0, 0, 0]],
+        [[0, 0, 1], [0, 0, 1]],
+    ]
+    assert [[s.truncated for s in members] for members in batch.groups] == [[False, True], [False, False]]
+    assert not any(sample.advantages.any() for members in batch.groups for sample in members)
+    assert (batch.informative, batch.group_count, batch.sample_count, batch.token_count) == (2, 2, 4, 8)
+
+
+def test_a_critic_has_no_signal_where_every_reward_is_equal():
+    """Two groups of the same reward, and as many episodes."""
+    groups = [make_group(1, 1, scenario="a"), make_group(1, 1, scenario="b")]
+    with pytest.raises(NoLearningSignal, match="in all 2 groups"):
+        build_batch(groups, TrainingSettings(algorithm="a2c"), policy_hash="p")
+
+
+def _without_loss_tokens(group: TrajectoryGroup, *turns: Turn) -> TrajectoryGroup:
+    mask = np.zeros(3, dtype=np.bool_)
+    return replace(group, trajectories=tuple(replace(t, loss_mask=mask, turns=turns) for t in group.trajectories))
+
+
+OVERRIDDEN = Turn(message=Message(role="assistant", content="x"), start=1, stop=3)
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        (
+            _without_loss_tokens(make_group(0, 1), OVERRIDDEN),
+            "no sampled token is left to train on: the agent's own code overrides the text of its turns; let "
+            "process_turn and generate_response return their argument unchanged, or evaluate this agent",
+        ),
+        (
+            _without_loss_tokens(make_group(0, 1)),
+            "none of the 2 trajectories has a completion token: prompts of up to 3 tokens leave no room for a reply; "
+            "raise rollout.max_context, or use a policy with a longer context",
+        ),
+        (
+            make_group(None, None),
+            "none of the 2 trajectories has a reward; score the rollout, and see the errors of its "
+            "episodes and rewards",
+        ),
+        (make_group(1), "scenario s: a group needs at least 2 trajectories, got 1; raise rollout.group_size"),
+    ],
+)
+def test_untrainable_trajectories_are_refused_with_a_remedy(group: TrajectoryGroup, reason: str):
+    """The whole message."""
+    with pytest.raises(DataError) as refusal:
+        build_batch([group], SCALED, policy_hash="p")
+    assert str(refusal.value) == reason

@@ -16,6 +16,7 @@ from grpo.config.training import AlgorithmName, TrainingSettings
 from grpo.errors import CapacityError, PolicyError, RatioError
 from grpo.learner.batch import Sample
 from grpo.learner.checkpoints import resume, save
+from grpo.learner.distributed import ProcessGroup
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs, reference_kl
 from grpo.learner.packing import PackedBatch, hidden_states, microbatches
@@ -337,3 +338,19 @@ def test_a_clip_that_an_algorithm_does_not_read_is_refused():
     """A setting without an effect is an error."""
     with pytest.raises(ValueError, match="dual_clip is not read with algorithm rloo"):
         TrainingSettings(algorithm="rloo", dual_clip=3.0)
+
+
+def test_a_batch_is_split_until_each_process_has_a_microbatch(policy: TransformersPolicy):
+    """Three sequences are one pass for one process; two processes, and four, share them out and lose none."""
+    samples = make_samples(policy)
+    assert len(Learner(policy.model, TrainingSettings()).microbatches(samples)) == 1
+    for size, most in ((2, 2), (4, 3)):
+        parts = [
+            Learner(policy.model, TrainingSettings(), process_group=ProcessGroup(rank=rank, size=size)).microbatches(
+                samples
+            )
+            for rank in range(size)
+        ]
+        assert sum(map(bool, parts)) == most
+        places = sorted(sample.place for part in parts for micro in part for sample in micro)
+        assert places == ["row 0", "row 1", "row 2"]

@@ -9,13 +9,16 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST
 
-from grpo.errors import AddressError, NothingToRollBack, PromotionRefused
+from grpo.errors import AddressError, NothingToRollBack, PromotionRefused, RegistryError
 from grpo.registry import Registry
-from grpo.registry.promotions import Actor, PromotionLog
+from grpo.registry.promotions import Actor, ChampionChange, PromotionLog, champion_stack, is_absent
 from tests.grpo.registry.making import ANNA, BEN, put_version, serving
 from tests.places import ROOT
 
@@ -364,3 +367,161 @@ def test_a_removed_champion_alias_is_not_a_model_without_champion(registry: Regi
     with pytest.raises(PromotionRefused, match="bare had a champion and has none now"):
         registry.promotions("bare").promote(put_version(registry, "bare", "b", against="base"), reason="x", by=ANNA)
     assert len(registry.promotions("bare").history()) == 1
+
+
+@pytest.mark.parametrize(
+    ("history", "stack"),
+    [
+        ("", []),
+        ("+1", [1]),
+        ("+1 +2 +3", [1, 2, 3]),
+        ("+1 +2 +3 -2", [1, 2]),
+        ("+1 +2 +3 -2 +4", [1, 2, 4]),
+        ("+1 +2 -1 -1", [1]),
+        ("+2/1", [1, 2]),  # 1 was put into service by hand
+        ("+1 +3/2", [1, 2, 3]),
+        ("-7", [7]),
+        ("+1 +2 -7 +3/7", [7, 3]),
+    ],
+)
+def test_a_promotion_adds_to_the_champion_stack_and_a_rollback_removes(history: str, stack: list[int]):
+    """+3 promotes 3 over the champion, +3/2 over 2, and -2 goes back to 2."""
+    changes, champion_before = [], None
+    for number, step in enumerate(history.split(), start=1):
+        champion, _, replaced = step[1:].partition("/")
+        changes.append(
+            ChampionChange(
+                number=number,
+                action="promote" if step[0] == "+" else "rollback",
+                champion=int(champion),
+                replaced=int(replaced) if replaced else champion_before,
+                previous=None,
+                reason="why",
+                by=ANNA,
+                at="2026-01-01T00:00:00+00:00",
+            )
+        )
+        champion_before = int(champion)
+    assert champion_stack(tuple(changes)) == stack
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "absent"),
+    [
+        ("Registered model alias champion not found.", INVALID_PARAMETER_VALUE, True),
+        ("no such version", RESOURCE_DOES_NOT_EXIST, True),
+        ("Invalid name", INVALID_PARAMETER_VALUE, False),
+        ("Host not found", INTERNAL_ERROR, False),
+    ],
+)
+def test_absence_is_distinguished_from_other_errors(message: str, code: int, absent: bool):
+    """MLflow has two codes for a missing object, one of which has other meanings too."""
+    assert is_absent(MlflowException(message, error_code=code)) is absent
+
+
+def test_an_error_of_another_library_is_not_absence():
+    """Even with the same message."""
+    assert not is_absent(OSError("not found"))
+
+
+def test_a_model_whose_versions_were_all_deleted_cannot_be_rolled_back(registry: Registry):
+    """The message names the last champion."""
+    _three(registry, "emptied")
+    for number in ("1", "2", "3"):
+        registry.client.delete_model_version("emptied", number)
+    with pytest.raises(NothingToRollBack) as refusal:
+        registry.promotions("emptied").rollback(reason="no", by=BEN)
+    assert str(refusal.value) == ("model emptied has no version before 3 to go back to; promote one by its number")
+
+
+def test_a_missing_champion_has_three_remedies(registry: Registry):
+    """Each with its command or setting."""
+    put_version(registry, "lost", "a", against="base")
+    registry.promotions("lost").promote(1, reason="gates", by=ANNA)
+    registry.client.delete_registered_model_alias("lost", "champion")
+    with pytest.raises(RegistryError) as refusal:
+        registry.champion("lost")
+    assert str(refusal.value) == (
+        "model lost had a champion and has none now: the version or its alias was deleted; "
+        "`grpo rollback models:/lost@champion --reason WHY` restores the version before it, "
+        "`grpo promote models:/lost/N --reason WHY --force` promotes another one, "
+        "and another registry.model_name starts anew"
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        (2, "version 2 has the verdict 'refuse'; only a version that passed its gates is promoted"),
+        (3, "version 3 was evaluated against another policy than that of version 1, the champion"),
+        (1, "version 1 was in service before, until a promote to version 4 (better)"),
+    ],
+)
+def test_a_refusal_has_the_reason_and_the_way_around_it(registry: Registry, refused: int, reason: str):
+    """The version, the rule against it, and --force."""
+    model = f"refused-{refused}"
+    line = registry.promotions(model)
+    for checkpoint, against, verdict in (("a", "x", "promote"), ("b", "a", "refuse"), ("c", "x", "promote")):
+        put_version(registry, model, checkpoint, against=against, verdict=verdict)
+    line.promote(1, reason="first", by=ANNA)
+    put_version(registry, model, "d", against="a")
+    if refused == 1:
+        line.promote(4, reason="better", by=ANNA)
+    with pytest.raises(PromotionRefused) as refusal:
+        line.promote(refused, reason="why not", by=ANNA)
+    assert str(refusal.value) == f"{model} {reason}; --force with a reason overrides this"
+
+
+def test_a_change_in_progress_on_another_machine_is_not_overwritten(registry: Registry):
+    """Its record is there in place of ours: no alias moves."""
+    _three(registry, "begun")
+    version = put_version(registry, "begun", "d", against="c")
+    other = (
+        registry.promotions("begun")
+        .state()
+        .history[-1]
+        .model_copy(update={"number": 4, "champion": 4, "replaced": 3, "reason": "other"})
+    )
+
+    class Overtaken:
+        """An MLflow client that another machine writes right after."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(registry.client, name)
+
+        def set_registered_model_tag(self, model: str, key: str, value: str) -> None:
+            registry.client.set_registered_model_tag(model, key, value)
+            registry.client.set_registered_model_tag(model, key, other.model_dump_json())
+
+    overtaken = PromotionLog(Overtaken(), "begun", nullcontext())  # type: ignore[arg-type]
+    with pytest.raises(RegistryError, match=r"^another promotion of model begun is in progress; try again$"):
+        overtaken.promote(version, reason="gates", by=ANNA)
+    assert serving(registry, "begun") == (3, 2)
+    assert len(registry.promotions("begun").history()) == 3
+
+
+def test_the_time_of_a_change_is_utc_to_the_second(registry: Registry):
+    """ISO 8601, within the minute."""
+    put_version(registry, "timed", "a", against="base")
+    done = registry.promotions("timed").promote(1, reason="gates", by=ANNA)
+    assert done is not None
+    at = datetime.fromisoformat(done.at)
+    assert at.utcoffset() == timedelta(0)
+    assert at.microsecond == 0
+    assert abs(datetime.now(UTC) - at) < timedelta(minutes=1)
+
+
+def test_a_first_promotion_records_its_arguments(registry: Registry):
+    """Checks, author, flow run and verified version; no version replaced, no target of a rollback."""
+    put_version(registry, "asked", "a", against="base")
+    verified: list[int] = []
+    line = registry.promotions("asked")
+    done = line.promote(1, reason=" gates ", by=BEN, verify=verified.append)
+    assert verified == [1]
+    (kept,) = line.history()
+    assert done == kept
+    assert (kept.number, kept.replaced, kept.previous, kept.checks, kept.forced) == (1, None, None, {}, False)
+    assert (kept.by, kept.reason) == (BEN, "gates")
+    tags = registry.client.get_registered_model("asked").tags
+    assert list(tags) == ["promotion.0001"]
+    assert ChampionChange.model_validate_json(tags["promotion.0001"]) == kept

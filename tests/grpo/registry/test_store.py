@@ -251,3 +251,20 @@ def test_a_registered_version_is_a_chat_model_with_a_signature(registry: Registr
     assert not [p for p in folder.rglob("*") if p.suffix in (".pkl", ".bin", ".pt")]
     listed = (folder / "requirements.txt").read_text().splitlines()
     assert set(listed) >= {*requirements(), f"mlflow=={mlflow.__version__}"}
+
+
+def test_requirements_are_the_versions_that_run_here():
+    """Each with a number, those of a build for all processors, too."""
+    import numpy
+    import transformers
+
+    assert {f"numpy=={numpy.__version__}", f"transformers=={transformers.__version__}"} <= set(requirements())
+    assert all(one.partition("==")[2] for one in requirements())
+
+
+def test_the_registered_model_belongs_to_the_run_that_made_it(registry: Registry, policy: TransformersPolicy):
+    """Its own record and that of the version name the same run."""
+    import mlflow
+
+    version = _register(registry, policy, "owned", model="owned")
+    assert mlflow.models.get_model_info("models:/owned/1").run_id == version.run_id

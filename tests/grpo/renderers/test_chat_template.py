@@ -234,3 +234,86 @@ def test_two_calls_of_a_turn_are_encoded_without_a_separator(renderer: Renderer)
     twice = Message(role="assistant", content="", tool_calls=CALL.tool_calls * 2)
     call = f"<tool_call>{CALL.tool_calls[0]}</tool_call>"
     assert renderer.decode(renderer.encode_reply(twice)) == call + call
+
+
+def test_spaces_stay_where_the_tokenizer_would_clean_them_up(renderer: Renderer):
+    """A tokenizer that is set to join "well ," reads the sampled tokens as they are."""
+    spaced = Message(role="assistant", content="well , yes")
+    renderer.tokenizer.clean_up_tokenization_spaces = True
+    renderer.tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    ids = renderer.encode_reply(spaced)
+    assert renderer.tokenizer.decode(ids[:-1]) == "well, yes"
+    assert renderer.decode(ids) == "well , yes"
+
+
+def test_no_text_gets_the_tokens_that_a_tokenizer_puts_around_it(renderer: Renderer):
+    """A post-processor that begins each text with the stop token changes neither prompt nor reply."""
+    from tokenizers.processors import TemplateProcessing
+
+    prompt, reply = renderer.build_prompt((USER,)), renderer.encode_reply(REPLY)
+    renderer.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|end|> $A", special_tokens=[("<|end|>", renderer.stop_id)]
+    )
+    framing = Renderer(renderer.tokenizer, tools=(TOOL,))
+    assert renderer.tokenizer.encode("hello")[0] == renderer.stop_id
+    assert (framing.build_prompt((USER,)), framing.encode_reply(REPLY)) == (prompt, reply)
+
+
+def test_a_template_that_fails_later_is_named_with_the_roles_up_to_there(tiny_folder: Path):
+    """It prints one message and fails on three: the whole reason and both remedies."""
+    template = "{{ messages[0].content }}{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}"
+    tokenizer = load_tokenizer(tiny_folder, chat_template=template)
+    with pytest.raises(PolicyError) as refusal:
+        Renderer(tokenizer)
+    assert str(refusal.value) == (
+        f"chat template of {tokenizer.name_or_path!r} fails on messages of user, assistant, user: "
+        "TemplateError: one only; fix chat_template.jinja in the model folder, or set policy.chat_template"
+    )
+
+
+def test_a_template_sees_which_turns_call_functions(renderer: Renderer):
+    """One that writes a line behind a turn with calls of type function writes it there and nowhere else."""
+    renderer.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}<|end|>"
+        "{% if m.tool_calls and m.tool_calls[0].type == 'function' %}(calling){% endif %}{% endfor %}"
+    )
+    awaiting = Renderer(renderer.tokenizer)
+    assert (
+        awaiting.tokenizer.decode(awaiting.build_continuation((USER, CALL), (RESULT,)))
+        == '(calling){"price": 5}<|end|>'
+    )
+    assert awaiting.tokenizer.decode(awaiting.build_continuation((USER, REPLY), (USER,))) == "my order 12<|end|>"
+
+
+def test_only_assistant_turns_need_an_end_token(renderer: Renderer):
+    """A template that ends no message of others: between two turns stands each of them once."""
+    renderer.tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}<|end|>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    plain = Renderer(renderer.tokenizer)
+    ids, _ = plain.tokenize_conversation((USER, REPLY, RESULT, USER, REPLY))
+    assert plain.tokenizer.decode(ids) == (
+        '[user]my order 12[assistant]hello there<|end|>[tool]{"price": 5}[user]my order 12[assistant]hello there<|end|>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("hello", "prints no message"),
+        (
+            "{{ messages[0].content }}{% if add_generation_prompt %}{{ raise_exception('mute') }}{% endif %}",
+            "fails on messages of user: TemplateError: mute",
+        ),
+    ],
+)
+def test_a_template_is_checked_up_to_the_generation_prompt(tiny_folder: Path, template: str, fault: str):
+    """The whole refusal of one that shows no message, and of one that fails at the generation prompt alone."""
+    tokenizer = load_tokenizer(tiny_folder, chat_template=template)
+    with pytest.raises(PolicyError) as refusal:
+        Renderer(tokenizer)
+    assert str(refusal.value) == (
+        f"chat template of {tokenizer.name_or_path!r} {fault}; fix chat_template.jinja in the model folder, "
+        "or set policy.chat_template"
+    )

@@ -163,3 +163,33 @@ def test_an_agent_error_stops_the_run(renderer: Renderer):
             iteration=0,
             agent=Failing(),
         )
+
+
+class Dealt(ConversationEnvironment):
+    """Draws the first message of the user with the episode's seed, and fails before it with `fails`."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+
+    async def reset(self, scenario: Scenario, *, seed: int | None = None) -> EnvironmentState:
+        if self.fails:
+            raise LookupError("no such order")
+        drawn = scenario.model_copy(update={"user_responses": (f"my order {seed}", "bye")})
+        return await super().reset(drawn, seed=seed)
+
+
+def test_the_environment_draws_with_the_seed_of_the_sample(renderer: Renderer):
+    """The seed in the record: another episode with it has the same user message."""
+    trajectory = _run_episode(renderer, Dealt())
+    assert trajectory.turns[0].message.content == f"my order {trajectory.seed}"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_tokens_mask_and_log_probabilities_have_their_types_without_a_reply_too(renderer: Renderer, fails: bool):
+    """int32, bool and float32, of which an episode that failed at its first message has none."""
+    trajectory = _run_episode(renderer, Dealt(fails=fails), error_budget=1.0)
+    arrays = (trajectory.token_ids, trajectory.loss_mask, trajectory.sampler_logprobs)
+    assert [array.dtype.name for array in arrays] == ["int32", "bool", "float32"]
+    assert all((len(array) == 0) is fails for array in arrays)
+    assert trajectory.error == ("LookupError: no such order" if fails else None)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,33 @@ def test_a_pair_without_a_loss_is_refused(changes: dict[str, Any], message: str)
     }
     with pytest.raises(DataError, match=f"preference of scenario s.*{message}"):
         TokenizedPair(**{**fields, **changes})
+
+
+def _pair(prompt: int, chosen: str, rejected: str) -> TokenizedPair:
+    """Prompt tokens, then completion tokens, an x for each with loss: "xx." has two with loss and one without."""
+    masks = [np.array([mark == "x" for mark in side]) for side in (chosen, rejected)]
+    ids = [np.arange(20 + k, 20 + k + len(mask), dtype=np.int32) for k, mask in enumerate(masks)]
+    return TokenizedPair(
+        prompt_ids=np.arange(8, 8 + prompt, dtype=np.int32),
+        chosen_ids=ids[0],
+        chosen_mask=masks[0],
+        rejected_ids=ids[1],
+        rejected_mask=masks[1],
+        scenario_id="s",
+    )
+
+
+def test_tokens_are_counted_as_a_mean_over_steps(policy: TransformersPolicy):
+    """Two pairs, one a step, twice: 2 + 1 and 1 + 3 completion tokens, 2·3 + 3 + 1 and 2·2 + 1 + 4 processed."""
+    steps = fit(policy, [_pair(3, "xx.", "x"), _pair(2, "x", "xxx.")], pairs_per_step=1, epochs=2)
+    assert len(steps) == 4
+    assert {(step["tokens"], step["processed_tokens"]) for step in steps} == {(3.5, 9.5)}
+
+
+def test_silent_siblings_and_those_without_a_reward_are_counted_over_all_groups():
+    """Rewards [1, 0] with one empty reply, and [None, None, .5]: one and two without a pair."""
+    first, second = siblings(1.0, 0.0).trajectories
+    silent = replace(second, loss_mask=np.zeros_like(second.loss_mask))
+    groups = [TrajectoryGroup(scenario_id="s", trajectories=(first, silent)), siblings(None, None, 0.5)]
+    compared = make_preference_pairs([*groups, siblings(1.0, 0.0)])
+    assert (len(compared.pairs), compared.tied, compared.unscored) == (1, 2, 3)

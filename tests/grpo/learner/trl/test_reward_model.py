@@ -9,10 +9,17 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from grpo.errors import DataError, PolicyError, RewardError
+from grpo.errors import DataError, PolicyError, RewardError, Unscored
 from grpo.learner.trl.dpo_trainer import TokenizedPair
-from grpo.learner.trl.reward_model import NeuralRewardTrainer, RewardModelReport, predict_reward, train_reward_model
+from grpo.learner.trl.reward_model import (
+    NeuralRewardTrainer,
+    RewardModelReport,
+    TransformerReward,
+    predict_reward,
+    train_reward_model,
+)
 from grpo.messages import Message
+from grpo.policy.transformers.model import load_tokenizer
 from grpo.rewards.learned.model_card import ModelCard
 from grpo.rewards.reward import RewardContext, RewardFunction
 from grpo.scenarios.reward_data import PreferencePair
@@ -166,3 +173,74 @@ def test_a_reward_that_may_be_guessing_is_not_returned(kind: str, tiny_folder: P
     )
     with pytest.raises(RewardError, match="may be guessing"):
         asyncio.run(trainer.train())
+
+
+def _report(**changes: float) -> RewardModelReport:
+    fields = {"trained_pairs": 8, "heldout_pairs": 4, "accuracy": 0.75, "low": 0.6, "high": 0.9, "loss": 0.5}
+    return RewardModelReport.model_validate({**fields, **changes})
+
+
+@pytest.fixture(scope="module")
+def judge(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A transformer with one output, untrained."""
+    folder = tmp_path_factory.mktemp("judge")
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_folder, num_labels=1)
+    model.config.pad_token_id = 0
+    model.save_pretrained(folder)
+    load_tokenizer(tiny_folder).save_pretrained(folder)
+    return folder
+
+
+def test_a_transformer_reward_is_the_sigmoid_of_its_output(judge: Path):
+    """σ of the output for the tokens of the whole conversation; the raw output is in the metadata."""
+    reward = TransformerReward(model=judge, report=_report(), weight=0.25)
+    turns = [*PROMPT, agent("hello", 1)]
+    text = reward.tokenizer.apply_chat_template([turn.to_template() for turn in turns], tokenize=False)
+    ids = reward.tokenizer(text, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        raw = float(reward.model(input_ids=torch.tensor([ids])).logits[0, 0])
+    result = asyncio.run(reward.compute_reward(turns, CONTEXT))
+    assert result.metadata == {"raw": pytest.approx(raw, abs=1e-6)}
+    assert result.score == pytest.approx(1 / (1 + np.exp(-raw)), abs=1e-6)
+    assert (reward.name, reward.weight, reward.model.training, reward.report) == ("neural", 0.25, False, _report())
+
+
+def test_a_conversation_without_a_reply_has_no_reward(judge: Path):
+    """It is unscored."""
+    reward = TransformerReward(model=judge, report=_report())
+    with pytest.raises(Unscored, match=r"^the conversation has no reply of the agent$"):
+        asyncio.run(reward.compute_reward(PROMPT, CONTEXT))
+
+
+@pytest.mark.parametrize(("low", "taken"), [(0.5, False), (0.51, True)])
+def test_an_interval_that_contains_guessing_is_refused_with_its_numbers(judge: Path, low: float, taken: bool):
+    """Its lower bound must be above .5."""
+    if taken:
+        assert TransformerReward(model=judge, report=_report(low=low)).report.low == low
+        return
+    with pytest.raises(RewardError) as refusal:
+        TransformerReward(model=judge, report=_report(low=low))
+    assert str(refusal.value) == (
+        f"the reward in {judge} may be guessing: held-out pair accuracy 0.750, 95 % interval 0.500 to 0.900 holds 0.5; "
+        "train it on more pairs"
+    )
+
+
+def test_a_model_without_a_chat_template_cannot_read_conversations(judge: Path):
+    """The message names the remedy."""
+    reward = TransformerReward(model=judge, report=_report())
+    reward.tokenizer.chat_template = None
+    with pytest.raises(PolicyError) as refusal:
+        asyncio.run(reward.compute_reward([*PROMPT, agent("hello", 1)], CONTEXT))
+    assert str(refusal.value) == (
+        "the tokenizer has no chat template to render a conversation with; add one to its folder"
+    )
+
+
+def test_a_reward_has_a_temporary_folder_by_default():
+    """It exists before the training; pairs and settings are attributes."""
+    trainer = NeuralRewardTrainer("ngrams", text_pairs(3))
+    assert trainer.folder.is_dir()
+    assert trainer.folder.name.startswith("grpo-reward-")
+    assert (trainer.model_name, trainer.pairs, trainer.report) == ("ngrams", tuple(text_pairs(3)), None)
+    trainer.folder.rmdir()

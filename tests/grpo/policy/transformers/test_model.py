@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+from grpo.config.training import LoraSettings
 from grpo.errors import PolicyError
-from grpo.policy.transformers.model import ModelCache, load, load_tokenizer, weights_hash
+from grpo.policy.transformers.adapters import add_adapters, merge_adapters
+from grpo.policy.transformers.attention import IMPLEMENTATION
+from grpo.policy.transformers.model import ModelCache, TransformersPolicy, load, load_tokenizer, weights_hash
+from grpo.policy.transformers.quantization import bitsandbytes_config
 
 
 @pytest.fixture
@@ -102,3 +110,189 @@ def test_a_folder_without_a_tokenizer_is_refused_on_one_line(tiny_folder: Path, 
     assert "\n" not in str(raised.value)
     assert str(raised.value).startswith(f"no tokenizer in {tmp_path}: ")
     assert str(raised.value).endswith("; add tokenizer.json")
+
+
+def _digest(*tensors: tuple[str, torch.Tensor]) -> str:
+    """The hash as it is described: name, shape and number type, then the bytes, sorted by name; 16 hex digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def test_the_hash_is_of_names_shapes_types_and_bytes():
+    """Two weights in the order of their names; the transpose of one, laid out as itself, is another policy."""
+    module = torch.nn.Linear(2, 3)
+    bias, weight = module.bias.detach(), module.weight.detach()
+    assert weights_hash(module) == _digest(("weight", weight), ("bias", bias))  # type: ignore[arg-type]
+    turned = torch.nn.Linear(3, 2, bias=False)
+    turned.weight = torch.nn.Parameter(weight.T)  # not contiguous
+    assert weights_hash(turned) == _digest(("weight", weight.T.contiguous()))  # type: ignore[arg-type]
+    half = torch.nn.Linear(2, 3).half()
+    assert weights_hash(half) == _digest(("weight", half.weight.detach()), ("bias", half.bias.detach()))  # type: ignore[arg-type]
+
+
+def test_a_policy_has_the_context_of_its_model_and_no_dropout(folder: Path):
+    """1024 positions; a model that was in training mode is taken out of it."""
+    policy = load(folder)
+    assert (policy.max_context, policy.merged_hash) == (1024, None)
+    again = TransformersPolicy(policy.model.train(), policy.tokenizer)
+    assert not again.model.training
+    assert again.hash == policy.hash
+
+
+def test_a_model_is_loaded_in_float32_whatever_it_was_saved_in(folder: Path):
+    """The embedded bfloat16 weights, without loss: the hash is that of the float32 copy."""
+    half = load(folder).model.bfloat16()
+    half.save_pretrained(folder)
+    policy = load(folder)
+    assert policy.model.dtype == torch.float32
+    assert policy.hash == weights_hash(half.float())
+
+
+def test_a_chat_template_of_the_config_replaces_that_of_the_folder(folder: Path):
+    """In the tokenizer alone and with the model; without one the folder's stays."""
+    other = "{{ messages[0].content }}"
+    assert load_tokenizer(folder, chat_template=other).chat_template == other
+    assert load(folder, chat_template=other).tokenizer.chat_template == other
+    assert load(folder).tokenizer.chat_template == load_tokenizer(folder).chat_template != other
+
+
+def test_a_folder_without_a_tokenizer_is_refused_with_a_remedy(folder: Path):
+    """The folder and the file."""
+    for file in folder.glob("token*"):
+        file.unlink()
+    with pytest.raises(PolicyError, match=rf"(?s)^no tokenizer in {folder}: .*; add tokenizer\.json$"):
+        load_tokenizer(folder)
+
+
+def test_unexpected_and_missing_weights_are_named_with_the_architecture(folder: Path):
+    """At most three of each kind, in order: the eleven of a third layer are missing."""
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = 3
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PolicyError) as refusal:
+        load(folder)
+    message = str(refusal.value)
+    assert message.startswith(f"weights in {folder} are not those of ['LlamaForCausalLM']: {{'missing_keys': [")
+    assert message.count("model.layers.2.") == 3
+    assert "'model.layers.2.input_layernorm.weight'" in message
+
+
+@pytest.fixture
+def adapted(folder: Path, tmp_path: Path) -> Path:
+    """A folder with adapters for the model in `folder`."""
+    policy = load(folder)
+    add_adapters(policy.model, LoraSettings(r=2), seed=0)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.05)
+    policy.save(tmp_path / "adapters")
+    return tmp_path / "adapters"
+
+
+def test_adapters_need_the_folder_of_their_model(folder: Path, adapted: Path):
+    """Without it they are refused; with it they are a policy of their own, whose merged weights are another's."""
+    assert not (adapted / "model.safetensors").exists()
+    with pytest.raises(PolicyError) as refusal:
+        load(adapted)
+    assert str(refusal.value) == (f"{adapted} holds adapters only; give the folder of the model that they are for")
+    policy = load(adapted, base=folder)
+    assert policy.hash != load(folder).hash
+    whole = merge_adapters(policy.model)
+    assert policy.merged_hash == weights_hash(whole) != policy.hash
+    assert policy.tokenizer.chat_template == load_tokenizer(folder).chat_template
+
+
+def test_adapters_are_kept_and_taken_by_their_hash(folder: Path, adapted: Path):
+    """From the folder and its base, then from memory; what is taken is there no more."""
+    model_cache, expected = ModelCache(), load(adapted, base=folder).hash
+    policy = model_cache.get(expected, adapted, base=folder)
+    assert policy.hash == expected
+    assert model_cache.get(expected, adapted) is policy
+    assert model_cache.take(expected, adapted) is policy
+    other = model_cache.take(expected, adapted, base=folder)
+    assert other is not policy
+    assert model_cache.get(expected, adapted, base=folder) is not other
+
+
+def test_the_least_recently_used_policy_is_evicted_first(folder: Path):
+    """Of three places: the first is used again, the fourth evicts the second."""
+    model_cache = ModelCache()
+    policies = []
+    for name in ("a", "b", "c", "d"):
+        policy = load(folder)
+        policy.hash = name
+        policies.append(policy)
+        if name == "d":
+            assert model_cache.get("a", folder) is policies[0]
+        model_cache.put(policy)
+    for policy in (policies[0], policies[2], policies[3]):
+        assert model_cache.get(policy.hash, folder) is policy
+    with pytest.raises(PolicyError, match=rf"^{folder} holds policy [0-9a-f]{{16}}, expected b$"):
+        model_cache.get("b", folder)
+
+
+def test_a_policy_that_is_put_again_is_the_newest_of_its_name(folder: Path):
+    """One place: it stays there itself."""
+    model_cache = ModelCache(limit=1)
+    first, second = load(folder), load(folder)
+    model_cache.put(first)
+    model_cache.put(second)
+    assert model_cache.get(first.hash, folder) is second
+
+
+def test_quantization_has_the_config_of_transformers(monkeypatch: pytest.MonkeyPatch):
+    """On a machine with a GPU: the package is looked up first; int8, or nf4 with doubly quantized constants."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for kind in ("int8", "nf4"):
+        with pytest.raises(PolicyError) as refusal:
+            bitsandbytes_config(kind)  # type: ignore[arg-type]
+        assert str(refusal.value) == (
+            f"policy.quantization {kind} needs bitsandbytes, which is not installed; pip install 'grpo[quantization]'"
+        )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "bitsandbytes" else None)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.49.0")
+    eight, four = bitsandbytes_config("int8"), bitsandbytes_config("nf4")
+    assert (eight.load_in_8bit, eight.load_in_4bit) == (True, False)
+    assert (four.load_in_8bit, four.load_in_4bit) == (False, True)
+    assert (four.bnb_4bit_quant_type, four.bnb_4bit_use_double_quant) == ("nf4", True)
+
+
+def test_quantization_without_a_gpu_names_the_setting(monkeypatch: pytest.MonkeyPatch):
+    """The whole message."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(PolicyError) as refusal:
+        bitsandbytes_config("int8")
+    assert str(refusal.value) == (
+        "policy.quantization int8 computes on an NVIDIA GPU, and this machine has none; leave it out"
+    )
+
+
+def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """In float32, safetensors alone, quantized as configured; its message is in the error."""
+    asked: dict[str, object] = {}
+
+    def refuse(name: str, **options: object) -> None:
+        asked.update(options, name=name)
+        raise OSError("no such weights")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    with pytest.raises(PolicyError, match=rf"^cannot load the model in {folder}: no such weights$"):
+        load(folder, quantization="int8")
+    stored = asked.pop("quantization_config")
+    assert isinstance(stored, BitsAndBytesConfig)
+    assert stored.load_in_8bit
+    assert asked == {
+        "name": str(folder),
+        "use_safetensors": True,
+        "trust_remote_code": False,
+        "dtype": torch.float32,
+        "attn_implementation": IMPLEMENTATION,
+        "output_loading_info": True,
+        "local_files_only": True,
+    }

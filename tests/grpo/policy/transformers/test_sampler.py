@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.policy.transformers.sampler import SlotSampler
 from grpo.renderers.chat_template import Renderer
 
 
@@ -159,3 +163,189 @@ def test_the_sampler_idles_after_its_only_turn_is_cancelled(policy: Transformers
     gc.collect()  # a task with an unretrieved error reports it now
     assert generation.token_ids == expected.token_ids
     assert not problems
+
+
+def _drawn(policy: TransformersPolicy, prompt: list[int], sampling: Sampling, *, turn: int = 0) -> list[int]:
+    """Tokens of a turn by inverting the cumulative distribution of plain forward passes."""
+    ids, drawn = list(prompt), []
+    for uniform in sampling.uniforms(turn):
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor([ids])).logits[0, -1].double()
+        cumulative = torch.softmax(logits / sampling.temperature, 0).cumsum(0)
+        drawn.append(int((cumulative <= uniform * cumulative[-1]).sum()))
+        ids.append(drawn[-1])
+    return drawn
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_each_token_is_where_its_random_number_falls(policy: TransformersPolicy, temperature: float):
+    """The first number of the sample's turn for its first token, and so on; the second turn has numbers of its own."""
+    ((first, second),) = _generate(policy, [[[5, 20, 31], [77, 78]]], concurrency=1, temperature=temperature)
+    sampling = _sampling(0, temperature=temperature)
+    assert first.token_ids == _drawn(policy, [5, 20, 31], sampling)
+    heard = [5, 20, 31, *first.token_ids, 77, 78]
+    assert second.token_ids == _drawn(policy, heard, sampling, turn=1)
+
+
+@asynccontextmanager
+async def _opened(
+    policy: TransformersPolicy, *, concurrency: int, max_context: int = 1024
+) -> AsyncIterator[SlotSampler]:
+    renderer = Renderer(policy.tokenizer)
+    sampler = SlotSampler(policy.model, stop_id=renderer.stop_id, concurrency=concurrency, max_context=max_context)
+    async with sampler:
+        yield sampler
+
+
+def test_a_shared_prompt_is_read_once_and_a_later_turn_reads_only_new_tokens(policy: TransformersPolicy):
+    """Four siblings of 9 tokens: 9 prefilled and 4 generated; each further token reads the one before it.
+
+    The second turn of one reads its last token and two new ones.
+    """
+
+    async def run() -> list[tuple[int, int]]:
+        counts = []
+        async with _opened(policy, concurrency=4) as sampler:
+            sessions = [sampler.open() for _ in range(4)]
+            turns = [s.generate(Prompt(new_ids=PROMPTS[3]), _sampling(k, tokens=3)) for k, s in enumerate(sessions)]
+            await asyncio.gather(*turns)
+            counts.append((sampler.tokens_processed, sampler.tokens_generated))
+            await sessions[0].generate(Prompt(new_ids=[50, 51]), _sampling(0, tokens=1))
+            counts.append((sampler.tokens_processed, sampler.tokens_generated))
+        return counts
+
+    # 9 + 2 passes · 4 tokens = 17 read, 3 · 4 generated; then 3 more read and 1 generated
+    assert asyncio.run(run()) == [(17, 12), (20, 13)]
+
+
+def test_each_token_is_streamed_as_it_is_sampled(policy: TransformersPolicy):
+    """In order, before the turn is over."""
+    heard: list[int] = []
+
+    async def run() -> Generation:
+        async with _opened(policy, concurrency=1) as sampler:
+            return await sampler.open().generate(Prompt(new_ids=[5, 20], on_token=heard.append), _sampling(0))
+
+    assert asyncio.run(run()).token_ids == heard
+    assert len(heard) == 6
+
+
+def test_a_turn_ends_where_the_context_does(policy: TransformersPolicy):
+    """Room for 8 tokens and a prompt of 4: four are generated."""
+
+    async def run() -> Generation:
+        async with _opened(policy, concurrency=1, max_context=8) as sampler:
+            return await sampler.open().generate(Prompt(new_ids=PROMPTS[0]), _sampling(0, tokens=50))
+
+    generation = asyncio.run(run())
+    assert (len(generation.token_ids), generation.stop) == (4, "length")
+    assert generation.token_ids == _drawn(policy, PROMPTS[0], _sampling(0, tokens=50))[:4]
+
+
+def test_the_stop_token_ends_a_turn_and_is_part_of_it(policy: TransformersPolicy):
+    """The model's second token is the stop token: two are generated."""
+    (free,) = _generate(policy, [[[5, 20]]], concurrency=1)[0]
+    stop = free.token_ids[1]
+    assert stop != free.token_ids[0]
+
+    async def run() -> Generation:
+        sampler = SlotSampler(policy.model, stop_id=stop, concurrency=1, max_context=1024)
+        async with sampler:
+            return await sampler.open().generate(Prompt(new_ids=[5, 20]), _sampling(0))
+
+    generation = asyncio.run(run())
+    assert (generation.token_ids, generation.stop) == (free.token_ids[:2], "stop")
+    assert generation.logprobs == pytest.approx(free.logprobs[:2])  # type: ignore[index]
+
+
+def test_a_conversation_longer_than_the_first_cache_stays_exact(policy: TransformersPolicy):
+    """600 prompt tokens, room for 512 at first; beside it a short one, before and after the cache has grown."""
+    prompt = [8 + k % 200 for k in range(600)]
+    (long,), (short,) = _generate(policy, [[prompt], [PROMPTS[2]]], concurrency=2)
+    assert np.abs(np.array(long.logprobs) - _exact(policy, prompt, long)).max() < 1e-5
+    assert np.abs(np.array(short.logprobs) - _exact(policy, PROMPTS[2], short)).max() < 1e-5
+
+
+def test_a_closed_conversation_gives_its_slot_to_the_last_without_a_change(policy: TransformersPolicy):
+    """Of three the first is closed between two turns: the third moves into its slot and continues as if alone."""
+    alone = _generate(policy, [[p, [50, 51]] for p in PROMPTS[1:4]], concurrency=3)
+
+    async def run() -> list[Generation]:
+        async with _opened(policy, concurrency=3) as sampler:
+            sessions = [sampler.open() for _ in range(3)]
+            turns = [
+                s.generate(Prompt(new_ids=p), _sampling(k))
+                for k, (s, p) in enumerate(zip(sessions, PROMPTS[1:4], strict=True))
+            ]
+            await asyncio.gather(*turns)
+            assert [session.slot for session in sessions] == [0, 1, 2]
+            sessions[0].close()
+            sessions[0].close()  # a second time has no effect
+            assert [session.slot for session in sessions] == [None, 1, 0]
+            later = [sessions[k].generate(Prompt(new_ids=[50, 51]), _sampling(k)) for k in (1, 2)]
+            return list(await asyncio.gather(*later))
+
+    assert [turn.token_ids for turn in asyncio.run(run())] == [alone[k][1].token_ids for k in (1, 2)]
+
+
+def test_a_failure_of_the_model_reaches_every_waiting_turn(policy: TransformersPolicy):
+    """One slot and two conversations, one active and one waiting; then it generates again."""
+    (alone,) = _generate(policy, [[PROMPTS[2]]], concurrency=1)[0]
+    calls: list[int] = []
+
+    class Failing:
+        """A model that fails in its second pass."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(policy.model, name)
+
+        def __call__(self, **inputs: object) -> object:
+            calls.append(1)
+            if len(calls) == 2:
+                raise RuntimeError("no memory")
+            return policy.model(**inputs)
+
+    async def run() -> Generation:
+        sampler = SlotSampler(Failing(), stop_id=1, concurrency=1, max_context=1024)  # type: ignore[arg-type]
+        async with sampler:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, problem: None)
+            active, waiting = sampler.open(), sampler.open()
+            turns = [s.generate(Prompt(new_ids=PROMPTS[0]), _sampling(0)) for s in (active, waiting)]
+            failures = await asyncio.gather(*turns, return_exceptions=True)
+            assert [str(failure) for failure in failures] == ["no memory", "no memory"]
+            active.close()
+            return await sampler.open().generate(Prompt(new_ids=PROMPTS[2]), _sampling(0))
+
+    assert asyncio.run(run()).token_ids == alone.token_ids
+
+
+def test_a_closed_sampler_computes_no_more(policy: TransformersPolicy):
+    """Its context ends during a turn: the turn is cancelled."""
+
+    async def run() -> int:
+        async with _opened(policy, concurrency=1) as sampler:
+            turn = asyncio.create_task(sampler.open().generate(Prompt(new_ids=[5, 20]), _sampling(0, tokens=500)))
+            while sampler.tokens_generated < 2:
+                await asyncio.sleep(0)
+        generated = sampler.tokens_generated
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sampler.tokens_generated == generated
+        return generated
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) < 500
+
+
+def test_heads_may_be_wider_than_their_share_of_the_model(policy: TransformersPolicy):
+    """Four heads of 16 numbers in layers of 32, two of keys and values: exact at both turns."""
+    config = copy.deepcopy(policy.model.config)
+    config.head_dim = 16
+    torch.manual_seed(0)
+    wide = TransformersPolicy(LlamaForCausalLM(config), policy.tokenizer)
+    assert wide.model.model.layers[0].self_attn.k_proj.weight.shape == (32, 32)
+    first, second = _generate(wide, [[[5, 20, 31], [77, 78, 79]]], concurrency=1)[0]
+    heard = [5, 20, 31, *first.token_ids, 77, 78, 79]
+    assert np.abs(np.array(first.logprobs) - _exact(wide, [5, 20, 31], first)).max() < 1e-5
+    assert np.abs(np.array(second.logprobs) - _exact(wide, heard, second)).max() < 1e-5

@@ -1,0 +1,133 @@
+"""Worker of an update, run here as a process group of one: its metrics and error reports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+from grpo.config.training import TrainingSettings
+from grpo.errors import ConfigError
+from grpo.learner.checkpoints import read_state
+from grpo.learner.distributed import ERROR, METRICS, ErrorReport, UpdateRequest, run_workers
+from grpo.learner.metrics import UpdateMetrics
+from grpo.learner.update import update
+from grpo.learner.worker import main
+from tests.grpo.learner.conftest import BASE, DeskRollout
+from tests.places import ROOT
+
+
+def _request(desk: DeskRollout, target: Path, *, launcher: int | None = None, **settings: object) -> UpdateRequest:
+    return UpdateRequest(
+        scored=(desk.scored,),
+        parent=desk.base,
+        base=desk.base,
+        target=target,
+        settings=TrainingSettings(**{"learning_rate": 5e-4, **settings}),  # type: ignore[arg-type]
+        seed=4,
+        iteration=0,
+        base_artifact=BASE,
+        launcher=os.getpid() if launcher is None else launcher,
+    )
+
+
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Environment of torchrun for rank 0 of 1; the exception hook is restored afterwards."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(distributed, "_kept_store", store, raising=False)
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_a_worker_runs_its_request_and_writes_the_metrics(desk_rollout: DeskRollout, tmp_path: Path):
+    """Weights, metrics and base of the adapters are those of the same update without a worker."""
+    alone = update(
+        [desk_rollout.scored],
+        desk_rollout.base,
+        desk_rollout.base,
+        tmp_path / "alone",
+        TrainingSettings(learning_rate=5e-4, lora={"r": 2}),  # type: ignore[arg-type]
+        seed=4,
+        iteration=0,
+        base_artifact=BASE,
+    )
+    request = _request(desk_rollout, tmp_path / "requested", lora={"r": 2})
+    (tmp_path / "request.json").write_text(request.model_dump_json())
+    main(tmp_path / "request.json")
+    metrics = UpdateMetrics.model_validate_json((tmp_path / METRICS).read_bytes())
+    assert metrics.model_copy(update={"tokens_per_s": 0.0}) == alone.model_copy(update={"tokens_per_s": 0.0})
+    assert read_state(tmp_path / "requested") == read_state(tmp_path / "alone")
+    assert not distributed.is_initialized()
+    assert not (tmp_path / ERROR).exists()
+
+
+@pytest.mark.usefixtures("rendezvous")
+@pytest.mark.parametrize("before", [False, True], ids=["alone", "after another process"])
+def test_the_first_error_of_a_worker_is_reported_and_shown(
+    desk_rollout: DeskRollout, tmp_path: Path, capsys: pytest.CaptureFixture[str], before: bool
+):
+    """With class and message; an earlier report of another process stays."""
+    (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x").model_dump_json())
+    main(tmp_path / "request.json")
+    first = ErrorReport(kind="RatioError", message="the first")
+    if before:
+        (tmp_path / ERROR).write_text(first.model_dump_json())
+    sys.excepthook(ConfigError, ConfigError("the second"), None)
+    assert "ConfigError: the second" in capsys.readouterr().err
+    refusal = ErrorReport.model_validate_json((tmp_path / ERROR).read_bytes())
+    assert refusal == (first if before else ErrorReport(kind="ConfigError", message="the second"))
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_a_communication_error_is_not_reported(desk_rollout: DeskRollout, tmp_path: Path):
+    """The reason is in another process: no report is written until an error of this one."""
+    (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x").model_dump_json())
+    main(tmp_path / "request.json")
+    with pytest.raises(Exception) as away:  # noqa: PT011
+        distributed.all_reduce(torch.ones(1))
+    sys.excepthook(away.type, away.value, away.tb)
+    assert not (tmp_path / ERROR).exists()
+    with pytest.raises(ValueError, match="own") as own:
+        raise ValueError("own")
+    sys.excepthook(own.type, own.value, own.tb)
+    assert ErrorReport.model_validate_json((tmp_path / ERROR).read_bytes()).message == "own"
+
+
+def test_a_worker_ends_without_its_launcher(desk_rollout: DeskRollout, tmp_path: Path):
+    """The launcher is gone: the worker does not wait for the second process, which never starts."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x", launcher=gone.pid).model_dump_json())
+    meeting = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    began = time.monotonic()
+    process = subprocess.run(
+        [sys.executable, "-m", "grpo.learner.worker", str(tmp_path / "request.json")],
+        cwd=ROOT, env={**os.environ, **meeting}, capture_output=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert (process.returncode, process.stderr) == (1, b"")
+    assert time.monotonic() - began < 200
+    assert not (tmp_path / ERROR).exists()
+
+
+def test_more_processes_than_accelerators_are_refused(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Three on a machine with two: before anything is started."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError) as refusal:
+        run_workers(_request(desk_rollout, tmp_path / "x", processes=3))
+    assert str(refusal.value) == (
+        "training.processes is 3, and this machine has 2 accelerators; each process needs one"
+    )

@@ -1,0 +1,183 @@
+"""LoRA adapters on a tiny model: their effect, the unchanged base, and merged copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from grpo.config.training import LoraSettings
+from grpo.errors import ConfigError
+from grpo.policy.transformers.adapters import (
+    add_adapters,
+    has_adapters,
+    load_adapters,
+    merge_adapters,
+    without_adapters,
+)
+from grpo.policy.transformers.model import load
+
+IDS = torch.arange(5, 25)[None]
+QUERY = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def model(tiny_folder: Path) -> PreTrainedModel:
+    return load(tiny_folder).model
+
+
+def _logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def _adapted(model: PreTrainedModel, *, seed: int = 0, **settings: object) -> PreTrainedModel:
+    add_adapters(model, LoraSettings.model_validate({"r": 2, **settings}), seed=seed)
+    return model
+
+
+def _move(model: PreTrainedModel) -> None:
+    """Give every adapter an effect: B is all .05."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.05)
+
+
+def _names(weights: Path) -> set[str]:
+    """Names of the tensors of a file."""
+    with safe_open(weights, "pt") as tensors:
+        return set(tensors.keys())
+
+
+def test_untrained_adapters_change_nothing_and_alone_are_trained(model: PreTrainedModel):
+    """The same logits; every linear layer but the head has an A of 2 rows and a B of 2 columns, and nothing else."""
+    before = _logits(model)
+    linear = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and name != "lm_head"]
+    assert not has_adapters(model)
+    _adapted(model)
+    assert has_adapters(model)
+    assert torch.equal(_logits(model), before)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert sorted(trained) == sorted(f"{name}.lora_{matrix}.default.weight" for name in linear for matrix in ("A", "B"))
+    assert {parameter.shape[0 if "lora_A" in name else 1] for name, parameter in trained.items()} == {2}
+
+
+def test_an_adapter_adds_alpha_over_r_times_b_a_x(model: PreTrainedModel):
+    """lora_alpha 6 and r 2: three times what A and B make of the input, and the named layer alone has one."""
+    x = torch.linspace(-1, 1, 32)[None]
+    base = model.get_submodule(QUERY)(x)
+    _adapted(model, lora_alpha=6, target_modules=("q_proj",))
+    _move(model)
+    layer = model.get_submodule(QUERY)
+    a = layer.lora_A["default"].weight
+    b = layer.lora_B["default"].weight
+    assert torch.allclose(layer(x), base + 3 * (x @ a.T @ b.T), atol=1e-6)
+    assert not hasattr(model.get_submodule("model.layers.0.self_attn.k_proj"), "lora_A")
+
+
+def test_adapters_have_no_dropout(model: PreTrainedModel):
+    """In training mode the logits are those of evaluation mode, in which the model is returned."""
+    _move(_adapted(model.train()))
+    assert not model.training
+    before = _logits(model)
+    assert torch.equal(_logits(model.train()), before)
+
+
+def test_the_seed_draws_the_adapters_and_nothing_else(tiny_folder: Path):
+    """The same A from the same seed, another from another; the caller's RNG state is unchanged."""
+
+    def drawn(seed: int) -> torch.Tensor:
+        return _adapted(load(tiny_folder).model, seed=seed).get_submodule(QUERY).lora_A["default"].weight
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    drawn(1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_target_modules_that_no_layer_has_are_named_beside_those_that_there_are(model: PreTrainedModel):
+    """Of two names the one that fits nothing; the model stays without adapters."""
+    with pytest.raises(ConfigError) as refusal:
+        _adapted(model, target_modules=("q_proj", "query"))
+    assert str(refusal.value) == (
+        "training.lora.target_modules ['query'] fits no layer of LlamaForCausalLM; its linear layers are "
+        "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+    )
+    assert not has_adapters(model)
+
+
+def test_without_adapters_the_model_is_its_base_while_the_block_runs(model: PreTrainedModel):
+    """Base logits inside, adapted ones after it, also when the block fails; a model without adapters is itself."""
+    before = _logits(model)
+    with without_adapters(model) as base:
+        assert base is model
+    _move(_adapted(model))
+    after = _logits(model)
+    assert not torch.allclose(after, before, atol=1e-3)
+    with without_adapters(model) as base:
+        assert base is model
+        assert torch.equal(_logits(base), before)
+    assert torch.equal(_logits(model), after)
+    with pytest.raises(RuntimeError, match="in the block"), without_adapters(model):
+        raise RuntimeError("in the block")
+    assert torch.equal(_logits(model), after)
+
+
+def test_a_merged_copy_is_a_plain_model_with_the_adapted_logits(model: PreTrainedModel, tiny_folder: Path):
+    """The names of the base, all of it trainable; the adapted model keeps its adapters; without any it is itself."""
+    assert merge_adapters(model) is model
+    names = set(model.state_dict())
+    _move(_adapted(model))
+    expected = _logits(model)
+    whole = merge_adapters(model)
+    assert whole is not model
+    assert not has_adapters(whole)
+    assert set(whole.state_dict()) == names
+    assert all(parameter.requires_grad for parameter in whole.parameters())
+    assert torch.allclose(_logits(whole), expected, atol=1e-5)
+    assert has_adapters(model)
+    assert torch.equal(_logits(model), expected)
+    assert not torch.equal(model.get_submodule(QUERY).weight, whole.get_submodule(QUERY).weight)
+
+
+def test_a_merged_copy_is_written_and_read_as_a_model(model: PreTrainedModel, tiny_folder: Path, tmp_path: Path):
+    """Whole weights and no adapter files; read by transformers alone it has the adapted logits."""
+    _move(_adapted(model))
+    merge_adapters(model).save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors"}
+    assert not (tmp_path / "adapter_config.json").exists()
+    assert torch.allclose(_logits(AutoModelForCausalLM.from_pretrained(tmp_path)), _logits(model), atol=1e-5)
+
+
+def test_saved_adapters_are_restored(tiny_folder: Path, tmp_path: Path):
+    """The same logits and trainable parameters, in evaluation mode; merged and saved the names are the base's."""
+    policy = load(tiny_folder)
+    model = policy.model
+    _move(_adapted(model))
+    model.save_pretrained(tmp_path)
+    again = load(tiny_folder).model.train()
+    load_adapters(again, tmp_path)
+    assert not again.training
+    assert torch.equal(_logits(again), _logits(model))
+    trained = [[name for name, p in one.named_parameters() if p.requires_grad] for one in (again, model)]
+    assert trained[0] == trained[1] != []
+    merge_adapters(again).save_pretrained(tmp_path / "whole")
+    assert _names(tmp_path / "whole" / "model.safetensors") == _names(tiny_folder / "model.safetensors")
+
+
+def test_loading_adapters_leaves_the_names_that_weights_are_written_under(tiny_folder: Path, tmp_path: Path):
+    """A model that was converted when it was read keeps its own rules for writing it."""
+    model = _adapted(load(tiny_folder).model)
+    model.save_pretrained(tmp_path)
+    again = load(tiny_folder).model
+    rules: list[object] = []
+    again._weight_conversions = rules
+    load_adapters(again, tmp_path)
+    assert again._weight_conversions is rules

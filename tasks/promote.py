@@ -46,7 +46,7 @@ def _flow_run() -> Actor:
 
 @contextmanager
 def one_at_a_time(model_name: str) -> Iterator[None]:
-    """Lock a model's promotions on all machines of this Prefect server; a dead holder's lease expires after a minute."""
+    """Lock a model's promotions on all machines of this Prefect server; the lease of a dead holder expires."""
     name = f"promote-{model_name}"
     with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
         client.upsert_global_concurrency_limit_by_name(name, 1)

@@ -158,14 +158,6 @@ def test_a_chat_template_of_the_config_replaces_that_of_the_folder(folder: Path)
     assert load(folder).tokenizer.chat_template == load_tokenizer(folder).chat_template != other
 
 
-def test_a_folder_without_a_tokenizer_is_refused_with_a_remedy(folder: Path):
-    """The folder and the file."""
-    for file in folder.glob("token*"):
-        file.unlink()
-    with pytest.raises(PolicyError, match=rf"(?s)^no tokenizer in {folder}: .*; add tokenizer\.json$"):
-        load_tokenizer(folder)
-
-
 def test_unexpected_and_missing_weights_are_named_with_the_architecture(folder: Path):
     """At most three of each kind, in order: the eleven of a third layer are missing."""
     config = json.loads((folder / "config.json").read_text())

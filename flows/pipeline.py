@@ -2,7 +2,7 @@
 
 prepare_scenarios      ingest → validate → split
 collect_rollouts       rollout (in shards) → score, in as many rounds as dynamic sampling takes
-training_steps         collect_rollouts → update, again and again
+training_steps         collect_rollouts → train, once per iteration
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class RunCheckpoints:
             self._release(self._checkpoints[-self._limit - 1])
 
     def restart(self) -> None:
-        """Count from the base again; checkpoints that stay are released at the end of the run."""
+        """Reset the list before a recomputation; the checkpoints of before are released at the end of the run."""
         self._checkpoints = []
 
     def release_earlier_runs(self) -> None:
@@ -234,13 +234,13 @@ def training_steps(
     base: Checkpoint,
     checkpoints: RunCheckpoints | None = None,
 ) -> Iterator[Step]:
-    """Roll out, score and update, once an iteration; with `rollout.staleness` a rollout runs beside the update before.
+    """Roll out, score and update, once per iteration; with `rollout.staleness` a rollout overlaps an update.
 
     Where a checkpoint is needed that was removed, all are computed again from the base.
     """
     finished = 0
     try:
-        for step in _steps(config, scenarios, split, base, checkpoints, remake=False):
+        for step in _steps(config, scenarios, split, base, checkpoints, recompute_removed=False):
             finished += 1
             yield step
     except RemovedError as error:
@@ -248,7 +248,7 @@ def training_steps(
         if checkpoints is not None:
             checkpoints.restart()
         base = base_policy(config.policy, config.store)
-        for index, step in enumerate(_steps(config, scenarios, split, base, checkpoints, remake=True)):
+        for index, step in enumerate(_steps(config, scenarios, split, base, checkpoints, recompute_removed=True)):
             if index >= finished:
                 yield step
 
@@ -265,9 +265,9 @@ def _steps(
     base: Checkpoint,
     checkpoints: RunCheckpoints | None,
     *,
-    remake: bool,
+    recompute_removed: bool,
 ) -> Iterator[Step]:
-    """Iterate from the base on; `remake` computes updates again whose checkpoint was removed."""
+    """Iterate from the base on; `recompute_removed` computes updates again whose checkpoint was removed."""
     store = ArtifactStore(config.store)
     iterations, stale = config.training.iterations, config.rollout.staleness > 0
     policy, ahead = base, None
@@ -288,7 +288,7 @@ def _steps(
             trained = wait()
         else:
             ahead, trained = None, run_all([update])[0]
-        if remake and store.is_removed(trained.checkpoint):
+        if recompute_removed and store.is_removed(trained.checkpoint):
             store.forget_removal(trained.checkpoint)
             trained = run_all([update])[0]
         if checkpoints is not None:

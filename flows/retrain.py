@@ -107,7 +107,7 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
     name, settings = pipeline.registry.model_name, pipeline.scenarios
     serving = champion(models, artifacts, name)
     challenger = last_challenger(models, artifacts, name, serving)
-    sources = tuple(map(_pinned, config.conversations))
+    sources = tuple(map(_snapshot, config.conversations))
     ingested = ingest(
         sources=settings.sources,
         content=content_hash(settings.sources),
@@ -151,7 +151,7 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
     )
 
 
-def follow_up(
+def retraining_config(
     pipeline: PipelineConfig, *, name: str, scenarios: str, model: str | None, tags: Mapping[str, str]
 ) -> PipelineConfig:
     """The pipeline's config on other scenarios, a file with declared splits, and from another model, if one is given.
@@ -199,7 +199,9 @@ def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> 
     if serving is not None:
         model = artifacts.address(warm_start(champion=serving.checkpoint, store=pipeline.store).model)
         tags[STARTED_FROM] = serving.checkpoint.sha256
-    run = follow_up(pipeline, name=config.name, scenarios=artifacts.address(mixed.mixture), model=model, tags=tags)
+    run = retraining_config(
+        pipeline, name=config.name, scenarios=artifacts.address(mixed.mixture), model=model, tags=tags
+    )
     return PendingRetraining(config=config, triggers=checked.triggers, mixture=mixed.counts, run=run)
 
 
@@ -274,7 +276,7 @@ def _write_pending(path: Path, plan: PendingRetraining) -> None:
     write_atomically(path, plan.model_dump_json())
 
 
-def _pinned(source: Source) -> Source:
+def _snapshot(source: Source) -> Source:
     """The log as it is now: later entries belong to the next retraining."""
     if isinstance(source, ConversationLogSource) and source.files is None:
         return source.model_copy(update={"files": ConversationLog(Path(source.path)).files()})

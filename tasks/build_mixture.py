@@ -17,7 +17,7 @@ from tasks.stage import stage
 
 
 class MixtureResult(StageResult):
-    """A table of scenarios with declared sides."""
+    """A table of scenarios with declared splits."""
 
     mixture: Artifact
     counts: MixtureCounts
@@ -41,12 +41,12 @@ def build_mixture(
     """
     artifacts = ArtifactStore(store)
     judged = evaluation_scenarios(artifacts, lineage[0]) if lineage else []
-    table, sides = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
+    table, splits = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
     with artifacts.new_file("mixture", ".parquet") as new:
         counts = mix_scenarios(
             new.path,
-            base_train=list(read_scenarios(table, ids=sides.train)),
-            base_heldout=list(read_scenarios(table, ids=sides.heldout)),
+            base_train=list(read_scenarios(table, ids=splits.train)),
+            base_heldout=list(read_scenarios(table, ids=splits.heldout)),
             conversations=list(read_scenarios(artifacts.path(conversations) / ACCEPTED)),
             new_ids=new_ids,
             judged=set(map(text_digest, judged)),

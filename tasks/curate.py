@@ -37,13 +37,13 @@ def curate(
     """
     artifacts = ArtifactStore(store)
     judged = evaluation_scenarios(artifacts, champion) if champion is not None else []
-    table, sides = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
+    table, splits = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
     with artifacts.new_folder(CONVERSATIONS) as new:
         counts = curate_conversations(
             sources,
             new.path,
-            known=read_scenarios(table, ids=sides.train),
-            heldout=[*read_scenarios(table, ids=sides.heldout), *judged],
+            known=read_scenarios(table, ids=splits.train),
+            heldout=[*read_scenarios(table, ids=splits.heldout), *judged],
             settings=settings,
         )
     return CurationResult(conversations=new.artifact, counts=counts)

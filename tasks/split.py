@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class SplitResult(StageResult):
-    """Scenario ids of both sides, as JSON."""
+    """Scenario ids of both splits, as JSON."""
 
     split: Artifact
     train: int
@@ -48,19 +48,19 @@ def split(
         excluded = find_unplayable(environment, read_scenarios(table), max_fraction=max_refused_share)
     for reason in excluded.values():
         logger.warning("left out: %s", reason)
-    sides = split_scenarios(table, validation_fraction=validation_fraction, limit=limit, excluded=excluded)
+    splits = split_scenarios(table, validation_fraction=validation_fraction, limit=limit, excluded=excluded)
     return SplitResult(
-        split=write_split(artifacts, sides),
-        train=len(sides.train),
-        heldout=len(sides.heldout),
+        split=write_split(artifacts, splits),
+        train=len(splits.train),
+        heldout=len(splits.heldout),
         excluded=len(excluded),
     )
 
 
-def write_split(artifacts: ArtifactStore, sides: Split) -> Artifact:
+def write_split(artifacts: ArtifactStore, splits: Split) -> Artifact:
     """Store a split as JSON."""
     with artifacts.new_file("split", ".json") as new:
-        new.path.write_text(sides.model_dump_json(), encoding="utf-8")
+        new.path.write_text(splits.model_dump_json(), encoding="utf-8")
     return new.artifact
 
 

@@ -79,7 +79,7 @@ def desk_scenarios(count: int) -> list[Scenario]:
 def play_desk(
     policy: TransformersPolicy, config: PipelineConfig, *, scenarios: int, group_size: int, iteration: int = 0
 ) -> list[Trajectory]:
-    """Episodes of the order desk as a run of this config plays them, unscored."""
+    """Episodes of the support desk as a run of this config plays them, unscored."""
     desk = make_environment(config.environment)
     return collect(
         desk_scenarios(scenarios),

@@ -1,4 +1,4 @@
-"""Customer service: an order desk with environment-verified success.
+"""Customer service: a support desk with environment-verified success.
 
     python docs/examples/customer_service_agent.py [EPISODES]
 

@@ -2,7 +2,7 @@
 
     python docs/examples/quick_start.py [MODEL_FOLDER]
 
-Without a folder it trains the tiny model of this repository. Its words will not be pretty, as it knows an order desk
+Without a folder it trains the tiny model of this repository. Its words will not be pretty, as it knows a support desk
 and nothing else; what is shown is the way: take a model of your own.
 """
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 async def main(episodes: int = 128) -> MultiTurnGRPOTrainer:
-    """Train the order desk's model with TRL; returns the trainer."""
+    """Train the support desk's model with TRL; returns the trainer."""
     lines = (ROOT / "data" / "scenarios" / "support_desk.jsonl").read_text(encoding="utf-8").splitlines()
     trainer = MultiTurnGRPOTrainer(
         MultiTurnAgent(AgentConfig(model_name=str(ROOT / "data" / "models" / "desk_clerk"))),

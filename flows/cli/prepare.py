@@ -110,8 +110,8 @@ def ingest(
     for warning in suite.warnings:
         console.print(f"  warning: {warning}")
     console.print(f"{len(suite.checks) - len(suite.warnings)} expectations hold; {docs / suite.docs_index}")
-    sides = split.split(tables[0], validation_fraction=scenarios.validation_fraction, limit=scenarios.limit)
-    console.print(f"{len(sides.train)} to train on, {len(sides.heldout)} held out")
+    splits = split.split(tables[0], validation_fraction=scenarios.validation_fraction, limit=scenarios.limit)
+    console.print(f"{len(splits.train)} to train on, {len(splits.heldout)} held out")
 
 
 def check_reward(

@@ -52,7 +52,7 @@ class SchemaFilter:
 class RequiredFieldsFilter:
     """Reject a conversation without a required field."""
 
-    name = "complete"
+    name = "required_fields"
 
     def __init__(self, fields: Iterable[str]) -> None:
         self._fields = tuple(fields)

@@ -58,7 +58,7 @@ def measure() -> Findings:
         title="How the step grows",
         text=(
             f"A step on {GROUPS} groups of synthetic trajectories; 8 siblings, 4 turns and {PROMPT + 8 * TURN} tokens "
-            "where nothing else is said. New tokens are those that stand once: a prompt that siblings share counts "
+            "unless stated otherwise. New tokens are those that stand once: a prompt that siblings share counts "
             "once. Growth is seconds a new token, in parts of the first row's; at most 1 is linear or better. "
             f"The worst last row has {worst:.2f}."
         ),

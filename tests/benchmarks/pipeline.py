@@ -44,12 +44,13 @@ def measure() -> Findings:
     return Findings(
         title="The default run",
         text=(
-            f"`grpo train {CONFIG}` with its own server. Held-out success is what the run's evaluation counts. The "
+            f"`grpo train {CONFIG}` with its own server. Held-out success is that of the run's evaluation. The "
             f"race ends at {TARGET:.0%}: our clock runs from the command's start to the moment at which the checkpoint "
-            "is written; TRL's GRPOTrainer, in one process, has the same model, scenarios, desk, reward, group size, "
-            "optimizer steps an iteration and learning rates. Its `environment_factory` ends an episode at the first "
+            "is written; TRL's GRPOTrainer, in one process, has the same model, scenarios, environment, "
+            "reward, group size, "
+            "optimizer steps per iteration and learning rates. Its `environment_factory` ends an episode at the first "
             "turn without a tool call, so a customer who must be asked for the order number is played through "
-            "`rollout_func`, with left-padded `generate` for the turns. Looking how good a policy is counts for nobody."
+            "`rollout_func`, with left-padded `generate` for the turns. Evaluation time is excluded for both."
         ),
         tables=(
             Table(head=("measure", "value"), rows=tuple(rows)),

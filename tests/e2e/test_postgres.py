@@ -99,7 +99,7 @@ def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def _plan(name: str, services: Services, folder: Path, **sections: Any) -> Path:
-    """A short run of the order desk; all of them share one store."""
+    """A short run of the support desk; all of them share one store."""
     plan = short_run(services.home, name=name, registry={"model_name": f"desk-{name}"}, **sections)
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(plan), encoding="utf-8")

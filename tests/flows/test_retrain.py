@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from flows.retrain import follow_up
+from flows.retrain import retraining_config
 from grpo.config.pipeline import PipelineConfig
 
 
@@ -9,6 +9,6 @@ def test_a_retraining_keeps_the_tags_that_the_pipeline_gives_its_versions(desk_c
     pipeline = PipelineConfig.model_validate(
         {**desk_config, "registry": {"model_name": "desk", "tags": {"team": "desk"}}}
     )
-    run = follow_up(pipeline, name="again", scenarios="mix.parquet", model=None, tags={"conversations": "5a"})
+    run = retraining_config(pipeline, name="again", scenarios="mix.parquet", model=None, tags={"conversations": "5a"})
     assert run.registry.tags == {"team": "desk", "conversations": "5a"}
     assert run.policy == pipeline.policy

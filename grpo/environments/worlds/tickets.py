@@ -95,9 +95,9 @@ def _set_status(state: State, ticket_id: int, status: str) -> tuple[State, Any]:
 
 def edit_ticket(state: State, ticket_id: int, updates: dict[str, Any]) -> tuple[State, Any]:
     """Change title, description, status or priority."""
-    strangers = sorted(set(updates) - set(_EDITABLE))
-    if strangers:
-        raise ToolError(f"Invalid fields for update: {', '.join(strangers)}")
+    unknown_fields = sorted(set(updates) - set(_EDITABLE))
+    if unknown_fields:
+        raise ToolError(f"Invalid fields for update: {', '.join(unknown_fields)}")
     _ticket(state, ticket_id).update({name: value for name, value in updates.items() if value is not None})
     return state, {"status": f"Ticket {ticket_id} has been updated successfully."}
 

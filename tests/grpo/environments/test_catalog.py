@@ -44,7 +44,7 @@ def test_the_users_model_is_not_called():
 
 
 def test_an_environment_accepts_all_scenarios_by_default():
-    """The order desk has no check of its own."""
+    """The support desk has no check of its own."""
     assert find_unplayable(SupportDeskSettings(kind="support_desk"), SCRIPTED, max_fraction=0.0) == {}
 
 

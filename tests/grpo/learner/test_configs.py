@@ -1,4 +1,4 @@
-"""Every shipped config of the order desk makes an update from a real rollout of the embedded model."""
+"""Every shipped config of the support desk makes an update from a real rollout of the embedded model."""
 
 from __future__ import annotations
 

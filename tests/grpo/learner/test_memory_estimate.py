@@ -74,7 +74,7 @@ def test_the_kv_cache_is_that_of_all_episodes_at_full_length(tiny_folder: Path):
 
 
 def test_activations_are_near_those_of_a_pass():
-    """Within a fifth of PyTorch's saved tensors, on episodes of the order desk."""
+    """Within a fifth of PyTorch's saved tensors, on episodes of the support desk."""
     config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"policy.model={DESK_MODEL}",))
     policy = load(DESK_MODEL)
     played = play_desk(policy, config, scenarios=4, group_size=8)

@@ -60,7 +60,7 @@ def test_each_conversation_is_accepted_or_rejected_by_one_filter(tmp_path: Path)
         "schema: broken JSON": 1,
         "schema: user_responses: user turn N is empty": 1,
         "schema: duplicate id": 1,
-        "complete: no world": 1,
+        "required_fields: no world": 1,
         "licence: no licence": 1,
         "licence: licence not allowed": 1,
         "consent: no consent": 1,

@@ -30,7 +30,7 @@ def test_equal_samples_do_not_differ():
 
 
 def test_one_false_alarm_in_twenty_at_level_one_twentieth():
-    """Halves of the order desk's own scenarios: of 200 tests 10 are expected, more than 19 in 1 of 250 such series."""
+    """Halves of the support desk's scenarios: of 200 tests 10 are expected, more than 19 in 1 of 250 such series."""
     lines = DESK_SCENARIOS.read_text(encoding="utf-8").splitlines()
     texts = ["\n".join(json.loads(line)["user_responses"]) for line in lines]
     rng = random.Random(0)

@@ -23,6 +23,8 @@ _FIRST = ("Alex", "Robin", "Kim", "Jamie", "Noa", "Sascha", "Charlie", "Rene", "
 _NUMBERS: tuple[PIIKind, ...] = ("phone", "card", "national id", "iban")
 """Kinds that are compared without separators: `030 901820` and `030901820` are equal."""
 _BETWEEN = r"[\W_]{0,4}"
+_ATTEMPTS = 100
+"""Draws of a pseudonym before a name gets a number."""
 
 
 class Redacted:
@@ -42,7 +44,7 @@ class Redacted:
         self._substitutes: dict[str, str] = {}
         for number, (value, kind) in enumerate(kinds.items(), start=1):
             inside = any(_within(self._patterns[value], value, text) for text in world_texts)
-            self._substitutes[value] = self._pseudonym(value, kind, number) if inside else f"[{kind}]"
+            self._substitutes[value] = self._unused(value, kind, number) if inside else f"[{kind}]"
         self.counts = Counter(kinds.values())
         self.scenario = self._apply(scenario) if kinds else scenario
 
@@ -61,12 +63,19 @@ class Redacted:
                     kinds.setdefault(_compact(part) if kind in _NUMBERS else _fold(part), kind)
         return kinds
 
-    def _pseudonym(self, value: str, kind: PIIKind, number: int) -> str:
-        seed = hashlib.sha256(f"{self._id}\0{value}".encode()).digest()
+    def _unused(self, value: str, kind: PIIKind, number: int) -> str:
+        """A pseudonym that no other value of the scenario has: two records must not become one."""
+        used = set(self._substitutes.values())
+        candidates = (self._pseudonym(value, kind, number, attempt) for attempt in range(len(used) + _ATTEMPTS))
+        return next((candidate for candidate in candidates if candidate not in used), f"[{kind} {number}]")
+
+    def _pseudonym(self, value: str, kind: PIIKind, number: int, attempt: int) -> str:
+        text = f"{self._id}\0{value}" + (f"\0{attempt}" if attempt else "")
+        seed = hashlib.sha256(text.encode()).digest()
         if kind == "email":
             return f"person{number}@example.com"
         if kind == "name":
-            return _FIRST[seed[0] % len(_FIRST)]
+            return _FIRST[seed[0] % len(_FIRST)] + (str(attempt) if attempt >= _ATTEMPTS else "")
         if kind == "ip":
             return f"192.0.2.{1 + seed[0] % 254}"  # reserved for documentation by RFC 5737
         if kind == "address":

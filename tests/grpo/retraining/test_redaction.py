@@ -126,3 +126,14 @@ def test_the_names_of_things_and_tools_stay():
         expected=Expected(calls=({"name": "find_lamp", "arguments": {"phone": "none"}},)),
     )
     assert Redacted(desk).scenario == desk
+
+
+def test_two_people_never_become_one():
+    """Twelve records by first name, two more than there are pseudonyms: twelve records, each with its own order."""
+    people = ("Anna", "Bernd", "Clara", "David", "Emma", "Frank", "Greta", "Hanna", "Ivan", "Julia", "Karl", "Laura")
+    world = {name: {"first_name": name, "order": str(index)} for index, name in enumerate(people)}
+    redacted = Redacted(Scenario(id="s", user_responses=("I am Anna.",), world=world)).scenario.world
+    assert len(redacted) == len(people)
+    assert [record["order"] for record in redacted.values()] == [str(index) for index in range(len(people))]
+    assert all(record["first_name"] == name for name, record in redacted.items())
+    assert not set(redacted) & set(people)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -40,3 +41,21 @@ def test_code_that_ends_leaves_no_thread_and_keeps_its_errors():
     with pytest.raises(KeyError), time_limit(60):
         raise KeyError(value)
     assert threading.active_count() == before
+
+
+def test_time_off_the_processor_does_not_count():
+    """Four times the limit on the clock, none of it computing: a busy machine is not an endless template."""
+    with time_limit(0.05):
+        time.sleep(0.2)
+
+
+def _waiting() -> None:
+    with time_limit(0.01):
+        while True:
+            time.sleep(0.005)
+
+
+def test_code_that_only_waits_ends_too():
+    """After 20 times the limit on the clock."""
+    with pytest.raises(TimeoutError, match=r"not done after 0\.01 s"):
+        _waiting()

@@ -65,7 +65,7 @@ def measure() -> Findings:
             f"of {SIBLINGS}, prompts of {PROMPT} tokens, {TURNS} turns of {SHORTEST} to {LONGEST} tokens, replies of "
             f"{HEARD}, weights in bfloat16. The limit is what the memory's bandwidth allows: each pass reads the "
             "weights and the keys and values of all conversations once. Step: 8 groups of 8, weights in float32, "
-            f"passes in bfloat16. Medians of {REPEATS}, the sides in turn."
+            f"passes in bfloat16. Medians of {REPEATS}, runs alternate."
         ),
         tables=(rollout_table(device, QWEN3_0_6B, BATCHES), step_table(device, QWEN3_0_6B)),
     )

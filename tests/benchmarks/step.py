@@ -85,7 +85,7 @@ def measure() -> Findings:
         text=(
             f"Forward, backward and optimizer step on {len(samples)} real desk episodes in groups of eight, "
             f"{tokens:,} tokens, float32, the embedded model; both compute the same gradient. Seconds are medians "
-            f"of {REPEATS}, the sides in turn. Memory is the most that the process held during its first step above "
+            f"of {REPEATS}, runs alternate. Memory is the most that the process held during its first step above "
             "what it held before, in a process of its own."
         ),
         tables=(Table(head=("side", "s", "peak MiB"), rows=table),),

@@ -80,7 +80,8 @@ def measure() -> Findings:
             f"{SCENARIOS} scenarios × {SIBLINGS} desk episodes of ragged lengths, {turns:,} turns and {said:,} tokens "
             "said, with the same environment, renderer and episode code for all; only the inference backend differs. "
             "The others read the whole conversation again at each turn; continuous batching shares pages that it has "
-            "read before. All return the log-probability of each token. Each backend in the fastest of the settings that "
+            "read before. All return the log-probability of each token. Each backend in the fastest of "
+            "the settings that "
             f"were tried; medians of {REPEATS}, runs alternate."
         ),
         tables=(Table(head=("inference backend", "tokens generated/s", "ours is faster by"), rows=table),),

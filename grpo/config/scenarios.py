@@ -20,7 +20,7 @@ class FileSource(Settings):
 
 
 class HuggingFaceSource(Settings):
-    """Dataset saved by `datasets` (a folder of `save_to_disk`), or one in the local cache."""
+    """Dataset saved by `datasets`, a folder of `save_to_disk`."""
 
     kind: Literal["huggingface"]
     """Dataset of Hugging Face `datasets`."""

@@ -1,8 +1,8 @@
 """Retention of checkpoints by reference: a checkpoint is removed when its last owner releases it.
 
-    kept/run.support-desk/3fa1…      latest checkpoint of the run of this name
+    kept/run.quickstart/3fa1…        one of the newest checkpoints of the run of this name
     kept/registered/3fa1…            referenced by a registered version
-    removed/77be…                    removed; recomputed from the rollouts when it is needed
+    removed/77be…                    removed; recomputed from the base when it is needed
 
 The record of a removal is written first, so that a run can distinguish a removed checkpoint from a lost one.
 """

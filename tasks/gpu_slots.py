@@ -19,7 +19,7 @@ _LEASE_S = 60.0
 
 
 def on_cuda() -> bool:
-    """Whether models of this process lie on a CUDA device."""
+    """True when models of this process are on a CUDA device."""
     import torch
 
     return torch.cuda.is_available()

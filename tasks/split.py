@@ -1,4 +1,4 @@
-"""Which scenarios are trained on and which are held out."""
+"""Training and held-out split of the scenarios."""
 
 from __future__ import annotations
 

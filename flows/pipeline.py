@@ -21,12 +21,12 @@ from grpo.config.scenarios import ScenarioSettings
 from grpo.errors import RemovedError
 from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.schema import IterationMetrics
+from grpo.identity.cache_identity import model_digest
 from grpo.registry.retention import REGISTERED, Retention, run_owner
 from grpo.rewards.rollout_summary import RolloutSummary
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
-from tasks.identity import model_digest
 from tasks.ingest import IngestResult, ingest
 from tasks.load_base import Checkpoint, load_base
 from tasks.registry import registry

@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict
 from flows.pipeline import RunCheckpoints, base_policy, prepare_scenarios, training_steps
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
+from grpo.identity.cache_identity import RunInputs, model_digest
+from grpo.identity.provenance import provenance
 from grpo.registry import Provenance
 from grpo.rewards.hacking.check import check_rewards
 from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
 from tasks.executor import one_thread, stage_executor
-from tasks.identity import RunInputs, model_digest
-from tasks.provenance import provenance
 from tasks.registry import registry
 
 

@@ -16,6 +16,7 @@ from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
 from grpo.errors import GRPOError
+from grpo.identity.cache_identity import short_digest
 from grpo.identity.code import code_digest, external_digests
 from grpo.retraining.champion import Champion, champion, last_challenger, new_conversations
 from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
@@ -29,7 +30,6 @@ from tasks.build_mixture import build_mixture
 from tasks.check_triggers import check_triggers
 from tasks.curate import CurationResult, curate
 from tasks.executor import InProcessExecutor, one_thread, stage_executor
-from tasks.identity import short_digest
 from tasks.ingest import ingest
 from tasks.registry import registry
 from tasks.retraining_report import retraining_report

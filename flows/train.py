@@ -34,6 +34,7 @@ from grpo.evaluation.schema import (
     RunProvenance,
     StageTiming,
 )
+from grpo.identity.cache_identity import RunInputs, short_digest
 from grpo.identity.code import code_digest, package_versions
 from grpo.registry import ModelVersion
 from grpo.registry.promotions import LONGEST_REASON
@@ -42,7 +43,6 @@ from grpo.storage.home import home
 from tasks.evaluate import evaluate
 from tasks.executor import StageExecutor, one_thread, stage_executor
 from tasks.gate import gate
-from tasks.identity import RunInputs, short_digest
 from tasks.load_base import Checkpoint
 from tasks.promote import promote
 from tasks.register import register

@@ -24,6 +24,7 @@ from flows.pipeline import base_policy, prepare_scenarios
 from grpo import progress
 from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
+from grpo.identity.cache_identity import RunInputs, short_digest
 from grpo.identity.code import code_digest
 from grpo.rewards.hacking.check import check_rewards
 from grpo.storage.home import home
@@ -35,7 +36,6 @@ from grpo.tuning.study import search as search_study
 from grpo.tuning.study_summary import StudySummary, summarize_study
 from grpo.tuning.tracking import StudyTracker
 from tasks.executor import one_thread, stage_executor
-from tasks.identity import RunInputs, short_digest
 from tasks.study_report import report_study, study_record
 from tasks.validation_split import validation_split
 

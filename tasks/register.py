@@ -7,9 +7,9 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ArtifactError
 from grpo.evaluation.schema import Decision
 from grpo.identity.code import code_digest
+from grpo.identity.provenance import parameters, provenance
 from grpo.registry import ModelVersion
 from grpo.registry.retention import REGISTERED, Retention
-from tasks.provenance import parameters, provenance
 from tasks.registry import registry
 from tasks.results import StageResult
 from tasks.stage import stage

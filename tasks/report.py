@@ -26,10 +26,10 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.episode_pairs import select_pairs
 from grpo.evaluation.report import write_report
 from grpo.evaluation.schema import Decision, EpisodePair, GateCheck, ReportDocument
+from grpo.identity.provenance import parameters
 from grpo.learner.checkpoints import load_policy
 from grpo.registry import ModelVersion
 from grpo.tables import read_all
-from tasks.provenance import parameters
 from tasks.registry import registry
 
 _WORDS = {">": "above", ">=": "at least", "<=": "at most"}

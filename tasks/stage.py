@@ -29,11 +29,11 @@ from prefect.transactions import TransactionState, get_transaction
 from grpo import progress
 from grpo.artifacts import ArtifactStore
 from grpo.errors import ArtifactError, GRPOError
+from grpo.identity.cache_identity import stage_key
 from grpo.identity.code import runs_user_code
 from grpo.identity.file_reads import recorded_reads
 from grpo.storage.home import home
 from grpo.storage.locks import file_lock
-from tasks.identity import stage_key
 from tasks.results import StageResult, read_result, write_result
 
 P = ParamSpec("P")

@@ -10,10 +10,10 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact, c
 from prefect.cache_policies import NO_CACHE
 
 from grpo.config.tuning import TuneConfig
+from grpo.identity.provenance import parameters
 from grpo.tuning.document import BEST, StudyDocument, write_study
 from grpo.tuning.study_summary import TrialRecord
 from grpo.tuning.tracking import StudyTracker
-from tasks.provenance import parameters
 from tasks.registry import registry
 
 

@@ -11,8 +11,8 @@ from flows.stage import STAGES, run_received, run_stage
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
+from grpo.identity.cache_identity import stage_key
 from grpo.identity.code import source_digest
-from tasks.identity import stage_key
 from tasks.remote import decode, encode, read_error, read_result_artifact, write_result_artifact
 from tasks.split import SplitResult, split
 from tasks.train import train

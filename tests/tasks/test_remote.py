@@ -22,10 +22,10 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
+from grpo.identity.cache_identity import RunInputs
 from grpo.identity.code import source_digest
 from tasks import remote
 from tasks.executor import StageExecutor
-from tasks.identity import RunInputs
 from tasks.remote import RemoteStages, decode
 from tasks.rollout import RolloutResult, rollout
 from tests.doubles import put_file

@@ -1,0 +1,65 @@
+"""Cache identity of stages."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grpo.artifacts import Artifact
+from grpo.config.rewards import RewardComponent
+from grpo.identity.cache_identity import identity, stage_key
+from grpo.identity.code import code_digest, source_digest
+from grpo.rewards.judge.rubrics import RUBRICS
+
+HERE = Artifact(uri="/a/x", sha256="abc", kind="rollout")
+
+
+def test_an_artifact_is_its_content_wherever_it_lies():
+    """Another address of the same bytes is the same input; other bytes are not."""
+    moved = HERE.model_copy(update={"uri": "/b/x"})
+    other = HERE.model_copy(update={"sha256": "abd"})
+    assert stage_key("score", {"rollout": HERE}) == stage_key("score", {"rollout": moved})
+    assert stage_key("score", {"rollout": HERE}) != stage_key("score", {"rollout": other})
+
+
+def test_every_input_but_the_stores_address_is_part_of_the_identity():
+    """Name, numbers and nested settings count; `store` does not."""
+    reward = (RewardComponent(kind="checks", weight=0.3),)
+    key = stage_key("score", {"reward": reward, "seed": 1, "store": "a"})
+    assert key == stage_key("score", {"reward": reward, "seed": 1, "store": "b"})
+    assert key != stage_key("score", {"reward": reward, "seed": 2, "store": "a"})
+    assert key != stage_key("rollout", {"reward": reward, "seed": 1, "store": "a"})
+    heavier = (RewardComponent(kind="checks", weight=0.4),)
+    assert key != stage_key("score", {"reward": heavier, "seed": 1, "store": "a"})
+
+
+def test_the_code_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch):
+    """A change inside grpo recomputes: the digest of the sources stands in the key."""
+    before = stage_key("score", {"seed": 1})
+    monkeypatch.setattr("grpo.identity.cache_identity.code_digest", lambda: "other")
+    assert stage_key("score", {"seed": 1}) != before
+
+
+def test_a_changed_rubric_is_part_of_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its name stands in the config, its words do not: one word more is another digest."""
+    shutil.copytree(RUBRICS, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr("grpo.identity.code.RUBRICS", tmp_path)
+    before = source_digest.__wrapped__()
+    with (tmp_path / "sales.yaml").open("a") as file:
+        file.write("# another word\n")
+    assert source_digest.__wrapped__() != before
+
+
+def test_the_digest_of_the_code_holds_that_of_the_sources(monkeypatch: pytest.MonkeyPatch):
+    """Other sources with the same packages are another code."""
+    before = code_digest.__wrapped__()
+    monkeypatch.setattr("grpo.identity.code.source_digest", lambda: "other")
+    assert code_digest.__wrapped__() != before
+
+
+def test_what_has_no_order_cannot_be_an_identity():
+    """A set hashes differently in every process, so it is refused."""
+    with pytest.raises(TypeError, match="set cannot be part"):
+        identity({"a": {1, 2}})

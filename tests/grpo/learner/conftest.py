@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.learner.checkpoints import save_base
-from grpo.policy.transformers.model import load
+from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.tables import write_trajectories
@@ -20,6 +23,22 @@ from tests.places import DESK_MODEL, ROOT
 
 BASE = Artifact(uri="file:///base", sha256="0" * 64, kind="checkpoint")
 """Base artifact of a checkpoint of adapters."""
+
+
+def perturbed(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model with a little noise in each weight."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return other
+
+
+@pytest.fixture
+def policy(tiny_folder: Path) -> TransformersPolicy:
+    """The tiny model."""
+    return load(tiny_folder)
 
 
 @dataclass(frozen=True)

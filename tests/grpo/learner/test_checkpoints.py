@@ -31,11 +31,6 @@ from tests.grpo.learner.conftest import BASE
 from tests.grpo.learner.test_learner import make_samples, whole
 
 
-@pytest.fixture
-def policy(tiny_folder: Path) -> TransformersPolicy:
-    return load(tiny_folder)
-
-
 def _stepped(policy: TransformersPolicy, **settings: object) -> Learner:
     """A learner that has taken one step."""
     learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2, **settings))  # type: ignore[arg-type]

@@ -23,11 +23,6 @@ from grpo.learner.packing import PackedBatch, hidden_states, microbatches
 from grpo.policy.transformers.model import TransformersPolicy, load
 
 
-@pytest.fixture
-def policy(tiny_folder: Path) -> TransformersPolicy:
-    return load(tiny_folder)
-
-
 def make_samples(policy: TransformersPolicy, *, advantages: tuple[float, ...] = (1.0, -1.0, 0.5)) -> list[Sample]:
     """Random sequences of different lengths, with the log-probabilities that the model itself gives them.
 

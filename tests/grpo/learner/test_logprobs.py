@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,13 +19,8 @@ from grpo.learner.logprobs import (
     reference_kl,
     with_proximal_logprobs,
 )
-from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.policy.transformers.model import TransformersPolicy
 from tests.grpo.learner.test_learner import make_samples
-
-
-@pytest.fixture
-def policy(tiny_folder: Path) -> TransformersPolicy:
-    return load(tiny_folder)
 
 
 def _plain(policy: TransformersPolicy, sample: Sample) -> torch.Tensor:

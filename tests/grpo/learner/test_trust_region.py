@@ -15,11 +15,6 @@ from grpo.policy.transformers.model import TransformersPolicy, load
 from tests.grpo.learner.test_learner import make_samples, whole
 
 
-@pytest.fixture
-def policy(tiny_folder: Path) -> TransformersPolicy:
-    return load(tiny_folder)
-
-
 def _learner(policy: TransformersPolicy, **bounds: float) -> TrustRegionLearner:
     settings = TrainingSettings(algorithm="trpo", trust_region=TrustRegionSettings(**bounds))  # type: ignore[arg-type]
     return TrustRegionLearner(policy.model, settings)

@@ -1,30 +1,10 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-
 import pytest
 
-from grpo.config.rewards import RewardComponent
 from grpo.errors import RewardError
-from grpo.messages import Message
-from grpo.rewards.catalog import make_reward
-from grpo.rewards.reward import RewardContext
 from grpo.trajectories import Outcome
-
-
-def agent(text: str) -> Message:
-    return Message(role="assistant", content=text)
-
-
-def tool(text: str) -> Message:
-    return Message(role="tool", content=text)
-
-
-def judge(kind: str, turns: Sequence[Message], *, outcome: Outcome | None = None, **options: object) -> float:
-    reward = make_reward([RewardComponent(kind=kind, weight=1.0, options=options)])  # type: ignore[arg-type]
-    context = RewardContext(scenario_id="s", category="c", stop="terminated", outcome=outcome)
-    return asyncio.run(reward.compute_reward(turns, context)).score
+from tests.grpo.rewards.scoring import agent, judge, tool
 
 
 @pytest.mark.parametrize(("success", "expected"), [(True, 1.0), (False, 0.0)])

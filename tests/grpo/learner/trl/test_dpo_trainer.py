@@ -13,16 +13,12 @@ from transformers import PreTrainedModel
 
 from grpo.errors import ConfigError, DataError, NoLearningSignal, PolicyError
 from grpo.learner.trl.dpo_trainer import TokenizedPair, make_preference_pairs, train_dpo
-from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.policy.transformers.model import TransformersPolicy
 from grpo.trajectories import Trajectory, TrajectoryGroup
 from tests.doubles import make_trajectory
+from tests.grpo.learner.conftest import perturbed
 
 BETA = 0.3
-
-
-@pytest.fixture
-def policy(tiny_folder: Path) -> TransformersPolicy:
-    return load(tiny_folder)
 
 
 def make_pairs() -> list[TokenizedPair]:
@@ -47,16 +43,6 @@ def make_pairs() -> list[TokenizedPair]:
             )
         )
     return pairs
-
-
-def moved(model: PreTrainedModel) -> PreTrainedModel:
-    """A model near another one."""
-    other = copy.deepcopy(model)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
-    return other
 
 
 def fit(
@@ -98,7 +84,7 @@ def test_a_policy_that_is_the_reference_has_loss_ln_2(policy: TransformersPolicy
 
 def test_trls_loss_is_the_formula_on_completion_tokens(policy: TransformersPolicy):
     """Against another reference, by hand and one sequence at a time."""
-    reference, pairs = moved(policy.model), make_pairs()
+    reference, pairs = perturbed(policy.model), make_pairs()
     by_hand = torch.stack([margin(policy.model, reference, pair) for pair in pairs]).detach()
     assert by_hand.abs().min() > 0.01  # there is something to agree on
     (step,) = fit(policy, pairs, reference=reference)
@@ -109,7 +95,7 @@ def test_trls_loss_is_the_formula_on_completion_tokens(policy: TransformersPolic
 
 def test_trls_gradient_is_that_of_the_formula(policy: TransformersPolicy):
     """One step of plain gradient descent, whose weights show the gradient."""
-    reference, pairs = moved(policy.model), make_pairs()
+    reference, pairs = perturbed(policy.model), make_pairs()
     model = copy.deepcopy(policy.model)
     (-torch.nn.functional.logsigmoid(torch.stack([margin(model, reference, pair) for pair in pairs])).mean()).backward()
     optimizer = torch.optim.SGD(policy.model.parameters())

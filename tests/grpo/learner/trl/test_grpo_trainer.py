@@ -22,18 +22,13 @@ from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.tables import read_all, write_trajectories
 from grpo.trajectories import Trajectory, TrajectoryGroup, group
 from tests.doubles import make_trajectory
-from tests.grpo.learner.conftest import DeskRollout
+from tests.grpo.learner.conftest import DeskRollout, perturbed
 from tests.places import DESK_MODEL
 
 TEMPERATURE = 0.8
 RATE = 1e-4
 """At 1e-3 a weight whose gradient is 2e-9 may end 3e-5 apart: Adam divides it, and its rounding error, by itself."""
 NORMALIZER = 24
-
-
-@pytest.fixture
-def policy(tiny_folder: Path) -> TransformersPolicy:
-    return load(tiny_folder)
 
 
 @pytest.fixture
@@ -74,15 +69,6 @@ def own_logprobs(model: PreTrainedModel, row: Trajectory | Sample) -> np.ndarray
 def settings_of(**changes: Any) -> TrainingSettings:
     normalizer = {"length_normalizer": NORMALIZER} if changes.get("algorithm") == "dr_grpo" else {}
     return TrainingSettings(**{"learning_rate": RATE, "epochs": 3, **normalizer, **changes})
-
-
-def distant(model: PreTrainedModel) -> PreTrainedModel:
-    other = copy.deepcopy(model)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
-    return other
 
 
 def train_with_trl(
@@ -141,7 +127,7 @@ def compare(
     epsilon: float = 1e-8,
 ) -> PreTrainedModel:
     """Train two copies, one by each engine; the weights agree, and have changed enough for the comparison."""
-    reference = distant(policy.model) if kl else None
+    reference = perturbed(policy.model) if kl else None
     ours, theirs = copy.deepcopy(policy.model), copy.deepcopy(policy.model)
     mine = train_with_learner(ours, policy, groups, settings, reference=reference, epsilon=epsilon)
     other = train_with_trl(theirs, policy, groups, settings, reference=reference, epsilon=epsilon)
@@ -200,7 +186,7 @@ def test_both_engines_have_the_same_kl_penalty(policy: TransformersPolicy, rollo
 
 def test_both_engines_correct_for_another_sampler(policy: TransformersPolicy, rollout: Path):
     """Stored log-probabilities of a policy near this one, with importance weights of at most 1.05."""
-    sampler = distant(policy.model)
+    sampler = perturbed(policy.model)
     rows = [replace(row, sampler_logprobs=own_logprobs(sampler, row)) for row in read_all([rollout])]
     compare(policy, group(rows), settings_of(importance_sampling_cap=1.05))
 
@@ -264,7 +250,7 @@ def test_nothing_but_the_weights_is_changed(
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
-    reference = distant(policy.model)
+    reference = perturbed(policy.model)
     before = policy.model.config.to_dict(), policy.model.generation_config.to_dict()
     train_with_trl(policy.model, policy, group(read_all([rollout])), settings_of(beta=0.1), reference=reference)
     assert (policy.model.config.to_dict(), policy.model.generation_config.to_dict()) == before

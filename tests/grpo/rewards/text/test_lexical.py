@@ -1,35 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
-from grpo.config.rewards import RewardComponent
 from grpo.messages import Message, ToolCall
 from grpo.rewards import SimilarityAwareReward
-from grpo.rewards.catalog import make_reward
 from grpo.rewards.reward import Episode, RewardContext, RewardResult
-from grpo.trajectories import Outcome
-from tests.grpo.rewards.scoring import conversation, scored
-
-
-def user(text: str) -> Message:
-    return Message(role="user", content=text)
-
-
-def agent(text: str) -> Message:
-    return Message(role="assistant", content=text)
-
-
-def tool(text: str) -> Message:
-    return Message(role="tool", content=text)
-
-
-def judge(kind: str, turns: Sequence[Message], *, outcome: Outcome | None = None, **options: object) -> float:
-    reward = make_reward([RewardComponent(kind=kind, weight=1.0, options=options)])  # type: ignore[arg-type]
-    context = RewardContext(scenario_id="s", category="c", stop="terminated", outcome=outcome)
-    return asyncio.run(reward.compute_reward(turns, context)).score
+from tests.grpo.rewards.scoring import agent, conversation, judge, scored, user
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, 0.0), (1, 1.0), (10, 1.0), (15, 0.5), (20, 0.0), (99, 0.0)])

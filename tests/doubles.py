@@ -1,4 +1,4 @@
-"""What several tests build the same way."""
+"""Configs, artifacts and episodes that several tests build."""
 
 from __future__ import annotations
 

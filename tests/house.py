@@ -40,9 +40,9 @@ class Source:
         return ast.parse(self.text)
 
 
-def sources(root: Path = ROOT) -> list[Source]:
-    """Modules of the three packages."""
-    paths = [path for folder in PACKAGES for path in sorted((root / folder).rglob("*.py"))]
+def sources(root: Path = ROOT, folders: tuple[str, ...] = PACKAGES) -> list[Source]:
+    """Modules below these folders."""
+    paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     return [Source(path=path, text=path.read_text(encoding="utf-8")) for path in paths]
 
 

@@ -117,7 +117,7 @@ def judges(score: Callable[[str, int], float], **usage: int | None) -> Answer:
 
 
 def conversations(body: dict[str, Any]) -> dict[str, str]:
-    """What stands under each label, by the tags alone: the contents of all its messages."""
+    """Contents of all messages under each label, by the tags alone."""
     prompt = body["messages"][1]["content"]
     found = re.findall(r'<conversation label="(.*?)">\n(.*?)\n?</conversation>', prompt, flags=re.DOTALL)
     return {label: " ".join(json.loads(line)["content"] for line in text.splitlines()) for label, text in found}

@@ -82,7 +82,7 @@ def lay_out(part: str, folder: Path) -> Path:
 
 
 def run(folder: Path, names: list[str], processes: int) -> dict[str, str]:
-    """How each of these mutants ended, by its name; raises where mutmut itself failed."""
+    """Result of each of these mutants, by its name; raises where mutmut itself failed."""
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes), *names]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (folder / "mutmut.log").open("w", encoding="utf-8") as log:

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "features.md"
 SECTIONS = {"A": 27, "E": 15, "T": 11, "R": 31, "V": 10, "L": 4, "G": 30, "N": 6, "H": 4}
 """Capabilities of each section are numbered from 1 on."""
 ELSEWHERE = {"A9", *(f"G{k}" for k in range(15, 21))}
-"""There is no A9, and G15 to G20 are algorithms, one small file each in grpo/algorithms."""
+"""A9 does not exist, and G15 to G20 are algorithms, rows of the table in grpo/algorithms/catalog.py."""
 
 
 def rows() -> list[tuple[str, str, str]]:

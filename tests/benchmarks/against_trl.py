@@ -21,7 +21,7 @@ from grpo.policy.transformers.model import load_tokenizer
 
 
 class Trainer(WithoutTelemetry, GRPOTrainer):
-    """TRL's trainer as it is, which calls nobody on the network."""
+    """TRL's trainer as it is, without calls to the network."""
 
 
 def plain_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -1,4 +1,4 @@
-"""What the benchmarks of rollout and learner work on: the quickstart's model, config and episodes."""
+"""The quickstart's model, config and episodes, for the benchmarks of rollout and learner."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def desk_policy() -> TransformersPolicy:
 
 
 def step_samples(policy: TransformersPolicy, config: PipelineConfig) -> list[Sample]:
-    """What the first optimizer step of a run learns from: whole groups of eight siblings that differ."""
+    """Batch of the first optimizer step of a run: informative groups of eight samples."""
     played = play_desk(policy, config, scenarios=SCENARIOS, group_size=SIBLINGS)
     scored = list(score(played, make_reward(config.reward)))
     batch = build_batch(group(scored), config.training, policy_hash=policy.hash)

@@ -1,4 +1,4 @@
-"""How often the default gates promote: a policy against itself, and one that is truly better."""
+"""Promotion rate of the default gates: a policy against itself, and a better one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class World:
 
 
 def promoted(world: World, *, gain: float, runs: int, seed: int, settings: EvaluationSettings) -> list[bool]:
-    """Whether each of `runs` candidates got through, each on scenarios of its own.
+    """Promotions of `runs` candidates, each on scenarios of its own.
 
     Given the scenario, every episode of either policy is an independent draw: the random numbers that both share in a
     real evaluation would only bring them closer together.
@@ -59,7 +59,7 @@ def promoted(world: World, *, gain: float, runs: int, seed: int, settings: Evalu
 
 
 def _chances(rng: np.random.Generator, world: World, count: int) -> NDArray[np.float64]:
-    """How likely the champion succeeds in each scenario, on average at the baseline."""
+    """Success probability of the champion in each scenario; the mean is the baseline."""
     if world.spread == 0:
         return np.full(count, world.baseline)
     concentration = 1 / world.spread - 1  # of a Beta distribution: its variance is p (1 - p) / (concentration + 1)

@@ -54,7 +54,7 @@ BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12, "L40S": 0.864e12,
 
 
 def measure() -> Findings:
-    """Both tables, or the reason why there are none."""
+    """Both tables, or the reason for their absence."""
     if not torch.cuda.is_available():
         return Findings(title="On a GPU", text="Not measured: PyTorch sees no CUDA device on this machine.")
     device = torch.device("cuda")

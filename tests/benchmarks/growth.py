@@ -1,4 +1,4 @@
-"""How the learner's step grows: with siblings, with turns, with length."""
+"""Growth of the learner's step with group size, turns and length."""
 
 from __future__ import annotations
 

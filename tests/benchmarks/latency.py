@@ -1,4 +1,4 @@
-"""What slow tools cost: many episodes wait for them at the same time."""
+"""Cost of slow tools, when many episodes wait for them concurrently."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def measure() -> Findings:
 
 
 def _steps(trajectory: Trajectory) -> int:
-    """How often the world answered."""
+    """Number of environment steps."""
     return sum(turn.message.role == "assistant" for turn in trajectory.turns)

@@ -1,4 +1,4 @@
-"""How things are measured: a command to its end, two sides in turn, memory in a process of its own."""
+"""Measurements: a whole command, alternating runs, memory in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a command took."""
+    """Time and memory of a command."""
 
     wall_s: float
     cpu_s: float
@@ -80,7 +80,7 @@ def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """How long it takes, once."""
+    """Seconds of one call."""
     began = time.perf_counter()
     act()
     return time.perf_counter() - began

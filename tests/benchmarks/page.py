@@ -39,9 +39,9 @@ class Versus(_Value):
     ours: str
     against: str
     ratio: float
-    """How many times better ours is."""
+    """Ratio to ours, above 1 where ours is better."""
     bound: float
-    """What the ratio should at least be."""
+    """Lower bound of the ratio."""
 
     def row(self) -> tuple[str, ...]:
         kept = "" if self.ratio >= self.bound else ": missed"
@@ -49,11 +49,11 @@ class Versus(_Value):
 
 
 class Findings(_Value):
-    """What one part has measured."""
+    """Measurements of one part."""
 
     title: str
     text: str
-    """What was measured and how, in plain words."""
+    """Description of the measurement."""
     tables: tuple[Table, ...] = ()
     gist: tuple[Versus, ...] = ()
 
@@ -80,7 +80,7 @@ def here() -> str:
 
 
 def read(folder: Path = DOCS) -> dict[str, Section]:
-    """What was measured so far, by part."""
+    """Measurements so far, by part."""
     store = folder / STORE
     return _Sections.model_validate_json(store.read_bytes()).parts if store.is_file() else {}
 

@@ -1,4 +1,4 @@
-"""What can be measured, in the order of the page: a part is a module here with a function `measure`."""
+"""Parts of the benchmark, in the order of the page: a part is a module here with a function `measure`."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _way(ours: list[Reached], theirs: list[Reached]) -> Table:
 
 
 def _verdict(ours: Reached, theirs: Reached) -> Versus:
-    """Where TRL did not arrive, the ratio is what it had at least needed."""
+    """Ratio to TRL's time; a lower bound where TRL did not arrive."""
     if ours.success < TARGET:
         raise SystemExit(
             f"our own run did not reach {TARGET:.0%}: {ours.success:.1%} after {ours.iteration} iterations"

@@ -1,4 +1,4 @@
-"""How long until the held-out customers are served: `grpo train` from its start, and TRL's GRPOTrainer.
+"""Time to a held-out success rate: `grpo train` from its start, and TRL's GRPOTrainer.
 
 TRL's `environment_factory` goes on with an episode only as long as the model calls tools (`_tool_call_loop`): a
 customer who must be asked for the order number cannot be played through it. Its route for such an environment is

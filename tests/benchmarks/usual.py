@@ -89,7 +89,7 @@ class _Generate:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Nobody waits any more."""
+        """No request is waiting."""
 
     def open(self) -> _Session:
         return _Session(self)

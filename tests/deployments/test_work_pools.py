@@ -29,7 +29,7 @@ def _fields(name: str) -> dict[str, Any]:
 
 
 def _made(name: str, **values: Any) -> dict[str, Any]:
-    """What a worker of this pool makes of the template for a flow run."""
+    """Template of a flow run, rendered as a worker of this pool does."""
     defaults = {key: field["default"] for key, field in _fields(name).items() if "default" in field}
     given = {"name": "run", **defaults, **values}
     return apply_values(deepcopy(TEMPLATES[name]["job_configuration"]), given)

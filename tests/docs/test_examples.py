@@ -17,7 +17,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 
 
 def run(name: str, *arguments: object, **options: object) -> Any:
-    """What an example's `main` returns."""
+    """Return value of an example's `main`."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -47,7 +47,7 @@ def _finish(config: Path, environment: dict[str, str]) -> None:
 def test_a_run_killed_at_every_stage_ends_with_the_same_weights(
     desk_config: dict[str, object], tmp_path: Path, server: str
 ):
-    """Ten kills, then the rest: candidate, decision and numbers are those of a run that nobody touched."""
+    """Ten kills, then the rest: candidate, decision and numbers are those of an undisturbed run."""
     reports = []
     for label in ("killed", "whole"):
         home = tmp_path / label

@@ -60,7 +60,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """What every process here is told; no server yet."""
+    """Environment of every process here; no server yet."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
     return {
         **kept,
@@ -138,7 +138,7 @@ def _end(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture(scope="module")
 def reports(services: Services, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ReportDocument]:
-    """What two runs left that went on at once; the second was killed after one of two iterations, and begun again."""
+    """Results of two concurrent runs; the second was killed after one of two iterations, and started again."""
     folder = tmp_path_factory.mktemp("configs")
     north, south = _plan("north", services, folder), _plan("south", services, folder, seed=4)
     whole, killed = _train(north, services), _train(south, services)
@@ -158,7 +158,7 @@ def _asked(services: Services, kind: str, **where: Any) -> list[dict[str, Any]]:
 
 
 def _artifacts(services: Services, name: str, state: str) -> dict[str, dict[str, Any]]:
-    """What the server shows of the one run with this name that is in this state."""
+    """The one run with this name and state on the server."""
     where = {"name": {"any_": [name]}, "state": {"type": {"any_": [state]}}}
     (run,) = _asked(services, "flow_runs", flow_runs=where)
     rows = _asked(services, "artifacts", artifacts={"flow_run_id": {"any_": [run["id"]]}})
@@ -230,7 +230,7 @@ def test_the_server_shows_what_a_run_came_to(services: Services, reports: dict[s
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed: apt-get install chromium")
 @pytest.mark.usefixtures("reports")
 def test_the_page_shows_a_run_with_its_table_and_its_plot(services: Services, tmp_path: Path):
-    """A real browser lists the artifacts and opens two; the page asks this server and nobody else."""
+    """A real browser lists the artifacts and opens two; the page asks this server alone."""
     picture = draw(services.prefect, "north", tmp_path / "profile")
     assert len(picture.getcolors(256) or ()) > 50  # an empty page has a few
 

@@ -52,7 +52,7 @@ class Desk:
 
     @property
     def log(self) -> ConversationLog:
-        """What its customers say."""
+        """Texts of its customers."""
         return ConversationLog(self.home / "conversations")
 
     @property
@@ -61,7 +61,7 @@ class Desk:
         return load_settings(self.config, RetrainConfig)
 
     def record(self) -> RetrainingReport:
-        """What the last retraining left."""
+        """Report of the last retraining."""
         return RetrainingReport.model_validate_json((self.home / "again" / "retraining.json").read_bytes())
 
 
@@ -240,7 +240,7 @@ def test_what_was_tried_is_not_tried_again_the_next_night(desk: Desk, server: st
     assert 0 < numbers["new_conversations"]["new"] <= 5
 
 
-def test_what_the_champion_was_trained_on_is_no_reason_again(desk: Desk, server: str):
+def test_training_data_of_the_champion_does_not_fire_a_trigger(desk: Desk, server: str):
     """The newest version goes into service: of the log only what came while it was trained is new to it."""
     from flows.retrain import retrain
     from tasks.registry import registry

@@ -112,7 +112,7 @@ def test_a_killed_search_ends_with_as_many_trials_as_were_asked_for(killed: tupl
 
 
 def test_a_trial_that_is_tried_again_finds_its_stages_in_the_cache(killed: tuple[Path, Path, StudyDocument, str]):
-    """What is common to all trials is computed once, and so is what a dead trial had finished."""
+    """Stages shared by all trials are computed once, and so are the finished stages of a dead trial."""
     _, _, found, _ = killed
     assert all(trial.numbers["cached"] >= 5 for trial in found.study.trials if trial.ended)
 

@@ -1,4 +1,4 @@
-"""What a run would do, held against what it did."""
+"""Dry run of a run, compared with the run."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_token_bound_holds_and_the_mean_is_that_of_the_rollouts(ran: dict[st
 
 
 def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):
-    """No home, no store, no file; and no server, since there is no port that it could have."""
+    """No home, no store, no file; and no server, since it could not have a port."""
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(_config(tmp_path)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}

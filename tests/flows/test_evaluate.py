@@ -39,7 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
 
 @pytest.fixture(scope="module")
 def trained(config: PipelineConfig, home: Path) -> ReportDocument:
-    """What a training of this config reported."""
+    """Report of a training of this config."""
     from flows.train import train
 
     train(config)

@@ -1,4 +1,4 @@
-"""What an iteration plays, and when: further rounds, and rollouts that run ahead of training."""
+"""Rollouts of an iteration: further rounds, and rollouts that overlap training."""
 
 from __future__ import annotations
 

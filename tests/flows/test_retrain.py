@@ -5,7 +5,7 @@ from grpo.config.pipeline import PipelineConfig
 
 
 def test_a_retraining_keeps_the_tags_that_the_pipeline_gives_its_versions(desk_config: dict[str, object]):
-    """Who owns it still stands there, beside what it was trained on."""
+    """The owner's tag stays beside the tag of the training data."""
     pipeline = PipelineConfig.model_validate(
         {**desk_config, "registry": {"model_name": "desk", "tags": {"team": "desk"}}}
     )

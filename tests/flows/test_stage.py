@@ -78,7 +78,7 @@ def test_an_input_that_the_stage_does_not_take_is_refused(inputs: dict[str, dict
 
 
 def test_an_error_comes_back_as_its_type_and_text():
-    """What the pipeline knows by its type is known by it here too; anything else is none of its errors."""
+    """A `GRPOError` comes back with its type; any other text is not an error of the pipeline."""
     error = read_error("NoLearningSignal: no group has two rewards: nothing to learn")
     assert isinstance(error, NoLearningSignal)
     assert str(error) == "no group has two rewards: nothing to learn"

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 LITERALS = {"@inf@": "1e999", "@nan@": "NaN", "@digits@": "9" * 5000, "@deep@": "[" * 300 + "]" * 300}
-"""What a document says for these texts, because `json.dumps` does not write it."""
+"""JSON literals for these texts, which `json.dumps` does not write."""
 
 _TOKENS = (
     *(b'"', b"\n", b"\r\n", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b",", b"\t", b"{", b"}", b"[", b"]"),

@@ -38,7 +38,7 @@ from tests.fuzz.samples import Cells, Content, Document, Lines, Sample, plain, s
 
 PATIENCE_S = 60
 OBJECTS: list[Any] = []
-"""What the generator below yields next."""
+"""Next values of the generator below."""
 
 
 class Hang(BaseException):
@@ -51,7 +51,7 @@ class Wrong(AssertionError):
 
 @dataclass(kw_only=True)
 class Tally:
-    """What became of the mutated sources of one kind."""
+    """Results of the mutated sources of one kind."""
 
     name: str
     sources: int = 0
@@ -64,7 +64,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What was read of a source: ids that are used, and how many records there were."""
+    """Result of reading a source: ids in use, and the number of records."""
 
     used: frozenset[str]
     records: int
@@ -230,7 +230,7 @@ def _instead(path: Path, content: bytes) -> Iterator[None]:
 
 
 def _expected(read: Callable[[], Read]) -> Read:
-    """What is read where nothing may be refused."""
+    """Records that must all be read."""
     try:
         return read()
     except GRPOError as error:

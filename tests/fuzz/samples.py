@@ -106,7 +106,7 @@ class Sample:
     judged: str | None = None
     """`pairs` or `labels`."""
     fan: int = 1
-    """How many records come of one item; where more than 1, an item may come to more or fewer."""
+    """Records per item; above 1, an item may give more or fewer."""
 
     @property
     def kind(self) -> str:

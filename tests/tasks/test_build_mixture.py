@@ -18,7 +18,7 @@ HELD_AT_10, HELD_AT_26 = (
 
 
 def held_out(store: Path, *, then: float, now: float) -> set[str]:
-    """What is held out of a mixture when the champion was made with one share and the settings say another."""
+    """Held-out part of a mixture when the champion was trained with another fraction than that of the settings."""
     artifacts = ArtifactStore(str(store))
 
     def put(kind: str, name: str, scenarios: list[Scenario]) -> Artifact:

@@ -63,7 +63,7 @@ def test_two_stages_never_share_a_device(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("one_slot")
-def test_on_the_cpu_nobody_waits(monkeypatch: pytest.MonkeyPatch):
+def test_on_the_cpu_stages_do_not_wait(monkeypatch: pytest.MonkeyPatch):
     """The limit is for devices."""
     monkeypatch.setattr(gpu_slots, "on_cuda", lambda: False)
     assert _at_once(Work()) > 1
@@ -85,9 +85,9 @@ def test_a_stage_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_the_limit_a_device_is_used_all_the_same(server: str, monkeypatch: pytest.MonkeyPatch):
-    """A machine on which nobody has created it runs its stages."""
+    """A machine without the limit runs its stages."""
     monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
-    monkeypatch.setattr(gpu_slots, "LIMIT", "nobody-made-this")
+    monkeypatch.setattr(gpu_slots, "LIMIT", "not-created")
     assert _at_once(Work()) > 1
 
 

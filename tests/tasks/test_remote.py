@@ -33,7 +33,7 @@ from tests.doubles import put_file
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
 PATIENCE_S = 120.0
-POOL = "nobody-works-here"
+POOL = "without-workers"
 
 
 def _artifact(kind: str) -> Artifact:
@@ -125,7 +125,7 @@ def _sent(client: SyncPrefectClient, parent: UUID, count: int) -> list[Any]:
 
 
 def _result(store: str, sha256: str) -> str:
-    """What the message of a run that has ended says: where its result is."""
+    """Message of a finished run: the address of its result."""
     made = RolloutResult(rollout=Artifact(uri=f"{store}/r", sha256=sha256, kind="rollout"), episodes=4, compute_s=2.0)
     kept = put_file(
         ArtifactStore(store), "result", ".json", lambda path: path.write_text(made.model_dump_json()) and None
@@ -173,7 +173,7 @@ def test_an_error_of_the_stage_is_raised_here_at_once(inputs: dict[str, Any], de
 
 
 def test_a_lost_stage_is_sent_again(inputs: dict[str, Any], deployment: str):
-    """What crashed is no error of the stage's: another run of it is made, and its result counts."""
+    """A crash is not an error of the stage: another run of it is created, and its result counts."""
     with _sending([inputs], deployment) as (parent, end, _), get_client(sync_client=True) as client:
         first = _sent(client, parent, 1)[0]
         client.set_flow_run_state(first.id, Crashed(message="the machine is gone"), force=True)
@@ -218,7 +218,7 @@ def test_a_deployment_that_is_not_there_is_named(inputs: dict[str, Any]):
         end()
 
 
-def test_where_a_run_is_computed_is_no_part_of_what_it_is(desk_config: dict[str, Any]):
+def test_the_place_of_computation_is_not_in_the_run_key(desk_config: dict[str, Any]):
     """The same key with and without: the same record, the same registered version."""
     here = PipelineConfig.model_validate(desk_config)
     there = PipelineConfig.model_validate({**desk_config, "compute": {"gpu_stages": {"stages": ["train"]}}})

@@ -39,7 +39,7 @@ def _play(config: PipelineConfig, agent: AgentSettings) -> list[Trajectory]:
 
 
 def test_the_prompt_and_the_strategy_of_the_config_stand_in_the_record(desk_config: Mapping[str, object]):
-    """What the policy is told reaches its tokens; without an agent section nothing is added."""
+    """The agent's instructions reach the policy's tokens; without an agent section nothing is added."""
     config = PipelineConfig.model_validate(desk_config)
     plain, told = (
         _play(config, agent)[0]

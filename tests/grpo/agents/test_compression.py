@@ -58,7 +58,7 @@ def test_a_summary_of_the_dropped_messages_is_in_the_system_prompt():
 
 
 def test_the_system_prompt_and_the_last_turn_are_kept_even_if_too_long():
-    """Nothing else is kept, and there is no room for a summary."""
+    """Nothing else is kept, and a summary does not fit."""
     for strategy in ("truncate", "sliding_window", "summary"):
         kept, dropped = compress(CHAT, max_tokens=5, strategy=strategy, count_tokens=_letters)  # type: ignore[arg-type]
         assert _names(kept) == "Be la"

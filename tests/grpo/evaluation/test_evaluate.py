@@ -97,7 +97,7 @@ def test_a_scenario_with_fewer_samples_is_left_out_of_larger_k():
     assert [rate.candidate.mean for rate in evaluation.pass_hat_k] == [pytest.approx(5 / 6), pytest.approx(2 / 3), 0.0]
 
 
-def test_without_verification_there_are_no_pass_rates():
+def test_pass_rates_need_verification():
     """A reward for each episode and no outcome: a failed one is not a success of 0 there."""
     before = [_played("0", None, terminal_reward=0.5), _played("1", None, stop="failed")]
     evaluation = evaluate(before, before, SETTINGS, metric="reward", kl_to_base=0.1, seed=0)

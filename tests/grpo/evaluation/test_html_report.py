@@ -320,7 +320,7 @@ def test_unverified_runs_show_rewards_without_success() -> None:
 
 
 def test_pass_rates_are_percentages_and_absent_without_verification() -> None:
-    """A reward is a number, pass@k is still a percentage; without outcomes there is no such row."""
+    """A reward is a number, pass@k is still a percentage; without outcomes the row is absent."""
     by_reward = section(render_page(document(evaluation=evaluation(metric="reward"))), "heldout")
     assert "pass@2 118 60.4% [54.4%, 66.4%]" in by_reward
     unverified = evaluation(metric="reward", pass_at_k=(), pass_hat_k=())

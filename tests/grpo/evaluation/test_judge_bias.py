@@ -64,7 +64,7 @@ def test_the_interval_of_an_effect_is_over_conversations(model: Model, tmp_path:
 
 
 def test_a_group_with_a_missing_rotation_is_left_out(model: Model, tmp_path: Path):
-    """Counted instead; and where no group is left there is no number."""
+    """Counted instead; and without a group the number is absent."""
     groups = [_group("s"), _group("t", "abx")]
     ruler = _ruler(model, tmp_path, lambda reply, place: WORTH.get(reply, 7))
     bias = asyncio.run(position_bias(ruler, groups))

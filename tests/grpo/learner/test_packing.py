@@ -104,7 +104,7 @@ def test_many_samples_of_a_long_prompt_are_split():
 
 
 def test_an_empty_batch_has_no_rows():
-    """Without samples there are no microbatches."""
+    """No samples make no microbatches."""
     assert microbatches([], max_tokens=10) == []
 
 

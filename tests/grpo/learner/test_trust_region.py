@@ -80,7 +80,7 @@ def test_each_of_several_steps_stays_within_the_bound(policy: TransformersPolicy
 
 
 def test_without_an_accepted_step_the_policy_is_unchanged(policy: TransformersPolicy):
-    """With advantage 0 there is no direction."""
+    """With advantage 0 the direction is absent."""
     samples = [replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in make_samples(policy)]
     before = copy.deepcopy(policy.model.state_dict())
     metrics = _learner(policy).step(samples, whole(samples), on_policy=True)

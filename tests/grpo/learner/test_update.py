@@ -110,7 +110,7 @@ def test_adapters_leave_the_base_bit_identical(desk_rollout: DeskRollout, tmp_pa
 
 
 def test_the_reference_of_an_adapted_policy_is_itself_without_adapters(desk_rollout: DeskRollout, tmp_path: Path):
-    """The KL to the base is 0 at first and grows with the adapters; there is no second model."""
+    """The KL to the base is 0 at first and grows with the adapters; without a second model."""
     _update(desk_rollout, tmp_path / "one", lora={"r": 4}, learning_rate=1e-2)
     state = read_state(tmp_path / "one")
     moved = load(tmp_path / "one", base=desk_rollout.base)

@@ -45,7 +45,7 @@ def test_a_reward_that_is_not_a_number_stops_the_stage_with_its_place():
 
 
 class _Length(RewardFunction):
-    """Words of the conversation; above `most` there is no score."""
+    """Words of the conversation; above `most` the score is absent."""
 
     name = "length"
 

@@ -99,7 +99,7 @@ def test_a_trajectory_records_how_it_was_generated(renderer: Renderer):
 
 
 def test_system_prompt_and_scenario_context_open_the_episode(renderer: Renderer):
-    """One message with a blank line between them; without both there is no system message."""
+    """One message with a blank line between them; without both the system message is absent."""
     scenario = THREE_LINES.model_copy(update={"context": "The customer is Ana."})
     opening = (
         _run_episode(renderer, ConversationEnvironment(system_prompt="You are a clerk."), scenario).turns[0].message

@@ -34,7 +34,7 @@ def source(folder: Path, files: tuple[str, ...] | None = None) -> ConversationLo
 
 
 def test_what_is_written_is_read_back(tmp_path: Path):
-    """Messages with their calls, records, rewards and consent; a reward that nobody computed stays None."""
+    """Messages with their calls, records, rewards and consent; a reward that was not computed stays None."""
     written = conversation(
         reward=0.25,
         world={"orders": {"17": {"state": "lost"}}},
@@ -69,7 +69,7 @@ def test_a_file_that_was_left_half_written_is_not_read(tmp_path: Path):
 
 
 def test_a_conversation_becomes_a_scenario_whose_user_says_the_same(tmp_path: Path):
-    """The user's turns from the first on; the policy's own replies are no reference."""
+    """The user's turns from the first on; the policy's own replies are not references."""
     ConversationLog(tmp_path).write([conversation(category="missing", domain="customer_service", consent="training")])
     [record] = read_records(source(tmp_path))
     scenario = Scenario.model_validate(record.data)
@@ -80,8 +80,8 @@ def test_a_conversation_becomes_a_scenario_whose_user_says_the_same(tmp_path: Pa
     assert scenario.metadata.category == scenario.topic == "missing"
 
 
-def test_a_row_that_is_no_conversation_is_a_record_with_a_problem(tmp_path: Path):
-    """A rating of 5 is none of 0 to 1; the next row is read."""
+def test_a_row_that_is_not_a_conversation_is_a_record_with_a_problem(tmp_path: Path):
+    """A rating of 5 is outside of 0 to 1; the next row is read."""
     log = ConversationLog(tmp_path)
     [path] = log.write([conversation("a"), conversation("b")])
     rows = pq.read_table(path).to_pylist()
@@ -94,7 +94,7 @@ def test_a_row_that_is_no_conversation_is_a_record_with_a_problem(tmp_path: Path
 
 
 def test_a_pinned_log_does_not_grow(tmp_path: Path):
-    """What is written while a retraining reads belongs to the next one; the identity says which files were read."""
+    """Entries that are written while a retraining reads belong to the next one; the identity names the files."""
     log = ConversationLog(tmp_path)
     log.write([conversation("a")])
     pinned, everything = source(tmp_path, log.files()), source(tmp_path)
@@ -106,8 +106,8 @@ def test_a_pinned_log_does_not_grow(tmp_path: Path):
     assert content_hash([everything]) != before[1]
 
 
-def test_a_log_that_nobody_wrote_yet_is_empty(tmp_path: Path):
-    """No folder is no conversation; any other source would be an error."""
+def test_a_log_without_a_folder_is_empty(tmp_path: Path):
+    """A missing folder holds no conversations; for any other source it would be an error."""
     assert list(read_records(source(tmp_path / "none"))) == []
 
 

@@ -41,7 +41,7 @@ def test_a_budget_holds_until_it_is_spent(tmp_path: Path):
 
 
 def test_unreported_tokens_are_missing_and_counted(tmp_path: Path):
-    """Not 0 tokens, but one unmetered answer; without a price there is no cost."""
+    """Not 0 tokens, but one unmetered answer; without a price the cost is absent."""
     ledger = CostLedger(tmp_path / "l.jsonl")
     ledger.add("m", None, None)
     ledger.add("m", 5, 5)

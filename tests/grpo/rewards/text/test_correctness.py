@@ -50,7 +50,7 @@ def test_a_list_of_words_states_no_fact():
     assert scored(CorrectnessReward(), "And now?", stuffed, facts=(FACT,)).score < 0.5
 
 
-def test_without_an_expectation_there_is_no_score():
+def test_a_score_needs_an_expectation():
     """None is not 0."""
     with pytest.raises(Unscored, match=r"expected\.facts"):
         scored(CorrectnessReward(), "Hi", "Hello, how are you?")

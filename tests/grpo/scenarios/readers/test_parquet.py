@@ -29,7 +29,7 @@ def test_nested_fields_are_json_text_or_arrow_structs(tmp_path: Path) -> None:
 
 
 def test_a_table_of_scenarios_is_a_source_again(tmp_path: Path) -> None:
-    """What ingestion wrote can be read back as records: derived columns are no unknown fields."""
+    """Tables of ingestion are readable as records: derived columns are not unknown fields."""
     scenario = Scenario(id="a", user_responses=("Hi.",), metadata=Metadata(category="greeting"), split="train")
     path = tmp_path / "scenarios.parquet"
     write_scenarios(path, [scenario])
@@ -106,7 +106,7 @@ def test_a_word_of_a_dictionary_that_is_not_utf8_spoils_the_rows_that_use_it(tmp
 
 
 def test_an_impossible_date_spoils_its_row_only(tmp_path: Path) -> None:
-    """The year 300,000 is none of Python's."""
+    """Python has no year 300,000."""
     path = tmp_path / "source.parquet"
     dates = pa.array([0, 2**53, 0], pa.timestamp("ms"))
     plain(path, pa.table({"id": ["a", "b", "c"], "world": pa.StructArray.from_arrays([dates], ["day"])}))
@@ -169,7 +169,7 @@ def test_a_column_that_expands_too_far_is_refused_before_it_is_read(tmp_path: Pa
 
 
 def test_a_page_that_its_checksum_denies_is_an_error(tmp_path: Path) -> None:
-    """Where the writer left checksums, they are compared: the words are valid, but not the ones that were written."""
+    """Checksums of the writer are compared: the words are valid, but not the ones that were written."""
     path = tmp_path / "source.parquet"
     table = pa.table({"id": ["first", "second"]})
     pq.write_table(table, path, use_dictionary=False, write_statistics=False, write_page_checksum=True)

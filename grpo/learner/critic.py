@@ -15,7 +15,7 @@ from grpo.algorithms.value import generalized_advantages, value_loss
 from grpo.config.training import CriticSettings
 from grpo.errors import PolicyError
 from grpo.learner.batch import Batch, Sample
-from grpo.learner.packing import hidden_states, microbatches, pack
+from grpo.policy.transformers.forward import hidden_states, microbatches, token_batch
 
 CRITIC = "critic.safetensors"
 _EPSILON = 1e-8
@@ -68,12 +68,12 @@ class Critic:
         samples = batch.samples
         order = {id(sample): index for index, sample in enumerate(samples)}
         states_of: list[tuple[torch.Tensor, torch.Tensor]] = [(torch.empty(0), torch.empty(0))] * len(samples)
-        for micro in microbatches(samples, max_tokens=max_tokens):
-            packed = pack(micro, device=model.device)
-            states = hidden_states(model, packed)
+        for micro in microbatches(model, samples, max_tokens=max_tokens):
+            batched = token_batch(model, micro)
+            states = hidden_states(model, batched)
             lengths = [int(sample.loss_mask.sum()) for sample in micro]
-            before = torch.split(states.index_select(0, packed.predictors), lengths)
-            for sample, tokens, last in zip(micro, before, states.index_select(0, packed.ends), strict=True):
+            before = torch.split(states.index_select(0, batched.predictors), lengths)
+            for sample, tokens, last in zip(micro, before, states.index_select(0, batched.ends), strict=True):
                 states_of[order[id(sample)]] = (tokens.float(), last.float())
         advantages, returns, values = [], [], []
         for sample, (tokens, last) in zip(samples, states_of, strict=True):

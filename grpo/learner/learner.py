@@ -21,9 +21,9 @@ from grpo.errors import CapacityError, Diverged
 from grpo.learner.batch import Sample
 from grpo.learner.distributed import ProcessGroup
 from grpo.learner.logprobs import check_ratio, compute_logprobs, local_logprobs, loss_tokens
-from grpo.learner.packing import microbatches
 from grpo.learner.performance import activation_checkpointing, autocast, is_out_of_memory, loss_scaler
 from grpo.policy.transformers.adapters import without_adapters
+from grpo.policy.transformers.forward import microbatches
 from grpo.policy.transformers.sharding import gather_full, shard_model
 
 logger = logging.getLogger(__name__)
@@ -130,10 +130,10 @@ class Learner:
     def microbatches(self, samples: Sequence[Sample]) -> Sequence[list[Sample]]:
         """This process's microbatches; the batch is split until each process has one."""
         budget = self.microbatch_tokens
-        split = microbatches(samples, max_tokens=budget)
+        split = microbatches(self.model, samples, max_tokens=budget)
         while len(split) < min(self.process_group.size, len(samples)):
             budget //= 2
-            split = microbatches(samples, max_tokens=budget)
+            split = microbatches(self.model, samples, max_tokens=budget)
         return self.process_group.shard(split)
 
     def _gradient(

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from grpo.algorithms.kl import k3
 from grpo.errors import RatioError
 from grpo.learner.batch import Sample
-from grpo.learner.packing import hidden_states, microbatches, pack
 from grpo.learner.performance import Precision, autocast
 from grpo.policy.transformers.adapters import without_adapters
+from grpo.policy.transformers.forward import hidden_states, microbatches, token_batch
+from grpo.policy.transformers.head import language_model_head
 from grpo.policy.transformers.sharding import is_sharded
 
 _MAX_LOGITS = 2**24
@@ -46,7 +47,7 @@ def compute_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> Token
 
 def local_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[torch.Tensor, ...]:
     """The fields of `TokenLogprobs` as tensors, by a model whose weights are not sharded."""
-    head = model.get_output_embeddings()
+    head = language_model_head(model)
 
     def score(states: torch.Tensor, temperatures: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         distribution = torch.log_softmax(head(states).float() / temperatures[:, None], dim=-1)
@@ -54,7 +55,7 @@ def local_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[t
         return logprobs, -(distribution.exp() * distribution).sum(dim=-1)
 
     predictions = _predictions(model, samples)
-    rows = max(1, _MAX_LOGITS // head.weight.shape[0])
+    rows = max(1, _MAX_LOGITS // model.config.get_text_config().vocab_size)
     tensors = (predictions.states, predictions.temperatures, predictions.targets)
     chunks = list(zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True))
     if len(chunks) == 1:
@@ -68,7 +69,7 @@ def local_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[t
 def log_distributions(model: PreTrainedModel, samples: Sequence[Sample]) -> torch.Tensor:
     """Log-probabilities of the whole vocabulary at each loss token, [loss tokens, vocabulary]."""
     predictions = _predictions(model, samples)
-    logits = model.get_output_embeddings()(predictions.states).float()
+    logits = language_model_head(model)(predictions.states).float()
     return torch.log_softmax(logits / predictions.temperatures[:, None], dim=-1)
 
 
@@ -83,11 +84,11 @@ class _Predictions:
 
 
 def _predictions(model: PreTrainedModel, samples: Sequence[Sample]) -> _Predictions:
-    packed = pack(samples, device=model.device)
-    states = hidden_states(model, packed).index_select(0, packed.predictors)
+    batch = token_batch(model, samples)
+    states = hidden_states(model, batch).index_select(0, batch.predictors)
     lengths = torch.tensor([int(sample.loss_mask.sum()) for sample in samples])
     temperatures = torch.tensor([sample.temperature for sample in samples]).repeat_interleave(lengths).to(model.device)
-    return _Predictions(states, temperatures, packed.targets, packed.token_ids.shape[1])
+    return _Predictions(states, temperatures, batch.targets, batch.token_ids.numel())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,7 @@ def with_proximal_logprobs(
 ) -> list[Sample]:
     """Samples, in their order, with their log-probabilities under the model: the proximal policy of the update."""
     updated: dict[int, Sample] = {}
-    for micro in microbatches(samples, max_tokens=max_tokens):
+    for micro in microbatches(model, samples, max_tokens=max_tokens):
         lengths = [int(sample.loss_mask.sum()) for sample in micro]
         with autocast(precision, model.device):
             computed = compute_logprobs(model, micro).logprobs.cpu()
@@ -158,7 +159,7 @@ def reference_kl(reference: PreTrainedModel, samples: Sequence[Sample], *, max_t
     A model with adapters is its own reference, with the adapters disabled.
     """
     total, tokens = 0.0, 0
-    for micro in microbatches(samples, max_tokens=max_tokens):
+    for micro in microbatches(reference, samples, max_tokens=max_tokens):
         sampler_logprobs = loss_tokens(micro, device=torch.device("cpu")).sampler_logprobs
         with without_adapters(reference):
             reference_logprobs = compute_logprobs(reference, micro).logprobs.cpu()

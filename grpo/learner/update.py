@@ -24,10 +24,10 @@ from grpo.learner.engines import train_with_dpo, train_with_learner, train_with_
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs, reference_kl
 from grpo.learner.metrics import UpdateMetrics
-from grpo.learner.packing import microbatches
 from grpo.learner.performance import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
 from grpo.policy.transformers.adapters import add_adapters, has_adapters
+from grpo.policy.transformers.forward import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, model_cache, weights_hash
 from grpo.renderers.chat_template import renderer_hash
 from grpo.tables import read_all
@@ -108,7 +108,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     resume(learner, request.parent)
     critic, value_loss, mismatch = None, None, 0.0
     if algorithm.critic:
-        width = policy.model.config.hidden_size
+        width = policy.model.config.get_text_config().hidden_size
         critic = Critic(width, settings.critic, seed=seed, device=policy.model.device)
         critic.resume(request.parent)
         batch, value_targets = critic.estimate_advantages(
@@ -189,7 +189,7 @@ def _measure_unchanged(scored: Sequence[Path], parent: Path, base: Path, *, max_
     """Metrics of an iteration without a step: entropy and KL of the unchanged policy."""
     samples = to_samples(read_all(scored))[:_KL_SAMPLES]
     policy = model_cache.get(read_state(parent).policy_hash, parent, base=base)
-    micros = microbatches(samples, max_tokens=max_tokens)
+    micros = microbatches(policy.model, samples, max_tokens=max_tokens)
     with torch.no_grad():
         entropy = [compute_logprobs(policy.model, micro).entropy for micro in micros]
     reference = model_cache.get(read_state(base).policy_hash, base).model

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
-from grpo.learner.packing import hidden_states, pack
+from grpo.policy.transformers.forward import hidden_states, token_batch
+from grpo.policy.transformers.head import language_model_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,9 @@ def train_sft(
     for step in range(steps):
         for parameters in optimizer.param_groups:
             parameters["lr"] = learning_rate * cosine_schedule(step, steps=steps, warmup=warmup)
-        packed = pack(next(batches), device=model.device)
-        states = hidden_states(model, packed).index_select(0, packed.predictors)
-        logits = model.get_output_embeddings()(states)
-        loss = nn.functional.cross_entropy(logits, packed.targets)
+        batch = token_batch(model, next(batches))
+        states = hidden_states(model, batch).index_select(0, batch.predictors)
+        loss = nn.functional.cross_entropy(language_model_head(model)(states), batch.targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -24,7 +24,6 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference, DPOTrainer
 from trl.trainer.utils import pad
 
 from grpo.errors import ConfigError, DataError, NoLearningSignal
-from grpo.learner.packing import common_prefix_length
 from grpo.learner.trl.loop import (
     LearningRateSchedule,
     ScheduledLR,
@@ -34,6 +33,7 @@ from grpo.learner.trl.loop import (
     run_trainer,
     training_arguments,
 )
+from grpo.policy.transformers.packing import common_prefix_length
 from grpo.trajectories import Trajectory, TrajectoryGroup
 
 

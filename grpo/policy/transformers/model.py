@@ -17,29 +17,43 @@ from grpo.errors import PolicyError
 from grpo.policy.model_files import ADAPTERS, check_model_files
 from grpo.policy.policy import Sampler
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
-from grpo.policy.transformers.attention import IMPLEMENTATION
+from grpo.policy.transformers.exactness import choose_path
 from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config
-from grpo.policy.transformers.sampler import SlotSampler
+from grpo.policy.transformers.samplers import make_sampler
 from grpo.policy.transformers.sharding import gather_full
 from grpo.renderers.chat_template import Renderer
 
 disable_progress_bar()
 
+UNBOUNDED = 2**20
+"""Tokens in the context of a model that states no limit."""
+
 
 class TransformersPolicy:
-    """A causal language model in this process, with its tokenizer."""
+    """A causal language model in this process, with its tokenizer.
+
+    Raises `PolicyError` for a model that no forward path computes exactly.
+    """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        if model.config._attn_implementation != IMPLEMENTATION:
-            model.set_attn_implementation(IMPLEMENTATION)
         self.model = model.eval()
+        self.path_check = choose_path(model)
         self.tokenizer = tokenizer
         self.hash = weights_hash(model)
 
     @property
     def max_context(self) -> int:
-        """Maximum number of tokens in the model's context."""
-        return int(self.model.config.max_position_embeddings)
+        """Maximum number of tokens in the model's context; `UNBOUNDED` for a model without positions.
+
+        Rotary embeddings that change beyond the length of pretraining (dynamic NTK, LongRoPE) depend on the longest
+        conversation of a batch there, so that length is the limit.
+        """
+        config = self.model.config.get_text_config()
+        rope = getattr(config, "rope_parameters", None) or {}
+        changing = [layer for layer in (rope, *rope.values()) if _is_length_dependent(layer)]
+        limits = [layer.get("original_max_position_embeddings") for layer in changing]
+        limits.append(getattr(config, "max_position_embeddings", None))
+        return min((int(limit) for limit in limits if limit), default=UNBOUNDED)
 
     @property
     def merged_hash(self) -> str | None:
@@ -48,9 +62,9 @@ class TransformersPolicy:
 
     def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
         """See `Policy.sampler`."""
-        return SlotSampler(
+        return make_sampler(
             self.model,
-            stop_id=renderer.stop_id,
+            stop_ids=(renderer.stop_id,),
             concurrency=concurrency,
             max_context=self.max_context,
         )
@@ -69,6 +83,10 @@ class TransformersPolicy:
             return
         self.model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
+
+
+def _is_length_dependent(rope: object) -> bool:
+    return isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope")
 
 
 def weights_hash(model: PreTrainedModel) -> str:
@@ -114,7 +132,6 @@ def load(
             use_safetensors=True,
             trust_remote_code=False,
             dtype=torch.float32,
-            attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
             local_files_only=True,
             quantization_config=quantization_config,

@@ -19,8 +19,9 @@ from grpo.learner.checkpoints import resume, save
 from grpo.learner.distributed import ProcessGroup
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs, reference_kl
-from grpo.learner.packing import PackedBatch, hidden_states, microbatches
+from grpo.policy.transformers.forward import hidden_states, microbatches
 from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.policy.transformers.token_batch import TokenBatch
 
 
 def make_samples(policy: TransformersPolicy, *, advantages: tuple[float, ...] = (1.0, -1.0, 0.5)) -> list[Sample]:
@@ -90,7 +91,7 @@ def test_the_gradient_is_reinforce_on_completion_tokens(policy: TransformersPoli
 def test_the_gradient_does_not_depend_on_the_microbatches(policy: TransformersPolicy):
     """One forward pass or one a sequence, in any order: the same gradient."""
     samples = make_samples(policy)
-    assert len(microbatches(samples, max_tokens=12)) == len(samples)
+    assert len(microbatches(policy.model, samples, max_tokens=12)) == len(samples)
     assert torch.allclose(_gradient(policy, samples), _gradient(policy, samples[::-1], budget=12), atol=1e-7)
 
 
@@ -295,7 +296,7 @@ def test_out_of_memory_repeats_the_step_in_smaller_passes(policy: TransformersPo
     expected = _gradient(policy, samples)
     real = hidden_states
 
-    def cramped(model: PreTrainedModel, packed: PackedBatch) -> torch.Tensor:
+    def cramped(model: PreTrainedModel, packed: TokenBatch) -> torch.Tensor:
         if packed.token_ids.shape[1] > 20:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return real(model, packed)
@@ -320,7 +321,7 @@ def test_a_sequence_that_does_not_fit_into_memory_is_an_error(
 ):
     """No pass fits: the error gives the length and the setting."""
 
-    def full(model: PreTrainedModel, packed: PackedBatch) -> torch.Tensor:
+    def full(model: PreTrainedModel, packed: TokenBatch) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
     samples = make_samples(policy)

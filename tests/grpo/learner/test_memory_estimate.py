@@ -12,9 +12,9 @@ from grpo.errors import PolicyError
 from grpo.learner.batch import build_batch
 from grpo.learner.learner import Learner
 from grpo.learner.memory_estimate import memory_estimate
-from grpo.learner.packing import pack
 from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.attention import KVCache
+from grpo.policy.transformers.forward import token_batch
 from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import renderer_hash
 from grpo.rewards.catalog import make_reward
@@ -62,15 +62,10 @@ def test_the_kv_cache_is_that_of_all_episodes_at_full_length(tiny_folder: Path):
     estimate = memory_estimate(tiny_folder, TrainingSettings(), episodes=6, max_context=48)
     model = load(tiny_folder).model
     config = model.config
-    cache = KVCache(
-        layers=config.num_hidden_layers,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.hidden_size // config.num_attention_heads,
-        slots=6,
-        capacity=48,
-        like=next(model.parameters()),
-    )
-    assert estimate.cache == _bytes([cache.keys, cache.values])
+    cache = KVCache(slots=6, capacity=48)
+    vectors = torch.zeros(1, config.num_key_value_heads, 1, config.hidden_size // config.num_attention_heads)
+    layers = [cache.layer(layer, vectors, vectors) for layer in range(config.num_hidden_layers)]
+    assert estimate.cache == _bytes([part for layer in layers for part in layer])
 
 
 def test_activations_are_near_those_of_a_pass():
@@ -100,7 +95,7 @@ def test_activations_are_near_those_of_a_pass():
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         _loss, *_ = learner.loss(samples, Denominators(sequences=len(samples), tokens=1000, normalizer=256))
     measured = sum(size for place, size in kept.items() if place not in weights)
-    tokens = pack(samples, device=policy.model.device).token_ids.shape[1]
+    tokens = token_batch(policy.model, samples).token_ids.shape[1]
     settings = config.training.model_copy(update={"microbatch_tokens": tokens})
     assert memory_estimate(DESK_MODEL, settings, episodes=1, max_context=64).activations == pytest.approx(
         measured, rel=0.2

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from grpo.policy.transformers.attention import (
+    NEVER,
     KVCache,
+    MaskRule,
+    SlotBatch,
     TreeBatch,
     TreeBlock,
     flat_attention,
@@ -19,63 +23,86 @@ from grpo.policy.transformers.model import load
 INF = float("inf")
 
 
-def _cache(*, slots: int = 2, capacity: int = 4) -> KVCache:
-    return KVCache(layers=3, kv_heads=2, head_dim=5, slots=slots, capacity=capacity, like=torch.zeros(1).double())
+def _cache(*, slots: int = 2, capacity: int = 4) -> tuple[KVCache, torch.Tensor, torch.Tensor]:
+    """Cache with the keys and values of one layer: 2 heads, keys of 5 and values of 3 numbers."""
+    cache = KVCache(slots=slots, capacity=capacity)
+    vectors = (torch.zeros(1, 2, 1, size).double() for size in (5, 3))
+    return cache, *cache.layer(7, *vectors)
 
 
-def test_a_cache_has_a_row_of_keys_and_values_in_each_layer_and_slot():
-    """In the numbers of the model."""
-    cache = _cache()
-    assert cache.keys.shape == cache.values.shape == (3, 2, 2, 4, 5)
-    assert (cache.keys.dtype, cache.values.dtype, cache.capacity) == (torch.float64, torch.float64, 4)
+def test_a_layer_has_a_row_of_keys_and_values_in_each_slot():
+    """In the shape and dtype of what it writes; a second call gives the same tensors."""
+    cache, keys, values = _cache()
+    assert (keys.shape, values.shape) == ((2, 2, 4, 5), (2, 2, 4, 3))
+    assert (keys.dtype, values.dtype, cache.capacity) == (torch.float64, torch.float64, 4)
+    again = cache.layer(7, torch.zeros(1, 2, 1, 5), torch.zeros(1, 2, 1, 3))
+    assert (again[0].data_ptr(), again[1].data_ptr()) == (keys.data_ptr(), values.data_ptr())
 
 
-def test_what_is_reserved_is_cleared_and_what_was_written_stays():
-    """Not a number until then: masked places must be finite, since 0 times NaN is NaN. A second call clears no more."""
-    cache = _cache(capacity=100)
-    for part in (cache.keys, cache.values):
+def test_reserved_tokens_are_cleared_and_written_ones_stay():
+    """Not a number until then: masked values must be finite, since 0 times NaN is NaN. A second call clears no more."""
+    cache, *parts = _cache(capacity=100)
+    for part in parts:
         part.fill_(torch.nan)
     cache.reserve(2)
-    for part in (cache.keys, cache.values):
-        assert (part[:, :, :, :66] == 0).all()  # 2 and 64 ahead
-        assert part[:, :, :, 66:].isnan().all()
-        part[:, :, :, :3] = 7
+    for part in parts:
+        assert (part[:, :, :66] == 0).all()  # 2 and 64 ahead
+        assert part[:, :, 66:].isnan().all()
+        part[:, :, :3] = 7
     cache.reserve(66)
-    for part in (cache.keys, cache.values):
-        assert part[:, :, :, 66:].isnan().all()
+    for part in parts:
+        assert part[:, :, 66:].isnan().all()
     cache.reserve(67)
-    for part in (cache.keys, cache.values):
-        assert (part[:, :, :, :3] == 7).all()
-        assert (part[:, :, :, 3:] == 0).all()
+    for part in parts:
+        assert (part[:, :, :3] == 7).all()
+        assert (part[:, :, 3:] == 0).all()
     assert cache.capacity == 100
 
 
-@pytest.mark.parametrize(("tokens", "capacity"), [(4, 4), (5, 8), (8, 8), (9, 9)])
-def test_a_cache_grows_to_twice_its_size_or_to_what_is_asked_for(tokens: int, capacity: int):
-    """From 4 tokens; what was written stays in its place, and the new places are 0."""
-    cache = _cache()
+def test_a_layer_that_writes_first_after_a_reservation_is_cleared():
+    """Its 4 reserved tokens are 0, whatever the memory held."""
+    cache = KVCache(slots=1, capacity=4)
     cache.reserve(4)
-    cache.keys[1, 1, 0, 3] = 7
-    cache.values[1, 1, 0, 3] = 8
+    keys, values = cache.layer(0, torch.ones(1, 1, 1, 64), torch.ones(1, 1, 1, 64))
+    assert not keys.any()
+    assert not values.any()
+
+
+@pytest.mark.parametrize(("tokens", "capacity"), [(4, 4), (5, 8), (8, 8), (9, 9)])
+def test_a_cache_grows_to_twice_its_size_or_to_what_is_needed(tokens: int, capacity: int):
+    """From 4 tokens; what was written stays in its place, and the new ones are 0."""
+    cache, keys, values = _cache()
+    cache.reserve(4)
+    keys[1, 0, 3] = 7
+    values[1, 0, 3] = 8
     cache.reserve(tokens)
-    assert cache.capacity == cache.values.shape[3] == capacity
-    assert (cache.keys[1, 1, 0, 3] == 7).all()
-    assert (cache.values[1, 1, 0, 3] == 8).all()
-    assert (cache.keys.sum(), cache.values.sum()) == (35, 40)
+    keys, values = cache.layer(7, keys, values)
+    assert cache.capacity == keys.shape[2] == values.shape[2] == capacity
+    assert (keys[1, 0, 3] == 7).all()
+    assert (values[1, 0, 3] == 8).all()
+    assert (keys.sum(), values.sum()) == (35, 24)
 
 
 def test_a_prompt_is_copied_to_slots_up_to_its_length():
     """The first 2 of 4 tokens from slot 2 to slots 0 and 3; slot 1 and the other tokens stay."""
-    cache = _cache(slots=4)
-    for part in (cache.keys, cache.values):
+    cache, *parts = _cache(slots=4)
+    for part in parts:
         part.copy_(torch.rand(part.shape))
-    before = [cache.keys.clone(), cache.values.clone()]
+    before = [part.clone() for part in parts]
     cache.copy(2, [0, 3], 2)
-    for part, old in zip((cache.keys, cache.values), before, strict=True):
+    for part, old in zip(parts, before, strict=True):
         for target in (0, 3):
-            assert torch.equal(part[:, target, :, :2], old[:, 2, :, :2])
-            assert torch.equal(part[:, target, :, 2:], old[:, target, :, 2:])
-        assert torch.equal(part[:, 1:3], old[:, 1:3])
+            assert torch.equal(part[target, :, :2], old[2, :, :2])
+            assert torch.equal(part[target, :, 2:], old[target, :, 2:])
+        assert torch.equal(part[1:3], old[1:3])
+
+
+def test_a_rule_is_evaluated_at_any_positions():
+    """A window of 2: position 5 attends to 4 and 5, not to 3, 6 or padding."""
+    mask = MaskRule(sliding_window_causal_mask_function(2)).additive(
+        torch.tensor([[5]]), torch.tensor([[3, 4, 5, 6, NEVER]]), dtype=torch.float32
+    )
+    assert mask.tolist() == [[[-INF, 0, 0, -INF, -INF]]]
 
 
 def _vectors(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -96,7 +123,7 @@ def _plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling:
 class _Layer(nn.Module):
     """Attributes of a layer that attention reads."""
 
-    is_causal, num_key_value_groups = True, 2
+    is_causal, num_key_value_groups, layer_idx = True, 2, 0
 
 
 @pytest.mark.parametrize("scaling", [0.3, 2.0])
@@ -120,6 +147,121 @@ def test_a_mask_and_dropout_are_passed_on_to_plain_attention():
     assert (dropped == 0).all()
 
 
+def _block(queries: list[list[int]], keys: list[list[int]], positions: list[list[int]]) -> TreeBlock:
+    """Block whose queries are at the last positions of its keys."""
+    width = len(queries[0])
+    return TreeBlock(
+        queries=torch.tensor(queries),
+        keys=torch.tensor(keys),
+        query_positions=torch.tensor(positions)[:, -width:],
+        key_positions=torch.tensor(positions),
+    )
+
+
+def _siblings() -> TreeBatch:
+    """Tokens 0 1 | 2 3 | 4: two siblings after a shared prefix; the second is padded with its first token."""
+    prefix = _block([[0, 1]], [[0, 1]], [[0, 1]])
+    siblings = _block([[2, 3], [4, 4]], [[0, 1, 2, 3], [0, 1, 4, 4]], [[0, 1, 2, 3]] * 2)
+    return TreeBatch(blocks=(prefix, siblings), place=torch.tensor([0, 1, 2, 3, 4]))
+
+
+_WINDOW = MaskRule(sliding_window_causal_mask_function(2))
+_SINKS = torch.tensor([0.3, -1.0, 2.0, 0.0])
+
+
+def _written_out(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, softcap: float | None, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention with a window of 2, a soft cap and sinks, position by position and head by head."""
+    output = torch.zeros(1, query.shape[2], 4, value.shape[3])
+    for head in range(4):
+        for position in range(query.shape[2]):
+            keys = range(max(0, position - 1), position + 1)
+            scores = torch.stack([0.5 * query[0, head, position] @ key[0, head // 2, k] for k in keys])
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            sink = sinks[head].exp() if sinks is not None else 0.0
+            weights = scores.exp() / (scores.exp().sum() + sink)
+            output[0, position, head] = sum(w * value[0, head // 2, k] for w, k in zip(weights, keys, strict=True))
+    return output
+
+
+@pytest.mark.parametrize(("softcap", "sinks"), [(None, None), (0.7, None), (None, _SINKS), (0.7, _SINKS)])
+def test_windows_caps_and_sinks_hold_along_a_tree_and_in_slots(softcap: float | None, sinks: torch.Tensor | None):
+    """Sequences 0 1 2 3 and 0 1 4 of a tree; four tokens prefilled into slot 1, then the last again as a decode."""
+    query, key, value = _vectors(5)
+    value = value[..., :3]
+    kinds = {"scaling": 0.5, "softcap": softcap, "s_aux": sinks}
+    branches, _ = flat_attention(None, query, key, value, _WINDOW, tree=_siblings(), **kinds)
+    for sequence in ([0, 1, 2, 3], [0, 1, 4]):
+        parts = (part[:, :, sequence] for part in (query, key, value))
+        assert torch.allclose(branches[:, sequence], _written_out(*parts, softcap=softcap, sinks=sinks), atol=1e-6)
+
+    first = tuple(part[:, :, :4] for part in (query, key, value))
+    expected = _written_out(*first, softcap=softcap, sinks=sinks)
+    cache = KVCache(slots=2, capacity=4)
+    cache.reserve(4)
+    prefill = _slots(cache, position=[0, 1, 2, 3])
+    layer = _Layer()
+    assert torch.allclose(flat_attention(layer, *first, _WINDOW, slots=prefill, **kinds)[0], expected, atol=1e-6)
+    last = tuple(part[:, :, 3:4] for part in (query, key, value))
+    decode = _slots(cache, position=[3])
+    assert torch.allclose(flat_attention(layer, *last, _WINDOW, slots=decode, **kinds)[0], expected[:, 3:], atol=1e-6)
+
+
+def _slots(cache: KVCache, *, position: list[int]) -> SlotBatch:
+    """Slot 1 with one decoding token, or a prefill of several; slot 0 is in use by another conversation."""
+    tokens, is_decode = len(position), len(position) == 1
+    return SlotBatch(
+        cache=cache,
+        slot=torch.ones(tokens, dtype=torch.long),
+        position=torch.tensor(position),
+        decode_count=int(is_decode),
+        slots_in_use=2,
+        cache_length=4,
+        decode_positions=torch.tensor([[0], [position[-1]]]),
+        prefill_slots=None if is_decode else torch.tensor([1]),
+        prefill_index=None if is_decode else torch.arange(tokens)[None],
+        prefill_positions=None if is_decode else torch.tensor([position]),
+        prefill_valid=None if is_decode else torch.ones(1, tokens, dtype=torch.bool),
+    )
+
+
+def test_a_layer_that_adds_values_to_its_scores_is_refused():
+    """ALiBi as a tensor in place of the mask, and a position bias."""
+    query, key, value = _vectors(5)
+    with pytest.raises(TypeError, match="adds its own values"):
+        flat_attention(_Layer(), query, key, value, torch.zeros(1, 1, 5, 5), tree=_siblings())
+    with pytest.raises(TypeError, match="adds its own values"):
+        flat_attention(_Layer(), query, key, value, _WINDOW, tree=_siblings(), position_bias=torch.zeros(1))
+
+
+@pytest.mark.parametrize("mask", ["none", "boolean"])
+def test_a_cap_holds_without_slots_and_trees(mask: str):
+    """Five tokens of one conversation, causal; PyTorch's attention has no cap."""
+    query, key, value = _vectors(5)
+    seen = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril() if mask == "boolean" else None
+    output, _ = flat_attention(_Layer(), query, key, value, seen, scaling=1.0, softcap=0.5)
+    scores = 0.5 * torch.tanh(query @ key.repeat_interleave(2, dim=1).transpose(2, 3) / 0.5)
+    weights = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), -INF).softmax(dim=-1)
+    assert torch.allclose(output, (weights @ value.repeat_interleave(2, dim=1)).transpose(1, 2), atol=1e-6)
+
+
+def test_a_dense_mask_is_that_of_transformers():
+    """A window of 2 over three tokens of which the first is padding."""
+    rule = MaskRule(
+        sliding_window_causal_mask_function(2),
+        batch_size=1,
+        q_length=3,
+        kv_length=3,
+        attention_mask=torch.tensor([[False, True, True]]),
+        allow_is_causal_skip=False,
+    )
+    assert rule.dense is not None
+    assert rule.dense.int().tolist() == [[[[0, 0, 0], [0, 1, 0], [0, 1, 1]]]]
+    assert MaskRule(causal_mask_function, batch_size=1, q_length=3, kv_length=3).dense is None
+
+
 @pytest.mark.parametrize("scaling", [None, 2.0])
 def test_segments_of_a_tree_read_their_past_and_themselves(scaling: float | None):
     """Tokens 0 1 | 2 3 | 4: two siblings after a shared beginning; each reads as its own sequence would.
@@ -127,15 +269,7 @@ def test_segments_of_a_tree_read_their_past_and_themselves(scaling: float | None
     Without a scale it is 1 / sqrt(6). The third sibling is shorter and padded with its first token.
     """
     query, key, value = _vectors(5)
-    beginning = TreeBlock(
-        queries=torch.tensor([[0, 1]]), keys=torch.tensor([[0, 1]]), mask=torch.tensor([[[[0, -INF], [0, 0]]]])
-    )
-    siblings = TreeBlock(
-        queries=torch.tensor([[2, 3], [4, 4]]),
-        keys=torch.tensor([[0, 1, 2, 3], [0, 1, 4, 4]]),
-        mask=torch.tensor([[0, 0, 0, -INF], [0, 0, 0, 0]]).expand(2, 1, 2, 4),
-    )
-    tree = TreeBatch(blocks=(beginning, siblings), place=torch.tensor([0, 1, 2, 3, 4]))
+    tree = _siblings()
     answer, weights = flat_attention(None, query, key, value, None, scaling=scaling, tree=tree)
     assert answer.shape == (1, 5, 4, 6)
     assert weights is None
@@ -149,7 +283,7 @@ def test_segments_of_a_tree_read_their_past_and_themselves(scaling: float | None
 def test_answers_of_a_tree_are_put_in_the_order_of_the_row():
     """`place` names the row of each token in the answers of all blocks."""
     query, key, value = _vectors(2)
-    alone = TreeBlock(queries=torch.tensor([[0], [1]]), keys=torch.tensor([[0], [1]]), mask=torch.zeros(2, 1, 1, 1))
+    alone = _block([[0], [1]], [[0], [1]], [[0], [0]])
     there, back = (
         flat_attention(None, query, key, value, None, tree=TreeBatch(blocks=(alone,), place=torch.tensor(place)))[0]
         for place in ([0, 1], [1, 0])
@@ -158,10 +292,10 @@ def test_answers_of_a_tree_are_put_in_the_order_of_the_row():
     assert torch.allclose(there, value.repeat_interleave(2, dim=1).transpose(1, 2))
 
 
-def test_a_mask_in_float32_serves_a_model_in_bfloat16():
-    """Of the numbers of the query."""
+def test_the_mask_has_the_dtype_of_the_queries():
+    """PyTorch's attention takes no other."""
     query, key, value = (part.bfloat16() for part in _vectors(1))
-    block = TreeBlock(queries=torch.tensor([[0]]), keys=torch.tensor([[0]]), mask=torch.zeros(1, 1, 1, 1))
+    block = _block([[0]], [[0]], [[0]])
     tree = TreeBatch(blocks=(block,), place=torch.tensor([0]))
     assert flat_attention(None, query, key, value, None, tree=tree)[0].dtype == torch.bfloat16
 

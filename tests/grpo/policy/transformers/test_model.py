@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from grpo.config.training import LoraSettings
 from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import add_adapters, merge_adapters
-from grpo.policy.transformers.attention import IMPLEMENTATION
 from grpo.policy.transformers.model import ModelCache, TransformersPolicy, load, load_tokenizer, weights_hash
 from grpo.policy.transformers.quantization import bitsandbytes_config
 
@@ -284,7 +283,6 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
         "use_safetensors": True,
         "trust_remote_code": False,
         "dtype": torch.float32,
-        "attn_implementation": IMPLEMENTATION,
         "output_loading_info": True,
         "local_files_only": True,
     }

@@ -192,7 +192,7 @@ async def _opened(
     policy: TransformersPolicy, *, concurrency: int, max_context: int = 1024
 ) -> AsyncIterator[SlotSampler]:
     renderer = Renderer(policy.tokenizer)
-    sampler = SlotSampler(policy.model, stop_id=renderer.stop_id, concurrency=concurrency, max_context=max_context)
+    sampler = SlotSampler(policy.model, stop_ids=(renderer.stop_id,), concurrency=concurrency, max_context=max_context)
     async with sampler:
         yield sampler
 
@@ -249,7 +249,7 @@ def test_the_stop_token_ends_a_turn_and_is_part_of_it(policy: TransformersPolicy
     assert stop != free.token_ids[0]
 
     async def run() -> Generation:
-        sampler = SlotSampler(policy.model, stop_id=stop, concurrency=1, max_context=1024)
+        sampler = SlotSampler(policy.model, stop_ids=(stop,), concurrency=1, max_context=1024)
         async with sampler:
             return await sampler.open().generate(Prompt(new_ids=[5, 20]), _sampling(0))
 
@@ -306,7 +306,7 @@ def test_a_failure_of_the_model_reaches_every_waiting_turn(policy: TransformersP
             return policy.model(**inputs)
 
     async def run() -> Generation:
-        sampler = SlotSampler(Failing(), stop_id=1, concurrency=1, max_context=1024)  # type: ignore[arg-type]
+        sampler = SlotSampler(Failing(), stop_ids=(1,), concurrency=1, max_context=1024)  # type: ignore[arg-type]
         async with sampler:
             asyncio.get_running_loop().set_exception_handler(lambda loop, problem: None)
             active, waiting = sampler.open(), sampler.open()

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers.masking_utils import causal_mask_function
 
-from grpo.errors import DataError
-from grpo.learner.packing import hidden_states, microbatches, pack
+from grpo.policy.transformers.attention import MaskRule
+from grpo.policy.transformers.forward import hidden_states, token_batch
 from grpo.policy.transformers.model import load
+from grpo.policy.transformers.packing import pack, packed_microbatches
 
 CPU = torch.device("cpu")
 
@@ -40,10 +42,12 @@ def test_a_segment_attends_to_its_ancestors_and_its_own_past_alone():
     """The set of attended positions of each token."""
     packed = pack([make([9, 8, 7], 1, 2), make([9, 8, 7], 3), make([9, 8, 6, 5], 4)], device=CPU)
     sees: dict[int, set[int]] = {}
+    assert packed.tree is not None
     for block in packed.tree.blocks:
         for row in range(len(block.queries)):
+            mask = block.mask(MaskRule(causal_mask_function), torch.float32)[row, 0]
             for column, token in enumerate(block.queries[row].tolist()):
-                allowed = block.keys[row][block.mask[row, 0, column] == 0].tolist()
+                allowed = block.keys[row][mask[column] == 0].tolist()
                 sees[token] = set(allowed)
     root = {0, 1}
     assert sees == {
@@ -69,7 +73,7 @@ def test_a_segment_attends_to_its_ancestors_and_its_own_past_alone():
 def test_each_token_has_the_state_of_an_unpacked_sequence(tiny_folder: Path, samples: list[Sequence]):
     """Compared with plain forward passes, one a sequence."""
     model = load(tiny_folder).model
-    packed = pack(samples, device=CPU)
+    packed = token_batch(model, samples)
     states = hidden_states(model, packed).index_select(0, packed.predictors)
     alone = []
     for sample in samples:
@@ -82,7 +86,7 @@ def test_each_token_has_the_state_of_an_unpacked_sequence(tiny_folder: Path, sam
 def test_microbatches_count_shared_prefixes_once():
     """Prompt of 3 and completions of 2 for three samples: 3 + 2 + 2 fit into 7 tokens, the third does not."""
     siblings = [make([9, 8, 7], 1, k) for k in range(3)]
-    cut = microbatches(siblings, max_tokens=7)
+    cut = packed_microbatches(siblings, max_tokens=7)
     assert [len(micro) for micro in cut] == [2, 1]
     assert [pack(micro, device=CPU).token_ids.shape[1] for micro in cut] == [7, 5]
 
@@ -91,39 +95,33 @@ def test_the_count_is_that_of_the_packed_row():
     """Three prompts that begin with the same token: 1 + 4 + 4 + 1 and 3 completion tokens are 13, more than 12."""
     samples = [make([9, 1, 1, 1, 1], 1), make([9, 1, 1, 1, 2], 1), make([9, 5], 1)]
     for budget in (6, 9, 10, 12, 13):
-        for micro in microbatches(samples, max_tokens=budget):
+        for micro in packed_microbatches(samples, max_tokens=budget):
             assert len(micro) == 1 or pack(micro, device=CPU).token_ids.shape[1] <= budget
-    assert [len(m) for m in microbatches(samples, max_tokens=13)] == [3]
-    assert [len(m) for m in microbatches(samples, max_tokens=12)] == [2, 1]
+    assert [len(m) for m in packed_microbatches(samples, max_tokens=13)] == [3]
+    assert [len(m) for m in packed_microbatches(samples, max_tokens=12)] == [2, 1]
 
 
 def test_many_samples_of_a_long_prompt_are_split():
     """40 completions of 1 token on a prompt of 20: 60 in a row, but 840 keys, of which a row of 60 may have 240."""
-    cut = microbatches([make([9] * 20, k % 5) for k in range(40)], max_tokens=60)
+    cut = packed_microbatches([make([9] * 20, k % 5) for k in range(40)], max_tokens=60)
     assert [len(micro) for micro in cut] == [11, 11, 11, 7]
 
 
 def test_an_empty_batch_has_no_rows():
     """No samples make no microbatches."""
-    assert microbatches([], max_tokens=10) == []
-
-
-def test_a_sequence_that_begins_with_a_completion_token_is_refused():
-    """No token before it predicts it."""
-    with pytest.raises(DataError, match="prompt of at least one token"):
-        pack([make([], 1, 2)], device=CPU)
+    assert packed_microbatches([], max_tokens=10) == []
 
 
 def test_groups_stay_together_in_any_order():
     """Two prompts that begin alike: 3 + 1 and 3 + 1, the second prompt's first two tokens shared: 4 + 1 + 2."""
     a, b = [make([9, 8, 7], k) for k in range(2)], [make([9, 8, 6], k) for k in range(2)]
-    cut = microbatches([a[0], b[0], a[1], b[1]], max_tokens=100)
+    cut = packed_microbatches([a[0], b[0], a[1], b[1]], max_tokens=100)
     assert len(cut) == 1
     assert pack(cut[0], device=CPU).token_ids.shape[1] == 2 + 1 + 1 + 4
     assert [m.token_ids[2] for m in cut[0]] in ([7, 7, 6, 6], [6, 6, 7, 7])
-    assert [len(m) for m in microbatches([a[0], b[0], a[1], b[1]], max_tokens=5)] == [2, 2]
+    assert [len(m) for m in packed_microbatches([a[0], b[0], a[1], b[1]], max_tokens=5)] == [2, 2]
 
 
 def test_a_sequence_longer_than_the_budget_is_a_row_of_its_own():
     """It cannot be split."""
-    assert [len(m) for m in microbatches([make([9] * 8, 1), make([7], 2)], max_tokens=4)] == [1, 1]
+    assert [len(m) for m in packed_microbatches([make([9] * 8, 1), make([7], 2)], max_tokens=4)] == [1, 1]

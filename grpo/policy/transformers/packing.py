@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
-from grpo.errors import DataError
-from grpo.policy.transformers.attention import TreeBatch, TreeBlock
+from grpo.policy.transformers.attention import NEVER, TreeBatch, TreeBlock
+from grpo.policy.transformers.token_batch import MaskedSequence, TokenBatch
 
 _MIN_FILL = 0.75
 """Segments attend in one block as long as the shortest has this share of the longest's tokens."""
@@ -29,31 +28,7 @@ _MAX_EXPANSION = 4
 """Most tokens of a row's sequences at full length, for each token of the row."""
 
 
-class MaskedSequence(Protocol):
-    """Token sequence with its loss mask."""
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]:
-        """[tokens]"""
-
-    @property
-    def loss_mask(self) -> NDArray[np.bool_]:
-        """[tokens]"""
-
-
 S = TypeVar("S", bound=MaskedSequence)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedBatch:
-    """Sequences as one row, and the indices of their loss tokens in it, in order of the sequences."""
-
-    token_ids: torch.Tensor  # [1, tokens]
-    position_ids: torch.Tensor  # [1, tokens]
-    tree: TreeBatch
-    predictors: torch.Tensor  # [loss tokens] index of the token before
-    ends: torch.Tensor  # [sequences] index of the last token
-    targets: torch.Tensor  # [loss tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +45,8 @@ class _Segment:
         return np.concatenate([self.past, np.arange(self.start, self.start + self.length)])
 
 
-def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> PackedBatch:
-    """Pack samples so that their common prefix, and each prompt that a group shares, is in the row once.
-
-    Raises `DataError` for a sequence that begins with a loss token: no token before it predicts it.
-    """
-    if any(sample.loss_mask[0] for sample in samples):
-        raise DataError("a sequence begins with a completion token; a prompt of at least one token must precede it")
+def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> TokenBatch:
+    """Pack samples so that their common prefix, and each prompt that a group shares, is in the row once."""
     prompts = {_prompt(sample): sample.token_ids[: _prompt_length(sample)] for sample in samples}
     common = common_prefix_length(list(prompts.values()))
     row: list[NDArray[np.int32]] = []
@@ -112,7 +82,7 @@ def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> PackedBa
         for index, segment in enumerate(part):
             place[segment.start : segment.start + segment.length] = rows + index * width + np.arange(segment.length)
         rows += len(part) * width
-    return PackedBatch(
+    return TokenBatch(
         token_ids=torch.from_numpy(np.concatenate(row).astype(np.int64))[None].to(device),
         position_ids=torch.from_numpy(positions)[None].to(device),
         tree=TreeBatch(blocks=tuple(_block(part, device) for part in blocks), place=torch.from_numpy(place).to(device)),
@@ -122,22 +92,7 @@ def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> PackedBa
     )
 
 
-def hidden_states(model: PreTrainedModel, packed: PackedBatch) -> torch.Tensor:
-    """The state after each token of the row, [tokens, hidden size].
-
-    Select from it with `index_select`: samples share states, and the gradient of plain indexing adds in any order.
-    """
-    states: torch.Tensor = model.base_model(
-        input_ids=packed.token_ids,
-        position_ids=packed.position_ids,
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device),
-        use_cache=False,
-        tree=packed.tree,
-    ).last_hidden_state[0]
-    return states
-
-
-def microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
+def packed_microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
     """Split a batch into rows of at most `max_tokens` tokens once packed, groups together where they fit.
 
     Attention keeps the keys of all ancestors of a segment: a row's sequences, at full length, have at most
@@ -202,19 +157,15 @@ def _block(segments: Sequence[_Segment], device: torch.device) -> TreeBlock:
     starts = np.array([s.start for s in segments])[:, None]
     offsets = np.arange(width)[None]
     own = starts + np.where(offsets < lengths, offsets, 0)
+    pasts = np.array([len(s.past) for s in segments])[:, None]
     before = np.stack([np.pad(s.past, (0, past - len(s.past)), constant_values=s.start) for s in segments])
-    known = np.arange(past)[None] < np.array([len(s.past) for s in segments])[:, None]
-    causal = np.tril(np.ones((width, width), dtype=np.bool_))
-    seen = np.concatenate(
-        [
-            np.broadcast_to(known[:, None, :], (len(segments), width, past)),
-            np.broadcast_to(causal[None], (len(segments), width, width)),
-        ],
-        axis=2,
-    )
-    mask = np.where(seen, np.float32(0), np.float32(-np.inf))
+    columns = np.broadcast_to(np.arange(past)[None], before.shape)
+    positions = pasts + offsets  # of padding too, which no token before it attends to
     return TreeBlock(
         queries=torch.from_numpy(own).to(device),
         keys=torch.from_numpy(np.concatenate([before, own], axis=1)).to(device),
-        mask=torch.from_numpy(mask)[:, None].to(device),
+        query_positions=torch.from_numpy(positions).to(device),
+        key_positions=torch.from_numpy(
+            np.concatenate([np.where(columns < pasts, columns, NEVER), positions], axis=1)
+        ).to(device),
     )

@@ -1,0 +1,69 @@
+"""Forward passes over token sequences: flat with shared prefixes, or padded, as the model's attention allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from grpo.errors import DataError, PolicyError
+from grpo.policy.transformers.head import base_model
+from grpo.policy.transformers.packing import pack, packed_microbatches
+from grpo.policy.transformers.padding import pad, padded_microbatches
+from grpo.policy.transformers.token_batch import MaskedSequence, TokenBatch
+
+S = TypeVar("S", bound=MaskedSequence)
+
+
+ForwardPath = Literal["flat", "padded", "unpadded", "uncached"]
+"""Layout of the sequences of a forward pass: one row with shared prefixes, rows with padding, or rows of equal lengths;
+`uncached` also samples without a KV cache."""
+_EQUAL_LENGTHS = ("unpadded", "uncached")
+
+
+def forward_path(model: PreTrainedModel) -> ForwardPath:
+    """Forward path that was chosen for this model.
+
+    Raises `PolicyError` for a model that was never compared with its plain forward pass.
+    """
+    path: ForwardPath | None = getattr(model, "forward_path", None)
+    if path is None:
+        raise PolicyError(f"{type(model).__name__} has no forward path yet; wrap it in a TransformersPolicy first")
+    return path
+
+
+def token_batch(model: PreTrainedModel, samples: Sequence[MaskedSequence]) -> TokenBatch:
+    """Lay out samples for one forward pass of this model.
+
+    Raises `DataError` for a sequence that begins with a loss token: no token before it predicts it.
+    """
+    if any(sample.loss_mask[0] for sample in samples):
+        raise DataError("a sequence begins with a completion token; a prompt of at least one token must precede it")
+    path = forward_path(model)
+    if path in _EQUAL_LENGTHS and len({len(sample.token_ids) for sample in samples}) > 1:
+        raise DataError("a forward pass without padding takes sequences of one length; split them into microbatches")
+    return (pack if path == "flat" else pad)(samples, device=model.device)
+
+
+def microbatches(model: PreTrainedModel, samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
+    """Split a batch into passes of at most `max_tokens` tokens as laid out by `token_batch`; order is not kept."""
+    path = forward_path(model)
+    if path == "flat":
+        return packed_microbatches(samples, max_tokens=max_tokens)
+    return padded_microbatches(samples, max_tokens=max_tokens, equal_lengths=path in _EQUAL_LENGTHS)
+
+
+def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
+    """The state after each token of the batch, [rows × tokens, hidden size].
+
+    Select from it with `index_select`: samples share states, and the gradient of plain indexing adds in any order.
+    """
+    layout = {}
+    if batch.tree is not None:
+        mask = torch.ones_like(batch.token_ids, dtype=torch.bool)
+        layout = {"position_ids": batch.position_ids, "attention_mask": mask, "tree": batch.tree}
+    outputs = base_model(model)(input_ids=batch.token_ids, use_cache=False, **layout)
+    states: torch.Tensor = outputs.last_hidden_state
+    return states.flatten(0, 1)

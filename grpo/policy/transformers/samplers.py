@@ -1,0 +1,22 @@
+"""Sampler of a model by its forward path."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from transformers import PreTrainedModel
+
+from grpo.policy.transformers.forward import forward_path
+from grpo.policy.transformers.padded_sampler import PaddedSampler
+from grpo.policy.transformers.sampler import SlotSampler
+from grpo.policy.transformers.turn_sampler import TurnSampler
+
+
+def make_sampler(
+    model: PreTrainedModel, *, stop_ids: Collection[int], concurrency: int, max_context: int
+) -> TurnSampler:
+    """Make the sampler of the model's forward path."""
+    path = forward_path(model)
+    if path == "flat":
+        return SlotSampler(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
+    return PaddedSampler(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context, path=path)

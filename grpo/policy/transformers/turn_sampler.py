@@ -1,0 +1,183 @@
+"""Queue of turns of many conversations, and sampling of their next tokens from logits.
+
+Each conversation has its own random numbers, so its tokens do not depend on the rest of the batch (up to the last bits
+of floating-point sums).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.transformers.logits_filters import filter_logits
+
+_IDLE_ROUNDS = 2
+"""Event-loop rounds without a new turn before the next forward pass starts."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn in progress."""
+
+    session: TurnSession
+    sampling: Sampling
+    uniforms: np.ndarray
+    unread: list[int]
+    """Tokens that the model has not processed yet."""
+    future: asyncio.Future[Generation]
+    on_token: Callable[[int], None] | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class TurnSession:
+    """One conversation of a `TurnSampler`."""
+
+    def __init__(self, sampler: TurnSampler) -> None:
+        self._sampler = sampler
+        self.slot: int | None = None
+        """Slot of the KV cache, where the sampler has slots."""
+        self.history: list[int] = []
+        """Tokens that the model has processed."""
+        self.turns = 0
+        self.last: int | None = None
+        """Last generated token, which is processed with the next turn."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that the model has processed."""
+        return len(self.history)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        """See `Session.generate`."""
+        return await self._sampler.submit(self, prompt, sampling)
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        self._sampler.release(self)
+
+
+class TurnSampler(ABC):
+    """Sampler of one model for concurrent conversations; an async context manager."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, stop_ids: Collection[int], concurrency: int, max_context: int
+    ) -> None:
+        self._model = model
+        self._stop_ids = frozenset(stop_ids)
+        self._concurrency = concurrency
+        self._max_context = max_context
+        self._device = model.device
+        self._waiting: list[Turn] = []
+        self._active: list[Turn] = []
+        self._worker: asyncio.Task[None] | None = None
+        self.tokens_processed = 0
+        self.tokens_generated = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+
+    def open(self) -> TurnSession:
+        """Start a conversation."""
+        return TurnSession(self)
+
+    @abstractmethod
+    def release(self, session: TurnSession) -> None:
+        """Free what a finished conversation holds."""
+
+    @abstractmethod
+    def _admit(self) -> None:
+        """Drop cancelled turns, and move waiting turns to the active ones."""
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Run one forward pass over the unread tokens of the active turns, and sample one token for each."""
+
+    async def submit(self, session: TurnSession, prompt: Prompt, sampling: Sampling) -> Generation:
+        """Queue a turn and await it."""
+        unread = list(prompt.new_ids) if session.last is None else [session.last, *prompt.new_ids]
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        uniforms = sampling.uniforms(session.turns)
+        self._waiting.append(Turn(session, sampling, uniforms, unread, future, prompt.on_token))
+        if self._worker is None or self._worker.done():
+            # an empty context: the task serves all conversations and must not inherit the first caller's variables
+            self._worker = asyncio.create_task(self._run(), context=Context())
+        return await future
+
+    async def _run(self) -> None:
+        """Run forward passes until no turn is left; an error is raised in every waiting conversation."""
+        try:
+            while True:
+                await self._wait_until_idle()
+                self._admit()
+                if not self._active:
+                    return
+                with torch.inference_mode():
+                    self._step()
+        except BaseException as error:
+            for turn in (*self._active, *self._waiting):
+                if not turn.future.done():
+                    turn.future.set_exception(error)
+            self._active.clear()
+            self._waiting.clear()
+            raise
+
+    async def _wait_until_idle(self) -> None:
+        """Let finished turns' conversations continue until they submit their next turns."""
+        idle_rounds, waiting = 0, len(self._waiting)
+        while idle_rounds < _IDLE_ROUNDS:
+            await asyncio.sleep(0)
+            idle_rounds = idle_rounds + 1 if len(self._waiting) == waiting else 0
+            waiting = len(self._waiting)
+
+    def _sample(self, turns: list[Turn], logits: torch.Tensor) -> None:
+        """Sample one token a turn by inverse transform from logits [turns, vocabulary]; finished turns leave."""
+        temperatures = torch.tensor([turn.sampling.temperature or 1.0 for turn in turns], device=self._device)
+        scores = filter_logits(logits.float() / temperatures[:, None], [turn.sampling for turn in turns])
+        logprobs = torch.log_softmax(scores, dim=-1)
+        uniforms = torch.tensor([turn.uniforms[len(turn.token_ids)] for turn in turns], device=self._device)
+        cumulative = logprobs.double().exp().cumsum(dim=-1)
+        targets = uniforms * cumulative[:, -1]
+        sampled = torch.searchsorted(cumulative, targets[:, None], right=True).clamp_(max=logits.shape[-1] - 1)
+        token_logprobs = logprobs.gather(1, sampled)[:, 0].tolist()
+        self._active = []
+        for turn, token, logprob in zip(turns, sampled[:, 0].tolist(), token_logprobs, strict=True):
+            turn.session.history += turn.unread
+            turn.token_ids.append(token)
+            turn.logprobs.append(logprob)
+            turn.unread = [token]
+            self.tokens_generated += 1
+            if turn.on_token is not None:
+                turn.on_token(token)
+            context_full = turn.session.length + 1 >= self._max_context
+            if token in self._stop_ids or len(turn.token_ids) == turn.sampling.max_new_tokens or context_full:
+                turn.session.last = token
+                turn.session.turns += 1
+                if not turn.future.cancelled():
+                    turn.future.set_result(
+                        Generation(
+                            token_ids=turn.token_ids,
+                            logprobs=turn.logprobs if turn.sampling.unfiltered else None,
+                            stop="stop" if token in self._stop_ids else "length",
+                        )
+                    )
+            else:
+                self._active.append(turn)
+
+
+def pending(turns: list[Turn]) -> list[Turn]:
+    """The turns that were not cancelled."""
+    return [turn for turn in turns if not turn.future.cancelled()]

@@ -23,7 +23,7 @@ _SIZES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     (r"(.*_)?vocab_size(_per_layer_input)?|encoder_hash_byte_group_vocab", lambda value: min(value, VOCABULARY)),
     (r"num_hidden_layers|n_layers?|num_layers|(en|de)coder_layers|num_(en|de)coder_layers", lambda value: LAYERS),
     (
-        r"(hidden_size|d_model|n_embd|emb_dim|embedding_dim|embedding_size|lru_width|backbone_hidden_size|adapter_in_dim)",
+        r"(hidden_size|d_model|n_embd|emb_dim|embedding_dim|embedding_size|lru_width|backbone_hidden_size|adapter_in_dim|adapter_input_size|adapter_out_dim|hidden_size_global)",
         lambda v: 64,
     ),
     (r"(in|out)put_embedding_size|word_embed_proj_dim|.*_embed_dim", lambda value: 64),
@@ -63,10 +63,17 @@ _SIZES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     (r"(mamba_)?chunk_size|block_size", lambda value: 8),
     (r"(mamba_dt_rank|time_step_rank)", lambda value: 8),
     (r"hidden_size_per_layer_input", lambda value: 16 if value else 0),
+    (r"router_hidden_size|out_hidden_size|.*text_hidden_size", lambda value: 64),
+    (r"ext_pw_out_channel|depthwise_separable_out_channel|nemo_conv_channels", lambda value: 64),
+    (r"num_blocks", lambda value: LAYERS),
+    (r"position_embedding_size", lambda value: 64),
     (r"first_k_dense_replace|num_dense_layers", lambda value: min(value, 1)),
     (r"attn_layer_period", lambda value: 2),
     (r"attn_layer_offset", lambda value: 1),
-    (r".*multiplier|logits_scaling", lambda value: 0.6 if value == 1.0 else value),
+    (
+        r".*multiplier|logits_scaling",
+        lambda value: 0.6 if isinstance(value, float) and value == 1.0 else value,
+    ),
 )
 """Field of a config (a whole match), and its value in a tiny model by the default one; the first match counts."""
 
@@ -122,7 +129,9 @@ def _small(config: type[PretrainedConfig], overrides: dict[str, Any]) -> dict[st
             type(getattr(default, name, None)) if not isinstance(part, type) or part.__name__ == "AutoConfig" else part
         )
         if issubclass(part_class, PretrainedConfig):
-            small[name] = part_class(**_small(part_class, overrides.get(name, {})))
+            small[name] = part_class(
+                **_small(part_class, overrides.get(name, OVERRIDES.get(part_class.model_type, {})))
+            )
     return small | {name: value for name, value in overrides.items() if name not in config.sub_configs}
 
 

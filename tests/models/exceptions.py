@@ -31,6 +31,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "mamba_d_head": 16,
     },
     "laguna": {"num_attention_heads_per_layer": [4, 2, 4, 2]},
+    "inkling_text": {"logits_mup_width_multiplier": 2.0},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16},
     "qwen4_exp_text": {
         "eos_token_id": 2,
@@ -62,8 +63,23 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4_text": {"global_head_dim": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "llama4_text": {"floor_scale": 16, "attn_scale": 0.5},
     "longcat_flash": {"head_dim": 8},
     "mamba2": {"num_heads": 8},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        }
+    },
+    "minicpm3": {"dim_model_base": 40},
     "nemotron": {"num_key_value_heads": 2},
     "reformer": {"axial_pos_embds_dim": [16, 48]},
     "xlm": {"causal": True},

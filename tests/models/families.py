@@ -47,7 +47,7 @@ _SIZES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     (r"(n_group|num_expert_group)", lambda value: 2 if value > 1 else 1),
     (r"topk_group", lambda value: 1),
     (
-        r"(.*_)?(sliding_window|sliding_window_size|window_size|attention_window_size|local_attention|attention_chunk_size)",
+        r"(.*_)?(sliding_window|sliding_window_size|window_size|attention_window_size|local_attention|attention_chunk_size|local_attention_window_len|log_scaling_n_floor)",
         lambda value: WINDOW,
     ),
     (r"keep_window_size|index_topk", lambda value: WINDOW),
@@ -117,6 +117,10 @@ def _small(config: type[PretrainedConfig], overrides: dict[str, Any]) -> dict[st
         small["num_key_value_heads"] = small["num_attention_heads"]  # latent attention has a key of each head
     if "head_dim" in values and values["head_dim"] is None and "qk_rope_head_dim" not in values:
         small["head_dim"] = 16
+    if "sliding_window" in values:
+        values["sliding_window"] = small["sliding_window"] = WINDOW
+    if "use_sliding_window" in values:
+        small["use_sliding_window"] = True
     small |= _layer_lists(values)
     vocabulary = small.get("vocab_size", VOCABULARY)
     special = [n for n, value in values.items() if re.fullmatch(r".*_(id|index)", n) and isinstance(value, int)]
@@ -165,8 +169,11 @@ def _layer_lists(values: dict[str, Any]) -> dict[str, Any]:
     """Lists with an item for each layer, cut to the first layer of every kind and the last ones, in order."""
     count = next((values[name] for name in ("num_hidden_layers", "n_layers") if values.get(name)), 0)
     lists = {name: value for name, value in values.items() if isinstance(value, list) and len(value) == count > 0}
+    lists = {name: value for name, value in lists.items() if value != list(range(count))}  # indices of layers
     if not lists:
         return {}
+    if values.get("sliding_window") and lists.get("layer_types") == ["full_attention"] * count:
+        lists["layer_types"] = ["sliding_attention", "full_attention"] * (count // 2)
     kinds = list(zip(*map(_hashable, lists.values()), strict=True))
     chosen = sorted({kinds.index(kind) for kind in kinds})
     for place in reversed(range(count)):

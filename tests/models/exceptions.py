@@ -91,7 +91,7 @@ UNBUILDABLE: dict[str, str] = {
     "gemma3n": "its vision tower needs the package timm; gemma3n_text is its language model",
     "gemma4_assistant": "a draft model, which reads the hidden states and the keys of another model",
     "gemma4_unified_assistant": "a draft model, which reads the hidden states and the keys of another model",
-    "musicgen": "generates audio codebooks; its causal class takes the config of the decoder, not the mapped one",
-    "musicgen_melody": "generates audio codebooks; its causal class takes the config of the decoder, not the mapped one",
+    "musicgen": "generates audio codebooks; its causal class takes the config of its decoder alone",
+    "musicgen_melody": "generates audio codebooks; its causal class takes the config of its decoder alone",
 }
 """Families without a tiny model, with the reason."""

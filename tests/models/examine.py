@@ -1,0 +1,78 @@
+"""A row of docs/models.md: every aspect of one family, the failed ones with their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from grpo.errors import GRPOError, PolicyError
+from grpo.learner.batch import Sample
+from grpo.policy.transformers.model import TransformersPolicy
+from tests.models import survey
+from tests.models.families import tiny_model
+from tests.models.page import Row
+
+_FAILURES = (GRPOError, ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError)
+_FAILURES += (NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def examine(family: str) -> Row:
+    """Results of one family. An error in one aspect does not keep the others from being examined."""
+    try:
+        policy = TransformersPolicy(tiny_model(family), survey.tokenizer())
+    except PolicyError as error:
+        return Row(family=family, refusal=" ".join(str(error).split()))
+    aspects = _Aspects(family, policy)
+    aspects.run("rollout", aspects.rollout)
+    if aspects.samples:
+        aspects.run("learner", aspects.learner)
+        for aspect in ("checkpoint", "LoRA", "MLflow"):
+            aspects.run(aspect, getattr(aspects, aspect.lower()))
+    return Row(
+        family=family,
+        path=getattr(policy, "path", "packed"),
+        differences=aspects.differences,
+        adapted=aspects.adapted,
+        errors=aspects.errors,
+    )
+
+
+class _Aspects:
+    def __init__(self, family: str, policy: TransformersPolicy) -> None:
+        self._family = family
+        self._policy = policy
+        self._plain = survey.plain_model(family)
+        self.samples: Sequence[Sample] = ()
+        self.differences: dict[str, tuple[float, ...]] = {}
+        self.adapted = 0
+        self.errors: dict[str, str] = {}
+
+    def run(self, aspect: str, act: Callable[[], None]) -> None:
+        """Examine one aspect, and keep its error."""
+        try:
+            act()
+        except _FAILURES as error:
+            self.errors[aspect] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+    def rollout(self) -> None:
+        together, alone = (
+            survey.to_samples(survey.rollout(self._policy, concurrency=concurrency)) for concurrency in (3, 1)
+        )
+        self.samples = together
+        self.differences["rollout"] = (
+            survey.rollout_difference(self._plain, together),
+            survey.rollout_difference(self._plain, alone),
+        )
+
+    def learner(self) -> None:
+        logprobs, gradient = survey.learner_differences(self._policy, self._plain, self.samples)
+        self.differences |= {"learner": logprobs, "gradient": gradient}
+
+    def checkpoint(self) -> None:
+        self.differences["checkpoint"] = (survey.checkpoint_difference(self._family, self.samples),)
+
+    def lora(self) -> None:
+        self.adapted, difference = survey.adapter_differences(self._family, self.samples)
+        self.differences["LoRA"] = (difference,)
+
+    def mlflow(self) -> None:
+        self.differences["MLflow"] = (survey.registration_difference(self._family, self.samples),)

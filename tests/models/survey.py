@@ -1,0 +1,220 @@
+"""Rollout, learner, checkpoint, registration and adapters of one family's tiny model against its own plain forward."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.algorithms.reductions import Denominators
+from grpo.config.training import LoraSettings, TrainingSettings
+from grpo.errors import PolicyError
+from grpo.learner.batch import Sample
+from grpo.learner.checkpoints import resume, save
+from grpo.learner.learner import Learner
+from grpo.learner.logprobs import compute_logprobs
+from grpo.policy.policy import Generation, Prompt, Sampling, Session
+from grpo.policy.transformers.adapters import add_adapters, merge_adapters
+from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.pretrain.init_model import train_tokenizer
+from grpo.renderers.chat_template import Renderer
+from tests.models.families import tiny_model
+
+TOLERANCE = 1e-4
+"""Largest difference of a log-probability, and relative error of the gradient, that count as exact."""
+TEMPERATURE = 0.8
+NEW_TOKENS = 12
+_WORDS = ["hello there how are you", "my order 1234 is broken", '{"name": "look_up", "arguments": {"order": "1"}}']
+_TOKENS = np.random.default_rng(7).integers(8, 200, 400).tolist()
+CONVERSATIONS = [
+    [_TOKENS[:40], _TOKENS[40:70], _TOKENS[70:75]],
+    [_TOKENS[:40], _TOKENS[80:87], _TOKENS[90:115]],
+    [[*_TOKENS[:20], *_TOKENS[120:127]], _TOKENS[130:160], [_TOKENS[160]]],
+    [_TOKENS[200:203], _TOKENS[210:245], _TOKENS[250:262]],
+]
+"""Prompt tokens of each turn: two siblings, one that begins as they do, one of its own."""
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer that fits into the vocabulary of every tiny model."""
+    return train_tokenizer(_WORDS * 20, vocabulary=250)
+
+
+def plain_model(family: str) -> PreTrainedModel:
+    """The family's model with its own attention, written out where the family has it."""
+    model = tiny_model(family)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def plain_logprobs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
+    """Log-probabilities of the loss tokens by one forward pass over the whole sequence, without a cache."""
+    ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0].float() / sample.temperature
+    places = np.flatnonzero(sample.loss_mask)
+    return torch.log_softmax(logits[places - 1], dim=-1).gather(1, ids[0, places][:, None])[:, 0]
+
+
+def rollout(policy: TransformersPolicy, *, concurrency: int) -> list[list[Generation]]:
+    """Generate three turns of each conversation, `concurrency` at a time."""
+
+    async def converse(session: Session, seed: int, prompts: Sequence[Sequence[int]]) -> list[Generation]:
+        sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=NEW_TOKENS, seed=seed)
+        turns = [await session.generate(Prompt(new_ids=ids), sampling) for ids in prompts]
+        session.close()
+        return turns
+
+    async def run() -> list[list[Generation]]:
+        async with policy.sampler(concurrency=concurrency, renderer=Renderer(policy.tokenizer)) as sampler:
+            turns = [converse(sampler.open(), seed, prompts) for seed, prompts in enumerate(CONVERSATIONS)]
+            if concurrency == 1:
+                return [await conversation for conversation in turns]
+            return list(await asyncio.gather(*turns))
+
+    return asyncio.run(run())
+
+
+def to_samples(conversations: Sequence[Sequence[Generation]]) -> list[Sample]:
+    """Sequences of a rollout with the sampler's log-probabilities."""
+    samples = []
+    for index, (prompts, turns) in enumerate(zip(CONVERSATIONS, conversations, strict=True)):
+        ids: list[int] = []
+        mask: list[bool] = []
+        logprobs: list[float] = []
+        for prompt, turn in zip(prompts, turns, strict=True):
+            assert turn.logprobs is not None
+            ids += [*prompt, *turn.token_ids]
+            mask += [False] * len(prompt) + [True] * len(turn.token_ids)
+            logprobs += [0.0] * len(prompt) + turn.logprobs
+        samples.append(
+            Sample(
+                token_ids=np.array(ids, dtype=np.int32),
+                loss_mask=np.array(mask),
+                sampler_logprobs=np.array(logprobs, dtype=np.float32),
+                advantages=np.where(mask, (1.0, -1.0, 0.5, -0.5)[index], 0).astype(np.float32),
+                temperature=TEMPERATURE,
+                place=f"conversation {index}",
+            )
+        )
+    return samples
+
+
+@torch.no_grad()
+def rollout_difference(plain: PreTrainedModel, samples: Sequence[Sample]) -> float:
+    """Largest difference of the sampler's log-probabilities."""
+    pairs = [(sample.sampler_logprobs[sample.loss_mask], plain_logprobs(plain, sample).numpy()) for sample in samples]
+    return max(float(np.abs(sampler - exact).max()) for sampler, exact in pairs)
+
+
+def learner_differences(
+    policy: TransformersPolicy, plain: PreTrainedModel, samples: Sequence[Sample]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Largest difference of log-probabilities, and relative error of the gradient of a weighted sum of them.
+
+    Each with the samples together, and one at a time.
+    """
+    count = sum(int(sample.loss_mask.sum()) for sample in samples)
+    weights = torch.randn(count, generator=torch.Generator().manual_seed(1))
+    exact = torch.cat([plain_logprobs(plain, sample) for sample in samples])
+    expected = _gradient(plain, (weights * exact).sum())
+    logprobs, errors = [], []
+    for batches in ([list(samples)], [[sample] for sample in samples]):
+        computed = torch.cat([compute_logprobs(policy.model, batch).logprobs for batch in batches])
+        gradient = _gradient(policy.model, (weights * computed).sum())
+        logprobs.append(float((computed - exact).detach().abs().max()))
+        errors.append(_relative_error(gradient, expected))
+    return tuple(logprobs), tuple(errors)
+
+
+def _gradient(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _relative_error(gradient: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference over the norm; a weight without a gradient counts as 0."""
+    difference = sum(
+        float((gradient.get(name, torch.zeros(())) - expected.get(name, torch.zeros(()))).double().pow(2).sum())
+        for name in gradient.keys() | expected.keys()
+    )
+    return float((difference / sum(float(g.double().pow(2).sum()) for g in expected.values())) ** 0.5)
+
+
+def _stepped(policy: TransformersPolicy, samples: Sequence[Sample]) -> Learner:
+    learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+    denominators = Denominators(sequences=len(samples), tokens=tokens, normalizer=NEW_TOKENS)
+    learner.step(samples, denominators, on_policy=False)
+    return learner
+
+
+@torch.no_grad()
+def _difference(left: PreTrainedModel, right: PreTrainedModel, samples: Sequence[Sample]) -> float:
+    """Largest difference of the plain log-probabilities of two models."""
+    pairs = [(plain_logprobs(left, sample), plain_logprobs(right, sample)) for sample in samples]
+    return max(float((one_side - other).abs().max()) for one_side, other in pairs)
+
+
+def checkpoint_difference(family: str, samples: Sequence[Sample]) -> float:
+    """A step, a checkpoint of it, and the policy and the learner that are loaded from it."""
+    policy = TransformersPolicy(tiny_model(family), tokenizer())
+    learner = _stepped(policy, samples)
+    policy = TransformersPolicy(policy.model, tokenizer())
+    with tempfile.TemporaryDirectory() as folder:
+        save(policy, learner, Path(folder), parent="base")
+        loaded = load(Path(folder))
+        resume(Learner(loaded.model, TrainingSettings()), Path(folder))
+    if loaded.hash != policy.hash:
+        raise PolicyError(f"the checkpoint holds policy {loaded.hash}, expected {policy.hash}")
+    return _difference(loaded.model, policy.model, samples)
+
+
+def adapter_differences(family: str, samples: Sequence[Sample]) -> tuple[int, float]:
+    """Number of adapted layers, and how far the merged model is from the one with adapters, after a step.
+
+    Raises `PolicyError` where the step changed a weight of the base or no adapter, or where a checkpoint of the
+    adapters is another policy.
+    """
+    model = tiny_model(family)
+    with tempfile.TemporaryDirectory() as parent, tempfile.TemporaryDirectory() as folder:
+        TransformersPolicy(model, tokenizer()).save(Path(parent))
+        add_adapters(model, LoraSettings(r=4, target_modules="all-linear"), seed=0)
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        policy = TransformersPolicy(model, tokenizer())
+        learner = _stepped(policy, samples)
+        changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+        adapted = sum("lora_B" in name for name in before)
+        if any("lora_" not in name for name in changed) or not any("lora_B" in name for name in changed):
+            raise PolicyError(f"a step with adapters changed {sorted(changed)[:3]}")
+        policy = TransformersPolicy(model, tokenizer())
+        save(policy, learner, Path(folder), parent="base")
+        loaded = load(Path(folder), base=Path(parent))
+    if loaded.hash != policy.hash:
+        raise PolicyError(f"the checkpoint of the adapters holds policy {loaded.hash}, expected {policy.hash}")
+    return adapted, max(_difference(merge_adapters(model), model, samples), _difference(loaded.model, model, samples))
+
+
+def registration_difference(family: str, samples: Sequence[Sample]) -> float:
+    """The policy logged as MLflow's chat model, and loaded from there by MLflow."""
+    import mlflow
+    import mlflow.transformers
+
+    from grpo.registry import Registry
+    from grpo.registry.chat_model import log_chat_model
+    from tests.grpo.registry.making import make_provenance
+
+    policy = TransformersPolicy(tiny_model(family), tokenizer())
+    with tempfile.TemporaryDirectory() as folder:
+        registry = Registry(f"sqlite:///{folder}/mlflow.db", artifact_root=f"file://{folder}/artifacts")
+        run = registry.open_run("models", family, run_key=family, params={})
+        address, _ = log_chat_model(policy, run, make_provenance())
+        loaded = mlflow.transformers.load_model(address, return_type="components", dtype=torch.float32)["model"]
+        return _difference(loaded.eval(), policy.model, samples)

@@ -16,7 +16,8 @@ _TEXT = f"""Written by `make models`. Each row is a random tiny model of one fam
 from a config: four layers or more, one of each kind at least, windows of 16 tokens, scaled weights. Its reference is
 its own plain forward pass over one conversation, without a cache, with eager attention. Four conversations of three
 turns, two with the same first prompt, are sampled and learned from, on the path that the policy chose for the model:
-**packed** (flat batches, shared prefixes, a cache of slots) or **padded** (the model's own forward, masks and cache).
+**flat** (one row without padding, shared prefixes, a cache of slots), **padded** (the model's own forward, masks and
+cache) or **unpadded** (the same, conversations of one length at a time).
 
 - rollout, learner: largest difference of log-probabilities in nats, conversations together / one at a time;
 - gradient: relative error in the same two ways;
@@ -68,12 +69,13 @@ def _number(value: float) -> str:
 def render(rows: Sequence[Row], unbuildable: dict[str, str], *, version: str, measured: str) -> str:
     """The page."""
     rows = sorted(rows, key=lambda row: row.family)
-    paths = Counter(row.path for row in rows if row.exact)
+    paths = Counter(row.path or "" for row in rows if row.exact)
     refused = [row for row in rows if row.refusal is not None]
     wrong = [row for row in rows if row.refusal is None and not row.exact]
+    exact = ", ".join(f"{count} are exact on the path {path}" for path, count in paths.most_common())
     summary = (
-        f"Of {len(rows) + len(unbuildable)} families {len(rows)} were built: {paths['packed']} are exact on the packed "
-        f"path, {paths['padded']} on the padded path, {len(refused)} are refused, {len(wrong)} differ or fail."
+        f"Of {len(rows) + len(unbuildable)} families {len(rows)} were built: {exact}, {len(refused)} are refused, "
+        f"{len(wrong)} differ or fail."
     )
     blocks = ["# Models", _TEXT.format(version=version), summary]
     blocks.append(Table(head=HEAD, rows=tuple(row.cells() for row in rows)).markdown())

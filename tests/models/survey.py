@@ -157,28 +157,28 @@ def _stepped(policy: TransformersPolicy, samples: Sequence[Sample]) -> Learner:
 
 
 @torch.no_grad()
-def _difference(left: PreTrainedModel, right: PreTrainedModel, samples: Sequence[Sample]) -> float:
-    """Largest difference of the plain log-probabilities of two models."""
-    pairs = [(plain_logprobs(left, sample), plain_logprobs(right, sample)) for sample in samples]
-    return max(float((one_side - other).abs().max()) for one_side, other in pairs)
+def _difference(left: TransformersPolicy, right: TransformersPolicy, samples: Sequence[Sample]) -> float:
+    """Largest difference of the log-probabilities of two policies, each on its own path."""
+    left_logprobs, right_logprobs = (compute_logprobs(policy.model, samples).logprobs for policy in (left, right))
+    return float((left_logprobs - right_logprobs).abs().max())
 
 
 def checkpoint_difference(family: str, samples: Sequence[Sample]) -> float:
     """A step, a checkpoint of it, and the policy and the learner that are loaded from it."""
-    policy = TransformersPolicy(tiny_model(family), tokenizer())
-    learner = _stepped(policy, samples)
-    policy = TransformersPolicy(policy.model, tokenizer())
+    model = tiny_model(family)
+    learner = _stepped(TransformersPolicy(model, tokenizer()), samples)
+    policy = TransformersPolicy(model, tokenizer())
     with tempfile.TemporaryDirectory() as folder:
         save(policy, learner, Path(folder), parent="base")
         loaded = load(Path(folder))
         resume(Learner(loaded.model, TrainingSettings()), Path(folder))
     if loaded.hash != policy.hash:
         raise PolicyError(f"the checkpoint holds policy {loaded.hash}, expected {policy.hash}")
-    return _difference(loaded.model, policy.model, samples)
+    return _difference(loaded, policy, samples)
 
 
 def adapter_differences(family: str, samples: Sequence[Sample]) -> tuple[int, float]:
-    """Number of adapted layers, and how far the merged model is from the one with adapters, after a step.
+    """Number of adapted layers, and how far the merged and the reloaded model are from the one with adapters.
 
     Raises `PolicyError` where the step changed a weight of the base or no adapter, or where a checkpoint of the
     adapters is another policy.
@@ -188,10 +188,8 @@ def adapter_differences(family: str, samples: Sequence[Sample]) -> tuple[int, fl
         TransformersPolicy(model, tokenizer()).save(Path(parent))
         add_adapters(model, LoraSettings(r=4, target_modules="all-linear"), seed=0)
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        policy = TransformersPolicy(model, tokenizer())
-        learner = _stepped(policy, samples)
+        learner = _stepped(TransformersPolicy(model, tokenizer()), samples)
         changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
-        adapted = sum("lora_B" in name for name in before)
         if any("lora_" not in name for name in changed) or not any("lora_B" in name for name in changed):
             raise PolicyError(f"a step with adapters changed {sorted(changed)[:3]}")
         policy = TransformersPolicy(model, tokenizer())
@@ -199,12 +197,14 @@ def adapter_differences(family: str, samples: Sequence[Sample]) -> tuple[int, fl
         loaded = load(Path(folder), base=Path(parent))
     if loaded.hash != policy.hash:
         raise PolicyError(f"the checkpoint of the adapters holds policy {loaded.hash}, expected {policy.hash}")
-    return adapted, max(_difference(merge_adapters(model), model, samples), _difference(loaded.model, model, samples))
+    merged = TransformersPolicy(merge_adapters(model), tokenizer())
+    adapted = sum("lora_B" in name for name in before)
+    return adapted, max(_difference(merged, policy, samples), _difference(loaded, policy, samples))
 
 
+@torch.no_grad()
 def registration_difference(family: str, samples: Sequence[Sample]) -> float:
-    """The policy logged as MLflow's chat model, and loaded from there by MLflow."""
-    import mlflow
+    """The policy logged as MLflow's chat model, and the plain forward of what MLflow loads from there."""
     import mlflow.transformers
 
     from grpo.registry import Registry
@@ -217,4 +217,7 @@ def registration_difference(family: str, samples: Sequence[Sample]) -> float:
         run = registry.open_run("models", family, run_key=family, params={})
         address, _ = log_chat_model(policy, run, make_provenance())
         loaded = mlflow.transformers.load_model(address, return_type="components", dtype=torch.float32)["model"]
-        return _difference(loaded.eval(), policy.model, samples)
+    loaded.set_attn_implementation("eager")
+    plain = plain_model(family)
+    pairs = [(plain_logprobs(loaded.eval(), sample), plain_logprobs(plain, sample)) for sample in samples]
+    return max(float((registered - exact).abs().max()) for registered, exact in pairs)

@@ -21,6 +21,8 @@ def examine(family: str) -> Row:
         policy = TransformersPolicy(tiny_model(family), survey.tokenizer())
     except PolicyError as error:
         return Row(family=family, refusal=" ".join(str(error).split()))
+    except _FAILURES as error:
+        return Row(family=family, errors={"rollout": _sentence(error)})
     aspects = _Aspects(family, policy)
     aspects.run("rollout", aspects.rollout)
     if aspects.samples:
@@ -29,11 +31,15 @@ def examine(family: str) -> Row:
             aspects.run(aspect, getattr(aspects, aspect.lower()))
     return Row(
         family=family,
-        path=getattr(policy, "path", "packed"),
+        path=policy.path_check.path,
         differences=aspects.differences,
         adapted=aspects.adapted,
         errors=aspects.errors,
     )
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 class _Aspects:
@@ -51,7 +57,7 @@ class _Aspects:
         try:
             act()
         except _FAILURES as error:
-            self.errors[aspect] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            self.errors[aspect] = _sentence(error)
 
     def rollout(self) -> None:
         together, alone = (

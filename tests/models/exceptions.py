@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "big_bird": {"attention_type": "original_full"},  # its sparse attention is for encoders
     "blt": {"patching_threshold": 4.8},
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 2.0, "kv_n_heads": 2}, "ffn_config": {"moe_top_k": 2}},
     "cohere_compass_text": {
@@ -35,7 +36,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16},
     "qwen4_exp_text": {
         "eos_token_id": 2,
-        "indexer_n_heads": 2,
+        "indexer_n_heads": 16,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 16,
         "indexer_budget": 16,

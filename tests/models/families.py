@@ -30,7 +30,8 @@ _SIZES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     (r".*(num_key_value_heads|num_kv_heads|kv_n_heads)", lambda value: 1 if value == 1 else 2),
     (r"linear_num_value_heads", lambda value: 4),
     (r"linear_num_key_heads", lambda value: 2),
-    (r".*(num_attention_heads|n_heads?|num_heads|attention_heads|index_n_heads)", lambda value: 4),
+    (r"index(er)?_n_heads", lambda value: 16),  # fewer would give many keys a score of 0, a tie
+    (r".*(num_attention_heads|n_heads?|num_heads|attention_heads)", lambda value: 4),
     (r"qk_rope_head_dim|qk_nope_head_dim", lambda value: 8),
     (r"v_head_dim", lambda value: 12),
     (r"rotary_dim", lambda value: 8),

@@ -21,7 +21,8 @@ from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs
 from grpo.policy.policy import Generation, Prompt, Sampling, Session
 from grpo.policy.transformers.adapters import add_adapters, merge_adapters
-from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.policy.transformers.forward import microbatches
+from grpo.policy.transformers.model import TransformersPolicy, load, weights_hash
 from grpo.pretrain.init_model import train_tokenizer
 from grpo.renderers.chat_template import Renderer
 from tests.models.families import tiny_model
@@ -30,6 +31,7 @@ TOLERANCE = 1e-4
 """Largest difference of a log-probability, and relative error of the gradient, that count as exact."""
 TEMPERATURE = 0.8
 NEW_TOKENS = 12
+_PASS_TOKENS = 4096
 _WORDS = ["hello there how are you", "my order 1234 is broken", '{"name": "look_up", "arguments": {"order": "1"}}']
 _TOKENS = np.random.default_rng(7).integers(8, 200, 400).tolist()
 CONVERSATIONS = [
@@ -124,13 +126,22 @@ def learner_differences(
     weights = torch.randn(count, generator=torch.Generator().manual_seed(1))
     exact = torch.cat([plain_logprobs(plain, sample) for sample in samples])
     expected = _gradient(plain, (weights * exact).sum())
-    logprobs, errors = [], []
-    for batches in ([list(samples)], [[sample] for sample in samples]):
-        computed = torch.cat([compute_logprobs(policy.model, batch).logprobs for batch in batches])
+    differences, errors = [], []
+    for computed in (learner_logprobs(policy, samples), torch.cat([learner_logprobs(policy, [s]) for s in samples])):
         gradient = _gradient(policy.model, (weights * computed).sum())
-        logprobs.append(float((computed - exact).detach().abs().max()))
+        differences.append(float((computed - exact).detach().abs().max()))
         errors.append(_relative_error(gradient, expected))
-    return tuple(logprobs), tuple(errors)
+    return tuple(differences), tuple(errors)
+
+
+def learner_logprobs(policy: TransformersPolicy, samples: Sequence[Sample]) -> torch.Tensor:
+    """Log-probabilities of the loss tokens in passes as the learner makes them, in order of the samples."""
+    of_sample: dict[str, torch.Tensor] = {}
+    for micro in microbatches(policy.model, samples, max_tokens=_PASS_TOKENS):
+        lengths = [int(sample.loss_mask.sum()) for sample in micro]
+        parts = torch.split(compute_logprobs(policy.model, micro).logprobs, lengths)
+        of_sample |= {sample.place: part for sample, part in zip(micro, parts, strict=True)}
+    return torch.cat([of_sample[sample.place] for sample in samples])
 
 
 def _gradient(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -148,58 +159,56 @@ def _relative_error(gradient: dict[str, torch.Tensor], expected: dict[str, torch
     return float((difference / sum(float(g.double().pow(2).sum()) for g in expected.values())) ** 0.5)
 
 
-def _stepped(policy: TransformersPolicy, samples: Sequence[Sample]) -> Learner:
-    learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
-    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
-    denominators = Denominators(sequences=len(samples), tokens=tokens, normalizer=NEW_TOKENS)
-    learner.step(samples, denominators, on_policy=False)
-    return learner
-
-
-@torch.no_grad()
-def _difference(left: TransformersPolicy, right: TransformersPolicy, samples: Sequence[Sample]) -> float:
-    """Largest difference of the log-probabilities of two policies, each on its own path."""
-    left_logprobs, right_logprobs = (compute_logprobs(policy.model, samples).logprobs for policy in (left, right))
-    return float((left_logprobs - right_logprobs).abs().max())
-
-
 def checkpoint_difference(family: str, samples: Sequence[Sample]) -> float:
     """A step, a checkpoint of it, and the policy and the learner that are loaded from it."""
-    model = tiny_model(family)
-    learner = _stepped(TransformersPolicy(model, tokenizer()), samples)
-    policy = TransformersPolicy(model, tokenizer())
+    policy = TransformersPolicy(tiny_model(family), tokenizer())
+    learner = _step(policy, samples)
     with tempfile.TemporaryDirectory() as folder:
         save(policy, learner, Path(folder), parent="base")
         loaded = load(Path(folder))
         resume(Learner(loaded.model, TrainingSettings()), Path(folder))
-    if loaded.hash != policy.hash:
-        raise PolicyError(f"the checkpoint holds policy {loaded.hash}, expected {policy.hash}")
     return _difference(loaded, policy, samples)
 
 
 def adapter_differences(family: str, samples: Sequence[Sample]) -> tuple[int, float]:
-    """Number of adapted layers, and how far the merged and the reloaded model are from the one with adapters.
+    """Number of adapted weights, and how far the merged and the reloaded model are from the one with adapters.
 
-    Raises `PolicyError` where the step changed a weight of the base or no adapter, or where a checkpoint of the
-    adapters is another policy.
+    Raises `PolicyError` where a step changes a weight of the base or no adapter.
     """
-    model = tiny_model(family)
-    with tempfile.TemporaryDirectory() as parent, tempfile.TemporaryDirectory() as folder:
-        TransformersPolicy(model, tokenizer()).save(Path(parent))
-        add_adapters(model, LoraSettings(r=4, target_modules="all-linear"), seed=0)
-        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        learner = _stepped(TransformersPolicy(model, tokenizer()), samples)
-        changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    policy = TransformersPolicy(tiny_model(family), tokenizer())
+    with tempfile.TemporaryDirectory() as base, tempfile.TemporaryDirectory() as folder:
+        policy.save(Path(base))
+        add_adapters(policy.model, LoraSettings(r=4, target_modules="all-linear"), seed=0)
+        before = {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
+        learner = _step(policy, samples)
+        changed = {name for name, tensor in policy.model.named_parameters() if not torch.equal(tensor, before[name])}
         if any("lora_" not in name for name in changed) or not any("lora_B" in name for name in changed):
             raise PolicyError(f"a step with adapters changed {sorted(changed)[:3]}")
-        policy = TransformersPolicy(model, tokenizer())
         save(policy, learner, Path(folder), parent="base")
-        loaded = load(Path(folder), base=Path(parent))
+        loaded = load(Path(folder), base=Path(base))
+    with torch.no_grad():
+        adapted_logprobs = learner_logprobs(policy, samples)
+        merged = TransformersPolicy(merge_adapters(policy.model), tokenizer())
+        difference = float((learner_logprobs(merged, samples) - adapted_logprobs).abs().max())
+    return sum("lora_B" in name for name in before), max(difference, _difference(loaded, policy, samples))
+
+
+def _step(policy: TransformersPolicy, samples: Sequence[Sample]) -> Learner:
+    """One optimizer step on the policy, whose hash follows."""
+    learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+    denominators = Denominators(sequences=len(samples), tokens=tokens, normalizer=NEW_TOKENS)
+    learner.step(samples, denominators, on_policy=False)
+    policy.hash = weights_hash(policy.model)
+    return learner
+
+
+@torch.no_grad()
+def _difference(loaded: TransformersPolicy, policy: TransformersPolicy, samples: Sequence[Sample]) -> float:
+    """Largest difference of the log-probabilities of a reloaded policy; raises `PolicyError` for another hash."""
     if loaded.hash != policy.hash:
-        raise PolicyError(f"the checkpoint of the adapters holds policy {loaded.hash}, expected {policy.hash}")
-    merged = TransformersPolicy(merge_adapters(model), tokenizer())
-    adapted = sum("lora_B" in name for name in before)
-    return adapted, max(_difference(merged, policy, samples), _difference(loaded, policy, samples))
+        raise PolicyError(f"the checkpoint holds policy {loaded.hash}, expected {policy.hash}")
+    return float((learner_logprobs(loaded, samples) - learner_logprobs(policy, samples)).abs().max())
 
 
 @torch.no_grad()

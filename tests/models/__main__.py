@@ -25,22 +25,30 @@ from tests.benchmarks.page import DOCS, Table, here
 from tests.models.examine import examine
 from tests.models.families import families, unbuildable
 from tests.models.page import Row, render
+from tests.models.survey import open_registry
 
 PAGE = "models.md"
 LIMIT_S = 240
 """Time of one family."""
 
 
-def _send(family: str, pipe: Connection) -> None:
-    pipe.send(examine(family))
+def _send(family: str, registry: Path, pipe: Connection) -> None:
+    pipe.send(examine(family, registry=registry))
 
 
-def survey(names: Sequence[str]) -> Iterator[Row]:
+def _create(registry: Path) -> None:
+    open_registry(registry).experiment("models")
+
+
+def survey(names: Sequence[str], *, registry: Path) -> Iterator[Row]:
     """Rows of the families; one that crashes or exceeds its time is a row with that error."""
     context = multiprocessing.get_context("fork")  # imports take longer than most families
+    first = context.Process(target=_create, args=(registry,))
+    first.start()
+    first.join()
     for family in names:
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_send, args=(family, sender))
+        process = context.Process(target=_send, args=(family, registry, sender))
         process.start()
         sender.close()
         row = _receive(family, receiver)
@@ -72,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ.update(settings.home_variables(Path(home)))
         settings.apply()
-        for row in survey(sys.argv[1:] or families()):
+        for row in survey(sys.argv[1:] or families(), registry=Path(home)):
             rows.append(row)
             sys.stdout.write(Table(head=row.cells(), rows=()).markdown().splitlines()[0] + "\n")
             for aspect, error in {**row.errors, **({"refused": row.refusal} if row.refusal else {})}.items():

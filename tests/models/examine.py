@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from grpo.errors import GRPOError, PolicyError
 from grpo.learner.batch import Sample
@@ -15,15 +16,15 @@ _FAILURES = (GRPOError, ArithmeticError, AssertionError, AttributeError, ImportE
 _FAILURES += (NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
-def examine(family: str) -> Row:
-    """Results of one family. An error in one aspect does not keep the others from being examined."""
+def examine(family: str, *, registry: Path) -> Row:
+    """Results of one family, registered in that folder; an error in one aspect leaves the others to be examined."""
     try:
         policy = TransformersPolicy(tiny_model(family), survey.tokenizer())
     except PolicyError as error:
         return Row(family=family, refusal=" ".join(str(error).split()))
     except _FAILURES as error:
         return Row(family=family, errors={"rollout": _sentence(error)})
-    aspects = _Aspects(family, policy)
+    aspects = _Aspects(family, policy, registry)
     aspects.run("rollout", aspects.rollout)
     if aspects.samples:
         aspects.run("learner", aspects.learner)
@@ -43,8 +44,9 @@ def _sentence(error: Exception) -> str:
 
 
 class _Aspects:
-    def __init__(self, family: str, policy: TransformersPolicy) -> None:
+    def __init__(self, family: str, policy: TransformersPolicy, registry: Path) -> None:
         self._family = family
+        self._registry = registry
         self._policy = policy
         self._plain = survey.plain_model(family)
         self.samples: Sequence[Sample] = ()
@@ -81,4 +83,6 @@ class _Aspects:
         self.differences["LoRA"] = (difference,)
 
     def mlflow(self) -> None:
-        self.differences["MLflow"] = (survey.registration_difference(self._family, self.samples),)
+        self.differences["MLflow"] = (
+            survey.registration_difference(self._family, self.samples, folder=self._registry),
+        )

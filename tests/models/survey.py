@@ -24,6 +24,7 @@ from grpo.policy.transformers.adapters import add_adapters, merge_adapters
 from grpo.policy.transformers.forward import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, load, weights_hash
 from grpo.pretrain.init_model import train_tokenizer
+from grpo.registry import Registry
 from grpo.renderers.chat_template import Renderer
 from tests.models.families import tiny_model
 
@@ -212,21 +213,23 @@ def _difference(loaded: TransformersPolicy, policy: TransformersPolicy, samples:
 
 
 @torch.no_grad()
-def registration_difference(family: str, samples: Sequence[Sample]) -> float:
-    """The policy logged as MLflow's chat model, and the plain forward of what MLflow loads from there."""
+def registration_difference(family: str, samples: Sequence[Sample], *, folder: Path) -> float:
+    """The policy logged as MLflow's chat model in a folder, and the plain forward of what MLflow loads from there."""
     import mlflow.transformers
 
-    from grpo.registry import Registry
     from grpo.registry.chat_model import log_chat_model
     from tests.grpo.registry.making import make_provenance
 
     policy = TransformersPolicy(tiny_model(family), tokenizer())
-    with tempfile.TemporaryDirectory() as folder:
-        registry = Registry(f"sqlite:///{folder}/mlflow.db", artifact_root=f"file://{folder}/artifacts")
-        run = registry.open_run("models", family, run_key=family, params={})
-        address, _ = log_chat_model(policy, run, make_provenance())
-        loaded = mlflow.transformers.load_model(address, return_type="components", dtype=torch.float32)["model"]
+    run = open_registry(folder).open_run("models", family, run_key=family, params={})
+    address, _ = log_chat_model(policy, run, make_provenance())
+    loaded = mlflow.transformers.load_model(address, return_type="components", dtype=torch.float32)["model"]
     loaded.set_attn_implementation("eager")
     plain = plain_model(family)
     pairs = [(plain_logprobs(loaded.eval(), sample), plain_logprobs(plain, sample)) for sample in samples]
     return max(float((registered - exact).abs().max()) for registered, exact in pairs)
+
+
+def open_registry(folder: Path) -> Registry:
+    """A registry without a server, created on first use."""
+    return Registry(f"sqlite:///{folder}/mlflow.db", artifact_root=f"file://{folder}/artifacts")

@@ -32,7 +32,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
             f"training.lora.target_modules {missing!r} fits no layer of {type(model).__name__}; its linear layers are "
             f"{', '.join(sorted(names))}"
         )
-    with torch.random.fork_rng(devices=[]), _without_pattern_warnings():
+    with torch.random.fork_rng(devices=[]), _without_notices():
         torch.manual_seed(seed)
         model.add_adapter(
             LoraConfig(
@@ -47,10 +47,11 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
 
 
 @contextmanager
-def _without_pattern_warnings() -> Iterator[None]:
-    """Suppress peft's warning of rank patterns that fit no layer: it writes them itself, for packed experts."""
+def _without_notices() -> Iterator[None]:
+    """Suppress peft's warnings of settings that it makes itself: rank patterns of experts, transposed GPT-2 layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys", category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
         yield
 
 
@@ -93,7 +94,7 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Load the adapters in `folder` onto their base model."""
     conversions = getattr(model, "_weight_conversions", None)
-    with _without_pattern_warnings():
+    with _without_notices():
         model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
     model._weight_conversions = conversions  # those of the adapters would misname merged weights on disk
     model.eval()

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= data/configs/quickstart.yaml
 
-.PHONY: run test e2e check bench fuzz mutants rewards pictures ui up down
+.PHONY: run test e2e check bench fuzz mutants rewards models pictures ui up down
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
@@ -31,6 +31,9 @@ mutants: $(READY)
 
 rewards: $(READY)
 	$(BIN)/python -m tests.benchmarks.rewards
+
+models: $(READY)
+	$(BIN)/python -m tests.models
 
 pictures: $(READY)
 	$(BIN)/python -m tests.e2e.picture

@@ -117,9 +117,13 @@ def resume(learner: Learner, folder: Path) -> None:
     for name, parameter in learner.model.named_parameters():
         if not parameter.requires_grad:
             continue
-        moments = {key: tensors.get(f"{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
+        moments = {key: tensors.pop(f"{name}.{key}", None) for key in ("step", "exp_avg", "exp_avg_sq")}
+        if all(value is None for value in moments.values()):
+            continue  # a weight without a gradient so far, such as the bias of a router
         if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
             raise PolicyError(f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}")
         learner.optimizer.state[parameter] = {
             key: value if key == "step" else distribute_like(value, parameter) for key, value in moments.items()
         }
+    if tensors:
+        raise PolicyError(f"optimizer state in {folder} is that of another model, which has {min(tensors)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
             f"training.lora.target_modules {missing!r} fits no layer of {type(model).__name__}; its linear layers are "
             f"{', '.join(sorted(names))}"
         )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _without_notices():
         torch.manual_seed(seed)
         model.add_adapter(
             LoraConfig(
@@ -43,6 +44,15 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
             )
         )
     model.eval()
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Suppress peft's warnings of settings that it makes itself: rank patterns of experts, transposed GPT-2 layers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys", category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
+        yield
 
 
 def has_adapters(model: PreTrainedModel) -> bool:
@@ -70,9 +80,11 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     merged = copy.deepcopy(model)
-    for name, layer in list(merged.named_modules()):
-        if isinstance(layer, BaseTunerLayer):
-            layer.merge()
+    layers = {name: layer for name, layer in merged.named_modules() if isinstance(layer, BaseTunerLayer)}
+    for layer in layers.values():
+        layer.merge()
+    for name, layer in layers.items():
+        if not name.endswith(".base_layer"):  # an adapter of another tensor of the same experts, inside of the first
             merged.set_submodule(name, layer.get_base_layer())
     del merged.peft_config
     merged._hf_peft_config_loaded = False
@@ -82,6 +94,7 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Load the adapters in `folder` onto their base model."""
     conversions = getattr(model, "_weight_conversions", None)
-    model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
+    with _without_notices():
+        model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
     model._weight_conversions = conversions  # those of the adapters would misname merged weights on disk
     model.eval()

@@ -94,7 +94,7 @@ def weights_hash(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(gather_full(tensor).detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(gather_full(tensor).detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 

@@ -139,6 +139,10 @@ def test_a_folder_without_a_state_is_refused(tmp_path: Path):
             lambda tensors: tensors.update({"model.norm.weight.exp_avg": torch.zeros(31)}),
             r"does not fit weight model.norm.weight \(32,\)",
         ),
+        (
+            lambda tensors: tensors.update({"model.other.weight.exp_avg": torch.zeros(32)}),
+            r"is that of another model, which has model.other.weight.exp_avg",
+        ),
     ],
 )
 def test_moments_of_other_weights_are_refused(policy: TransformersPolicy, tmp_path: Path, change: object, reason: str):
@@ -149,6 +153,19 @@ def test_moments_of_other_weights_are_refused(policy: TransformersPolicy, tmp_pa
     save_file(tensors, tmp_path / OPTIMIZER)
     with pytest.raises(PolicyError, match=f"^optimizer state in {tmp_path} {reason}$"):
         resume(Learner(load(tmp_path).model, TrainingSettings()), tmp_path)
+
+
+def test_a_weight_without_a_gradient_has_no_moments(policy: TransformersPolicy, tmp_path: Path):
+    """A weight outside of the loss, such as the bias of a router, is resumed without moments; the others have theirs."""
+    learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
+    policy.model.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
+    resumed = Learner(policy.model, TrainingSettings())
+    samples = make_samples(policy)
+    learner.step(samples, whole(samples), on_policy=False)
+    save(policy, learner, tmp_path, parent="p0")
+    resume(resumed, tmp_path)
+    assert policy.model.unused not in resumed.optimizer.state
+    assert len(resumed.optimizer.state) == len(resumed.parameters) - 1
 
 
 def test_a_truncated_optimizer_file_is_refused(policy: TransformersPolicy, tmp_path: Path):

@@ -19,6 +19,7 @@ from grpo.policy.transformers.adapters import (
     without_adapters,
 )
 from grpo.policy.transformers.model import load
+from tests.models.families import tiny_model
 
 IDS = torch.arange(5, 25)[None]
 QUERY = "model.layers.0.self_attn.q_proj"
@@ -145,6 +146,17 @@ def test_a_merged_copy_is_a_plain_model_with_the_adapted_logits(model: PreTraine
     assert has_adapters(model)
     assert torch.equal(_logits(model), expected)
     assert not torch.equal(model.get_submodule(QUERY).weight, whole.get_submodule(QUERY).weight)
+
+
+def test_adapters_of_packed_experts_are_merged():
+    """Both tensors of the experts have adapters, one wrapped into the other; merged they are the base's again."""
+    model = tiny_model("afmoe")
+    names = set(model.state_dict())
+    _move(_adapted(model))
+    assert any(name.endswith("experts.base_layer.lora_B.default.weight") for name, _ in model.named_parameters())
+    merged = merge_adapters(model)
+    assert set(merged.state_dict()) == names
+    assert torch.allclose(_logits(merged), _logits(model), atol=1e-4)
 
 
 def test_a_merged_copy_is_written_and_read_as_a_model(model: PreTrainedModel, tiny_folder: Path, tmp_path: Path):

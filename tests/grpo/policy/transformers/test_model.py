@@ -127,6 +127,9 @@ def test_the_hash_is_of_names_shapes_types_and_bytes():
     turned = torch.nn.Linear(3, 2, bias=False)
     turned.weight = torch.nn.Parameter(weight.T)  # not contiguous
     assert weights_hash(turned) == _digest(("weight", weight.T.contiguous()))  # type: ignore[arg-type]
+    module.scale = torch.nn.Parameter(torch.tensor(0.5))  # no dimension, as the learned activations of Apertus
+    scale = ("scale", module.scale.detach())
+    assert weights_hash(module) == _digest(("weight", weight), ("bias", bias), scale)  # type: ignore[arg-type]
     half = torch.nn.Linear(2, 3).half()
     assert weights_hash(half) == _digest(("weight", half.weight.detach()), ("bias", half.bias.detach()))  # type: ignore[arg-type]
 

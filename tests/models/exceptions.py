@@ -1,0 +1,98 @@
+"""Families of models that the general procedure does not build, and what they need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "big_bird": {"attention_type": "original_full"},  # its sparse attention is for encoders
+    "blt": {"patching_threshold": 4.8},
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 2.0, "kv_n_heads": 2}, "ffn_config": {"moe_top_k": 2}},
+    "cohere_compass_text": {
+        "logit_scale": 0.6,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    },
+    "dots3_note_text": {
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 8,
+        "swa_kv_lora_rank": 8,
+        "swa_head_dim": 16,
+        "swa_qk_nope_head_dim": 8,
+        "swa_v_head_dim": 12,
+        "head_dim": 16,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+    },
+    "laguna": {"num_attention_heads_per_layer": [4, 2, 4, 2]},
+    "inkling_text": {"logits_mup_width_multiplier": 2.0},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16},
+    "qwen4_exp_text": {
+        "eos_token_id": 2,
+        "indexer_n_heads": 16,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+        "ngram_vocab_size_base": 256,
+        "split_ngram_parts": 4,
+        "ple_layer_ids": [1],
+    },
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "num_blocks": 4},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "num_hidden_layers": 5,
+    },
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16},
+    "cohere": {"logit_scale": 0.6},
+    "cohere2": {"logit_scale": 0.6},
+    "cohere2_moe": {"logit_scale": 0.6},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gemma3n_text": {
+        "intermediate_size": 48,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4_text": {"global_head_dim": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "llama4_text": {"floor_scale": 16, "attn_scale": 0.5},
+    "longcat_flash": {"head_dim": 8},
+    "mamba2": {"num_heads": 8},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        }
+    },
+    "minicpm3": {"dim_model_base": 40},
+    "nemotron": {"num_key_value_heads": 2},
+    "reformer": {"axial_pos_embds_dim": [16, 48]},
+    "xlm": {"causal": True},
+    "xmod": {"default_language": "en_XX"},
+}
+"""Arguments of a family's config; those of a sub-config under its name."""
+
+UNBUILDABLE: dict[str, str] = {
+    "gemma3n": "its vision tower needs the package timm; gemma3n_text is its language model",
+    "gemma4_assistant": "a draft model, which reads the hidden states and the keys of another model",
+    "gemma4_unified_assistant": "a draft model, which reads the hidden states and the keys of another model",
+    "musicgen": "generates audio codebooks; its causal class takes the config of its decoder alone",
+    "musicgen_melody": "generates audio codebooks; its causal class takes the config of its decoder alone",
+}
+"""Families without a tiny model, with the reason."""

@@ -1,0 +1,92 @@
+"""docs/models.md: a row for each family, what failed with its reason, and the families without a tiny model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from tests.benchmarks.page import Table
+from tests.models.survey import TOLERANCE
+
+HEAD = ("family", "path", "rollout", "learner", "gradient", "checkpoint", "MLflow", "LoRA")
+ASPECTS = HEAD[2:]
+_TEXT = f"""Written by `make models`. Each row is a random tiny model of one family that transformers {{version}} builds
+from a config: four layers or more, one of each kind at least, windows of 16 tokens, scaled weights. Its reference is
+its own plain forward pass over one conversation, without a cache, with eager attention. Four conversations of three
+turns, two with the same first prompt, are sampled and learned from, on the path that the policy chose for the model:
+**flat** (one row without padding, shared prefixes, a cache of slots), **padded** (the model's own forward, masks and
+cache) or **unpadded** (the same, conversations of one length at a time).
+
+- rollout, learner: largest difference of log-probabilities in nats, conversations together / one at a time;
+- gradient: relative error in the same two ways;
+- checkpoint, MLflow: largest difference after a step, a checkpoint and its reload; after a registration and its reload;
+- LoRA: layers that `all-linear` adapts, and the largest difference of the merged and of the reloaded model after a
+  step that changed adapters alone.
+
+Up to {TOLERANCE:.0e} counts as exact; more is **bold**."""
+
+
+class Row(BaseModel):
+    """Results of one family; an aspect without a result has its error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    family: str
+    path: str | None = None
+    refusal: str | None = None
+    differences: dict[str, tuple[float, ...]] = {}
+    """Values by aspect: together and one at a time, or one."""
+    adapted: int = 0
+    """Layers with an adapter."""
+    errors: dict[str, str] = {}
+
+    @property
+    def exact(self) -> bool:
+        """True where nothing differs and nothing failed."""
+        values = [value for values in self.differences.values() for value in values]
+        return not self.refusal and not self.errors and all(value <= TOLERANCE for value in values)
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        if self.refusal is not None:
+            return self.family, "refused", *[""] * len(ASPECTS)
+        return self.family, self.path or "", *map(self._cell, ASPECTS)
+
+    def _cell(self, aspect: str) -> str:
+        if aspect in self.errors:
+            return "**error**"
+        text = " / ".join(_number(value) for value in self.differences.get(aspect, ()))
+        return f"{self.adapted}: {text}" if aspect == "LoRA" and text else text
+
+
+def _number(value: float) -> str:
+    text = "0" if value == 0 else f"{value:.0e}".replace("e-0", "e-")
+    return text if value <= TOLERANCE else f"**{text}**"
+
+
+def render(rows: Sequence[Row], unbuildable: dict[str, str], *, version: str, measured: str) -> str:
+    """The page."""
+    rows = sorted(rows, key=lambda row: row.family)
+    paths = Counter(row.path or "" for row in rows if row.exact)
+    refused = [row for row in rows if row.refusal is not None]
+    wrong = [row for row in rows if row.refusal is None and not row.exact]
+    exact = ", ".join(f"{count} are exact on the path {path}" for path, count in paths.most_common())
+    summary = (
+        f"Of {len(rows) + len(unbuildable)} families {len(rows)} were built: {exact}, {len(refused)} are refused, "
+        f"{len(wrong)} differ or fail."
+    )
+    blocks = ["# Models", _TEXT.format(version=version), summary]
+    blocks.append(Table(head=HEAD, rows=tuple(row.cells() for row in rows)).markdown())
+    if refused:
+        blocks += ["## Refused", _list((row.family, row.refusal or "") for row in refused)]
+    if wrong:
+        reasons = [(row.family, f"{aspect}: {error}") for row in wrong for aspect, error in row.errors.items()]
+        blocks += ["## Differences and errors", _list(reasons or [(row.family, "see the table") for row in wrong])]
+    blocks += ["## Not built", _list(sorted(unbuildable.items())), f"Measured on {measured}."]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _list(items: object) -> str:
+    return "\n".join(f"- {name}: {text}" for name, text in items)  # type: ignore[attr-defined]

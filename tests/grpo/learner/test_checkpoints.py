@@ -156,7 +156,7 @@ def test_moments_of_other_weights_are_refused(policy: TransformersPolicy, tmp_pa
 
 
 def test_a_weight_without_a_gradient_has_no_moments(policy: TransformersPolicy, tmp_path: Path):
-    """A weight outside of the loss, such as the bias of a router, is resumed without moments; the others have theirs."""
+    """A weight outside of the loss, such as a router's bias, is resumed without moments; the others have theirs."""
     learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
     policy.model.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
     resumed = Learner(policy.model, TrainingSettings())

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AttentionInterface
+
+from grpo.errors import PolicyError
+from grpo.policy.transformers import exactness
+from grpo.policy.transformers.attention import IMPLEMENTATION, flat_attention
+from grpo.policy.transformers.exactness import PathCheck, choose_path
+from grpo.policy.transformers.forward import forward_path
+from grpo.policy.transformers.model import UNBOUNDED, TransformersPolicy, load
+from tests.models.families import tiny_model
+
+
+@pytest.fixture(autouse=True)
+def _no_results(monkeypatch: pytest.MonkeyPatch):
+    """Each test compares its models itself."""
+    monkeypatch.setattr(exactness, "_results", {})
+
+
+@pytest.mark.parametrize(
+    ("family", "path"),
+    [("gemma2", "flat"), ("gpt_oss", "flat"), ("mamba2", "padded"), ("llama4_text", "unpadded"), ("rwkv", "uncached")],
+)
+def test_the_fastest_exact_path_is_chosen(family: str, path: str):
+    """Windows and caps are exact in flat rows; Mamba only with its own cache; RWKV's cache ignores padding."""
+    model = tiny_model(family)
+    check = choose_path(model)
+    assert (check.path, forward_path(model)) == (path, path)
+    assert check.logprob_error < 1e-4
+    assert check.gradient_error < 1e-4
+
+
+def test_a_model_that_attends_to_later_tokens_is_refused():
+    """XLNet permutes the order of its tokens."""
+    with pytest.raises(PolicyError, match="refused: its tokens attend to later ones, so it is not causal"):
+        choose_path(tiny_model("xlnet"))
+
+
+def test_a_model_that_no_path_computes_is_refused_with_each_reason():
+    """Reformer runs without a gradient alone."""
+    with pytest.raises(PolicyError, match=r"no forward path agrees .*; flat \(grpo_flat\): .*; uncached \(eager\): "):
+        choose_path(tiny_model("reformer"))
+
+
+@pytest.mark.parametrize("part", ["scaling", "softcap", "s_aux", "mask"])
+def test_an_attention_that_drops_a_part_is_not_taken(monkeypatch: pytest.MonkeyPatch, part: str):
+    """Each part of the computation that another library forgot once: scale, cap, sinks, window."""
+    families = {"scaling": "granite", "softcap": "gemma2", "s_aux": "gpt_oss", "mask": "olmo3"}
+    model = tiny_model(families[part])
+
+    def forgetful(module, query, key, value, attention_mask, **kwargs):  # type: ignore[no-untyped-def]
+        kwargs[part] = None
+        return flat_attention(module, query, key, value, None if part == "mask" else attention_mask, **kwargs)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, forgetful)
+    check = choose_path(model)
+    assert check.path != "flat"
+    assert check.rejected[0].startswith("flat (grpo_flat): off by ")
+
+
+def test_a_gradient_that_is_off_is_not_taken(monkeypatch: pytest.MonkeyPatch):
+    """Log-probabilities agree, but no gradient flows through the values."""
+
+    def detached(module, query, key, value, attention_mask, **kwargs):  # type: ignore[no-untyped-def]
+        return flat_attention(module, query, key, value.detach(), attention_mask, **kwargs)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, detached)
+    check = choose_path(tiny_model("llama"))
+    assert check.path != "flat"
+
+
+def test_long_windows_are_shortened_for_the_comparison_alone():
+    """A window of 4096 is compared with conversations of some 40 tokens, and is 4096 again afterwards."""
+    model = tiny_model("mistral")
+    model.config.sliding_window = 4096
+    attention = model.model.layers[0].self_attn
+    attention.sliding_window = 4096
+    seen = []
+    handle = model.model.register_forward_pre_hook(lambda *_: seen.append(model.config.sliding_window))
+    choose_path(model)
+    handle.remove()
+    assert set(seen) == {8}
+    assert (model.config.sliding_window, attention.sliding_window) == (4096, 4096)
+
+
+def test_an_architecture_is_compared_once(monkeypatch: pytest.MonkeyPatch):
+    """Other weights of the same config take the result; another window does not."""
+    compared = []
+    compare = exactness._compare
+    monkeypatch.setattr(exactness, "_compare", lambda *args: (compared.append(1), compare(*args))[1])
+    for seed in (0, 1):
+        choose_path(tiny_model("llama", seed=seed))
+    assert len(compared) == 1
+    other = tiny_model("llama")
+    other.config.rms_norm_eps = 1e-3
+    choose_path(other)
+    assert len(compared) == 2
+
+
+def test_weights_and_gradients_are_left_as_they_were():
+    """Frozen weights stay frozen, and no gradient is left behind."""
+    model = tiny_model("llama")
+    model.model.embed_tokens.requires_grad_(False)
+    choose_path(model)
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["model.embed_tokens.weight"]
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_without_a_path_has_no_forward_pass():
+    """No silent default: a raw model is to be wrapped first."""
+    with pytest.raises(PolicyError, match="LlamaForCausalLM has no forward path yet; wrap it in a TransformersPolicy"):
+        forward_path(tiny_model("llama"))
+
+
+def test_the_check_reads_as_a_sentence(tiny_folder: Path):
+    """Path, attention and both errors."""
+    check = load(tiny_folder).path_check
+    assert str(PathCheck(path="flat", attention="a", logprob_error=2e-6, gradient_error=3e-7)) == (
+        "flat (a): log-probabilities within 2.0e-06, gradient within 3.0e-07 of a plain forward pass"
+    )
+    assert check.path == "flat"
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "default", "rope_theta": 1e4}, 512),
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}, 128),
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}, 512),
+    ],
+)
+def test_rotary_embeddings_that_depend_on_the_batch_limit_the_context(tiny_folder: Path, rope: dict, limit: int):
+    """Dynamic NTK stretches with the longest conversation of a batch; YaRN is fixed."""
+    policy = load(tiny_folder)
+    policy.model.config.max_position_embeddings = 512
+    policy.model.config.rope_parameters = rope
+    assert policy.max_context == limit
+
+
+def test_a_model_without_positions_has_no_limit_of_its_own(tiny_folder: Path):
+    """Mamba's config states none."""
+    policy = TransformersPolicy(tiny_model("mamba"), load(tiny_folder).tokenizer)
+    assert "max_position_embeddings" not in json.loads(policy.model.config.to_json_string())
+    assert policy.max_context == UNBOUNDED
+    assert torch.is_tensor(policy.model.get_output_embeddings().weight)

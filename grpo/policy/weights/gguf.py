@@ -9,8 +9,6 @@ or tensors that transformers drops is refused, since the model would compute som
 
 from __future__ import annotations
 
-import importlib.metadata
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
@@ -24,18 +22,13 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import PolicyError
-from grpo.storage.files import file_digest, storage_errors
+from grpo.storage.files import storage_errors
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
 disable_progress_bar()
 
-_FORMAT = 1
-"""Version of this conversion; another one converts anew."""
-_PACKAGES = ("gguf", "transformers")
-"""Packages that decide which numbers a quantized weight stands for."""
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _READ_FROM_SHAPES = frozenset(
     {
         *("attention.key_length", "attention.value_length", "vocab_size", "tensor_data_layout", "attention.causal"),
@@ -50,36 +43,6 @@ be equal to them."""
 _REMEDY = "set policy.model to the safetensors weights that the file was converted from"
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError)
 """Exceptions of transformers and gguf for a file that is cut off, changed, or of a family that they do not read."""
-
-
-def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF file at a path: itself, or the only one in a folder without config.json; None for other paths.
-
-    Raises `PolicyError` for a folder with several of them, and for a part of a split file.
-    """
-    try:
-        if path.is_dir():
-            files = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
-        else:
-            files = [path] if path.suffix == ".gguf" and path.is_file() else []
-    except OSError:  # not a valid file name
-        return None
-    if not files:
-        return None
-    if (part := _PART.search(files[0].name)) is not None and part[1] != "00001":
-        raise PolicyError(
-            f"{files[0]} is one of {int(part[1])} parts; merge them with llama-gguf-split --merge, or {_REMEDY}"
-        )
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise PolicyError(f"{path} holds {len(files)} GGUF files; set policy.model to one of {names}")
-    return files[0]
-
-
-def conversion_digest(file: Path) -> str:
-    """Identity of a converted model: the file's sha256 and the versions of what converts it."""
-    versions = " ".join(f"{package}=={importlib.metadata.version(package)}" for package in _PACKAGES)
-    return f"{file_digest(file)} {versions} {_FORMAT}"
 
 
 def convert_gguf(file: Path, folder: Path) -> None:

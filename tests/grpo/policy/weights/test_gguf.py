@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType
 
 from grpo.errors import PolicyError
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.policy.weights.gguf import convert_gguf, describe_gguf, find_gguf
+from grpo.policy.weights.gguf import convert_gguf, describe_gguf
 from tests.gguf_files import write_gguf
 from tests.places import DESK_MODEL
 
@@ -93,22 +93,6 @@ def test_a_tensor_that_transformers_drops_is_refused(tmp_path: Path):
     write_gguf(DESK_MODEL, tmp_path / "desk.gguf", tensors={"rope_freqs.weight": torch.ones(8)})
     with pytest.raises(PolicyError, match=r"numbers, and LlamaForCausalLM has .* does not read rope_freqs\.weight"):
         convert_gguf(tmp_path / "desk.gguf", tmp_path / "desk")
-
-
-def test_the_file_of_a_folder_is_the_only_one(tmp_path: Path):
-    """A folder with config.json is a model folder; several files, and parts of one, are refused."""
-    assert find_gguf(tmp_path) is find_gguf(tmp_path / "none.gguf") is find_gguf(Path("x" * 300)) is None
-    (tmp_path / "a.gguf").touch()
-    assert find_gguf(tmp_path) == find_gguf(tmp_path / "a.gguf") == tmp_path / "a.gguf"
-    (tmp_path / "b.gguf").touch()
-    with pytest.raises(PolicyError, match=r"holds 2 GGUF files; set policy.model to one of a\.gguf, b\.gguf"):
-        find_gguf(tmp_path)
-    (tmp_path / "config.json").touch()
-    assert find_gguf(tmp_path) is None
-    part = tmp_path / "c-00002-of-00003.gguf"
-    part.touch()
-    with pytest.raises(PolicyError, match="is one of 3 parts; merge them with llama-gguf-split"):
-        find_gguf(part)
 
 
 @pytest.mark.skipif(REAL not in os.environ, reason=f"{REAL} does not name SmolLM2-135M-Instruct.Q4_1.gguf")

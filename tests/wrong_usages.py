@@ -483,7 +483,14 @@ _case("address", "a quote in a name", "lineage models:/it's@champion", 2, "it's"
 _case(
     "talk", "a folder that is not there", "evaluate --checkpoint nowhere --message hi", 2, "the folder does not exist"
 )
-_case("talk", "a name on a hub", "evaluate --checkpoint Qwen/Qwen3-0.6B --message hi", 2, "nothing is fetched here")
+_case(
+    "talk",
+    "a name on a hub",
+    "evaluate --checkpoint Qwen/Qwen3-0.6B --message hi",
+    2,
+    "Qwen/Qwen3-0.6B is not in the cache",
+    environment={"HF_HUB_OFFLINE": "1"},
+)
 _case("talk", "an address of no kind", "evaluate --checkpoint moon://x --message hi", 2, "moon://")
 _case(
     "talk",

@@ -10,6 +10,7 @@ from grpo.errors import PolicyError
 from grpo.policy.model_files import check_model_files
 from tests.places import DESK_MODEL
 
+
 def test_a_model_folder_is_returned_unchanged():
     """It has a config, weights and a tokenizer."""
     assert check_model_files(DESK_MODEL) == DESK_MODEL

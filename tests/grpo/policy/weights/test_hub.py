@@ -118,7 +118,9 @@ def test_a_changed_file_is_refused_and_removed(server: Hub, desk: HubRepo, name:
     """By the sha256 of a large file and git's digest of a small one, though the size is that of the list."""
     content = (DESK_MODEL / name).read_bytes()
     desk.changed[name] = content[:-1] + bytes([content[-1] ^ 1])
-    with pytest.raises(ArtifactError, match=rf"{name} of {NAME}@\w+ is not the hub's: its digest is \w+, the hub lists"):
+    with pytest.raises(
+        ArtifactError, match=rf"{name} of {NAME}@\w+ is not the hub's: its digest is \w+, the hub lists"
+    ):
         _fetch()
     del desk.changed[name]
     assert (_fetch() / name).read_bytes() == content
@@ -240,7 +242,7 @@ def test_offline_a_model_comes_from_the_cache(server: Hub, desk: HubRepo, monkey
     monkeypatch.setenv(hub.OFFLINE, "1")
     assert _fetch() == _fetch(f"{NAME}@main") == _fetch(f"{NAME}@{folder.name}") == folder
     for address in ("acme/none", f"{NAME}@v1", f"acme/none@{'0' * 40}"):
-        with pytest.raises(PolicyError, match=f"{address} is not in the cache .*HF_HUB_OFFLINE is set.* unset it"):
+        with pytest.raises(PolicyError, match=f"{address} is not in the cache .*HF_HUB_OFFLINE is set.*: unset it"):
             _fetch(address)
     assert server.requests == []
 

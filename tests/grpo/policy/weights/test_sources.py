@@ -110,9 +110,7 @@ def _adapters(tmp_path: Path, tiny_folder: Path, base: object) -> Path:
 
 
 @pytest.mark.parametrize("own_tokenizer", [True, False])
-def test_adapters_find_the_base_that_they_name(
-    hub: Hub, tmp_path: Path, tiny_folder: Path, own_tokenizer: bool
-):
+def test_adapters_find_the_base_that_they_name(hub: Hub, tmp_path: Path, tiny_folder: Path, own_tokenizer: bool):
     """On the hub or in a folder; a run starts from the merged weights, which compute the same."""
     folder = _adapters(tmp_path, tiny_folder, NAME)
     if not own_tokenizer:
@@ -146,16 +144,17 @@ def test_the_identity_of_adapters_is_theirs_and_their_bases(tmp_path: Path, tiny
 @pytest.mark.parametrize(
     ("base", "reason"),
     [
-        ("nowhere/near/it", "holds adapters for nowhere/near/it, and no model in .*; correct base_model_name_or_path in"),
+        (
+            "nowhere/near/it",
+            "holds adapters for nowhere/near/it, and no model in .*; correct base_model_name_or_path in",
+        ),
         (None, "names no folder or model on a hub that they are for"),
         ("s3://bucket/model", "names no folder or model on a hub that they are for"),
         ("models:/desk@champion", "names no folder or model on a hub that they are for"),
         ("adapters", "which are adapters too; merge those first"),
     ],
 )
-def test_adapters_without_their_base_say_what_to_set(
-    tmp_path: Path, tiny_folder: Path, base: object, reason: str
-):
+def test_adapters_without_their_base_say_what_to_set(tmp_path: Path, tiny_folder: Path, base: object, reason: str):
     """In their own file."""
     _adapters(tmp_path, tiny_folder, base)
     with pytest.raises(PolicyError, match=reason):
@@ -177,7 +176,9 @@ def test_a_registered_version_is_a_model(tmp_path: Path, tiny_folder: Path, monk
         client.create_model_version("desk", source=str(tmp_path), tags=tags)
     client.set_registered_model_alias("desk", "champion", "2")
     assert pinned("models:/desk@champion") == "models:/desk/2"
-    assert model_identity("models:/desk@champion") == model_identity("models:/desk/2") != model_identity("models:/desk/1")
+    assert (
+        model_identity("models:/desk@champion") == model_identity("models:/desk/2") != model_identity("models:/desk/1")
+    )
     assert open_policy("models:/desk/1").hash == load(tiny_folder).hash
     torch.testing.assert_close(_logits(open_policy("models:/desk@champion")), _logits(policy))
     with pytest.raises(AddressError, match="no model at models:/desk/3 in the registry"):

@@ -6,7 +6,7 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PolicySettings
 from grpo.learner.checkpoints import save_base
 from grpo.policy.catalog import check_trainable, load_weights
-from grpo.policy.transformers.adapters import merge_adapters
+from grpo.policy.transformers.adapters import has_adapters, merge_adapters
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo.renderers.chat_template import Renderer
 from tasks.results import StageResult
@@ -29,7 +29,8 @@ def load_base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
     """
     check_trainable(policy.model)
     loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
-    loaded = TransformersPolicy(merge_adapters(loaded.model), loaded.tokenizer)
+    if has_adapters(loaded.model):
+        loaded = TransformersPolicy(merge_adapters(loaded.model), loaded.tokenizer)
     Renderer(loaded.tokenizer)
     model_cache.put(loaded)
     with ArtifactStore(store).new_folder("checkpoint") as new:

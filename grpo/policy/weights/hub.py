@@ -312,8 +312,8 @@ def _not_cached(model: HubModel, name: str = "") -> PolicyError:
 
     part = f"{name} of {model}" if name else f"no folder {model} here, and the model {model}"
     return PolicyError(
-        f"{part} is not in the cache {constants.HF_HUB_CACHE}; HF_HUB_OFFLINE is set, so that nothing is fetched: unset "
-        f"it (in a container or worker {OFFLINE}=0), or set policy.model to a folder"
+        f"{part} is not in the cache {constants.HF_HUB_CACHE}; HF_HUB_OFFLINE is set, so that nothing is fetched: "
+        f"unset it (in a container or worker {OFFLINE}=0), or set policy.model to a folder"
     )
 
 

@@ -118,9 +118,7 @@ def test_a_changed_file_is_refused_and_removed(server: Hub, desk: HubRepo, name:
     """By the sha256 of a large file and git's digest of a small one, though the size is that of the list."""
     content = (DESK_MODEL / name).read_bytes()
     desk.changed[name] = content[:-1] + bytes([content[-1] ^ 1])
-    with pytest.raises(
-        ArtifactError, match=rf"{name} of {NAME}@\w+ is not the hub's: its digest is \w+, the hub lists"
-    ):
+    with pytest.raises(ArtifactError, match=rf"{name} of {NAME}@\w+ is not the hub's: its digest is \w+"):
         _fetch()
     del desk.changed[name]
     assert (_fetch() / name).read_bytes() == content

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict
 from flows.pipeline import base_policy, check_gates, collect_heldout, prepare_scenarios, training_steps
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
+from grpo.identity.cache_identity import pin_models
 from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
-from grpo.policy.catalog import model_folder
+from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
 from grpo.tables import open_parquet
 from tasks.load_base import Checkpoint
 from tasks.results import StageResult
@@ -67,6 +68,8 @@ class DryRun(_Part):
     """Upper bound on the completion tokens of an episode."""
     mean_completion_tokens: float | None
     """Mean over the cached rollouts of this config."""
+    model: ModelPlan
+    """Base model: its pinned address, size, and what would be fetched."""
     memory: MemoryEstimate
 
 
@@ -105,9 +108,10 @@ class CacheLookup:
 def dry_run(config: PipelineConfig) -> DryRun:
     """Follow a run through the cache as far as it goes; computes, writes and starts nothing.
 
-    Raises what the run would raise for sources or a model that are not there.
+    Of a model on a hub, config and tokenizer are fetched, and no weights. Raises what the run would raise for sources
+    or a model that are not there.
     """
-    lookup = CacheLookup()
+    config, lookup = pin_models(config), CacheLookup()
     with executed_by(lookup):
         split, missing = _follow(config)
     scenarios = None if split is None else (split.train, split.heldout)
@@ -120,13 +124,19 @@ def dry_run(config: PipelineConfig) -> DryRun:
             config.environment.max_turns * config.rollout.max_new_tokens, config.rollout.max_context
         ),
         mean_completion_tokens=_mean_completion_tokens(config, lookup),
-        memory=memory_estimate(
-            model_folder(config.policy.model),
+        model=model_plan(config.policy.model),
+        memory=_memory(config, episodes),
+    )
+
+
+def _memory(config: PipelineConfig, episodes: Episodes) -> MemoryEstimate:
+    with model_description(config.policy.model) as described:
+        return memory_estimate(
+            described.config,
             config.training,
             episodes=_in_flight(config, episodes),
             max_context=config.rollout.max_context,
-        ),
-    )
+        )
 
 
 def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from flows.pipeline import base_policy, collect_heldout, prepare_scenarios
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.schema import EvaluationDocument, Interval
 from grpo.identity.code import code_digest
+from grpo.policy.catalog import pinned
 from grpo.scenarios.subset import select_scenarios
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
@@ -44,6 +45,7 @@ def evaluate(
     with stage_executor(config.rollout):
         checkpoint = stored_checkpoint(model)
         if checkpoint is None:
+            model = pinned(model)
             checkpoint = base_policy(config.policy.model_copy(update={"model": model}), config.store).checkpoint
         data = prepare_scenarios(
             config.scenarios,

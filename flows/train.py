@@ -34,7 +34,7 @@ from grpo.evaluation.schema import (
     RunProvenance,
     StageTiming,
 )
-from grpo.identity.cache_identity import RunInputs, short_digest
+from grpo.identity.cache_identity import RunInputs, pin_models, short_digest
 from grpo.identity.code import code_digest, package_versions
 from grpo.registry import ModelVersion
 from grpo.registry.promotions import LONGEST_REASON
@@ -62,7 +62,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
         overrides: `section.key=value`, laid over the config as `--set` does.
 
     """
-    config, started_at = apply_overrides(config, overrides), settings.started_at()
+    config, started_at = pin_models(apply_overrides(config, overrides)), settings.started_at()
     run = RunInputs.of(config)
     with stage_executor(config.rollout, config.compute) as executor:
         check_rewards(config.reward)

@@ -24,7 +24,7 @@ from flows.pipeline import base_policy, prepare_scenarios
 from grpo import progress
 from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
-from grpo.identity.cache_identity import RunInputs, short_digest
+from grpo.identity.cache_identity import RunInputs, pin_models, short_digest
 from grpo.identity.code import code_digest
 from grpo.rewards.hacking.check import check_rewards
 from grpo.storage.home import home
@@ -66,6 +66,7 @@ def tune(config: TuneConfig) -> Tuned:
         config: The search space, the run that is tuned, and the number of trials.
 
     """
+    config = config.model_copy(update={"base": pin_models(config.base)})
     base = config.base
     with stage_executor(base.rollout):  # shared by all trials, which take these stages from the cache
         check_rewards(base.reward)

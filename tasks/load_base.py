@@ -5,8 +5,9 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PolicySettings
 from grpo.learner.checkpoints import save_base
-from grpo.policy.catalog import model_folder
-from grpo.policy.transformers.model import load, model_cache
+from grpo.policy.catalog import check_trainable, load_weights
+from grpo.policy.transformers.adapters import has_adapters, merge_adapters
+from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo.renderers.chat_template import Renderer
 from tasks.results import StageResult
 from tasks.stage import stage
@@ -22,12 +23,14 @@ class Checkpoint(StageResult):
 
 @stage
 def load_base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
-    """Load the model, check its tokenizer and chat template, and store it as the first checkpoint.
+    """Fetch and load the model, check its tokenizer and chat template, and store it as the first checkpoint.
 
-    `content` is the digest of the model folder.
+    Adapters are merged into their base. `content` is the model's identity: its commit, version or content.
     """
-    folder = model_folder(policy.model)
-    loaded = load(folder, chat_template=policy.chat_template, quantization=policy.quantization)
+    check_trainable(policy.model)
+    loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
+    if has_adapters(loaded.model):
+        loaded = TransformersPolicy(merge_adapters(loaded.model), loaded.tokenizer)
     Renderer(loaded.tokenizer)
     model_cache.put(loaded)
     with ArtifactStore(store).new_folder("checkpoint") as new:

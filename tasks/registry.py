@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from grpo.policy.weights.registered import tracking_uri
 from grpo.registry import Registry
 from grpo.storage.databases import is_database
 from grpo.storage.home import home
@@ -11,6 +10,5 @@ from grpo.storage.home import home
 
 def registry() -> Registry:
     """The registry of this machine, or the one that MLFLOW_TRACKING_URI names."""
-    local = f"sqlite:///{home()}/mlflow.db"
-    uri = os.environ.get("MLFLOW_TRACKING_URI", local)
+    uri = tracking_uri()
     return Registry(uri, artifact_root=f"file://{home()}/mlartifacts" if is_database(uri) else None)

@@ -13,6 +13,7 @@ import pytest
 
 HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 from flows.local import settings  # noqa: E402
 from flows.local.service import free_port  # noqa: E402

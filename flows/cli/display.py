@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flows.local.checks import DoctorReport
     from flows.reproduce import Reproduction
     from grpo.evaluation.schema import EvaluationDocument, Interval, PolicyEvaluation, ReportDocument
+    from grpo.policy.weights.sources import ModelPlan
     from grpo.registry import ChampionChange, Lineage
     from grpo.retraining.reports import RetrainingReport
     from grpo.retraining.triggers import TriggerResult
@@ -155,6 +156,7 @@ def _estimates(plan: DryRun) -> Iterator[str]:
         f"completion tokens: at most {plan.max_completion_tokens:,} in an episode, "
         f"{plan.max_completion_tokens * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
     )
+    yield f"model: {model_line(plan.model)}"
     memory = plan.memory
     yield (
         f"memory: {_size(memory.peak)} at its peak, without Python and its packages: weights "
@@ -162,6 +164,12 @@ def _estimates(plan: DryRun) -> Iterator[str]:
         f"{_size(memory.gradients)}, optimizer {_size(memory.optimizer)}, activations about "
         f"{_size(memory.activations)}; or, during rollouts, a KV cache of at most {_size(memory.cache)}"
     )
+
+
+def model_line(plan: ModelPlan) -> str:
+    """Address, origin and size of a model, and what of it has to be fetched."""
+    fetched = f", {_size(plan.missing)} of it to be fetched" if plan.missing else ""
+    return f"{plan.address} ({plan.origin}), {_size(plan.size)}{fetched}"
 
 
 def _size(count: int) -> str:

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from flows.cli.command import QUICKSTART, ROOT
+from flows.cli.display import model_line
 from flows.local.checks import (
     CheckResult,
     DoctorReport,
@@ -32,6 +33,7 @@ from flows.local.checks import (
 from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import GRPOError
+from grpo.policy.weights.sources import ModelPlan
 
 _DEVELOPMENT = ("dev",)
 """Extras for work on the project itself."""
@@ -49,37 +51,39 @@ def run_checks(home: Path, store: str, config: PipelineConfig | None = None) -> 
     return DoctorReport(checks=checks)
 
 
-def check_files(config: PipelineConfig) -> None:
-    """Check the store, the sources, the user's code and the model folder of a config; takes milliseconds.
+def check_files(config: PipelineConfig) -> ModelPlan:
+    """Check the store, the sources, the user's code and the model of a config; fetches no weights.
 
     Raises `ConfigError`, `StorageError`, `DataError` or `PolicyError`, as the run would.
     """
+    from grpo.identity.cache_identity import pin_models
     from grpo.identity.code import external_digests
-    from grpo.policy.catalog import model_folder
+    from grpo.policy.weights.sources import model_plan
     from grpo.scenarios.sources import content_hash
 
     require([check_store(config.store)])
     content_hash(config.scenarios.sources)
     external_digests([config])
-    model_folder(config.policy.model)
+    return model_plan(pin_models(config).policy.model)
 
 
-def check_config(config: PipelineConfig) -> None:
+def check_config(config: PipelineConfig) -> ModelPlan:
     """Check all that needs no weights: also the chat template, rewards, environment, gates and backends.
 
     Raises what the run would raise, and leaves nothing behind.
     """
     from grpo.environments.catalog import make_environment
-    from grpo.policy.catalog import model_folder
     from grpo.policy.transformers.model import load_tokenizer
     from grpo.policy.transformers.quantization import bitsandbytes_config
+    from grpo.policy.weights.sources import model_description
     from grpo.renderers.chat_template import Renderer
     from grpo.rewards.hacking.check import check_rewards
     from grpo.rewards.learned.safety import SafetyReward
     from tasks.executor import shard_runner
 
-    check_files(config)
-    Renderer(load_tokenizer(model_folder(config.policy.model), chat_template=config.policy.chat_template))
+    plan = check_files(config)
+    with model_description(plan.address) as described:
+        Renderer(load_tokenizer(described.tokenizer, chat_template=config.policy.chat_template))
     if config.policy.quantization is not None:
         bitsandbytes_config(config.policy.quantization)
     if config.rollout.backend == "vllm":
@@ -90,6 +94,7 @@ def check_config(config: PipelineConfig) -> None:
     for gate in config.gates:
         if isinstance(gate, SafetyGate):
             SafetyReward() if gate.model is None else SafetyReward(model=gate.model)
+    return plan
 
 
 def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
@@ -97,11 +102,12 @@ def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
     if config is None:
         return
     try:
-        check_config(config)
+        plan = check_config(config)
     except (GRPOError, ConnectionError, TimeoutError) as error:
         detail, _, remedy = str(error).partition("; ")
         yield CheckResult(area="config", name=config.name, state="problem", detail=detail, remedy=remedy)
     else:
+        yield CheckResult(area="config", name="policy.model", state="ok", detail=model_line(plan))
         yield CheckResult(area="config", name=config.name, state="ok", detail="nothing that a run would refuse")
 
 

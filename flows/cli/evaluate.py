@@ -26,7 +26,8 @@ def evaluate(
     model: Annotated[
         str | None,
         typer.Option(
-            help="models:/NAME@champion, models:/NAME/3, a checkpoint or a model folder; the champion by default."
+            help="models:/NAME@champion, models:/NAME/3, a checkpoint, a model folder, org/name or file.gguf; the "
+            "champion by default."
         ),
     ] = None,
     num_episodes: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes.")] = None,
@@ -91,14 +92,16 @@ def _check_files(
 ) -> None:
     """Refuse missing scenarios and models before a server is started."""
     from grpo.artifacts import MANIFEST
-    from grpo.policy.catalog import model_folder
+    from grpo.policy.catalog import check_trainable
+    from grpo.policy.weights.sources import model_plan
     from grpo.scenarios.sources import content_hash
     from grpo.scenarios.subset import select_scenarios
 
     selected = select_scenarios(pipeline, None if scenarios_file is None else str(scenarios_file), episodes)
     content_hash(selected.scenarios.sources)
     if model is not None and not model.startswith("models:/") and not Path(model, MANIFEST).is_file():
-        model_folder(model)
+        check_trainable(model)
+        model_plan(model)
 
 
 def _check_modes(

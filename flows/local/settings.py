@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from grpo.policy.weights.hub import OFFLINE
 from grpo.storage.credentials import mask_errors, without_login
 from grpo.storage.home import home
 
@@ -70,8 +71,12 @@ def home_variables(home: Path) -> dict[str, str]:
 
 
 def apply() -> Path:
-    """Set the environment variables; returns the home folder."""
+    """Set the environment variables; returns the home folder.
+
+    Packages are kept offline; a model that a config names by its id on the hub is fetched unless the user forbids it.
+    """
     folder = home()
+    os.environ.setdefault(OFFLINE, os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "0")
     for name, value in {**offline_variables(), **home_variables(folder)}.items():
         os.environ.setdefault(name, value)
     hide_passwords()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Tool
-from grpo.policy.catalog import TOKENS, open_policy
+from grpo.policy.catalog import TOKENS, is_weights, open_policy
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.renderers.byte_renderer import ByteRenderer
@@ -20,13 +20,13 @@ def open_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
         return stub(config.stub_responses)
     if config.model_name is None:
         raise ConfigError("the agent has no model: set AgentConfig.model_name, or give the agent a policy")
-    kind, separator, _ = config.model_name.partition("://")
+    kind = config.model_name.partition("://")[0]
     if kind.startswith(TOKENS) and renderer is None:
         raise PolicyError(
             f"{config.model_name} reads token ids: give the agent the renderer of the checkpoint that it serves"
         )
     policy = open_policy(config.model_name)
-    if separator:
+    if not is_weights(config.model_name):
         return policy
     from grpo.policy.transformers.device import move_to_device
     from grpo.policy.transformers.model import TransformersPolicy

@@ -29,7 +29,8 @@ class AgentConfig(AgentSettings):
     """Agent with its model, sampling and conversation memory."""
 
     model_name: str | None = None
-    """Model folder or another address of `open_policy`; None where the agent is given a policy."""
+    """Model folder, `org/name`, `file.gguf`, `models:/name@alias` or another address of `open_policy`; None where the
+    agent is given a policy."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Tokens of one reply at most."""
     max_context: int | None = Field(default=None, ge=16)

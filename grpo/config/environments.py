@@ -38,7 +38,7 @@ class _GoalSettings(Settings):
     """Unhelpful turns of the agent after which a simulated user leaves."""
     model: str | None = None
     """Model of the simulated user: a chat server (`openai+https://host/v1#model`), a script (`stub://replies.yaml`) or
-    a model folder; none uses fixed phrases."""
+    weights, named as in `policy.model`; none uses fixed phrases."""
     temperature: Annotated[float, _WITH_MODEL] = Field(default=0.7, gt=0)
     """Sampling temperature of the simulated user's model."""
     max_new_tokens: Annotated[int, _WITH_MODEL] = Field(default=128, ge=1)

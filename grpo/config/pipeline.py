@@ -32,8 +32,9 @@ class PolicySettings(Settings):
     """Model that is trained."""
 
     model: str
-    """Folder with config.json, safetensors weights and a tokenizer, or a model in an object store
-    (`s3://bucket/store/model/3fa1…#sha256`); addresses of other kinds cannot be trained."""
+    """Folder with config.json, safetensors weights and a tokenizer, or with adapters; a model on the Hugging Face hub
+    (`org/name`, `org/name@revision`); a `.gguf` file; a registered version (`models:/name@alias`, `models:/name/3`); or
+    a model in an object store (`s3://bucket/store/model/3fa1…#sha256`). Servers and scripts cannot be trained."""
     chat_template: str | None = None
     """Jinja chat template, for models without one."""
     quantization: Literal["int8", "nf4"] | None = None

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.identity.code import code_digest, external_digests
-from grpo.policy.catalog import model_folder
+from grpo.policy.catalog import check_trainable, pinned
+from grpo.policy.weights.sources import model_identity
 from grpo.scenarios.sources import content_hash
-from grpo.storage.files import content_digest
 
 
 def identity(value: Any) -> Any:
@@ -47,7 +47,7 @@ class RunInputs(BaseModel):
     sources: str
     """Content hash of the scenario sources."""
     model: str
-    """Digest of the base model's folder."""
+    """Identity of the base model."""
     user_code: dict[str, str]
     """Digests of the user's modules, distributions and declared files."""
     reads: dict[str, str] = {}
@@ -83,5 +83,19 @@ def short_digest(value: object) -> str:
 
 
 def model_digest(policy: PolicySettings) -> str:
-    """Digest of a model's folder. Raises `PolicyError` where there is none."""
-    return content_digest(model_folder(policy.model))[:16]
+    """Digest of a model, by commit, version or content. Raises `PolicyError` where there is none."""
+    check_trainable(policy.model)
+    return model_identity(policy.model)[:16]
+
+
+def pin_models(config: PipelineConfig) -> PipelineConfig:
+    """Config whose models are pinned: a branch on the hub to its commit, an alias of the registry to its version.
+
+    Raises as `model_source` for a model that does not exist.
+    """
+    check_trainable(config.policy.model)
+    policy = config.policy.model_copy(update={"model": pinned(config.policy.model)})
+    environment, user = config.environment, getattr(config.environment, "model", None)
+    if user is not None:
+        environment = environment.model_copy(update={"model": pinned(user)})
+    return config.model_copy(update={"policy": policy, "environment": environment})

@@ -25,10 +25,12 @@ from grpo.config.rewards import RewardComponent, plugin
 from grpo.config.scenarios import GeneratorSource
 from grpo.errors import ConfigError
 from grpo.identity.user_code import user_code_digests
+from grpo.policy.catalog import STUB, VLLM, is_weights
+from grpo.policy.weights.sources import model_identity
 from grpo.rewards.catalog import reward_type
 from grpo.rewards.judge.rubrics import RUBRICS
 from grpo.rewards.learned.safety import SHIPPED
-from grpo.storage.files import content_digest
+from grpo.storage.files import stamped_digest
 
 NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 
@@ -91,6 +93,8 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
             identity |= {f"{reference}, {name}": digest for name, digest in user_code_digests(reference).items()}
         for path in _files(part):
             identity[f"file {_shown(path)}"] = _digest(path, part)
+        if (model := _user_model(part)) is not None:
+            identity[f"model {_shown(Path(model))}"] = model_identity(model)
     return dict(sorted(identity.items()))
 
 
@@ -121,10 +125,16 @@ def _files(part: BaseModel) -> Iterator[Path]:
         yield from map(Path, reward_type(part.kind).files(part.options))
     elif isinstance(part, SafetyGate):
         yield Path(part.model or SHIPPED)
-    elif isinstance(part, (SimulatedUserSettings, TaskSettings)) and part.model is not None:
-        kind, separator, rest = part.model.partition("://")
-        if not separator or kind in ("stub", "vllm"):
-            yield Path(rest or kind)
+    elif isinstance(part, (SimulatedUserSettings, TaskSettings)) and (part.model or "").startswith(f"{STUB}://"):
+        yield Path(str(part.model).partition("://")[2])
+
+
+def _user_model(part: BaseModel) -> str | None:
+    """Address of the weights that generate a simulated user's messages, or None."""
+    if not isinstance(part, (SimulatedUserSettings, TaskSettings)) or part.model is None:
+        return None
+    model = part.model.removeprefix(f"{VLLM}://")
+    return model if is_weights(model) else None
 
 
 def _shown(path: Path) -> str:
@@ -133,18 +143,10 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(project)) if path.is_absolute() and path.is_relative_to(project) else str(path)
 
 
-_digests: dict[tuple[str, tuple[tuple[str, int, int], ...]], str] = {}
-
-
 def _digest(path: Path, part: BaseModel) -> str:
-    """Digest of a file or folder, cached by sizes and modification times."""
+    """Digest of a file or folder that settings name."""
     try:
-        files = sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
-        stamp = tuple((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
-        key = (str(path.resolve()), stamp)
-        if key not in _digests:
-            _digests[key] = content_digest(path)
-        return _digests[key]
+        return stamped_digest(path)
     except OSError as error:
         name = getattr(part, "kind", type(part).__name__)
         raise ConfigError(f"{path}, which {name} names, cannot be read: {error.strerror}; correct its path") from error

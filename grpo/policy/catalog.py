@@ -1,23 +1,30 @@
 """Policies and their inference backends by model address.
 
-data/models/desk_clerk                        a model folder, in this process
-vllm://data/models/desk_clerk                 a model folder, in a vLLM engine
+data/models/desk_clerk                        a model in this process: a folder, org/name, file.gguf,
+                                              models:/name@alias; see `grpo.policy.weights.sources`
+vllm://data/models/desk_clerk                 such a model in a vLLM engine
 openai+https://api.openai.com/v1#gpt-4.1      a chat-completions server
 openai-tokens+http://localhost:8000/v1#clerk  a completions server that reads and returns token ids, such as vLLM's
 stub://replies.yaml                           a script
 
-Only model folders are trained; the others are evaluated.
+Only models in this process are trained; the others are evaluated.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from grpo.artifacts import local_path
+from fsspec import available_protocols
+
 from grpo.errors import PolicyError
-from grpo.policy.model_files import check_model_files
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy, read_replies
+from grpo.policy.weights.sources import model_files, model_source
+
+if TYPE_CHECKING:
+    from grpo.policy.transformers.model import TransformersPolicy
+    from grpo.policy.transformers.quantization import Quantization
 
 CHAT, TOKENS, VLLM, STUB = "openai", "openai-tokens", "vllm", "stub"
 
@@ -26,19 +33,21 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
     """Open the policy at an address, see the module.
 
     `chat_template` is for model folders without one; `policy_hash` names the weights that a completions server or
-    vLLM serves. Raises `PolicyError` for an unknown kind of address, or a backend that is not installed.
+    vLLM serves. Raises `PolicyError` for an unknown kind of address, or a backend that is not installed, and what
+    `model_files` raises.
     """
-    kind, separator, rest = str(address).partition("://")
-    if not separator:
-        from grpo.policy.transformers.model import load
-
-        return load(Path(address), chat_template=chat_template)
+    kind, _, rest = str(address).partition("://")
+    if is_weights(str(address)):
+        return load_weights(str(address), chat_template=chat_template)
     if kind == STUB:
         return ScriptedPolicy(read_replies(Path(rest)))
     if kind == VLLM:
         from grpo.policy.vllm import VLLMPolicy
 
-        return VLLMPolicy(Path(rest), policy_hash=policy_hash, chat_template=chat_template)
+        files = model_files(rest)
+        if files.base is not None:
+            raise PolicyError(f"{address} holds adapters, which vLLM does not load from an address; name their base")
+        return VLLMPolicy(files.folder, policy_hash=policy_hash, chat_template=chat_template)
     protocol, _, scheme = kind.partition("+")
     if protocol in (CHAT, TOKENS) and scheme in ("http", "https"):
         from grpo.policy.openai import ChatPolicy, CompletionsPolicy
@@ -47,20 +56,40 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
         endpoint = OpenAIEndpoint.from_address(f"{scheme}://{rest}")
         return ChatPolicy(endpoint) if protocol == CHAT else CompletionsPolicy(endpoint, policy_hash=policy_hash)
     raise PolicyError(
-        f"no policy has an address of the kind {kind}://; use a model folder, {VLLM}://folder, {STUB}://replies.yaml, "
-        f"{CHAT}+http(s)://host/v1#model or {TOKENS}+http(s)://host/v1#model"
+        f"no policy has an address of the kind {kind}://; use a model folder, org/name, file.gguf, models:/name@alias, "
+        f"{VLLM}://folder, {STUB}://replies.yaml, {CHAT}+http(s)://host/v1#model or {TOKENS}+http(s)://host/v1#model"
     )
 
 
-def model_folder(model: str) -> Path:
-    """Local folder of `policy.model`, downloaded if it is an artifact in an object store.
+def load_weights(
+    address: str, *, chat_template: str | None = None, quantization: Quantization | None = None
+) -> TransformersPolicy:
+    """Load the model at an address into this process, adapters with their base. Raises as `model_files` and `load`."""
+    from grpo.policy.transformers.model import load
 
-    Raises `PolicyError` for a server or script, which cannot be trained, and for a path that is not a model.
-    """
+    files = model_files(address)
+    return load(files.folder, base=files.base, chat_template=chat_template, quantization=quantization)
+
+
+def is_weights(address: str) -> bool:
+    """Return True for an address of weights that are loaded into this process."""
+    kind, separator, _ = address.partition("://")
+    return not separator or kind in available_protocols()
+
+
+def check_trainable(model: str) -> None:
+    """Raise `PolicyError` for the address of a server or script, which has no weights to train."""
     kind, separator, _ = model.partition("://")
     if separator and kind.partition("+")[0] in (CHAT, TOKENS, VLLM, STUB):
         raise PolicyError(
             f"policy.model is an address of the kind {kind}://, which can be evaluated, not trained; set it to a "
-            "folder with config.json and safetensors weights"
+            "folder with config.json and safetensors weights, org/name, file.gguf or models:/name@alias"
         )
-    return check_model_files(local_path(model))
+
+
+def pinned(address: str) -> str:
+    """Address that names the same weights whenever it is read: `org/name` with its commit, an alias as its version."""
+    kind, separator, rest = address.partition("://")
+    if kind == VLLM:
+        return f"{VLLM}://{pinned(rest)}"
+    return address if separator else model_source(address).pinned

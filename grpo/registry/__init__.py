@@ -8,9 +8,10 @@
 `run_key` is the digest of a run's config, data and code: the same run registers the same version again.
 """
 
+from grpo.policy.weights.registered import ModelVersion
 from grpo.registry.lineage import Lineage
 from grpo.registry.promotions import ChampionChange, PromotionLog
 from grpo.registry.provenance import Provenance
-from grpo.registry.store import ModelVersion, Registry
+from grpo.registry.store import Registry
 
 __all__ = ["ChampionChange", "Lineage", "ModelVersion", "PromotionLog", "Provenance", "Registry"]

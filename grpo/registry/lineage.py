@@ -9,7 +9,8 @@ from grpo.registry.provenance import Provenance
 from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
-    from grpo.registry.store import ModelVersion, Registry
+    from grpo.policy.weights.registered import ModelVersion
+    from grpo.registry.store import Registry
 
 
 class Ancestor(Document):

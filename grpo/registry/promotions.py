@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from grpo.errors import AddressError, NothingToRollBack, PromotionRefused, RegistryError
+from grpo.policy.weights.registered import is_absent
 from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
@@ -292,12 +293,6 @@ def champion_stack(history: tuple[ChampionChange, ...]) -> list[int]:
             stack.pop()
         stack = stack or [change.champion]
     return stack
-
-
-def is_absent(error: Exception) -> bool:
-    """Distinguish an MLflow error about a missing object from one about the connection."""
-    code, text = getattr(error, "error_code", ""), str(error)
-    return code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and "not found" in text)
 
 
 def _before(version: int, stack: list[int], existing: set[int]) -> int | None:

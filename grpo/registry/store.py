@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,51 +13,34 @@ from filelock import FileLock
 
 from grpo.artifacts import Artifact, ArtifactStore, user_temp_folder
 from grpo.errors import AddressError, ArtifactError, RegistryError
+from grpo.policy.weights.registered import (
+    ModelVersion,
+    as_version,
+    open_client,
+    resolve_version,
+    version_by_alias,
+)
 from grpo.registry.promotions import (
     CANDIDATE,
     CHAMPION,
     Actor,
     ChampionChange,
     PromotionLog,
-    is_absent,
     missing_champion,
 )
 from grpo.registry.provenance import PROVENANCE, Provenance
-from grpo.storage.databases import exclusive, is_database, make_tracking
-from grpo.storage.documents import Document
+from grpo.storage.databases import exclusive, is_database
 from grpo.storage.files import file_digest
 from grpo.storage.locks import file_lock, scratch_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 
     from grpo.policy.transformers.model import TransformersPolicy
 
 MODEL_DIGEST = "model_sha256"
 """Tag of a version: digest of the files of its registered model."""
 _FETCHED_NOTE = "registered_model_meta"
-_ADDRESS = re.compile(r"^models:/(?P<name>\w[\w.-]*)(@(?P<alias>[\w.-]+)|/(?P<version>[0-9]{1,9}))$")
-"""A version number has at most nine digits, as databases store it."""
-
-
-class ModelVersion(Document):
-    """A registered model version."""
-
-    name: str
-    version: int
-    run_id: str
-    tags: dict[str, str]
-
-    @property
-    def checkpoint(self) -> Artifact:
-        """Registered checkpoint; `AddressError` for a version that was not registered by a run."""
-        try:
-            return Artifact(uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint")
-        except KeyError as error:
-            raise AddressError(
-                f"{self.name} version {self.version} has no tag {error}: no run of this pipeline registered it"
-            ) from error
 
 
 class Registry:
@@ -78,15 +60,7 @@ class Registry:
     def client(self) -> MlflowClient:
         """MLflow's client; one process at a time creates the tables of a database."""
         if self._client is None:
-            import mlflow
-            from mlflow import MlflowClient
-
-            mlflow.set_tracking_uri(self.tracking_uri)
-            with exclusive(self.tracking_uri):
-                make_tracking(self.tracking_uri)
-                client = MlflowClient(self.tracking_uri)
-                client.search_experiments(max_results=1)
-            self._client = client
+            self._client = open_client(self.tracking_uri)
         return self._client
 
     def experiment(self, name: str) -> str:
@@ -105,7 +79,7 @@ class Registry:
 
         Raises `RegistryError` for a deleted champion: a comparison with the base instead could promote a worse version.
         """
-        if (version := self._by_alias(model, CHAMPION)) is not None:
+        if (version := version_by_alias(self.client, model, CHAMPION)) is not None:
             return version
         try:
             state = self.promotions(model).state()
@@ -117,25 +91,17 @@ class Registry:
 
     def resolve(self, address: str) -> ModelVersion:
         """Return the version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` for a missing one."""
-        if (parts := _ADDRESS.match(address)) is None:
-            raise AddressError(
-                f"{address!r} is not the address of a model; write models:/NAME@champion or models:/NAME/3"
-            )
-        name, alias, number = parts["name"], parts["alias"], parts["version"]
-        version = self._by_alias(name, alias) if alias is not None else self._by_number(name, number)
-        if version is None:
-            raise AddressError(f"no model at {address} in the registry {self.tracking_uri}")
-        return version
+        return resolve_version(self.client, address)
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
         """Return the version that the run with this key registered, if any."""
         versions = self.client.search_model_versions(f"name = '{model}' and tags.run_key = '{run_key}'")
-        return _version(versions[0]) if versions else None
+        return as_version(versions[0]) if versions else None
 
     def versions(self, model: str) -> list[ModelVersion]:
         """All versions of a model, oldest first."""
         versions = self.client.search_model_versions(f"name = '{model}'", max_results=10_000)
-        return sorted(map(_version, versions), key=lambda version: version.version)
+        return sorted(map(as_version, versions), key=lambda version: version.version)
 
     def checkpoints(self, store: str) -> list[Artifact]:
         """Checkpoints in a store that registered versions reference: their own and those of their champions."""
@@ -266,7 +232,7 @@ class Registry:
                 with self._fetched(address) as folder:
                     described = {**tags, MODEL_DIGEST: model_digest(folder)}
                 with self._named(model):
-                    version = _version(
+                    version = as_version(
                         self.client.create_model_version(
                             model, source=address, run_id=run_id, tags=described, model_id=model_id
                         )
@@ -313,35 +279,9 @@ class Registry:
     def _version(self, model: str, version: int) -> ModelVersion:
         return self.resolve(f"models:/{model}/{version}")
 
-    def _by_alias(self, model: str, alias: str) -> ModelVersion | None:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return _version(self.client.get_model_version_by_alias(model, alias))
-        except MlflowException as error:
-            if is_absent(error):
-                return None
-            raise
-
-    def _by_number(self, model: str, number: str) -> ModelVersion | None:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return _version(self.client.get_model_version(model, number))
-        except MlflowException as error:
-            if is_absent(error):
-                return None
-            raise
-
     def _exclusive(self, model: str) -> FileLock:
         digest = hashlib.sha256(f"{self.tracking_uri} {model}".encode()).hexdigest()[:20]
         return file_lock(_lock_folder(self.tracking_uri) / f"{digest}.lock")
-
-
-def _version(version: MlflowVersion) -> ModelVersion:
-    return ModelVersion(
-        name=str(version.name), version=int(version.version), run_id=str(version.run_id), tags=dict(version.tags)
-    )
 
 
 def model_digest(folder: Path) -> str:

@@ -95,6 +95,19 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def stamped_digest(path: Path) -> str:
+    """`content_digest` that is remembered for the same sizes and modification times. Raises `OSError`."""
+    files = sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
+    stamp = tuple((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
+    key = (str(path.resolve()), stamp)
+    if key not in _digests:
+        _digests[key] = content_digest(path)
+    return _digests[key]
+
+
+_digests: dict[tuple[str, tuple[tuple[str, int, int], ...]], str] = {}
+
+
 def _number(error: BaseException) -> int | None:
     """Error number of the system; for a full disk also from the message alone."""
     if isinstance(error, OSError) and error.errno is not None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import PolicyError
-from grpo.policy.model_files import ADAPTERS, check_model_files
+from grpo.policy.model_files import ADAPTERS, check_model_files, tokenizer_folder
 from grpo.policy.policy import Sampler
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
 from grpo.policy.transformers.exactness import choose_path
@@ -124,7 +124,7 @@ def load(
     config.json, and a quantization that this machine does not support.
     """
     if (check_model_files(folder) / ADAPTERS).is_file():
-        return _load_adapters(folder, base)
+        return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization)
     quantization_config = bitsandbytes_config(quantization) if quantization is not None else None
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -147,12 +147,14 @@ def load(
     return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
 
 
-def _load_adapters(folder: Path, base: Path | None) -> TransformersPolicy:
+def _load_adapters(
+    folder: Path, base: Path | None, *, chat_template: str | None, quantization: Quantization | None
+) -> TransformersPolicy:
     if base is None:
         raise PolicyError(f"{folder} holds adapters only; give the folder of the model that they are for")
-    model = load(base).model
+    model = load(base, quantization=quantization).model
     load_adapters(model, folder)
-    return TransformersPolicy(model, load_tokenizer(folder))
+    return TransformersPolicy(model, load_tokenizer(tokenizer_folder(folder, base), chat_template=chat_template))
 
 
 class ModelCache:

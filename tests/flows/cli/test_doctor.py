@@ -257,7 +257,8 @@ def test_what_a_run_of_a_config_would_refuse_is_a_problem(
     """By the functions that the dry run calls; the store is not left behind."""
     monkeypatch.chdir(ROOT)
     config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"store={tmp_path / 'store'}", *changes))
-    (check,) = doctor._check_config(config)
+    *models, check = doctor._check_config(config)
+    assert [model.name for model in models] == (["policy.model"] if state == "ok" else [])
     assert (check.state, detail in check.detail) == (state, True), check
     assert list(tmp_path.iterdir()) == []
 

@@ -38,7 +38,7 @@ def test_the_hash_of_a_server_depends_on_its_model():
 @pytest.mark.parametrize(
     ("address", "problem"),
     [
-        ("s3://bucket/model", "no policy has an address of the kind s3://"),
+        ("shop://bucket/model", "no policy has an address of the kind shop://"),
         ("openai+ftp://host/v1#m", r"of the kind openai\+ftp://"),
         ("openai+http://host/v1", "names no model"),
         ("openai+http:///v1#m", r"expected http\(s\)://host"),

@@ -7,38 +7,28 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import PolicyError
-from grpo.policy.catalog import model_folder, open_policy
 from grpo.policy.model_files import check_model_files
 from tests.places import DESK_MODEL
-
-HUB = "Qwen/Qwen3-0.6B"
 
 
 def test_a_model_folder_is_returned_unchanged():
     """It has a config, weights and a tokenizer."""
-    assert check_model_files(DESK_MODEL) == DESK_MODEL == model_folder(str(DESK_MODEL))
-
-
-@pytest.mark.parametrize("open_model", [model_folder, open_policy], ids=["to train", "to generate"])
-def test_a_hub_id_is_refused_with_the_download_command(open_model: object):
-    """Nothing is downloaded, so the network is not blamed."""
-    with pytest.raises(
-        PolicyError, match=f"nothing is fetched here; .*hf download {HUB} --local-dir models/Qwen3-0.6B"
-    ):
-        open_model(HUB)  # type: ignore[operator]
+    assert check_model_files(DESK_MODEL) == DESK_MODEL
 
 
 @pytest.mark.parametrize(
     ("files", "named", "reason"),
     [
-        ({"m/q4.gguf": b"GGUF"}, "m/q4.gguf", "is GGUF, weights for llama.cpp"),
-        ({"m/q4.gguf": b"GGUF"}, "m", "is GGUF, weights for llama.cpp"),
         ({}, "m/n/o", "the folder does not exist"),
+        ({}, "gpt2", "the folder does not exist; .*or to a model on the hub as org/name"),
         ({"m": b""}, "m", "it is a file"),
         ({"m/x": b""}, "m", "config.json is missing"),
         ({"m/config.json": b"{"}, "m", "config.json is not JSON"),
         ({"m/config.json": b"[]"}, "m", "holds list, not an object"),
         ({"m/config.json": b"{}", "m/pytorch_model.bin": b""}, "m", "pickled weights are refused"),
+        ({"m/adapter_config.json": b"[]"}, "m", "holds list, not an object"),
+        ({"m/adapter_config.json": b'{"peft_type": "IA3"}'}, "m", "adapters of the kind 'IA3', only LORA is read"),
+        ({"m/adapter_config.json": b'{"peft_type": "LORA"}'}, "m", "pickled adapters are refused"),
     ],
 )
 def test_a_folder_without_a_model_is_refused_with_the_reason(

@@ -1,0 +1,167 @@
+"""Conversion of GGUF, the format of llama.cpp, into a model folder that can be trained.
+
+SmolLM2-135M-Instruct.Q4_1.gguf   →   config.json  model.safetensors  tokenizer.json  chat_template.jinja
+                                      generation_config.json
+
+transformers reads the file; its quantized weights become the float32 numbers that they stand for. A file with settings
+or tensors that transformers drops is refused, since the model would compute something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+from transformers.utils.logging import disable_progress_bar
+
+from grpo.errors import PolicyError
+from grpo.storage.files import storage_errors
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+disable_progress_bar()
+
+_READ_FROM_SHAPES = frozenset(
+    {
+        *("attention.key_length", "attention.value_length", "vocab_size", "tensor_data_layout", "attention.causal"),
+        *("expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_shared_count", "expert_count"),
+    }
+)
+"""Settings that the shapes of the tensors repeat, or that every causal language model shares."""
+_ROTATED = "rope.dimension_count"
+_COMPARED = {"attention.sliding_window": "sliding_window", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+"""Settings that transformers takes from the defaults of the family, where those are named otherwise; the file's have to
+be equal to them."""
+_REMEDY = "set policy.model to the safetensors weights that the file was converted from"
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError)
+"""Exceptions of transformers and gguf for a file that is cut off, changed, or of a family that they do not read."""
+
+
+def convert_gguf(file: Path, folder: Path) -> None:
+    """Write the model in a GGUF file as a folder with float32 safetensors, tokenizer and generation_config.json.
+
+    Takes half a minute for 135 M parameters, and the memory of its float32 weights. Raises `PolicyError` for a file
+    that is damaged, of a family that transformers does not read from GGUF, or with contents that it would drop, and
+    `StorageError` for a folder that cannot be written.
+    """
+    describe_gguf(file, folder)
+    with _readable(file), redirect_stderr(StringIO()):  # its progress bars
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(file.parent),
+            gguf_file=file.name,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
+    if mismatches:
+        raise PolicyError(f"the tensors of {file} are not those of {type(model).__name__}: {mismatches}; {_REMEDY}")
+    _check_tensors(file, model)
+    _save_weights(model, folder)
+
+
+def describe_gguf(file: Path, folder: Path) -> None:
+    """Write config.json, tokenizer, chat template and generation_config.json of a GGUF file, without the weights.
+
+    Raises as `convert_gguf`.
+    """
+    from gguf import GGUFReader
+
+    with _readable(file):
+        reader = GGUFReader(file)
+        config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
+        architecture = str(reader.get_field("general.architecture").contents())  # type: ignore[union-attr]
+    _check_settings(file, reader, architecture, config)
+    vars(config).pop("_model_name_or_path", None)  # the title in the file
+    generation = GenerationConfig.from_model_config(config)
+    generation.eos_token_id = _stop_tokens(reader, tokenizer)
+    with storage_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        generation.save_pretrained(folder)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Turn the exceptions of transformers and gguf into a `PolicyError` that names the file."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise PolicyError(f"{file} cannot be read as GGUF: {reason}; fetch it again, or {_REMEDY}") from error
+
+
+def _check_settings(file: Path, reader: GGUFReader, architecture: str, config: Any) -> None:
+    """Refuse a file with a setting of the forward pass that transformers does not take over."""
+    mapped = GGUF_CONFIG_MAPPING.get(config.model_type.removesuffix("_text"), {})
+    dropped = []
+    for key, field in reader.fields.items():
+        name = key.removeprefix(f"{architecture}.")
+        if name == key or name in _READ_FROM_SHAPES or (name in mapped and name != _ROTATED):
+            continue
+        value = field.contents()
+        if name.startswith("rope.scaling.") and (value == "none" or architecture == "gpt-oss"):
+            continue
+        if value != (_rotated(config) if name == _ROTATED else getattr(config, _COMPARED.get(name, name), None)):
+            dropped.append(f"{key} = {value}")
+    if dropped:
+        raise PolicyError(f"{file}: transformers does not read {', '.join(dropped)} from GGUF; {_REMEDY}")
+
+
+def _rotated(config: Any) -> int:
+    """Dimensions of a head that the rotary embedding turns."""
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    return int(head * share)
+
+
+def _check_tensors(file: Path, model: PreTrainedModel) -> None:
+    """Refuse a file with more or fewer numbers than the model that was made from it."""
+    from gguf import GGUFReader
+
+    tensors = GGUFReader(file).tensors
+    stored = sum(int(tensor.n_elements) for tensor in tensors)
+    read = sum(parameter.numel() for parameter in model.parameters())
+    if stored != read:
+        extra = [tensor.name for tensor in tensors if tensor.name.startswith("rope_")]
+        raise PolicyError(
+            f"{file} holds {stored:,} numbers, and {type(model).__name__} has {read:,}: transformers does not read "
+            f"{', '.join(extra) or 'some of its tensors'}; {_REMEDY}"
+        )
+
+
+def _stop_tokens(reader: GGUFReader, tokenizer: Any) -> int | list[int] | None:
+    """Ids that end a turn: the end of the text, and the end of a turn where the file names another one."""
+    ids = [tokenizer.eos_token_id]
+    for name in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
+        if (field := reader.get_field(name)) is not None:
+            ids.append(int(field.contents()))
+    distinct = list(dict.fromkeys(token for token in ids if token is not None))
+    return distinct[0] if len(distinct) == 1 else distinct or None
+
+
+def _save_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Write the weights of a model that transformers takes for a quantized one, which it does not save."""
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    generation = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+    plain.generation_config = generation
+    with storage_errors(str(folder)):
+        try:
+            plain.save_pretrained(folder)
+        except SafetensorError as error:
+            raise PolicyError(f"the weights cannot be written to {folder}: {error}") from error

@@ -1,0 +1,296 @@
+"""Model addresses, the same wherever a config, a command or an agent names a model.
+
+data/models/desk_clerk            a folder with config.json, *.safetensors and a tokenizer, or with adapters
+Qwen/Qwen3-0.6B@v1.0              a model on the Hugging Face hub at a revision; an existing folder of that name wins
+models/smol.Q4_1.gguf             a GGUF file, or a folder with one
+models:/support-desk@champion     a registered version, by alias or, as models:/support-desk/3, by number
+s3://bucket/store/model/3fa1…#…   a model in an object store, with its sha256
+
+A run pins an address first: a branch to its commit, an alias to its version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from grpo.artifacts import Artifact, ArtifactStore, local_path
+from grpo.errors import PolicyError
+from grpo.policy.model_files import ADAPTERS, check_model_files, read_object, tokenizer_folder
+from grpo.policy.weights import hub
+from grpo.policy.weights.gguf_file import conversion_digest, converted_folder, find_gguf
+from grpo.policy.weights.registered import REGISTERED, registered_version
+from grpo.storage.files import stamped_digest
+
+_STATE = "learner.json"
+"""State of a checkpoint, which names the base of its adapters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """Folder of a model, or of adapters and the model that they are for."""
+
+    folder: Path
+    base: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """Folders of a model's config and of its tokenizer, which differ for adapters with their own tokenizer."""
+
+    config: Path
+    tokenizer: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """What a run reads of a model, before it does."""
+
+    address: str
+    """The pinned address."""
+    origin: str
+    """Kind of the address, with its commit or digest."""
+    size: int
+    """Bytes of the model's files."""
+    missing: int = 0
+    """Bytes that are fetched first."""
+
+
+class ModelSource(Protocol):
+    """Place of a model's files."""
+
+    @property
+    def pinned(self) -> str:
+        """Address that names the same files whenever it is read."""
+        ...
+
+    def identity(self) -> str:
+        """Digest of what the files are or are made from; fetches no weights."""
+        ...
+
+    def folder(self) -> Path:
+        """Fetch or convert the model where that is needed; returns its folder."""
+        ...
+
+    def described(self) -> AbstractContextManager[Path]:
+        """Folder with config and tokenizer, for as long as it is used; fetches and converts no weights."""
+        ...
+
+    def plan(self) -> ModelPlan:
+        """Sizes of the files."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """Model folder on this machine."""
+
+    pinned: str
+
+    def identity(self) -> str:
+        """See `ModelSource.identity`."""
+        return stamped_digest(self.folder())
+
+    def folder(self) -> Path:
+        """See `ModelSource.folder`."""
+        return check_model_files(Path(self.pinned))
+
+    @contextmanager
+    def described(self) -> Iterator[Path]:
+        """See `ModelSource.described`."""
+        yield self.folder()
+
+    def plan(self) -> ModelPlan:
+        """See `ModelSource.plan`."""
+        return ModelPlan(address=self.pinned, origin="folder", size=_size(self.folder()))
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSource:
+    """GGUF file on this machine."""
+
+    pinned: str
+    file: Path
+
+    def identity(self) -> str:
+        """See `ModelSource.identity`."""
+        return conversion_digest(self.file)
+
+    def folder(self) -> Path:
+        """See `ModelSource.folder`."""
+        return converted_folder(self.file)
+
+    @contextmanager
+    def described(self) -> Iterator[Path]:
+        """See `ModelSource.described`."""
+        from grpo.policy.weights.gguf import describe_gguf
+
+        with tempfile.TemporaryDirectory(prefix="grpo-gguf-") as folder:
+            describe_gguf(self.file, Path(folder))
+            yield Path(folder)
+
+    def plan(self) -> ModelPlan:
+        """See `ModelSource.plan`."""
+        return ModelPlan(address=self.pinned, origin="GGUF, converted to float32 once", size=self.file.stat().st_size)
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """Model on the Hugging Face hub, at a commit."""
+
+    model: hub.HubModel
+
+    @property
+    def pinned(self) -> str:
+        """See `ModelSource.pinned`."""
+        return str(self.model)
+
+    def identity(self) -> str:
+        """See `ModelSource.identity`."""
+        return hashlib.sha256(f"hub {self.model}".encode()).hexdigest()
+
+    def folder(self) -> Path:
+        """See `ModelSource.folder`."""
+        return check_model_files(hub.fetch(self.model))
+
+    @contextmanager
+    def described(self) -> Iterator[Path]:
+        """See `ModelSource.described`."""
+        yield hub.fetch_description(self.model)
+
+    def plan(self) -> ModelPlan:
+        """See `ModelSource.plan`."""
+        plan = hub.plan(self.model)
+        origin = f"hub, commit {str(self.model.revision)[:12]}, {plan.files} files"
+        return ModelPlan(address=self.pinned, origin=origin, size=plan.size, missing=plan.missing)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSource:
+    """Model in an object store, or the checkpoint of a registered version."""
+
+    pinned: str
+    origin: str
+    artifact: Artifact | None = None
+    """The checkpoint; None for an address in an object store."""
+
+    def identity(self) -> str:
+        """See `ModelSource.identity`."""
+        return stamped_digest(self.folder()) if self.artifact is None else self.artifact.sha256
+
+    def folder(self) -> Path:
+        """See `ModelSource.folder`."""
+        path = local_path(self.pinned) if self.artifact is None else artifact_path(self.artifact)
+        return check_model_files(path)
+
+    @contextmanager
+    def described(self) -> Iterator[Path]:
+        """See `ModelSource.described`."""
+        yield self.folder()
+
+    def plan(self) -> ModelPlan:
+        """See `ModelSource.plan`."""
+        return ModelPlan(address=self.pinned, origin=self.origin, size=_size(self.folder()))
+
+
+def model_source(address: str) -> ModelSource:
+    """Find the place that an address names; a model on the hub is pinned to a commit.
+
+    Raises `PolicyError`, `AddressError` or `ConfigError` for an address without a model, and `ConnectionError` for a
+    registry, store or hub that does not answer.
+    """
+    if address.startswith(REGISTERED):
+        version = registered_version(address)
+        return StoredSource(version.address, "registered version", version.checkpoint)
+    if "://" in address:
+        return StoredSource(address, "object store")
+    if (model := hub.hub_model(address)) is not None:
+        return HubSource(hub.pin(model))
+    if (file := find_gguf(Path(address))) is not None:
+        return GgufSource(address, file)
+    return FolderSource(address)
+
+
+def model_files(address: str) -> ModelFiles:
+    """Fetch or convert the model at an address, and the base of adapters. Raises what its source raises."""
+    source = model_source(address)
+    folder = source.folder()
+    base = _base_source(source.pinned, folder)
+    return ModelFiles(folder=folder, base=None if base is None else _whole_model(source.pinned, base))
+
+
+def model_identity(address: str) -> str:
+    """Digest of the model at an address: by commit, version or content; fetches no weights from a hub."""
+    source = model_source(address)
+    if isinstance(source, GgufSource):
+        return source.identity()
+    with source.described() as folder:
+        base = _base_source(source.pinned, folder)
+    identity = source.identity()
+    return identity if base is None else hashlib.sha256(f"{identity} on {base.identity()}".encode()).hexdigest()
+
+
+@contextmanager
+def model_description(address: str) -> Iterator[ModelDescription]:
+    """Yield config and tokenizer of the model at an address, for as long as they are used; fetches no weights."""
+    source = model_source(address)
+    with source.described() as folder:
+        if (base := _base_source(source.pinned, folder)) is None:
+            yield ModelDescription(config=folder, tokenizer=folder)
+        else:
+            with base.described() as base_folder:
+                yield ModelDescription(config=base_folder, tokenizer=tokenizer_folder(folder, base_folder))
+
+
+def model_plan(address: str) -> ModelPlan:
+    """Sizes of the model at an address, and what would be fetched. Raises as `model_source`."""
+    return model_source(address).plan()
+
+
+def artifact_path(artifact: Artifact) -> Path:
+    """Verified local path of an artifact, in the store that its URI names."""
+    return ArtifactStore(artifact.uri.rsplit("/", 2)[0]).path(artifact)
+
+
+def _base_source(address: str, folder: Path) -> ModelSource | None:
+    """Model that adapters are for; None for a folder that holds a whole model."""
+    if not (folder / ADAPTERS).is_file():
+        return None
+    if (folder / _STATE).is_file() and (base := read_object(folder / _STATE).get("base")) is not None:
+        artifact = Artifact.model_validate(base)
+        return StoredSource(artifact.uri, "checkpoint", artifact)
+    config = read_object(folder / ADAPTERS)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(name, str) or not name or "://" in name or name.startswith(REGISTERED):
+        raise PolicyError(
+            f"{address} holds adapters, and {ADAPTERS} names no folder or model on a hub that they are for "
+            f"({name!r}); set its base_model_name_or_path"
+        )
+    try:
+        return model_source(f"{name}@{revision}" if revision and hub.hub_model(name) is not None else name)
+    except PolicyError as error:
+        raise PolicyError(
+            f"{address} holds adapters for {name}, and {error}; correct base_model_name_or_path in {ADAPTERS}"
+        ) from error
+
+
+def _whole_model(address: str, base: ModelSource) -> Path:
+    """Folder of a base, which must not be adapters again."""
+    try:
+        folder = base.folder()
+    except PolicyError as error:
+        raise PolicyError(
+            f"{address} holds adapters for {base.pinned}, and {error}; correct base_model_name_or_path in {ADAPTERS}"
+        ) from error
+    if (folder / ADAPTERS).is_file():
+        raise PolicyError(f"{address} holds adapters for {base.pinned}, which are adapters too; merge those first")
+    return folder
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

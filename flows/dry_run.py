@@ -15,7 +15,7 @@ from grpo.identity.cache_identity import pin_models
 from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
 from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
 from grpo.tables import open_parquet
-from tasks.load_base import Checkpoint
+from tasks.load_base import BaseCheckpoint, Checkpoint
 from tasks.results import StageResult
 from tasks.rollout import RolloutResult
 from tasks.split import SplitResult
@@ -70,6 +70,8 @@ class DryRun(_Part):
     """Mean over the cached rollouts of this config."""
     model: ModelPlan
     """Base model: its pinned address, size, and what would be fetched."""
+    forward_path: str | None
+    """Forward path of the model, and its errors; None where load_base is not in the cache."""
     memory: MemoryEstimate
 
 
@@ -125,6 +127,9 @@ def dry_run(config: PipelineConfig) -> DryRun:
         ),
         mean_completion_tokens=_mean_completion_tokens(config, lookup),
         model=model_plan(config.policy.model),
+        forward_path=next(
+            (result.forward_path for result in lookup.results if isinstance(result, BaseCheckpoint)), None
+        ),
         memory=_memory(config, episodes),
     )
 

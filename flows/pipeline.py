@@ -28,7 +28,7 @@ from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
 from tasks.ingest import IngestResult, ingest
-from tasks.load_base import Checkpoint, load_base
+from tasks.load_base import BaseCheckpoint, Checkpoint, load_base
 from tasks.registry import registry
 from tasks.rollout import rollout
 from tasks.score import ScoreResult, score
@@ -253,7 +253,7 @@ def training_steps(
                 yield step
 
 
-def base_policy(policy: PolicySettings, store: str) -> Checkpoint:
+def base_policy(policy: PolicySettings, store: str) -> BaseCheckpoint:
     """The policy that training starts from, as checkpoint 0."""
     return load_base(policy=policy, content=model_digest(policy), store=store)
 

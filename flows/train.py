@@ -43,7 +43,7 @@ from grpo.storage.home import home
 from tasks.evaluate import evaluate
 from tasks.executor import StageExecutor, one_thread, stage_executor
 from tasks.gate import gate
-from tasks.load_base import Checkpoint
+from tasks.load_base import BaseCheckpoint
 from tasks.promote import promote
 from tasks.register import register
 from tasks.registry import registry
@@ -123,7 +123,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
         )
 
 
-def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, base: Checkpoint) -> Artifact:
+def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, base: BaseCheckpoint) -> Artifact:
     """The policy that the candidate is compared with: the champion, or the base where there has never been one.
 
     A run that was evaluated before is compared with the same policy again, so that its decision stands.
@@ -154,7 +154,7 @@ def _report(
     config: PipelineConfig,
     run: RunInputs,
     data: Scenarios,
-    base: Checkpoint,
+    base: BaseCheckpoint,
     steps: Sequence[Step],
     checkpoints: RunCheckpoints,
     executor: StageExecutor,
@@ -193,6 +193,7 @@ def _report(
             code_digest=code_digest(),
             scenarios_digest=data.artifact.sha256[:16],
             base_policy=base.policy,
+            forward_path=base.forward_path,
             champion_policy=evaluation.champion_policy if evaluation else "",
             candidate_policy=(steps[-1].policy if steps else base).policy,
             package_versions=package_versions(),

@@ -21,9 +21,16 @@ class Checkpoint(StageResult):
     """Hash of its weights."""
 
 
+class BaseCheckpoint(Checkpoint):
+    """The base policy in the store."""
+
+    forward_path: str
+    """Forward path of rollouts and training, and its errors against the model's own plain forward pass."""
+
+
 @stage
-def load_base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
-    """Fetch and load the model, check its tokenizer and chat template, and store it as the first checkpoint.
+def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoint:
+    """Fetch and load the model, check its forward path and chat template, and store it as the first checkpoint.
 
     Adapters are merged into their base. `content` is the model's identity: its commit, version or content.
     """
@@ -35,4 +42,4 @@ def load_base(policy: PolicySettings, content: str, store: str) -> Checkpoint:
     model_cache.put(loaded)
     with ArtifactStore(store).new_folder("checkpoint") as new:
         save_base(loaded, new.path)
-    return Checkpoint(checkpoint=new.artifact, policy=loaded.hash)
+    return BaseCheckpoint(checkpoint=new.artifact, policy=loaded.hash, forward_path=str(loaded.path_check))

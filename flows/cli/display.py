@@ -157,12 +157,13 @@ def _estimates(plan: DryRun) -> Iterator[str]:
         f"{plan.max_completion_tokens * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
     )
     yield f"model: {model_line(plan.model)}"
+    yield f"forward path: {plan.forward_path or 'unknown until load_base has run'}"
     memory = plan.memory
     yield (
         f"memory: {_size(memory.peak)} at its peak, without Python and its packages: weights "
         f"{_size(memory.weights)} ({memory.copies} × {memory.parameters:,} parameters), gradients "
         f"{_size(memory.gradients)}, optimizer {_size(memory.optimizer)}, activations about "
-        f"{_size(memory.activations)}; or, during rollouts, a KV cache of at most {_size(memory.cache)}"
+        f"{_known_size(memory.activations)}; or, during rollouts, a KV cache of at most {_known_size(memory.cache)}"
     )
 
 
@@ -170,6 +171,10 @@ def model_line(plan: ModelPlan) -> str:
     """Address, origin and size of a model, and what of it has to be fetched."""
     fetched = f", {_size(plan.missing)} of it to be fetched" if plan.missing else ""
     return f"{plan.address} ({plan.origin}), {_size(plan.size)}{fetched}"
+
+
+def _known_size(count: int | None) -> str:
+    return "(unknown for this architecture)" if count is None else _size(count)
 
 
 def _size(count: int) -> str:

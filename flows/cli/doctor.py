@@ -103,12 +103,23 @@ def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
         return
     try:
         plan = check_config(config)
+        path = "unknown until the weights are fetched" if plan.missing else _forward_path(config)
     except (GRPOError, ConnectionError, TimeoutError) as error:
         detail, _, remedy = str(error).partition("; ")
         yield CheckResult(area="config", name=config.name, state="problem", detail=detail, remedy=remedy)
     else:
         yield CheckResult(area="config", name="policy.model", state="ok", detail=model_line(plan))
+        yield CheckResult(area="config", name="forward path", state="ok", detail=path)
         yield CheckResult(area="config", name=config.name, state="ok", detail="nothing that a run would refuse")
+
+
+def _forward_path(config: PipelineConfig) -> str:
+    """Forward path of the model and its errors against a plain forward pass; loads the weights."""
+    from grpo.policy.catalog import load_weights
+
+    policy = config.policy
+    loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
+    return str(loaded.path_check)
 
 
 def _check_python() -> CheckResult:

@@ -155,6 +155,8 @@ class RunProvenance(_Part):
     code_digest: str
     scenarios_digest: str
     base_policy: str
+    forward_path: str
+    """Forward path of the base, and its errors against the model's own plain forward pass."""
     champion_policy: str
     candidate_policy: str
     package_versions: dict[str, str]

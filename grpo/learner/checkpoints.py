@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import PolicyError
 from grpo.learner.learner import Learner
+from grpo.policy.transformers.exactness import PathCheck
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo.policy.transformers.sharding import distribute_like, gather_full
 
@@ -40,6 +41,8 @@ class CheckpointState(BaseModel):
     """Tokens in a forward pass that fit into memory."""
     loss_scale: tuple[float, int] | None = None
     """Loss scale of fp16, and the number of good steps with it."""
+    path_check: PathCheck
+    """Forward path of the policy and its errors against a plain forward pass."""
     base: Artifact | None = None
     """Checkpoint of the base model, where this one has adapters only."""
 
@@ -47,7 +50,9 @@ class CheckpointState(BaseModel):
 def save_base(policy: TransformersPolicy, folder: Path) -> None:
     """Write the initial policy of a run, which has no optimizer state."""
     policy.save(folder)
-    (folder / STATE).write_text(CheckpointState(policy_hash=policy.hash).model_dump_json(), encoding="utf-8")
+    (folder / STATE).write_text(
+        CheckpointState(policy_hash=policy.hash, path_check=policy.path_check).model_dump_json(), encoding="utf-8"
+    )
 
 
 def save(
@@ -68,6 +73,7 @@ def save(
     scale = (scaler["scale"], scaler["_growth_tracker"]) if scaler else None
     state = CheckpointState(
         policy_hash=policy.hash,
+        path_check=policy.path_check,
         parent=parent,
         step_count=learner.step_count,
         microbatch_tokens=learner.microbatch_tokens,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from grpo.algorithms.catalog import get_algorithm
 from grpo.config.training import TrainingSettings
@@ -43,15 +43,16 @@ class MemoryEstimate(BaseModel):
     gradients: int
     optimizer: int
     """Two moments of each trained parameter, and a step count of each tensor."""
-    activations: int
-    """Activations of one pass of microbatch_tokens tokens; approximate."""
-    cache: int
-    """KV cache of all concurrent episodes at their full length; an upper bound."""
+    activations: int | None
+    """Activations of one pass of microbatch_tokens tokens; approximate. None for a model of another architecture than
+    attention and gated MLPs, whose layers these formulas do not describe."""
+    cache: int | None
+    """KV cache of all concurrent episodes at their full length; an upper bound. None like `activations`."""
 
     @property
     def peak(self) -> int:
-        """The larger of the peaks of training and rollout."""
-        return self.weights + max(self.gradients + self.optimizer + self.activations, self.cache)
+        """The larger of the peaks of training and rollout, as far as they are known."""
+        return self.weights + max(self.gradients + self.optimizer + (self.activations or 0), self.cache or 0)
 
 
 def memory_estimate(
@@ -78,6 +79,26 @@ def memory_estimate(
     moments = 0 if get_algorithm(training.algorithm).update == "trust_region" else 2 * counts[1] + len(trained)
     shared = training.lora is not None
     copies = (1 if shared else 2) + (training.importance_sampling_cap is not None)
+    activations, cache = _layers_memory(config.get_text_config(), training, episodes=episodes, max_context=max_context)
+    return MemoryEstimate(
+        parameters=counts[0],
+        trained=counts[1],
+        copies=copies,
+        weights=copies * counts[0] * _FLOAT32,
+        gradients=counts[1] * _FLOAT32,
+        optimizer=moments * _FLOAT32,
+        activations=activations,
+        cache=cache,
+    )
+
+
+def _layers_memory(
+    config: PretrainedConfig, training: TrainingSettings, *, episodes: int, max_context: int
+) -> tuple[int, int] | tuple[None, None]:
+    """Activations and KV cache of all layers, where the config has the sizes of attention and gated MLPs."""
+    sizes = ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+    if any(not isinstance(getattr(config, size, None), int) for size in sizes):
+        return None, None
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_size = 2 * width * (getattr(config, "num_key_value_heads", heads) or heads)
@@ -88,13 +109,5 @@ def memory_estimate(
         layers_kept = config.num_hidden_layers * kept
     half = 1 if training.precision == "fp32" else 2
     longest = min(max_context, config.max_position_embeddings)
-    return MemoryEstimate(
-        parameters=counts[0],
-        trained=counts[1],
-        copies=copies,
-        weights=copies * counts[0] * _FLOAT32,
-        gradients=counts[1] * _FLOAT32,
-        optimizer=moments * _FLOAT32,
-        activations=int(training.microbatch_tokens * layers_kept * _FLOAT32 / half),
-        cache=episodes * longest * config.num_hidden_layers * kv_size * _FLOAT32,
-    )
+    activations = int(training.microbatch_tokens * layers_kept * _FLOAT32 / half)
+    return activations, episodes * longest * config.num_hidden_layers * kv_size * _FLOAT32

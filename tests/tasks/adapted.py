@@ -26,6 +26,8 @@ def put_adapted(store: ArtifactStore, model: Path, base: Artifact) -> tuple[Arti
 
     def write(folder: Path) -> None:
         policy.save(folder)
-        (folder / STATE).write_text(CheckpointState(policy_hash=policy.hash, base=base).model_dump_json())
+        (folder / STATE).write_text(
+            CheckpointState(policy_hash=policy.hash, path_check=policy.path_check, base=base).model_dump_json()
+        )
 
     return put_folder(store, "checkpoint", write), policy

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 from transformers import PreTrainedModel
 
 from grpo.errors import PolicyError
@@ -45,9 +46,10 @@ _GRADIENT_ELEMENTS = 2**22
 """Elements of the gradient that are compared, smallest tensors first: those of every layer in most models."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathCheck:
+class PathCheck(BaseModel):
     """Forward path of a model and what the comparison with its plain forward pass measured."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     path: ForwardPath
     attention: str

@@ -45,7 +45,8 @@ wall_s: 5400.0
 orchestration_share: 0.0411
 lineage:
   {run: run-of-march, seed: 7, config_digest: c0ffee01, code_digest: c0de0002, scenarios_digest: 5ce0a203,
-   base_policy: ba5e0004, champion_policy: 9f2c41d0, candidate_policy: b7701e5a, model_version: support-desk/4,
+   base_policy: ba5e0004, forward_path: flat within 2e-06, champion_policy: 9f2c41d0,
+   candidate_policy: b7701e5a, model_version: support-desk/4,
    package_versions: {transformers: 5.23.1, torch: 2.13.0}}
 config: |
   name: support-desk
@@ -249,7 +250,7 @@ def test_badge_shows_the_verdict(verdict: str, badge: str) -> None:
         ("learning", ["24 1 0.850 80.0% 0.900 1.00 40.0% 0.350 0.220 3.1% 0.734 0.000100 2.0% 0.0% 14,224"]),
         ("data", ["1,503", "1,480", "Quarantined 23", "Training split 1,360", "Held-out split 120", "is unknown 6"]),
         ("time", ["ingest 1 1 0 ms 23 ms", "rollout 25 3 3 min 07 s 3 min 10 s", "1 h 30 min", "4.1%"]),
-        ("lineage", ["Seed 7", "c0ffee01", "c0de0002", "5ce0a203", "ba5e0004", "torch 2.13.0", "support-desk/4"]),
+        ("lineage", ["Seed 7", "c0ffee01", "c0de0002", "5ce0a203", "ba5e0004", "flat within 2e-06", "torch 2.13.0"]),
         ("config", ["name: support-desk rollout: group_size: 8"]),
     ],
 )

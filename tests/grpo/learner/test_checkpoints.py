@@ -42,7 +42,7 @@ def _stepped(policy: TransformersPolicy, **settings: object) -> Learner:
 def test_a_base_is_a_model_folder_with_its_hash(policy: TransformersPolicy, tmp_path: Path):
     """No parent, no step, no optimizer; loaded it is the policy."""
     save_base(policy, tmp_path)
-    assert read_state(tmp_path) == CheckpointState(policy_hash=policy.hash)
+    assert read_state(tmp_path) == CheckpointState(policy_hash=policy.hash, path_check=policy.path_check)
     assert load(tmp_path).hash == policy.hash
     assert not (tmp_path / OPTIMIZER).exists()
 
@@ -53,7 +53,13 @@ def test_a_checkpoint_records_its_parent_and_progress(policy: TransformersPolicy
     learner.microbatch_tokens = 77
     save(policy, learner, tmp_path, parent="p0", base=BASE)
     assert read_state(tmp_path) == CheckpointState(
-        policy_hash=policy.hash, parent="p0", step_count=1, microbatch_tokens=77, loss_scale=None, base=BASE
+        path_check=policy.path_check,
+        policy_hash=policy.hash,
+        parent="p0",
+        step_count=1,
+        microbatch_tokens=77,
+        loss_scale=None,
+        base=BASE,
     )
 
 

@@ -63,6 +63,8 @@ class Hub:
         self.authorizations: list[str | None] = []
         self.status: int | None = None
         """Status of every answer, for a server that fails."""
+        self.answer: bytes | None = None
+        """Body of every answer, for a server that is not a hub."""
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -76,8 +78,8 @@ class Hub:
                 hub.authorizations.append(self.headers.get("Authorization"))
                 path = unquote(urlsplit(self.path).path)
                 match = _API.fullmatch(path) or _FILE.fullmatch(path)
-                if hub.status is not None:
-                    self.answer(hub.status, b"")
+                if hub.status is not None or hub.answer is not None:
+                    self.answer(hub.status or 200, hub.answer or b"")
                 elif match is None or (repo := hub.repos.get(match["repo"])) is None:
                     self.refuse(401, "")
                 elif repo.refuses(self.headers.get("Authorization"), lists=match.re is _API):

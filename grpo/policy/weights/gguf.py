@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.utils.logging import disable_progress_bar
@@ -53,6 +52,10 @@ def convert_gguf(file: Path, folder: Path) -> None:
     `StorageError` for a folder that cannot be written.
     """
     describe_gguf(file, folder)
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    with _readable(file), torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    _check_tensors(file, plain)
     with _readable(file), redirect_stderr(StringIO()):  # its progress bars
         model, report = AutoModelForCausalLM.from_pretrained(
             str(file.parent),
@@ -65,8 +68,11 @@ def convert_gguf(file: Path, folder: Path) -> None:
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
         raise PolicyError(f"the tensors of {file} are not those of {type(model).__name__}: {mismatches}; {_REMEDY}")
-    _check_tensors(file, model)
-    _save_weights(model, folder)
+    plain.load_state_dict(model.state_dict(), assign=True)  # transformers does not save one that was quantized
+    plain.tie_weights()
+    plain.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+    with storage_errors(str(folder)):
+        plain.save_pretrained(folder)
 
 
 def describe_gguf(file: Path, folder: Path) -> None:
@@ -81,6 +87,10 @@ def describe_gguf(file: Path, folder: Path) -> None:
         config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
         architecture = str(reader.get_field("general.architecture").contents())  # type: ignore[union-attr]
+    if config.num_hidden_layers > len(reader.tensors):
+        raise PolicyError(
+            f"{file} names {config.num_hidden_layers:,} layers and holds {len(reader.tensors)} tensors; fetch it again"
+        )
     _check_settings(file, reader, architecture, config)
     vars(config).pop("_model_name_or_path", None)  # the title in the file
     generation = GenerationConfig.from_model_config(config)
@@ -97,7 +107,9 @@ def _readable(file: Path) -> Iterator[None]:
     """Turn the exceptions of transformers and gguf into a `PolicyError` that names the file."""
     try:
         yield
-    except _UNREADABLE as error:
+    except Exception as error:
+        if not isinstance(error, _UNREADABLE) and type(error) is not Exception:  # tokenizers raises that one
+            raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PolicyError(f"{file} cannot be read as GGUF: {reason}; fetch it again, or {_REMEDY}") from error
 
@@ -127,7 +139,7 @@ def _rotated(config: Any) -> int:
 
 
 def _check_tensors(file: Path, model: PreTrainedModel) -> None:
-    """Refuse a file with more or fewer numbers than the model that was made from it."""
+    """Refuse a file with more or fewer numbers than the model of its settings, before memory is taken for it."""
     from gguf import GGUFReader
 
     tensors = GGUFReader(file).tensors
@@ -149,19 +161,3 @@ def _stop_tokens(reader: GGUFReader, tokenizer: Any) -> int | list[int] | None:
             ids.append(int(field.contents()))
     distinct = list(dict.fromkeys(token for token in ids if token is not None))
     return distinct[0] if len(distinct) == 1 else distinct or None
-
-
-def _save_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Write the weights of a model that transformers takes for a quantized one, which it does not save."""
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    plain.load_state_dict(model.state_dict(), assign=True)
-    plain.tie_weights()
-    generation = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
-    plain.generation_config = generation
-    with storage_errors(str(folder)):
-        try:
-            plain.save_pretrained(folder)
-        except SafetensorError as error:
-            raise PolicyError(f"the weights cannot be written to {folder}: {error}") from error

@@ -47,6 +47,7 @@ _DESCRIPTION = frozenset(
 )
 """Files that a model is described by, weights apart."""
 _MOST_FILES, _LARGEST_DESCRIPTION = 20_000, 128 * 2**20
+_ANSWER_S = 30.0
 _lifted = threading.RLock()
 
 
@@ -115,7 +116,7 @@ def pin(model: HubModel) -> HubModel:
     if is_offline():
         return HubModel(repo=model.repo, revision=_cached_commit(model))
     with _online(model) as api:
-        commit = api.model_info(model.repo, revision=model.revision).sha
+        commit = api.model_info(model.repo, revision=model.revision, timeout=_ANSWER_S).sha
         api.resolve_revision(model.repo, revision=model.revision)  # writes it down for a later run that is offline
     if commit is None or _COMMIT.fullmatch(commit) is None:
         raise PolicyError(f"{model}: {_endpoint()} names no commit but {commit!r}; check HF_ENDPOINT")
@@ -229,7 +230,7 @@ def _list_files(model: HubModel) -> dict[str, HubFile]:
         if is_offline():
             raise _not_cached(model) from None
         with _online(model) as api:
-            siblings = api.model_info(model.repo, revision=model.revision, files_metadata=True).siblings or []
+            info = api.model_info(model.repo, revision=model.revision, files_metadata=True, timeout=_ANSWER_S)
         listed = [
             HubFile(
                 name=file.rfilename,
@@ -237,7 +238,7 @@ def _list_files(model: HubModel) -> dict[str, HubFile]:
                 sha256=file.lfs.sha256 if file.lfs is not None else None,
                 git_sha1=file.blob_id,
             )
-            for file in siblings
+            for file in info.siblings or []
         ]
     if len(listed) > _MOST_FILES:
         raise PolicyError(f"{model} has {len(listed):,} files, at most {_MOST_FILES:,} are listed; name another model")
@@ -328,9 +329,19 @@ def _online(model: HubModel) -> Iterator[HfApi]:
     """Requests to the hub about a model that was named; packages get back their own state of offline."""
     from huggingface_hub import HfApi, constants
 
-    with _lifted, hub_errors(str(model), model.repo), storage_errors(constants.HF_HUB_CACHE):
+    with _lifted, hub_errors(str(model), model.repo), _cache_errors(constants.HF_HUB_CACHE):
         before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
         try:
             yield HfApi()
         finally:
             constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _cache_errors(cache: str) -> Iterator[None]:
+    """Name the variable that moves the cache where it cannot be written."""
+    try:
+        with storage_errors(cache):
+            yield
+    except StorageError as error:
+        raise StorageError(f"{error}; the cache of the hub is in HF_HOME") from error

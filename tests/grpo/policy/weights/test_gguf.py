@@ -95,6 +95,31 @@ def test_a_tensor_that_transformers_drops_is_refused(tmp_path: Path):
         convert_gguf(tmp_path / "desk.gguf", tmp_path / "desk")
 
 
+def test_a_file_that_names_more_than_it_holds_is_refused(tmp_path: Path):
+    """Before memory is taken: four billion layers, or a hidden size of the product of two."""
+    write_gguf(DESK_MODEL, tmp_path / "desk.gguf")
+    content = (tmp_path / "desk.gguf").read_bytes()
+    for key, number, reason in (
+        (b"llama.block_count", 4_000_000_000, "names 4,000,000,000 layers and holds"),
+        (b"llama.feed_forward_length", 432_000, "numbers, and LlamaForCausalLM has"),
+    ):
+        place = content.index(key) + len(key) + 4  # after the type of the value
+        (tmp_path / "large.gguf").write_bytes(content[:place] + number.to_bytes(4, "little") + content[place + 4 :])
+        with pytest.raises(PolicyError, match=reason):
+            convert_gguf(tmp_path / "large.gguf", tmp_path / "out")
+
+
+def test_a_damaged_vocabulary_is_refused(tmp_path: Path):
+    """A merge whose result is not in the vocabulary, which tokenizers reports by a bare exception."""
+    write_gguf(DESK_MODEL, tmp_path / "desk.gguf")
+    content = (tmp_path / "desk.gguf").read_bytes()
+    merges = content.index(b"tokenizer.ggml.merges")
+    place = content.index(b"h e", merges)
+    (tmp_path / "desk.gguf").write_bytes(content[:place] + b"h \x7f" + content[place + 3 :])
+    with pytest.raises(PolicyError, match=r"desk\.gguf cannot be read as GGUF: Error while initializing BPE"):
+        describe_gguf(tmp_path / "desk.gguf", tmp_path / "out")
+
+
 @pytest.mark.skipif(REAL not in os.environ, reason=f"{REAL} does not name SmolLM2-135M-Instruct.Q4_1.gguf")
 def test_a_published_file_answers_a_question(tmp_path: Path):
     """SmolLM2-135M-Instruct: 134,515,008 parameters, ChatML, a turn that ends, and an answer that holds Paris."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -259,6 +260,30 @@ def test_a_failing_hub_is_a_transient_error(server: Hub, desk: HubRepo, status: 
     server.status = status
     with pytest.raises(ConnectionError, match=rf"{server.url} answers {status}; run it again, or set HF_HUB_OFFLINE=1"):
         pin(HubModel(repo=NAME))
+
+
+@pytest.mark.parametrize("answer", [b"<html>Welcome to the hotel</html>", b"[]", b'{"id": "acme/desk", "sha": "../x"}'])
+def test_another_server_is_not_taken_for_a_hub(server: Hub, desk: HubRepo, answer: bytes):
+    """Such as a login page on the way."""
+    server.answer = answer
+    with pytest.raises(PolicyError, match="check HF_ENDPOINT"):
+        pin(HubModel(repo=NAME))
+
+
+def test_a_cache_without_room_names_its_variable(server: Hub, desk: HubRepo, monkeypatch: pytest.MonkeyPatch):
+    """Nothing can be written below /proc, where no byte is free."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/proc/cache")
+    with pytest.raises(StorageError, match=r"takes .* bytes in /proc/cache, where 0 are free; .*set HF_HOME"):
+        _fetch()
+
+
+def test_a_hub_that_does_not_answer_is_given_up(server: Hub, monkeypatch: pytest.MonkeyPatch):
+    """It takes the connection, and sends nothing."""
+    monkeypatch.setattr(hub, "_ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ConnectionError, match="cannot be reached or breaks off"):
+            pin(HubModel(repo=NAME))
 
 
 def test_a_hub_that_is_not_there_is_a_transient_error(server: Hub, monkeypatch: pytest.MonkeyPatch):

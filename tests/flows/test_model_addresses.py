@@ -81,6 +81,16 @@ def test_a_run_is_of_a_commit(hub: Hub, home: Path, server: str, tmp_path: Path)
     assert not [path for path in left if TOKEN.encode() in path.read_bytes()]
 
 
+def test_an_evaluation_is_of_a_commit(hub: Hub, home: Path, server: str, tmp_path: Path):
+    """The document names it."""
+    from flows.evaluate import evaluate
+
+    config = PipelineConfig.model_validate(changed(_config(tmp_path), policy={"model": str(DESK_MODEL)}))
+    document = evaluate(config, model=NAME, num_episodes=4, output_file=str(tmp_path / "evaluation.json"))
+    assert document.model == f"{NAME}@{hub.repos[NAME].branches['main']}"
+    assert document.measurement.episodes == 4
+
+
 def _command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(_config(tmp_path)))

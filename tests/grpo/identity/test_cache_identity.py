@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from grpo.artifacts import Artifact
+from grpo.config.pipeline import PipelineConfig
 from grpo.config.rewards import RewardComponent
-from grpo.identity.cache_identity import identity, stage_key
-from grpo.identity.code import code_digest, source_digest
+from grpo.identity.cache_identity import identity, pin_models, stage_key
+from grpo.identity.code import code_digest, external_digests, source_digest
 from grpo.rewards.judge.rubrics import RUBRICS
+from tests.doubles import short_run
+from tests.hub_server import hub_server, model_files
+from tests.places import DESK_MODEL
 
 HERE = Artifact(uri="/a/x", sha256="abc", kind="rollout")
 
@@ -63,3 +67,21 @@ def test_what_has_no_order_cannot_be_an_identity():
     """A set hashes differently in every process, so it is refused."""
     with pytest.raises(TypeError, match="set cannot be part"):
         identity({"a": {1, 2}})
+
+
+def test_the_models_of_a_config_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Policy and simulated user, by the commit that main names; afterwards no request is made for the identity."""
+    with hub_server(monkeypatch, tmp_path / "cache") as hub:
+        commits = [hub.add(f"acme/{name}", model_files(DESK_MODEL)).branches["main"] for name in ("clerk", "customer")]
+        user = {"kind": "simulated_user", "model": "acme/customer"}
+        config = PipelineConfig.model_validate(short_run(tmp_path, policy={"model": "acme/clerk"}, environment=user))
+        pinned = pin_models(config)
+        assert pinned.policy.model == f"acme/clerk@{commits[0]}"
+        assert pinned.environment == config.environment.model_copy(update={"model": f"acme/customer@{commits[1]}"})
+        before = external_digests([pinned])
+        assert list(before) == [f"model acme/customer@{commits[1]}"]
+        hub.repos["acme/customer"].commit({"config.json": b"{}"})
+        hub.requests.clear()
+        assert external_digests([pinned]) == before
+        assert pin_models(pinned) == pinned
+        assert hub.requests == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from pydantic import BaseModel, ConfigDict
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
@@ -67,7 +68,7 @@ def memory_estimate(
         config = AutoConfig.from_pretrained(str(model_folder), local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise PolicyError(f"no model in {model_folder}: {error}; set policy.model to a model folder") from error
     model.tie_weights()
     if training.lora is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.utils.logging import disable_progress_bar
@@ -40,7 +41,10 @@ _COMPARED = {"attention.sliding_window": "sliding_window", "attention.layer_norm
 """Settings that transformers takes from the defaults of the family, where those are named otherwise; the file's have to
 be equal to them."""
 _REMEDY = "set policy.model to the safetensors weights that the file was converted from"
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError)
+_LONGEST_REASON = 300
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError, StrictDataclassError),
+)
 """Exceptions of transformers and gguf for a file that is cut off, changed, or of a family that they do not read."""
 
 
@@ -110,7 +114,7 @@ def _readable(file: Path) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, _UNREADABLE) and type(error) is not Exception:  # tokenizers raises that one
             raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
         raise PolicyError(f"{file} cannot be read as GGUF: {reason}; fetch it again, or {_REMEDY}") from error
 
 

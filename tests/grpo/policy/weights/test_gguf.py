@@ -96,11 +96,12 @@ def test_a_tensor_that_transformers_drops_is_refused(tmp_path: Path):
 
 
 def test_a_file_that_names_more_than_it_holds_is_refused(tmp_path: Path):
-    """Before memory is taken: four billion layers, or a hidden size of the product of two."""
+    """Before memory is taken: four billion layers, 81 heads of 160 dimensions, a thousandfold feed-forward layer."""
     write_gguf(DESK_MODEL, tmp_path / "desk.gguf")
     content = (tmp_path / "desk.gguf").read_bytes()
     for key, number, reason in (
         (b"llama.block_count", 4_000_000_000, "names 4,000,000,000 layers and holds"),
+        (b"llama.attention.head_count", 81, "is not a multiple of the number of attention heads"),
         (b"llama.feed_forward_length", 432_000, "numbers, and LlamaForCausalLM has"),
     ):
         place = content.index(key) + len(key) + 4  # after the type of the value

@@ -64,7 +64,7 @@ class TransformersPolicy:
         """See `Policy.sampler`."""
         return make_sampler(
             self.model,
-            stop_ids=(renderer.stop_id,),
+            stop_ids=renderer.stop_ids,
             concurrency=concurrency,
             max_context=self.max_context,
         )

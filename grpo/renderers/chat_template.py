@@ -39,7 +39,8 @@ class Renderer:
 
     `stop_ids` are the tokens that end a turn: those of generation_config.json, of the template, and the tokenizer's
     `eos`. `stop_id` is the template's own. `template` is the template that conversations are rendered with, see
-    `grpo.renderers.variants`; it is the one to export with the model.
+    `grpo.renderers.variants`; it is the one to export with the model. `reasons` where replies have reasoning, and
+    `begins_reasoning` where a prompt opens it.
 
     Raises `PolicyError` for an empty tokenizer (transformers silently creates one if the files are missing), and for
     a chat template that is missing, fails, does not terminate, or rewrites earlier turns.
@@ -52,6 +53,7 @@ class Renderer:
         _check_prefix(tokenizer, variant, tools=bool(tools))
         self._variant = variant
         self.template = variant.source
+        self.reasons, self.begins_reasoning = variant.reasons, variant.begun
         self.hash = _hash(tokenizer, variant)
         self._controls = any_of(controls)
         ends = [end.text for end in (variant.ends.reply, variant.ends.call) if end.text is not None]
@@ -83,7 +85,8 @@ class Renderer:
 
     def encode_reply(self, message: Message, after: Sequence[Message] = _AFTER) -> list[int]:
         """Token ids of an assistant turn, generated `after` these messages, stop token included."""
-        after, shape = after or _AFTER, shape_of(message)
+        after = _AFTER if self._variant.as_generated else after or _AFTER
+        shape = shape_of(message)
         if not shape.filled and not shape.calls:
             shape = replace(shape, filled=True)
         text = turn_text(self._template, self._variant.ends, (*self._history(after), shape))

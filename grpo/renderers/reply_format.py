@@ -67,6 +67,8 @@ class ReplyFormat:
     around: tuple[str, str]
     """Texts before and after the content of a reply."""
     calls: ToolFormat | None
+    opening: str = ""
+    """Beginning of a turn in a prompt; where a prompt leaves it out, the policy generates it."""
     header: str = ""
     """Text between reasoning and the rest, where they are messages of their own."""
     channels: bool = False
@@ -84,19 +86,21 @@ class ReplyFormat:
             return message if message.tool_calls or message.malformed else replace(
                 _parse_calls(message.content, (TAGGED_JSON,), tools), reasoning=message.reasoning
             )  # fmt: skip
-        reasoning, rest = self._split(text, begun=begun)
+        reasoning, rest = self._split(text.lstrip().removeprefix(self.opening), begun=begun)
         formats = (TAGGED_JSON,) if self.calls is None else (self.calls, TAGGED_JSON)
         message = _parse_calls(rest, formats, tools)
         content = message.content if message.malformed else self._unwrap(message.content)
         return replace(message, content=content, reasoning=reasoning)
 
     def _split(self, text: str, *, begun: bool) -> tuple[str | None, str]:
-        """Reasoning and the rest; reasoning without an end leaves no rest."""
+        """Reasoning and the rest; reasoning without an end leaves no rest.
+
+        A reply that ends reasoning has begun it, or the prompt has: some do after a tool's result alone.
+        """
         if self.reasoning is None:
             return None, text
         opening, closing = self.reasoning
-        opened = text.lstrip().startswith(opening)
-        if not opened and not begun:
+        if closing not in text and not begun and not text.lstrip().startswith(opening):
             return None, text
         before, _, after = text.partition(closing)
         after = after.lstrip().removeprefix(self.header)
@@ -127,7 +131,7 @@ HERMES = ReplyFormat(reasoning=None, around=("", ""), calls=TAGGED_JSON)
 
 
 def read_format(render: Render, prompt: str) -> ReplyFormat:
-    """Format of the replies of a template; `prompt` is the end of a prompt, which may open the reasoning."""
+    """Format of the replies of a template; `prompt` is what a prompt adds for a turn, which may open the reasoning."""
     plain = render(Message(role="assistant", content=_VALUE)) or _VALUE
     lead, _, trail = plain.partition(_VALUE)
     reasoned = render(Message(role="assistant", content=_VALUE, reasoning=_SECOND))
@@ -144,7 +148,7 @@ def read_format(render: Render, prompt: str) -> ReplyFormat:
     if reasoned is not None and reasoning is not None and _VALUE in reasoned and reasoning[1] in reasoned:
         header = reasoned.partition(reasoning[1])[2].partition(_VALUE)[0].strip()
         header = header.removesuffix(lead.strip()).strip()
-    form = ReplyFormat(reasoning=reasoning, around=(lead.strip(), trail.strip()), calls=None, header=header)
+    form = ReplyFormat(reasoning=reasoning, around=(lead.strip(), trail.strip()), calls=None, header=header, opening=prompt.strip())
     if called is None or _NAME not in called or _KEY not in called or _VALUE not in called:
         return form
     calls = _tool_format(render, reasoning, called)

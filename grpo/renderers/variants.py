@@ -23,10 +23,11 @@ from grpo.errors import PolicyError
 from grpo.renderers.encoding import any_of
 from grpo.renderers.fallbacks import HERMES, Form, with_forms
 from grpo.renderers.reply_format import EXAMPLE, ReplyFormat, example_call, read_format, reads_back
-from grpo.renderers.slots import MessageShape, slots_in
+from grpo.renderers.slots import MessageShape, common_prefix, slots_in
 from grpo.renderers.template import ChatTemplate, TemplateFailure
 from grpo.renderers.turns import (
     CALL,
+    END_OF_THINK,
     REPLY,
     RESULT,
     SYSTEM,
@@ -46,6 +47,7 @@ _KEEPING = ("preserve_thinking = true", "clear_thinking = false", "truncate_hist
 """Switches by which templates keep the reasoning of earlier turns."""
 _SILENCING = ("enable_thinking = false", "thinking = false")
 """Switches by which templates turn reasoning off."""
+_SWITCHES = re.compile(r"(?:\{%- set \w+ = \w+ %\}\n?)*")
 _TWO_CALLS = replace(CALL, calls=CALL.calls * 2)
 _CALL_WITH_CONTENT = replace(CALL, filled=True)
 
@@ -149,17 +151,20 @@ def _candidates(template: ChatTemplate) -> Iterator[str]:
 
 
 def _training_template(template: ChatTemplate) -> str | None:
-    """TRL's variant for training of a template that TRL ships.
+    """TRL's variant for training of a template that TRL ships, after the switches that are set in front.
 
     `trl.chat_template_utils` compares the same files; its import takes seconds, for TRL's trainers.
     """
+    switches = _SWITCHES.match(template.source)
+    assert switches is not None
+    published = template.source[switches.end() :]
     spec = importlib.util.find_spec("trl")
     assert spec is not None
     assert spec.origin is not None
     for path in (Path(spec.origin).parent / "chat_templates").glob("*_training.jinja"):
-        published = path.with_name(path.name.replace("_training", ""))
-        if published.is_file() and published.read_text(encoding="utf-8") == template.source:
-            return path.read_text(encoding="utf-8")
+        original = path.with_name(path.name.replace("_training", ""))
+        if original.is_file() and original.read_text(encoding="utf-8") == published:
+            return switches[0] + path.read_text(encoding="utf-8")
     return None
 
 
@@ -259,10 +264,10 @@ def _inspect(
         call_end = reply_end
     ends = Ends(reply=reply_end, call=call_end)
     prompt = template.render((USER,), True)
+    prompt = prompt[len(common_prefix(prompt, template.render((USER,), False))) :]
     reply_format = read_format(reply_renderer(template, ends), prompt)
     begun = reply_format.reasoning is not None and prompt.rstrip().endswith(reply_format.reasoning[0])
-    closed = reply_format.reasoning is not None and prompt.rstrip().endswith(reply_format.reasoning[1])
-    reasons = not closed and _reasons(template, begun=begun)
+    reasons = not prompt.rstrip().endswith(END_OF_THINK) and _reasons(template)
     as_generated = AS_GENERATED in template.source
     fault = tool_fault = None
     if not as_generated:
@@ -291,7 +296,7 @@ def _inspect(
     )
 
 
-def _reasons(template: ChatTemplate, *, begun: bool) -> bool:
+def _reasons(template: ChatTemplate) -> bool:
     """Check that replies have reasoning, unless a switch has to turn it on."""
     reply = MessageShape(role="assistant", reasoning=True)
     if not template.renders(USER, reply, keys=("1r",)):

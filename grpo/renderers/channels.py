@@ -22,6 +22,8 @@ def parse_channels(text: str) -> Message:
     calls: list[ToolCall] = []
     for part in text.split("<|end|>"):
         header = _HEADER.match(part.lstrip())
+        if header is None and _RECIPIENT.search(part) is not None:
+            return _malformed(text, part)
         if header is None:
             contents.append(part)
             continue
@@ -33,9 +35,7 @@ def parse_channels(text: str) -> Message:
             except ValueError:
                 arguments = None
             if not isinstance(arguments, dict):
-                return Message(
-                    role="assistant", content=text.strip(), malformed=f"not a tool call: {part.strip()[:80]}"
-                )
+                return _malformed(text, part)
             calls.append(ToolCall(name=recipient[1], arguments=arguments))
         elif channel is not None and channel[1] == "analysis":
             reasoning.append(body.strip())
@@ -47,3 +47,7 @@ def parse_channels(text: str) -> Message:
         tool_calls=tuple(calls),
         reasoning="\n".join(filter(None, reasoning)) or None,
     )
+
+
+def _malformed(text: str, part: str) -> Message:
+    return Message(role="assistant", content=text.strip(), malformed=f"not a tool call: {part.strip()[:80]}")

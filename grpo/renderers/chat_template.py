@@ -10,6 +10,7 @@ ordinary tokens: "<|end|>" typed by a user is no control token.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
@@ -185,6 +186,22 @@ class Renderer:
             return self._id_of(end.text)
         eos = self.tokenizer.eos_token_id
         return min(self.stop_ids) if eos is None else int(eos)
+
+
+def rendering_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Copy of a tokenizer with the template that conversations are rendered with, to save with the model.
+
+    So a server or a pipeline that reads the folder renders tools, results and system messages in the same form. A
+    tokenizer without a template is returned as it is.
+    """
+    if not tokenizer.chat_template:
+        return tokenizer
+    source = _inspect(tokenizer)[0].source
+    if tokenizer.chat_template == source:
+        return tokenizer
+    rendering = copy.copy(tokenizer)
+    rendering.chat_template = source
+    return rendering
 
 
 def renderer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

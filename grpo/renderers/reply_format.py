@@ -148,7 +148,9 @@ def read_format(render: Render, prompt: str) -> ReplyFormat:
     if reasoned is not None and reasoning is not None and _VALUE in reasoned and reasoning[1] in reasoned:
         header = reasoned.partition(reasoning[1])[2].partition(_VALUE)[0].strip()
         header = header.removesuffix(lead.strip()).strip()
-    form = ReplyFormat(reasoning=reasoning, around=(lead.strip(), trail.strip()), calls=None, header=header, opening=prompt.strip())
+    form = ReplyFormat(
+        reasoning=reasoning, around=(lead.strip(), trail.strip()), calls=None, header=header, opening=prompt.strip()
+    )
     if called is None or _NAME not in called or _KEY not in called or _VALUE not in called:
         return form
     calls = _tool_format(render, reasoning, called)

@@ -152,7 +152,7 @@ def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
     pieces: list[tuple[str, bool]] = []
     end = 0
     for slot in slots_in(rendered):
-        pieces += [(rendered[end : slot.start], True), (_escape(texts[slot.key], slot.escaping), False)]
+        pieces += [(rendered[end : slot.start], True), (escape(texts[slot.key], slot.escaping), False)]
         end = slot.stop
     return [*pieces, (rendered[end:], True)]
 
@@ -163,7 +163,8 @@ def common_prefix(first: str, second: str) -> str:
     return first[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))]
 
 
-def _escape(text: str, escaping: str) -> str:
+def escape(text: str, escaping: str) -> str:
+    """Text as a template writes it that writes the quotes of a slot in this way."""
     if escaping == _QUOTES:
         return text
     if escaping == "\\\"'":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
 from grpo.messages import Tool
-from grpo.renderers.slots import MessageShape, slots_in, template_messages
+from grpo.renderers.slots import MessageShape, escape, slots_in, template_messages
 from grpo.renderers.time_limit import time_limit
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ class ChatTemplate:
         except TemplateFailure:
             return False
         return set(keys) <= {slot.key for slot in slots_in(rendered)}
+
+    def keeps(self, text: str) -> bool:
+        """Check that a text of a user is printed as it is, or escaped as its slot is."""
+        rendered = self.render((MessageShape(role="user"),), True)
+        escaping = next(slot.escaping for slot in slots_in(rendered))
+        return escape(text, escaping) in self.render_messages([{"role": "user", "content": text}], True)
 
     def failure(self, fault: str) -> TemplateFailure:
         """Error that names the model, the fault and the remedy."""

@@ -48,6 +48,8 @@ _KEEPING = ("preserve_thinking = true", "clear_thinking = false", "truncate_hist
 _SILENCING = ("enable_thinking = false", "thinking = false")
 """Switches by which templates turn reasoning off."""
 _SWITCHES = re.compile(r"(?:\{%- set \w+ = \w+ %\}\n?)*")
+_INSIDE = 'a\n\n b\r\n\t"c"  it\'s <d> & \\ é'
+"""Text whose inside templates have been seen to change."""
 _TWO_CALLS = replace(CALL, calls=CALL.calls * 2)
 _CALL_WITH_CONTENT = replace(CALL, filled=True)
 
@@ -107,6 +109,8 @@ def _find(request: _Request) -> Variant:
             raise template.failure("prints no message")
         if keys != {f"{index}c" for index in range(len(shapes))}:
             raise template.failure("is not prefix-preserving: it leaves out earlier messages")
+    if not basic.keeps(_INSIDE):
+        raise template.failure("changes the inside of a user's text, so that the tokens would not be those of the text")
     pattern = any_of(controls)
     variants: list[Variant] = []
     for candidate in _candidates(template):

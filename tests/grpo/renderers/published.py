@@ -38,18 +38,23 @@ def template(name: str) -> str:
     return (_folder() / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def tokenizer(source: str, *, end: str = "<eos>", special: bool = True) -> PreTrainedTokenizerFast:
-    """Byte-level tokenizer with the tokens that a template writes, special or merely added."""
+def tokenizer(
+    source: str, *, end: str = "<eos>", special: bool = True, more: tuple[str, ...] = ()
+) -> PreTrainedTokenizerFast:
+    """Byte-level tokenizer with the tokens that a template writes, special or merely added, and `more` special ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merged = [first + second for first, second in _MERGES]
     vocabulary = {token: index for index, token in enumerate([*alphabet, *merged])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=list(_MERGES)))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_WORDS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     backend.decoder = decoders.ByteLevel()
     marks = dict.fromkeys(_MARK.findall(source))
-    backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in ("<bos>", "<eos>", end)])
+    backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in ("<bos>", "<eos>", end, *more)])
     backend.add_tokens([AddedToken(mark, normalized=False, special=special) for mark in marks if mark != end])
     made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token=end)
     made.chat_template = source

@@ -262,7 +262,7 @@ def _inspect(
     try:
         call_end = end_of_turn(
             template, CALL, RESULT, controls=controls, declared=declared | {reply_end.text or ""},
-            borrowing=reply_end.borrowed,
+            borrowing=reply_end.borrowed or reply_end.text is None,
         )  # fmt: skip
     except (TemplateFailure, ValueError):
         call_end = reply_end

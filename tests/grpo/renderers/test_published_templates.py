@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,7 @@ FORGED = "<|im_end|> <|eot_id|> <tool_call> </think> [INST] [/INST] <|end|> <|ch
 
 
 def _check_extension(renderer: Renderer, conversation: Sequence[Message]) -> None:
-    """The tokens, turn by turn, begin those of the whole, which goes on with no more than an end of the conversation."""
+    """The tokens, turn by turn, begin those of the whole, which has no more than an end of the conversation after."""
     ids, _ = renderer.tokenize_conversation(conversation)
     expected = renderer.tokenizer(whole(renderer, conversation), add_special_tokens=False)["input_ids"]
     if ids[: len(expected)] == expected:  # GLM's models write the first token of the next message themselves
@@ -66,7 +67,7 @@ def test_a_conversation_is_extended_as_the_template_renders_it(name: str):
 def test_a_template_that_rewrites_earlier_turns_is_refused_with_a_remedy(name: str):
     """The message names the line to set; with it the renderer is made, and a conversation is extended and parsed."""
     tokenizer = published.of_family(name)
-    with pytest.raises(PolicyError, match="is not prefix-preserving: it (rewrites|begins)") as refusal:
+    with pytest.raises(PolicyError, match=r"is not prefix-preserving: it (rewrites|begins)") as refusal:
         Renderer(tokenizer)
     assert AS_GENERATED in str(refusal.value)
     kept = published.tokenizer(AS_GENERATED + published.template(name), end=str(tokenizer.eos_token))
@@ -106,7 +107,6 @@ def test_texts_become_no_control_tokens(name: str, special: bool):
             message if message.role == "assistant" else Message(role=message.role, content=text) for message in ERRAND
         ]
         ids, _ = renderer.tokenize_conversation(without_reasoning(conversation))
-        assert renderer.tokenizer.decode(ids).count("|>x") >= 0
         return sum(id_ in controls for id_ in ids)
 
     assert count(f"a {forged} z") == count("a z")
@@ -147,7 +147,7 @@ def test_a_malformed_call_is_answered(name: str):
     assert "no such call" in renderer.tokenizer.decode(answered)
 
 
-def test_stop_ids_are_those_of_generation_config_and_of_the_template(tmp_path):
+def test_stop_ids_are_those_of_generation_config_and_of_the_template(tmp_path: Path):
     """Gemma ends a turn with a token that its tokenizer does not name, and generation_config.json names another."""
     tokenizer = published.tokenizer(published.template("gemma"), end="<eos>")
     tokenizer.add_tokens(["<other>"])

@@ -91,6 +91,10 @@ class Renderer:
         if not shape.filled and not shape.calls:
             shape = replace(shape, filled=True)
         text = turn_text(self._template, self._variant.ends, (*self._history(after), shape))
+        if text is None:
+            after = _AFTER
+            text = turn_text(self._template, self._variant.ends, (*self._history(after), shape))
+        assert text is not None
         ids = self._encoder.encode(fill(text, texts_of((*after, message))), first=False)
         return [*ids, self._stop_id_of(self._variant.ends.of(shape))]
 

@@ -94,11 +94,11 @@ class Ends:
         return self.call if shape.calls else self.reply
 
 
-def turn_text(template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape]) -> str:
+def turn_text(template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape]) -> str | None:
     """Text of the last of `turns`, an assistant's, as the policy would generate it, without its end.
 
-    Where a template does not render the turn as the prompt begins it, it is the turn's own text, after the end of the
-    reasoning that the prompt has opened.
+    None where the template renders what is before the turn in another way than in its prompt. After a single message
+    of a user it is then the turn's own text, after the end of the reasoning that the prompt has opened.
     """
     *earlier, turn = turns
     prompt = template.render(tuple(earlier), True)
@@ -108,6 +108,8 @@ def turn_text(template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape])
         return whole[len(prompt) : end]
     if turn.reasoning and not prompt.rstrip().endswith(THINK):  # the prompt has closed it
         return turn_text(template, ends, (*earlier, replace(turn, reasoning=False)))
+    if len(earlier) > 1:
+        return None
     header = prompt.rstrip().removesuffix(THINK).rstrip("\n")
     start = len(header) if whole.startswith(header) else len(common_prefix(prompt, whole))
     text = whole[start:end]
@@ -127,7 +129,7 @@ def reply_renderer(template: ChatTemplate, ends: Ends) -> Callable[[Message], st
             text = turn_text(template, ends, (USER, shape_of(message)))
         except (TemplateFailure, ValueError):
             return None
-        return "".join(piece for piece, _ in fill(text, texts_of((user, message))))
+        return None if text is None else "".join(piece for piece, _ in fill(text, texts_of((user, message))))
 
     return render
 

@@ -192,11 +192,7 @@ async def _opened(
     policy: TransformersPolicy, *, concurrency: int, max_context: int = 1024
 ) -> AsyncIterator[SlotSampler]:
     renderer = Renderer(policy.tokenizer)
-<<<<<<< HEAD
     sampler = SlotSampler(policy.model, stop_ids=(renderer.stop_id,), concurrency=concurrency, max_context=max_context)
-=======
-    sampler = SlotSampler(policy.model, stop_ids=renderer.stop_ids, concurrency=concurrency, max_context=max_context)
->>>>>>> 8bcdb2c (Renderer reads ends, calls and reasoning off the chat template)
     async with sampler:
         yield sampler
 
@@ -253,11 +249,7 @@ def test_the_stop_token_ends_a_turn_and_is_part_of_it(policy: TransformersPolicy
     assert stop != free.token_ids[0]
 
     async def run() -> Generation:
-<<<<<<< HEAD
         sampler = SlotSampler(policy.model, stop_ids=(stop,), concurrency=1, max_context=1024)
-=======
-        sampler = SlotSampler(policy.model, stop_ids=frozenset({stop}), concurrency=1, max_context=1024)
->>>>>>> 8bcdb2c (Renderer reads ends, calls and reasoning off the chat template)
         async with sampler:
             return await sampler.open().generate(Prompt(new_ids=[5, 20]), _sampling(0))
 
@@ -314,11 +306,7 @@ def test_a_failure_of_the_model_reaches_every_waiting_turn(policy: TransformersP
             return policy.model(**inputs)
 
     async def run() -> Generation:
-<<<<<<< HEAD
         sampler = SlotSampler(Failing(), stop_ids=(1,), concurrency=1, max_context=1024)  # type: ignore[arg-type]
-=======
-        sampler = SlotSampler(Failing(), stop_ids=frozenset({1}), concurrency=1, max_context=1024)  # type: ignore[arg-type]
->>>>>>> 8bcdb2c (Renderer reads ends, calls and reasoning off the chat template)
         async with sampler:
             asyncio.get_running_loop().set_exception_handler(lambda loop, problem: None)
             active, waiting = sampler.open(), sampler.open()

@@ -196,11 +196,12 @@ def rendering_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
     """Copy of a tokenizer with the template that conversations are rendered with, to save with the model.
 
     So a server or a pipeline that reads the folder renders tools, results and system messages in the same form. A
-    tokenizer without a template is returned as it is.
+    tokenizer that no conversation can be rendered with is returned as it is.
     """
-    if not tokenizer.chat_template:
+    try:
+        source = _inspect(tokenizer)[0].source
+    except PolicyError:
         return tokenizer
-    source = _inspect(tokenizer)[0].source
     if tokenizer.chat_template == source:
         return tokenizer
     rendering = copy.copy(tokenizer)

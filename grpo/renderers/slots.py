@@ -26,6 +26,7 @@ _QUOTES = "\"'"
 """Characters in each slot that show how a template escapes a text."""
 _SLOT = re.compile(r"⸨(\w+)([^⸨⸩]*)⸩|\\u2e28(\w+)(\\\"'|\"')\\u2e29")
 _LEAF = "\0"
+_BRACKET = re.compile(r"[<\[⸨\0]")
 UNNAMED = "unknown"
 """Name of a call that could not be parsed, in templates that render no result without a call."""
 
@@ -202,17 +203,25 @@ def _skeleton(value: Any, leaves: list[str]) -> Any:
         leaves.append(value)
         return f"{_LEAF}{len(leaves) - 1}"
     if isinstance(value, Mapping):
-        return {str(key): _skeleton(part, leaves) for key, part in value.items()}
+        return {_skeleton_key(str(key), leaves): _skeleton(part, leaves) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_skeleton(part, leaves) for part in value]
     return value
+
+
+def _skeleton_key(key: str, leaves: list[str]) -> str:
+    """Key as it is, which templates sort by, or a numbered leaf if it has a bracket and may forge a control token."""
+    return str(_skeleton(key, leaves)) if _BRACKET.search(key) else key
 
 
 def _with_slots(value: Any, prefix: str) -> Any:
     if isinstance(value, str):
         return _slot(prefix + value[1:])
     if isinstance(value, dict):
-        return {key: _with_slots(part, prefix) for key, part in value.items()}
+        return {
+            _with_slots(key, prefix) if key.startswith(_LEAF) else key: _with_slots(part, prefix)
+            for key, part in value.items()
+        }
     return [_with_slots(part, prefix) for part in value] if isinstance(value, list) else value
 
 

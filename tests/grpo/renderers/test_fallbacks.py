@@ -139,13 +139,17 @@ def test_a_conversation_that_a_template_refuses_is_named_by_its_roles():
 
 
 def test_texts_of_calls_in_a_history_are_no_control_tokens():
-    """A prompt with an earlier call whose argument quotes a control token."""
+    """A prompt with an earlier call whose argument, or its name, quotes a control token."""
     renderer = _renderer(PLAIN)
+    keyed = Message(
+        role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"<|im_end|>": "⸨0c⸩"}),)
+    )
     quoting = Message(
         role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "<|im_end|>"}),)
     )
     benign = Message(role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "12"}),))
     counts = [
-        renderer.build_prompt((user("x"), turn, result("5"))).count(renderer.stop_id) for turn in (quoting, benign)
+        renderer.build_prompt((user("x"), turn, result("5"))).count(renderer.stop_id)
+        for turn in (quoting, keyed, benign)
     ]
-    assert counts[0] == counts[1]
+    assert len(set(counts)) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -14,7 +13,6 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
 
 TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
-_TOOL_CALL = re.compile(re.escape(TOOL_CALL_OPEN) + r"(.*?)(?:" + re.escape(TOOL_CALL_CLOSE) + r"|$)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +48,8 @@ class Message:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: str | None = None
+    reasoning: str | None = None
+    """Reasoning before the reply; the environment and the user do not see it."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -64,26 +64,3 @@ class Message:
                 for call in self.tool_calls
             ]
         return message
-
-
-def parse_assistant(text: str) -> Message:
-    """Parse a completion: plain text, or `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
-
-    A call that is not a JSON object with a name and an object of arguments is kept as `malformed`, which the
-    environment reports to the model.
-
-        'Hello.'                                                     content 'Hello.', no calls
-        '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'  content '', one call f(x=1)
-    """
-    calls: list[ToolCall] = []
-    for body in _TOOL_CALL.findall(text):
-        try:
-            record = json.loads(body)
-            name, arguments = record["name"], record["arguments"]
-        except (ValueError, KeyError, TypeError):
-            return Message(role="assistant", content=text, malformed=f"not a tool call: {body[:80]}")
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            return Message(role="assistant", content=text, malformed=f"not a tool call: {body[:80]}")
-        calls.append(ToolCall(name=name, arguments=arguments))
-    content = _TOOL_CALL.sub("", text).strip() if calls else text.strip()
-    return Message(role="assistant", content=content, tool_calls=tuple(calls))

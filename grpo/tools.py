@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from datetime import date
 from typing import Any, cast
 
 from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
@@ -49,6 +50,21 @@ def argument_error(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         place = ".".join(map(str, error.absolute_path))
         return f"{tool.name}: {f'{place}: ' if place else ''}{error.message}"
     return None
+
+
+def equal_values(first: Any, second: Any) -> bool:
+    """Compare two arguments by their values in JSON.
+
+        1 = 1.0     {"a": 1, "b": 2} = {"b": 2, "a": 1}     1 ≠ "1"     1 ≠ true     "2024-01-01" is a text
+
+    A date, as YAML reads one, is equal to its text.
+    """
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(equal_values(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(equal_values, first, second))
+    first, second = (value.isoformat() if isinstance(value, date) else value for value in (first, second))
+    return isinstance(first, bool) == isinstance(second, bool) and bool(first == second)
 
 
 def _read_signature(name: str, function: Callable[..., Any]) -> dict[str, Any]:

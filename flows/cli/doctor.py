@@ -83,13 +83,14 @@ def check_config(config: PipelineConfig) -> ModelPlan:
 
     plan = check_files(config)
     with model_description(plan.address) as described:
-        Renderer(load_tokenizer(described.tokenizer, chat_template=config.policy.chat_template))
+        tokenizer = load_tokenizer(described.tokenizer, chat_template=config.policy.chat_template)
+        Renderer(tokenizer)
     if config.policy.quantization is not None:
         bitsandbytes_config(config.policy.quantization)
     if config.rollout.backend == "vllm":
         import grpo.policy.vllm  # noqa: F401 - raises where the package is missing
     shard_runner(config.rollout)
-    make_environment(config.environment)
+    Renderer(tokenizer, tools=make_environment(config.environment).tools)
     check_rewards(config.reward)
     for gate in config.gates:
         if isinstance(gate, SafetyGate):

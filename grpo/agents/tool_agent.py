@@ -18,7 +18,7 @@ from grpo.agents.tools import error_result, make_toolbox, tool_message
 from grpo.agents.transcript import TokenTranscript
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError
-from grpo.messages import Message, parse_assistant
+from grpo.messages import Message
 from grpo.policy.policy import Policy
 from grpo.renderers.chat_template import Renderer
 
@@ -64,7 +64,7 @@ class ToolAgent(MultiTurnAgent):
         history = list(messages)
         for number in range(self.max_rounds + 1):
             text = await super().generate_reply(transcript, history, context)
-            message = parse_assistant(text)
+            message = transcript.reply_message(text)
             if self._calls_environment_tools(transcript, message):
                 return text
             if number < self.max_rounds:

@@ -67,7 +67,7 @@ class Toolbox:
     async def execute(self, message: Message) -> Message | None:
         """Run the calls of a message: one result, or a list for several calls; None without a call."""
         if message.malformed is not None:
-            error = f"{message.malformed}; write one JSON object with name, arguments"
+            error = f"{message.malformed}; write its name and arguments in the form that the tools' description shows"
             return tool_message(error_result("bad_call", error))
         if not message.tool_calls:
             return None

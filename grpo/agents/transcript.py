@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from grpo.agents.agent import Agent, Context
 from grpo.errors import PolicyError
-from grpo.messages import Message, parse_assistant
+from grpo.messages import Message
 from grpo.policy.policy import Generation, Prompt, Sampling, Session
 from grpo.renderers.chat_template import Renderer
 from grpo.trajectories import Turn
@@ -102,13 +102,14 @@ class TokenTranscript:
         generation = await self._session.generate(prompt, self.sampling)
         self._unread, self._length_limited = [], generation.stop == "length"
         text = self.renderer.decode(generation.token_ids).strip()
-        self._append_completion(generation.message or parse_assistant(text), generation)
+        message = generation.message or self.renderer.parse_reply(generation.token_ids)
+        self._append_completion(message, generation)
         return text
 
     def set_reply(self, text: str, *, reasoning: str | None = None, dropped: tuple[int, ...] = ()) -> None:
         """Set the reply of the turn as sampled, before hooks may change it."""
         sampled = self._raw[-1]
-        message = sampled if reasoning is None else parse_assistant(text)
+        message = sampled if reasoning is None else self.renderer.parse_text(text)
         self._replace_last(message)
         self._reply = Reply(
             message=message,
@@ -119,6 +120,11 @@ class TokenTranscript:
             dropped=dropped,
         )
 
+    def reply_message(self, text: str) -> Message:
+        """Message of a reply as sampled, or of a text that replaces it."""
+        reply = self._reply
+        return reply.message if reply is not None and reply.text == text else self.renderer.parse_text(text)
+
     def add_messages(self, *messages: Message) -> None:
         """Add a call of the agent's own tool and its result, between two generations of one turn."""
         self.conversation += messages
@@ -127,7 +133,7 @@ class TokenTranscript:
         """End the turn with `text` as the reply to `messages`, sampled by the policy or not."""
         reply = self._reply
         if reply is None or reply.text != text:
-            message = parse_assistant(text)
+            message = self.renderer.parse_text(text)
             if reply is None:
                 self._insert_unsampled(message, messages)
             else:
@@ -147,10 +153,13 @@ class TokenTranscript:
                 "generate_response pass the conversation on unchanged, or add the same prefix each time"
             )
         new = list(messages[count:])
-        ids = self.renderer.build_continuation(self._raw, new) if count else self.renderer.build_prompt(new)
-        if self._length_limited:  # the stop token that the policy did not generate goes into the prompt
-            ids = [self.renderer.stop_id, *ids]
-            self._length_limited = False
+        added = [self.renderer.stop_id] if self._length_limited else []  # the stop token that was not generated
+        if count:
+            ended_by = (*self.ids, *added)[-1]
+            ids = [*added, *self.renderer.build_continuation(self._raw, new, ended_by=ended_by)]
+        else:
+            ids = self.renderer.build_prompt(new)
+        self._length_limited = False
         start, stop = len(self.ids), len(self.ids) + len(ids)
         self.turns += [Turn(message=message, start=start, stop=start) for message in new[:-1]]
         self.turns.append(Turn(message=new[-1], start=start, stop=stop))
@@ -185,7 +194,7 @@ class TokenTranscript:
     def _insert_unsampled(self, message: Message, messages: Sequence[Message]) -> None:
         """Record a reply that was not sampled; the policy reads its tokens with the next prompt."""
         self._append_prompt(messages)
-        ids = self.renderer.encode_reply(message)
+        ids = self.renderer.encode_reply(message, self._raw)
         self._append_completion(message, Generation(token_ids=ids, logprobs=None, stop="stop"))
         self._unread += ids
         self._mask_out(message)

@@ -17,7 +17,7 @@ from grpo.environments.worlds.world import Function, ToolError, World, describe_
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
-from grpo.tools import argument_error
+from grpo.tools import argument_error, equal_values
 from grpo.trajectories import Outcome
 
 Criterion = Callable[[Mapping[str, Any]], bool]
@@ -282,7 +282,8 @@ def _matches(expected: Mapping[str, Any], call: ToolCall) -> bool:
     compared = expected.get("compare_args")
     names = {*wanted, *call.arguments} if compared is None else compared
     return call.name == expected["name"] and all(
-        (name in call.arguments, call.arguments.get(name)) == (name in wanted, wanted.get(name)) for name in names
+        (name in call.arguments) == (name in wanted) and equal_values(call.arguments.get(name), wanted.get(name))
+        for name in names
     )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
-from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, parse_assistant
+from grpo.messages import Message, ToolCall
 from grpo.policy.openai_endpoint import OpenAIEndpoint
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.renderers.chat_template import Renderer
@@ -73,9 +73,8 @@ class ChatSession:
             request["tools"] = tools
         response = await self._endpoint.send(self._client.chat.completions.create(**request), "message")
         self._turns += 1
-        text = _to_text(response)
-        ids = self._renderer.encode_reply(Message(role="assistant", content=text))
-        message = parse_assistant(text)
+        message = _to_message(response, self._renderer)
+        ids = self._renderer.encode_reply(message, prompt.messages)
         if response.choices[0].finish_reason == "length":
             return Generation(token_ids=ids[:-1], logprobs=None, stop="length", message=message)
         return Generation(token_ids=ids, logprobs=None, stop="stop", message=message)
@@ -102,16 +101,16 @@ class CompletionsPolicy:
     async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
         """See `Policy.sampler`."""
         async with self.endpoint.connect() as client:
-            yield SessionFactory(partial(CompletionsSession, self.endpoint, client, renderer.stop_id))
+            yield SessionFactory(partial(CompletionsSession, self.endpoint, client, renderer.stop_ids))
 
 
 class CompletionsSession:
     """One conversation with all its tokens so far."""
 
-    def __init__(self, endpoint: OpenAIEndpoint, client: AsyncOpenAI, stop_id: int) -> None:
+    def __init__(self, endpoint: OpenAIEndpoint, client: AsyncOpenAI, stop_ids: frozenset[int]) -> None:
         self._endpoint = endpoint
         self._client = client
-        self._stop_id = stop_id
+        self._stop_ids = stop_ids
         self._ids: list[int] = []
         self._turns = 0
 
@@ -131,7 +130,7 @@ class CompletionsSession:
                 "return_tokens_as_token_ids": True,
                 "add_special_tokens": False,
                 "skip_special_tokens": False,
-                "stop_token_ids": [self._stop_id],
+                "stop_token_ids": sorted(self._stop_ids),
                 "top_k": sampling.top_k or -1,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
@@ -157,10 +156,11 @@ class CompletionsSession:
             )
         if extra.get("prompt_token_ids") not in (None, self._ids):
             raise PolicyError(f"{address} read other tokens than were sent; serve the model with its own tokenizer")
-        if choice.finish_reason != "length" and ids[-1] != self._stop_id:
+        if choice.finish_reason != "length" and ids[-1] not in self._stop_ids:
             raise PolicyError(
-                f"{address} ended a turn on token {ids[-1]}, not on the stop token {self._stop_id} of the "
-                "renderer; serve the model with the tokenizer of its checkpoint and --generation-config vllm"
+                f"{address} ended a turn on token {ids[-1]}, not on a stop token of the renderer, "
+                f"{', '.join(map(str, sorted(self._stop_ids)))}; serve the model with the tokenizer of its checkpoint "
+                "and --generation-config vllm"
             )
         stop = "length" if choice.finish_reason == "length" else "stop"
         return Generation(token_ids=list(ids), logprobs=list(logprobs), stop=stop)  # type: ignore[arg-type]
@@ -204,16 +204,25 @@ def _to_openai_message(message: Message, ids: Sequence[str]) -> dict[str, Any]:
     return converted
 
 
-def _to_text(response: ChatCompletion) -> str:
-    """Text of a chat completion with its tool calls in the policy's own format."""
+def _to_message(response: ChatCompletion, renderer: Renderer) -> Message:
+    """Message of a chat completion; calls that the server has not parsed are parsed from its text."""
     message = response.choices[0].message
-    calls = [
-        f'{TOOL_CALL_OPEN}{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments or "{}"}}}'
-        f"{TOOL_CALL_CLOSE}"
-        for call in message.tool_calls or ()
-        if call.type == "function"
-    ]
-    return (message.content or "") + "".join(calls)
+    text = message.content or ""
+    calls: list[ToolCall] = []
+    for call in message.tool_calls or ():
+        if call.type != "function":
+            continue
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            wrong = f"{call.function.name}({call.function.arguments})"
+            return Message(role="assistant", content=text + wrong, malformed=f"not a tool call: {wrong[:80]}")
+        calls.append(ToolCall(name=call.function.name, arguments=arguments))
+    return (
+        Message(role="assistant", content=text.strip(), tool_calls=tuple(calls)) if calls else renderer.parse_text(text)
+    )
 
 
 def _parse_token_ids(tokens: Sequence[str]) -> list[int]:

@@ -19,7 +19,6 @@ from typing import Any
 
 from grpo.config.loading import read_yaml
 from grpo.errors import ConfigError, PolicyError
-from grpo.messages import Message
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.renderers.chat_template import Renderer
 
@@ -51,9 +50,9 @@ class ScriptedSession:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """Return the next reply, truncated at `max_new_tokens`."""
         script = self._scripts[sampling.seed % len(self._scripts)]
-        reply = Message(role="assistant", content=script[self._turns % len(script)])
+        reply = self._renderer.parse_text(script[self._turns % len(script)])
         self._turns += 1
-        ids = self._renderer.encode_reply(reply)
+        ids = self._renderer.encode_reply(reply, prompt.messages)
         truncated = ids[: sampling.max_new_tokens]
         return Generation(token_ids=truncated, logprobs=None, stop="stop" if len(truncated) == len(ids) else "length")
 

@@ -74,7 +74,7 @@ class VLLMPolicy:
         """See `Policy.sampler`; waits while the engine serves another policy."""
         engine.acquire(self)
         try:
-            yield SessionFactory(partial(VLLMSession, engine, renderer.stop_id))
+            yield SessionFactory(partial(VLLMSession, engine, renderer.stop_ids))
         finally:
             engine.release()
 
@@ -172,9 +172,9 @@ class Engine:
 class VLLMSession:
     """One conversation with all its tokens so far, which are in the engine's prefix cache."""
 
-    def __init__(self, engine: Engine, stop_id: int) -> None:
+    def __init__(self, engine: Engine, stop_ids: frozenset[int]) -> None:
         self._engine = engine
-        self._stop_id = stop_id
+        self._stop_ids = stop_ids
         self._ids: list[int] = []
         self._turns = 0
 
@@ -188,7 +188,7 @@ class VLLMSession:
             max_tokens=sampling.max_new_tokens,
             seed=sampling.turn_seed(self._turns),
             logprobs=0,
-            stop_token_ids=[self._stop_id],
+            stop_token_ids=sorted(self._stop_ids),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -200,7 +200,7 @@ class VLLMSession:
         logprobs = [float(step[token].logprob) for step, token in zip(output.logprobs, ids, strict=True)]
         self._turns += 1
         self._ids += ids
-        stopped = ids[-1] == self._stop_id
+        stopped = ids[-1] in self._stop_ids
         return Generation(
             token_ids=ids, logprobs=logprobs if sampling.unfiltered else None, stop="stop" if stopped else "length"
         )

@@ -13,6 +13,7 @@ from grpo.artifacts import user_temp_folder
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.registry.provenance import PROVENANCE, Provenance
+from grpo.renderers.chat_template import rendering_tokenizer
 from grpo.storage.locks import scratch_path
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "pandas", "jinja2")
@@ -43,7 +44,10 @@ def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenan
         mlflow.start_run(run_id),
     ):
         info = mlflow.transformers.log_model(
-            transformers_model={"model": merge_adapters(policy.model), "tokenizer": policy.tokenizer},
+            transformers_model={
+                "model": merge_adapters(policy.model),
+                "tokenizer": rendering_tokenizer(policy.tokenizer),
+            },
             name="policy",
             task="llm/v1/chat",
             pip_requirements=requirements(),

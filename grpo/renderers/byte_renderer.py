@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from grpo.messages import ROLES, TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool
 from grpo.renderers.chat_template import Renderer
+from grpo.renderers.reply_format import HERMES
 
 _STOP = 256
 _ROLE_IDS = {role: _STOP + 1 + i for i, role in enumerate(ROLES)}
@@ -22,6 +23,7 @@ class ByteRenderer(Renderer):
     def __init__(self, *, tools: Sequence[Tool] = ()) -> None:
         self.tools = tuple(tools)
         self.stop_id = _STOP
+        self.stop_ids = frozenset({_STOP})
         self.hash = "bytes"
 
     def build_prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -30,14 +32,16 @@ class ByteRenderer(Renderer):
         tools = [Message(role="system", content=signatures)] if self.tools else []
         return self.build_continuation((), (*tools, *messages))
 
-    def build_continuation(self, messages: Sequence[Message], new: Sequence[Message]) -> list[int]:
+    def build_continuation(
+        self, messages: Sequence[Message], new: Sequence[Message], *, ended_by: int | None = None
+    ) -> list[int]:
         """See `Renderer.build_continuation`."""
         return [
             *(id_ for message in new for id_ in (_ROLE_IDS[message.role], *self.encode_reply(message))),
             _ROLE_IDS["assistant"],
         ]
 
-    def encode_reply(self, message: Message) -> list[int]:
+    def encode_reply(self, message: Message, after: Sequence[Message] = ()) -> list[int]:
         """See `Renderer.encode_reply`."""
         calls = "".join(f"{TOOL_CALL_OPEN}{call}{TOOL_CALL_CLOSE}" for call in message.tool_calls)
         return [*(message.content + calls).encode(errors="replace"), self.stop_id]
@@ -45,3 +49,11 @@ class ByteRenderer(Renderer):
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Renderer.decode`."""
         return bytes(id_ for id_ in token_ids if id_ < _STOP).decode(errors="replace")
+
+    def parse_reply(self, token_ids: Sequence[int]) -> Message:
+        """See `Renderer.parse_reply`."""
+        return self.parse_text(self.decode(token_ids))
+
+    def parse_text(self, text: str) -> Message:
+        """See `Renderer.parse_text`."""
+        return HERMES.parse(text)

@@ -4,88 +4,99 @@
     policy samples                   →  A1    kept as sampled, stop token included
     build_continuation(S U A1, T)    →  E     template text between A1 and the start of the next assistant turn
 
-`P A1 E A2 …` is the trajectory. Message contents are encoded with special tokens disabled: "<|end|>" typed by a user
-becomes ordinary characters, not a control token.
+`P A1 E A2 …` is the trajectory, and what the template renders for the whole conversation. Texts of messages become
+ordinary tokens: "<|end|>" typed by a user is no control token.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo.errors import PolicyError
-from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool, parse_assistant
-from grpo.renderers.time_limit import time_limit
+from grpo.messages import Message, Tool
+from grpo.renderers.encoding import TextEncoder, any_of, control_tokens
+from grpo.renderers.slots import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
+from grpo.renderers.template import ChatTemplate, TemplateFailure
+from grpo.renderers.turns import TurnEnd, tail, turn_text
+from grpo.renderers.variants import Variant, find_variant, source_of
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-_SLOT = re.compile("\ue000(\\d+)\ue001")
 MIN_VOCABULARY = 32
-_RENDER_S = 5.0
-"""Time limit of rendering, in seconds."""
-_REQUIRED_SHAPES = ((("user", False),), (("user", False), ("assistant", False), ("user", False)))
-"""Conversations that every template must render, checked when a renderer is created."""
+_CACHED = 4096
+_AFTER = (Message(role="user", content="x"),)
 
 
 class Renderer:
     """Renderer of conversations for one tokenizer, chat template and set of tools.
+
+    `stop_ids` are the tokens that end a turn: those of generation_config.json, of the template, and the tokenizer's
+    `eos`. `stop_id` is the template's own. `template` is the template that conversations are rendered with, see
+    `grpo.renderers.variants`; it is the one to export with the model. `reasons` where replies have reasoning, and
+    `begins_reasoning` where a prompt opens it.
 
     Raises `PolicyError` for an empty tokenizer (transformers silently creates one if the files are missing), and for
     a chat template that is missing, fails, does not terminate, or rewrites earlier turns.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tools: Sequence[Tool] = ()) -> None:
-        if len(tokenizer) < MIN_VOCABULARY:
-            raise PolicyError(
-                f"tokenizer of {tokenizer.name_or_path!r} has {len(tokenizer)} tokens; "
-                "its files are missing: give a folder with tokenizer.json"
-            )
-        if not tokenizer.chat_template:
-            raise PolicyError(
-                f"tokenizer of {tokenizer.name_or_path!r} has no chat template; "
-                "add chat_template.jinja to the model folder or set policy.chat_template"
-            )
-        if tokenizer.eos_token_id is None:
-            raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} has no eos token to end a turn with")
         self.tokenizer = tokenizer
         self.tools = tuple(tools)
-        self.stop_id = int(tokenizer.eos_token_id)
-        self._stop = str(tokenizer.eos_token)
-        self._template_encoder, self._content_encoder = _encoders(tokenizer)
-        self.hash = renderer_hash(tokenizer)
-        self._shape = lru_cache(maxsize=4096)(self._render_shape)
-        self._encode_template = lru_cache(maxsize=4096)(self._encode_rendered)
-        for shape in _REQUIRED_SHAPES:
-            if not _SLOT.search(self._shape(shape, True)):
-                raise self._unusable("prints no message")
+        variant, controls, declared = _inspect(tokenizer)
+        _check_prefix(tokenizer, variant, tools=bool(tools))
+        self._variant = variant
+        self.template = variant.source
+        self.reasons, self.begins_reasoning = variant.reasons, variant.begun
+        self.hash = _hash(tokenizer, variant)
+        self._controls = any_of(controls)
+        ends = [end.text for end in (variant.ends.reply, variant.ends.call) if end.text is not None]
+        self.stop_ids = frozenset({*declared, *map(self._id_of, ends)})
+        if not self.stop_ids:
+            raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} has no eos token to end a turn with")
+        self.stop_id = self._stop_id_of(variant.ends.reply)
+        self._template = ChatTemplate(tokenizer, variant.source, self.tools)
+        self._encoder = TextEncoder(tokenizer, controls)
+        self._bridge = lru_cache(maxsize=_CACHED)(self._render_bridge)
 
     def build_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a prompt that ends at the start of the assistant turn."""
-        return self._fill(self._shape(_shape_of(messages), True), messages)
+        shapes = tuple(map(shape_of, messages))
+        rendered = self._template.render(shapes, True)
+        self._check_rendered(rendered, shapes, start=0)
+        return self._encoder.encode(fill(rendered, texts_of(messages)), first=True)
 
-    def build_continuation(self, messages: Sequence[Message], new: Sequence[Message]) -> list[int]:
-        """Token ids between the sampled assistant turn, the last of `messages`, and the next one, after `new`."""
-        shape = _shape_of(messages)
-        before = self._shape(shape, False)
-        after = self._shape((*shape, *_shape_of(new)), True)
-        if not after.startswith(before):
-            raise PolicyError(
-                f"chat template of {self.tokenizer.name_or_path!r} rewrites earlier turns when a "
-                f"{new[0].role} message follows; sampled tokens cannot be kept: use a prefix-preserving template"
-            )
-        tail = before.rsplit(self._stop, 1)[1] if self._stop in before else ""
-        return self._fill(tail + after[len(before) :], (*messages, *new))
+    def build_continuation(
+        self, messages: Sequence[Message], new: Sequence[Message], *, ended_by: int | None = None
+    ) -> list[int]:
+        """Token ids between the sampled assistant turn, the last of `messages`, and the next one, after `new`.
 
-    def encode_reply(self, message: Message) -> list[int]:
-        """Token ids of an assistant turn as the policy would generate it, stop token included."""
-        calls = "".join(f"{TOOL_CALL_OPEN}{call}{TOOL_CALL_CLOSE}" for call in message.tool_calls)
-        return [*self._encode_rendered(message.content + calls), self.stop_id]
+        `ended_by` is the last sampled token: GLM's models end a turn with the first token of the next message.
+        """
+        token = None if ended_by is None else str(self.tokenizer.convert_ids_to_tokens(ended_by))
+        bridge = self._bridge(self._history(messages), tuple(map(shape_of, new)), token)
+        return self._encoder.encode(fill(bridge, texts_of((*messages, *new))), first=False)
+
+    def encode_reply(self, message: Message, after: Sequence[Message] = _AFTER) -> list[int]:
+        """Token ids of an assistant turn, generated `after` these messages, stop token included."""
+        after = _AFTER if self._variant.as_generated else after or _AFTER
+        shape = shape_of(message)
+        if not shape.filled and not shape.calls:
+            shape = replace(shape, filled=True)
+        text = turn_text(self._template, self._variant.ends, (*self._history(after), shape))
+        if text is None:
+            after = _AFTER
+            text = turn_text(self._template, self._variant.ends, (*self._history(after), shape))
+        assert text is not None
+        ids = self._encoder.encode(fill(text, texts_of((*after, message))), first=False)
+        return [*ids, self._stop_id_of(self._variant.ends.of(shape))]
 
     def tokenize_conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Token ids and loss mask of a complete conversation, rendered turn by turn as in a rollout."""
@@ -94,13 +105,14 @@ class Renderer:
         mask = [False] * len(ids)
         position = first
         while position < len(messages):
-            reply = self.encode_reply(messages[position])
+            reply = self.encode_reply(messages[position], messages[:position])
             ids, mask = ids + reply, mask + [True] * len(reply)
             following = position + 1
             while following < len(messages) and messages[following].role != "assistant":
                 following += 1
             if following < len(messages):
-                bridge = self.build_continuation(messages[: position + 1], messages[position + 1 : following])
+                read, new = messages[: position + 1], messages[position + 1 : following]
+                bridge = self.build_continuation(read, new, ended_by=reply[-1])
                 ids, mask = ids + bridge, mask + [False] * len(bridge)
             position = following
         return ids, mask
@@ -108,78 +120,140 @@ class Renderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode sampled token ids without the stop token; an incomplete character at the end is U+FFFD."""
         ids = list(token_ids)
-        if ids and ids[-1] == self.stop_id:
+        if ids and ids[-1] in self.stop_ids:
             ids.pop()
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def parse_reply(self, token_ids: Sequence[int]) -> Message:
         """Decode sampled token ids and parse them into a message."""
-        return parse_assistant(self.decode(token_ids))
+        return self._variant.format.parse(self.decode(token_ids), self.tools, begun=self._variant.begun)
 
-    def _render_shape(self, shape: tuple[tuple[str, bool], ...], generate: bool) -> str:
-        """Render a conversation of this shape with a numbered slot in place of each content."""
-        messages: list[dict[str, Any]] = []
-        for index, (role, calls) in enumerate(shape):
-            message: dict[str, Any] = {"role": role, "content": f"\ue000{index}\ue001"}
-            if calls:
-                message["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
-            messages.append(message)
-        tools = [tool.to_template() for tool in self.tools] or None
-        render = self.tokenizer.apply_chat_template
-        try:
-            with time_limit(_RENDER_S):
-                return str(render(messages, tools=tools, tokenize=False, add_generation_prompt=generate))
-        except Exception as error:
-            roles = ", ".join(role for role, _ in shape)
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise self._unusable(f"fails on messages of {roles}: {reason}") from error
+    def parse_text(self, text: str) -> Message:
+        """Parse a complete reply that was not sampled after a prompt: a script's, or one that an agent changed."""
+        return self._variant.format.parse(text, self.tools)
 
-    def _unusable(self, fault: str) -> PolicyError:
-        return PolicyError(
-            f"chat template of {self.tokenizer.name_or_path!r} {fault}; fix chat_template.jinja in the model folder, "
-            "or set policy.chat_template"
+    def _history(self, messages: Sequence[Message]) -> tuple[MessageShape, ...]:
+        variant = self._variant
+        return tuple(
+            history_shape(
+                message,
+                with_content=variant.content_with_calls,
+                with_reasoning=variant.reasons,
+                calls=variant.most_calls,
+                unparsed_as_call=variant.unparsed_as_call,
+            )
+            for message in messages
         )
 
-    def _fill(self, rendered: str, messages: Sequence[Message]) -> list[int]:
-        ids: list[int] = []
-        for index, piece in enumerate(_SLOT.split(rendered)):
-            if index % 2:
-                ids += self._encode_content(messages[int(piece)].content)
-            elif piece:
-                ids += self._encode_template(piece)
-        return ids
+    def _render_bridge(
+        self, history: tuple[MessageShape, ...], new: tuple[MessageShape, ...], ended_by: str | None
+    ) -> str:
+        """Text, with slots, between the end of the last turn of `history` and the next assistant turn."""
+        last = len(history) - 1
+        before, after = self._template.render(history, False), self._template.render((*history, *new), True)
+        own, rest = tail(before, last), tail(after, last)
+        end = self._variant.ends.of(history[last])
+        proper = end.text is not None and not end.borrowed and end.text in own
+        lead = own[: own.index(end.text)] if proper and end.text is not None else own.rstrip()
+        kept = before[: len(before) - len(own)] == after[: len(after) - len(rest)]
+        if not rest.startswith(lead) or not (kept or self._variant.as_generated):
+            role = new[0].role if new else "assistant"
+            raise PolicyError(
+                f"chat template of {self.tokenizer.name_or_path!r} rewrites earlier turns when a {role} message "
+                "follows; sampled tokens cannot be kept: use a prefix-preserving template"
+            )
+        text = rest[len(lead) :]
+        match = self._controls.match(text.lstrip())
+        ending = None if match is None else match[0]
+        if proper and not text.startswith(end.text or "") and not self._variant.as_generated:
+            raise self._template.failure(f"ends a turn with {end.text} only where no message follows")
+        expected = end.text if ended_by is None else ended_by
+        if ending is not None and (proper or (ending == expected and self._id_of(ending) in self.stop_ids)):
+            text = text.lstrip()[len(ending) :]
+        self._check_rendered(text, new, start=len(history))
+        return text
 
-    def _encode_rendered(self, text: str) -> list[int]:
-        return list(self._template_encoder.encode(text, add_special_tokens=False).ids)
+    def _check_rendered(self, rendered: str, shapes: Sequence[MessageShape], *, start: int) -> None:
+        """Raise `PolicyError` if a message of others is not in a rendered text."""
+        keys = {slot.key for slot in slots_in(rendered)}
+        for index, shape in enumerate(shapes, start):
+            if shape.filled and shape.role != "assistant" and f"{index}c" not in keys:
+                roles = ", ".join(shape.role for shape in shapes)
+                raise self._template.failure(f"leaves out the {shape.role} message in messages of {roles}")
 
-    def _encode_content(self, text: str) -> list[int]:
-        return list(self._content_encoder.encode(text, add_special_tokens=False).ids)
+    def _id_of(self, token: str) -> int:
+        return int(self.tokenizer.convert_tokens_to_ids(token))
+
+    def _stop_id_of(self, end: TurnEnd) -> int:
+        """Token that ends a turn: the template's, or else the tokenizer's."""
+        if end.text is not None:
+            return self._id_of(end.text)
+        eos = self.tokenizer.eos_token_id
+        return min(self.stop_ids) if eos is None else int(eos)
+
+
+def rendering_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Copy of a tokenizer with the template that conversations are rendered with, to save with the model.
+
+    So a server or a pipeline that reads the folder renders tools, results and system messages in the same form. A
+    tokenizer that no conversation can be rendered with is returned as it is.
+    """
+    try:
+        source = _inspect(tokenizer)[0].source
+    except PolicyError:
+        return tokenizer
+    if tokenizer.chat_template == source:
+        return tokenizer
+    rendering = copy.copy(tokenizer)
+    rendering.chat_template = source
+    return rendering
 
 
 def renderer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest of vocabulary and chat template, 16 hex digits."""
+    """Digest of vocabulary and template of the renderer of a tokenizer, 16 hex digits."""
+    return _hash(tokenizer, _inspect(tokenizer)[0])
+
+
+def _hash(tokenizer: PreTrainedTokenizerBase, variant: Variant) -> str:
+    """Digest of the vocabulary and of the template with its forms, from which ends and format of turns follow."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256(f"{vocabulary}\0{tokenizer.chat_template}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{vocabulary}\0{variant.source}".encode()).hexdigest()[:16]
 
 
-def _encoders(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, Tokenizer]:
-    """Two encoders, with control tokens parsed and with control tokens as ordinary text.
-
-    transformers toggles a flag of the tokenizer's single backend, which is not thread-safe.
-    """
-    from tokenizers import Tokenizer
-
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+def _inspect(tokenizer: PreTrainedTokenizerBase) -> tuple[Variant, frozenset[str], frozenset[int]]:
+    """Variant of a tokenizer's template, its control tokens, and its declared end tokens."""
+    if len(tokenizer) < MIN_VOCABULARY:
+        raise PolicyError(
+            f"tokenizer of {tokenizer.name_or_path!r} has {len(tokenizer)} tokens; "
+            "its files are missing: give a folder with tokenizer.json"
+        )
+    source = source_of(tokenizer)
+    if not getattr(tokenizer, "is_fast", False):
         raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} is not a fast tokenizer; add tokenizer.json")
-    trusted, foreign = (Tokenizer.from_str(backend.to_str()) for _ in range(2))
-    for encoder in (trusted, foreign):
-        encoder.no_truncation()
-        encoder.no_padding()
-    trusted.encode_special_tokens = False
-    foreign.encode_special_tokens = True
-    return trusted, foreign
+    controls = control_tokens(tokenizer, source)
+    declared = _declared_stop_ids(tokenizer)
+    texts = frozenset(map(str, tokenizer.convert_ids_to_tokens(sorted(declared))))
+    return find_variant(tokenizer, controls, texts), controls, declared
 
 
-def _shape_of(messages: Sequence[Message]) -> tuple[tuple[str, bool], ...]:
-    return tuple((message.role, bool(message.tool_calls)) for message in messages)
+def _declared_stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End tokens that generation_config.json beside the tokenizer names, and the tokenizer's own."""
+    ids = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
+    path = Path(tokenizer.name_or_path or "") / "generation_config.json"
+    if path.is_file():
+        named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        ids |= set(named if isinstance(named, list) else [] if named is None else [named])
+    return frozenset(id_ for id_ in ids if 0 <= id_ < len(tokenizer))
+
+
+def _check_prefix(tokenizer: PreTrainedTokenizerBase, variant: Variant, *, tools: bool) -> None:
+    """Raise `PolicyError` for a template that is not prefix-preserving, with what makes it so."""
+    fault = variant.fault or (variant.tool_fault if tools else None)
+    if fault is None:
+        return
+    if fault.startswith("chat template"):
+        raise TemplateFailure(fault)
+    raise PolicyError(
+        f"chat template of {tokenizer.name_or_path!r} is not prefix-preserving: it {fault}, so that sampled tokens "
+        f"cannot be kept; begin chat_template.jinja in the model folder, or policy.chat_template, with {variant.remedy}"
+    )

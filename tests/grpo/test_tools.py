@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
 
 from grpo.errors import ConfigError
 from grpo.messages import Tool
-from grpo.tools import argument_error, tool_from_function
+from grpo.tools import argument_error, equal_values, tool_from_function
 
 
 def refund(order: str, amount: int = 0, tags: list[str] | None = None) -> None:
@@ -75,3 +76,24 @@ def test_arguments_are_validated_against_the_schema(arguments: dict[str, Any], w
 def test_arguments_that_the_schema_does_not_name_need_its_leave(parameters: dict[str, Any], wrong: str | None):
     """A schema without `additionalProperties` refuses them."""
     assert argument_error(Tool(name="f", parameters=parameters), {"x": 1}) == wrong
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "equal"),
+    [
+        (1, 1.0, True),
+        ({"a": 1, "b": [2]}, {"b": (2.0,), "a": 1}, True),
+        (1, "1", False),
+        (1, True, False),
+        (None, False, False),
+        ([1, 2], [2, 1], False),
+        ({"a": 1}, {"a": 1, "b": None}, False),
+        ("2024-01-01", "2024-01-01", True),
+        ("2024-01-01", date(2024, 1, 1), True),
+        ("2024-01-01", 2024, False),
+    ],
+)
+def test_arguments_are_equal_by_their_values(first: Any, second: Any, equal: bool):
+    """As in JSON: one number in two spellings, keys in any order; a text is no number and a number no truth value."""
+    assert equal_values(first, second) is equal
+    assert equal_values(second, first) is equal

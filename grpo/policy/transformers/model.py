@@ -22,7 +22,7 @@ from grpo.policy.transformers.exactness import choose_path
 from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config
 from grpo.policy.transformers.samplers import make_sampler
 from grpo.policy.transformers.sharding import gather_full
-from grpo.renderers.chat_template import Renderer
+from grpo.renderers.chat_template import Renderer, rendering_tokenizer
 
 disable_progress_bar()
 
@@ -65,7 +65,7 @@ class TransformersPolicy:
         """See `Policy.sampler`."""
         return make_sampler(
             self.model,
-            stop_ids=(renderer.stop_id,),
+            stop_ids=renderer.stop_ids,
             concurrency=concurrency,
             max_context=self.max_context,
         )
@@ -83,7 +83,7 @@ class TransformersPolicy:
         if not write:
             return
         self.model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
-        self.tokenizer.save_pretrained(folder)
+        rendering_tokenizer(self.tokenizer).save_pretrained(folder)
 
 
 def _is_length_dependent(rope: object) -> bool:

@@ -14,9 +14,10 @@ from grpo.config.agent import AgentConfig
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.errors import ConfigError
-from grpo.messages import Message, ToolCall, parse_assistant
+from grpo.messages import Message, ToolCall
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.renderers.byte_renderer import ByteRenderer
+from grpo.renderers.reply_format import HERMES
 from tests.grpo.agents.fixtures import Echo, roll_out, run, stub
 
 
@@ -66,7 +67,7 @@ def test_functions_are_run_with_the_arguments_of_the_call():
 
 def test_several_calls_are_answered_in_one_message():
     """In their order; a message without calls has no answer."""
-    message = parse_assistant(_text("multiply", first=1) + _text("search", query="a"))
+    message = HERMES.parse(_text("multiply", first=1) + _text("search", query="a"))
     result = run(_box().execute(message))
     assert result is not None
     assert (result.role, json.loads(result.content)) == ("tool", [2, ["A"]])
@@ -91,7 +92,7 @@ def test_an_invalid_call_returns_a_typed_error(call: ToolCall, kind: str, words:
 
 def test_a_malformed_call_returns_a_typed_error():
     """A bad_call with the expected form."""
-    result = run(_box().execute(parse_assistant("<tool_call>multiply(6, 7)</tool_call>")))
+    result = run(_box().execute(HERMES.parse("<tool_call>multiply(6, 7)</tool_call>")))
     assert result is not None
     assert json.loads(result.content)["error"]["type"] == "bad_call"
 

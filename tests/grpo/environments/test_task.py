@@ -13,7 +13,8 @@ from grpo.environments.environment import StepResult
 from grpo.environments.task import TaskEnvironment
 from grpo.environments.worlds.world import ToolError
 from grpo.errors import ConfigError, DataError
-from grpo.messages import Message, ToolCall, parse_assistant
+from grpo.messages import Message, ToolCall
+from grpo.renderers.reply_format import HERMES
 from grpo.scenarios.scenario import Expected, Scenario
 from grpo.trajectories import Outcome
 
@@ -121,7 +122,7 @@ def test_expected_facts_must_be_communicated():
         (_call("cancel", order="2"), "order 2 cannot be cancelled"),
         (_call("cancel", order=1), "cancel: order: 1 is not of type 'string'"),
         (_call("refund", order="1"), "unknown tool refund; there are cancel, look"),
-        (parse_assistant("<tool_call>{broken</tool_call>"), "not a tool call: {broken"),
+        (HERMES.parse("<tool_call>{broken</tool_call>"), "not a tool call: {broken"),
     ],
 )
 def test_an_invalid_call_is_a_result_that_the_model_sees(action: Message, error: str):

@@ -55,8 +55,8 @@ def test_an_encoded_call_parses_to_the_same_call(renderer: Renderer):
 def test_a_template_that_rewrites_history_is_refused(renderer: Renderer):
     """A template that renders only the last message cannot keep sampled tokens."""
     renderer.tokenizer.chat_template = "{{ messages[-1].content }}<|end|>"
-    with pytest.raises(PolicyError, match="prefix-preserving"):
-        Renderer(renderer.tokenizer).build_continuation((USER, REPLY), (USER,))
+    with pytest.raises(PolicyError, match="is not prefix-preserving: it leaves out earlier messages"):
+        Renderer(renderer.tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_failing_template_is_refused_at_construction(tiny_folder: Path, templa
 
 def test_a_template_that_does_not_end_is_refused(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
     """10¹⁵ rounds would take years."""
-    monkeypatch.setattr("grpo.renderers.chat_template._RENDER_S", 0.2)
+    monkeypatch.setattr("grpo.renderers.template.RENDER_S", 0.2)
     loops = "".join(f"{{% for x{i} in range(99999) %}}" for i in range(3)) + "{% endfor %}" * 3
     with pytest.raises(PolicyError, match=r"TimeoutError: not done after 0\.2 s"):
         Renderer(load_tokenizer(tiny_folder, chat_template=loops))
@@ -104,7 +104,7 @@ def test_an_empty_tokenizer_is_refused():
 
 def test_the_hash_depends_on_the_template(renderer: Renderer, tiny_folder: Path):
     """Each trajectory records it."""
-    other = load_tokenizer(tiny_folder, chat_template="{{ messages[0].content }}")
+    other = load_tokenizer(tiny_folder, chat_template="{% for m in messages %}{{ m.content }}<|end|>{% endfor %}")
     assert Renderer(other, tools=(TOOL,)).hash != renderer.hash
 
 
@@ -126,6 +126,8 @@ def test_renderers_are_thread_safe(renderer: Renderer):
 def test_a_tokenizer_without_an_eos_token_is_refused(renderer: Renderer):
     """A turn would have no end; the message names the model."""
     renderer.tokenizer.eos_token = None
+    renderer.tokenizer.name_or_path = "without generation_config.json"
+    renderer.tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     with pytest.raises(PolicyError, match=r"^tokenizer of '.+' has no eos token to end a turn with$"):
         Renderer(renderer.tokenizer)
 
@@ -154,7 +156,7 @@ def test_a_vocabulary_has_at_least_32_tokens(size: int, accepted: bool):
         tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="A")),
         eos_token="B",
     )
-    tokenizer.chat_template = "{{ messages[-1].content }}"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     if accepted:
         assert Renderer(tokenizer).stop_id == 1
     else:
@@ -196,12 +198,17 @@ def test_several_messages_may_separate_assistant_turns(renderer: Renderer):
 
 def test_the_error_for_a_rewriting_template_names_model_role_and_remedy(renderer: Renderer):
     """The whole message."""
-    renderer.tokenizer.chat_template = "{{ messages[-1].content }}<|end|>"
+    renderer.tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ '!' if loop.last }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
     with pytest.raises(PolicyError) as refusal:
-        Renderer(renderer.tokenizer).build_continuation((USER, REPLY), (RESULT,))
+        Renderer(renderer.tokenizer)
     assert str(refusal.value) == (
-        f"chat template of {renderer.tokenizer.name_or_path!r} rewrites earlier turns when a tool message follows; "
-        "sampled tokens cannot be kept: use a prefix-preserving template"
+        f"chat template of {renderer.tokenizer.name_or_path!r} is not prefix-preserving: it begins an assistant turn "
+        "in another way than the prompt: 'r]…!<|end|>[assistant]' becomes 'r]…<|end|>[assistant]…', so that "
+        "sampled tokens cannot be kept; begin chat_template.jinja in the model folder, or policy.chat_template, with "
+        "{#- turns as generated #} (earlier turns stay as they were generated)"
     )
 
 
@@ -274,7 +281,8 @@ def test_a_template_that_fails_later_is_named_with_the_roles_up_to_there(tiny_fo
 def test_a_template_sees_which_turns_call_functions(renderer: Renderer):
     """One that writes a line behind a turn with calls of type function writes it there and nowhere else."""
     renderer.tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content }}<|end|>"
+        "{% for tool in tools or [] %}{{ tool }}{% endfor %}{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>"
         "{% if m.tool_calls and m.tool_calls[0].type == 'function' %}(calling){% endif %}{% endfor %}"
     )
     awaiting = Renderer(renderer.tokenizer)

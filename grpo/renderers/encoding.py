@@ -1,0 +1,151 @@
+"""Encoding of rendered text in which only the template's own control tokens are control tokens.
+
+    pieces    "<|user|>" of the template   "<|end|> hi" of a user   "<|end|>" of the template
+    encoded   <|user|>  <|  end  |>  ▁hi  <|end|>
+
+The text is encoded as a whole, so that tokens may span a template's text and a user's. A control token that the
+tokenizer reads in a user's text is cut by a separator, a token of the encoder alone, which is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from grpo.errors import PolicyError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+_SEPARATOR = "\ue002"
+_REPLACEMENT = "\ufffd"
+_ELEMENT = re.compile(r"</?[a-z]+\d?>")
+"""Markup that some vocabularies have as tokens, such as `<h1>`; a control token only where a template prints it."""
+_MARKED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)
+_REASONING = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_CACHED = 4096
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> frozenset[str]:
+    """Tokens that a text of a user or a tool must not become.
+
+    All special tokens, and added tokens in brackets, which families use for tools and reasoning. Markup is among them
+    if the template prints it; runs of white space and other fragments of text, which some tokenizers add, are not.
+    """
+    controls: set[str] = set()
+    for token in tokenizer.added_tokens_decoder.values():
+        marked = _MARKED.fullmatch(token.content)
+        if token.special or (
+            marked and (token.content in template or token.content in _REASONING or not _ELEMENT.fullmatch(marked[0]))
+        ):
+            controls.add(token.content)
+    return frozenset(controls)
+
+
+class TextEncoder:
+    """Encoder of text with trusted and untrusted pieces, for one tokenizer; safe for threads.
+
+    Raises `PolicyError` for a tokenizer without a fast backend.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, controls: frozenset[str]) -> None:
+        from tokenizers import AddedToken, Tokenizer
+
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} is not a fast tokenizer; add tokenizer.json")
+        # transformers toggles a flag of the tokenizer's single backend, which is not thread-safe: copies
+        definition = backend.to_str()
+        self._encoder = _unbounded(Tokenizer.from_str(definition))
+        self._plain = _unbounded(Tokenizer.from_str(_without(definition, controls)))
+        self._encoder.encode_special_tokens = False
+        self._plain.encode_special_tokens = True
+        self._encoder.add_tokens([AddedToken(_SEPARATOR, normalized=False)])
+        self._separator_id = self._encoder.token_to_id(_SEPARATOR)
+        self._control_ids = {int(tokenizer.convert_tokens_to_ids(token)): token for token in controls}
+        self._boundary = _boundaries(tokenizer, controls)
+        self._encode_segment = lru_cache(maxsize=_CACHED)(self._encode)
+
+    def encode(self, pieces: Sequence[tuple[str, bool]], *, first: bool) -> list[int]:
+        """Token ids of pieces, each with whether it is trusted; `first` where no token stands before them."""
+        text = "".join(piece for piece, _ in pieces)
+        trusted = "".join(("1" if of_template else "0") * len(piece) for piece, of_template in pieces)
+        if _SEPARATOR in text:
+            trusted = "".join(flag for flag, character in zip(trusted, text, strict=True) if character != _SEPARATOR)
+            text = text.replace(_SEPARATOR, "")
+        starts = [match.start() for match in self._boundary.finditer(text) if trusted[match.start()] == "1"]
+        cuts = sorted({0, *starts, len(text)})
+        ids: list[int] = []
+        for start, stop in pairwise(cuts):
+            ids += self._encode_segment(text[start:stop], trusted[start:stop], first and start == 0)
+        return ids
+
+    def _encode(self, text: str, trusted: str, first: bool) -> tuple[int, ...]:
+        """Token ids of a segment; each pass cuts the control tokens that it reads in untrusted text."""
+        if not first:  # some tokenizers put a space before the first token alone
+            text, trusted = _SEPARATOR + text, "1" + trusted
+        while True:
+            encoding = self._encoder.encode(text, add_special_tokens=False)
+            forged = [
+                span
+                for id_, span in zip(encoding.ids, encoding.offsets, strict=True)
+                if id_ in self._control_ids and self._is_forged(text, trusted, span, self._control_ids[id_])
+            ]
+            if not forged:
+                return tuple(id_ for id_ in encoding.ids if id_ != self._separator_id)
+            for start, stop in reversed(forged):
+                cut = self._cut(text[start:stop])
+                text = text[:start] + cut + text[stop:]
+                trusted = trusted[:start] + "0" * len(cut) + trusted[stop:]
+
+    @staticmethod
+    def _is_forged(text: str, trusted: str, span: tuple[int, int], token: str) -> bool:
+        """Check that the characters of a control token are not all the template's; white space beside it may be."""
+        start, stop = span
+        inside = text.find(token, start, stop)
+        if inside >= 0:
+            start, stop = inside, inside + len(token)
+        return "0" in trusted[start:stop]
+
+    def _cut(self, text: str) -> str:
+        """Text with separators between its ordinary tokens."""
+        if len(text) == 1:
+            return _REPLACEMENT
+        starts = sorted({start for start, _ in self._plain.encode(text, add_special_tokens=False).offsets} - {0})
+        cuts = [0, *(starts or [1]), len(text)]
+        return _SEPARATOR.join(text[start:stop] for start, stop in pairwise(cuts))
+
+
+def _unbounded(encoder: Tokenizer) -> Tokenizer:
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder
+
+
+def _without(definition: str, controls: frozenset[str]) -> str:
+    """Definition of a tokenizer without these added tokens."""
+    record = json.loads(definition)
+    record["added_tokens"] = [token for token in record["added_tokens"] if token["content"] not in controls]
+    record["post_processor"] = None
+    return json.dumps(record)
+
+
+def _boundaries(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str]) -> re.Pattern[str]:
+    """Control tokens before which text can be cut without another result: those that take no white space with them."""
+    plain = [
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.content in controls and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+    ]
+    return any_of(plain)
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Regular expression of any of these texts, a longer one first."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")

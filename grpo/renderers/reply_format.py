@@ -1,0 +1,296 @@
+"""Parsing of a reply into reasoning, content and tool calls, in the format of a chat template.
+
+The format is read off from rendered turns with known texts. A parser counts as one for a template if it reads back what
+the template renders.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool, ToolCall
+from grpo.renderers.channels import parse_channels
+from grpo.renderers.slots import common_prefix
+from grpo.renderers.tool_formats import (
+    EXAMPLE_NAME,
+    JsonCalls,
+    MalformedCall,
+    Marks,
+    NamedCalls,
+    PythonCalls,
+    TaggedCalls,
+    ToolFormat,
+    UnquotedCalls,
+)
+
+_NAME, _KEY, _VALUE, _SECOND, _NEXT = EXAMPLE_NAME, "qzkey", "qzvalue", "qzsecond", "qznext"
+_THINK = ("<think>", "</think>")
+_DECODER = json.JSONDecoder()
+_TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+
+TAGGED_JSON = JsonCalls(
+    Marks(opening=TOOL_CALL_OPEN, between=None, closing=TOOL_CALL_CLOSE), name="name", arguments="arguments"
+)
+Render = Callable[[Message], str | None]
+"""Text of a reply as the policy would generate it, without its end; None if the template fails."""
+
+EXAMPLE = Tool(
+    name=_NAME,
+    parameters={
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "flag": {"type": "boolean"},
+            "items": {"type": "array"},
+            "record": {"type": "object"},
+        },
+    },
+)
+_EXAMPLE_CALLS = (
+    ToolCall(name=_NAME, arguments={"text": "two words", "count": 3, "flag": False}),
+    ToolCall(name=_NAME, arguments={"items": [1, 2], "record": {"a": "b"}}),
+    ToolCall(name=_NAME, arguments={}),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyFormat:
+    """Format of replies: marks of reasoning, texts around the content, and the format of calls."""
+
+    reasoning: tuple[str, str] | None
+    """Marks before and after reasoning."""
+    around: tuple[str, str]
+    """Texts before and after the content of a reply."""
+    calls: ToolFormat | None
+    opening: str = ""
+    """Beginning of a turn in a prompt; where a prompt leaves it out, the policy generates it."""
+    header: str = ""
+    """Text between reasoning and the rest, where they are messages of their own."""
+    channels: bool = False
+    """Reasoning, calls and content are messages with a channel and a recipient, as in harmony."""
+
+    def parse(self, text: str, tools: Sequence[Tool] = (), *, begun: bool = False) -> Message:
+        """Parse a reply; `begun` if the prompt has opened its reasoning.
+
+        Calls in JSON between <tool_call> tags, the form that environments describe, are parsed in any family.
+
+        A call that cannot be parsed is kept in the content, with the reason in `malformed`.
+        """
+        if self.channels:
+            message = parse_channels(text)
+            return message if message.tool_calls or message.malformed else replace(
+                _parse_calls(message.content, (TAGGED_JSON,), tools), reasoning=message.reasoning
+            )  # fmt: skip
+        reasoning, rest = self._split(text.lstrip().removeprefix(self.opening), begun=begun)
+        formats = (TAGGED_JSON,) if self.calls is None else (self.calls, TAGGED_JSON)
+        message = _parse_calls(rest, formats, tools)
+        content = message.content if message.malformed else self._unwrap(message.content)
+        return replace(message, content=content, reasoning=reasoning)
+
+    def _split(self, text: str, *, begun: bool) -> tuple[str | None, str]:
+        """Reasoning and the rest; reasoning without an end leaves no rest.
+
+        A reply that ends reasoning has begun it, or the prompt has: some do after a tool's result alone.
+        """
+        if self.reasoning is None:
+            return None, text
+        opening, closing = self.reasoning
+        if closing not in text and not begun and not text.lstrip().startswith(opening):
+            return None, text
+        before, _, after = text.partition(closing)
+        after = after.lstrip().removeprefix(self.header)
+        return before.strip().removeprefix(opening).strip() or None, after
+
+    def _unwrap(self, content: str) -> str:
+        before, after = self.around
+        return content.strip().removeprefix(before).removesuffix(after).strip()
+
+
+def _parse_calls(text: str, formats: Sequence[ToolFormat], tools: Sequence[Tool]) -> Message:
+    """Message of a reply without reasoning: by the first format in which it has calls, or else with its first fault."""
+    fault: MalformedCall | None = None
+    for tool_format in formats:
+        try:
+            content, calls = tool_format.parse(text, tools)
+        except MalformedCall as error:
+            fault = fault or error
+            continue
+        if calls:
+            return Message(role="assistant", content=content.strip(), tool_calls=calls)
+    malformed = None if fault is None else f"not a tool call: {fault}"
+    return Message(role="assistant", content=text.strip(), malformed=malformed)
+
+
+HERMES = ReplyFormat(reasoning=None, around=("", ""), calls=TAGGED_JSON)
+"""Format of replies in which a call is JSON between tags."""
+
+
+def read_format(render: Render, prompt: str) -> ReplyFormat:
+    """Format of the replies of a template; `prompt` is what a prompt adds for a turn, which may open the reasoning."""
+    plain = render(Message(role="assistant", content=_VALUE)) or _VALUE
+    lead, _, trail = plain.partition(_VALUE)
+    reasoned = render(Message(role="assistant", content=_VALUE, reasoning=_SECOND))
+    if reasoned is None or _SECOND not in reasoned:  # some families render it before calls alone
+        call = ToolCall(name=_NAME, arguments={_KEY: _VALUE})
+        reasoned = render(Message(role="assistant", content="", reasoning=_SECOND, tool_calls=(call,)))
+    reasoning = _reasoning_marks(prompt, reasoned, lead)
+    if reasoning is not None and reasoning[1] in lead:
+        lead = lead[lead.index(reasoning[1]) + len(reasoning[1]) :]
+    called = render(_turn(ToolCall(name=_NAME, arguments={_KEY: _VALUE})))
+    if "<|channel|>" in plain and "<|message|>" in plain:
+        return ReplyFormat(reasoning=reasoning, around=("", ""), calls=None, channels=True)
+    header = ""
+    if reasoned is not None and reasoning is not None and _VALUE in reasoned and reasoning[1] in reasoned:
+        header = reasoned.partition(reasoning[1])[2].partition(_VALUE)[0].strip()
+        header = header.removesuffix(lead.strip()).strip()
+    form = ReplyFormat(
+        reasoning=reasoning, around=(lead.strip(), trail.strip()), calls=None, header=header, opening=prompt.strip()
+    )
+    if called is None or _NAME not in called or _KEY not in called or _VALUE not in called:
+        return form
+    calls = _tool_format(render, reasoning, called)
+    return replace(form, calls=calls)
+
+
+def reads_back(form: ReplyFormat, render: Render) -> bool:
+    """Check that calls, alone and beside content, and content alone are parsed as they were rendered."""
+    if form.calls is None and not form.channels:
+        return False
+    turns = [_turn(call) for call in _EXAMPLE_CALLS] + [Message(role="assistant", content="two words")]
+    for turn in turns:
+        text = render(turn)
+        if text is None:
+            return False
+        parsed = form.parse(text, (EXAMPLE,), begun=form.reasoning is not None and form.reasoning[1] in text)
+        if (parsed.content, parsed.tool_calls, parsed.malformed) != (turn.content, turn.tool_calls, None):
+            return False
+    return True
+
+
+def example_call(form: ReplyFormat, render: Render) -> str:
+    """Text of a call as the template renders it, with the name NAME, for the description of the tools."""
+    text = render(_turn(ToolCall(name="NAME", arguments={"ARGUMENT": "VALUE"}))) or ""
+    return (text.rpartition(form.reasoning[1])[2] if form.reasoning is not None else text).strip()
+
+
+def _turn(*calls: ToolCall) -> Message:
+    return Message(role="assistant", content="", tool_calls=calls)
+
+
+def _reasoning_marks(prompt: str, reasoned: str | None, lead: str) -> tuple[str, str] | None:
+    """Marks around reasoning: as rendered, or as the prompt opens it."""
+    if reasoned is not None and _SECOND in reasoned:
+        before, _, after = reasoned.partition(_SECOND)
+        closing = _TAG.search(after.partition(_VALUE)[0])
+        opened = [tag for tag in _TAG.findall(prompt) if closing is None or tag != closing[0]]
+        opening = before.strip() or next(reversed(opened), "")
+        if closing is not None and opening:
+            return opening, closing[0]
+    if _THINK[0] in prompt[-len(_THINK[0]) - 2 :] or _THINK[1] in lead:
+        return _THINK
+    return None
+
+
+def _tool_format(render: Render, reasoning: tuple[str, str] | None, called: str) -> ToolFormat | None:
+    """Format of calls, from a rendered one with a name, a key and a value."""
+
+    def cut(text: str | None) -> str | None:
+        """Text after an empty reasoning."""
+        if text is None or reasoning is None or reasoning[1] not in text:
+            return text
+        return text.partition(reasoning[1])[2].lstrip()
+
+    text = cut(called) or ""
+    two = cut(
+        render(_turn(ToolCall(name=_NAME, arguments={_KEY: _VALUE}), ToolCall(name=_NEXT, arguments={_KEY: _VALUE})))
+    )
+    key, value = text.find(_KEY), text.find(_VALUE)
+    name = text.rfind(_NAME, 0, key) if _NAME in text[:key] else text.find(_NAME)
+    for start in [match.start() for match in re.finditer(r"[\[{]", text) if match.start() < key]:
+        try:
+            record, end = _DECODER.raw_decode(text, start)
+        except ValueError:
+            continue
+        if record == {_KEY: _VALUE} and name < start:
+            marks = Marks(opening=text[:name], between=_between(text, two, end), closing=text[end:])
+            return NamedCalls(marks, separator=text[name + len(_NAME) : start])
+        keys = _call_keys(record)
+        if keys is not None:
+            marks = Marks(opening=text[:start], between=_between(text, two, end, json_at=True), closing=text[end:])
+            return JsonCalls(marks, name=keys[0], arguments=keys[1])
+    if not name < key < value:
+        return None
+    after_name, before_value, rest = (
+        text[name + len(_NAME) : key],
+        text[key + len(_KEY) : value],
+        text[value + len(_VALUE) :],
+    )
+    if after_name == "(" and before_value in ("='", '="'):
+        return PythonCalls(Marks(opening=text[:name], between=None, closing=rest[1:].removeprefix(")")))
+    if after_name == "{" and before_value.startswith(":"):
+        delimiter = before_value[1:]
+        closing = rest.removeprefix(delimiter).removeprefix("}")
+        end = len(text) - len(closing)
+        marks = Marks(opening=text[:name], between=_between(text, two, end), closing=closing)
+        return UnquotedCalls(marks, delimiter=delimiter)
+    return _tagged(render, cut, text, two, (name, key, value))
+
+
+def _tagged(
+    render: Render,
+    cut: Callable[[str | None], str | None],
+    text: str,
+    two: str | None,
+    positions: tuple[int, int, int],
+) -> ToolFormat | None:
+    """Format with an element for each argument, by the difference that a second argument makes."""
+    name, key, value = positions
+    longer = cut(render(_turn(ToolCall(name=_NAME, arguments={_KEY: _VALUE, _SECOND: _NEXT}))))
+    if longer is None or _SECOND not in longer or _NEXT not in longer:
+        return None
+    before_key, before_value = text[name + len(_NAME) : key], text[key + len(_KEY) : value]
+    step = longer[longer.index(_VALUE) + len(_VALUE) : longer.index(_SECOND)]
+    opening = common_prefix(before_key[::-1], step[::-1])[::-1]
+    end = step[: len(step) - len(opening)]
+    rest = text[value + len(_VALUE) :]
+    if not before_value.strip() or not end.strip() or not rest.startswith(end.rstrip()):
+        return None
+    closing = rest[len(end.rstrip()) :]
+    quoted = before_value.endswith('"') and end.startswith('"')
+    return TaggedCalls(
+        Marks(opening=text[:name], between=_between(text, two, len(text) - len(closing)), closing=closing),
+        separator=before_key[: len(before_key) - len(opening)],
+        key=opening,
+        value=before_value[:-1] if quoted else before_value,
+        end=end[1:] if quoted else end,
+        quoted=quoted,
+    )
+
+
+def _between(text: str, two: str | None, end: int, *, json_at: bool = False) -> str | None:
+    """Text between two calls, from the end of the first to the name of the second, or to its JSON."""
+    if two is None or two[:end] != text[:end] or _NEXT not in two[end:]:
+        return None
+    key = two.find(_KEY, end)
+    stop = two.rfind(_NEXT, end, key) if _NEXT in two[end:key] else two.index(_NEXT, end)
+    if json_at:
+        stop = next((at.start() for at in re.finditer(r"[\[{]", two) if end <= at.start() < stop), stop)
+    return two[end:stop].replace(_NEXT, _NAME)
+
+
+def _call_keys(record: Any) -> tuple[str, str] | None:
+    """Keys of name and arguments in a rendered call or a list of one."""
+    if isinstance(record, list) and record:
+        record = record[0]
+    if isinstance(record, dict) and isinstance(record.get("function"), dict):
+        record = record["function"]
+    if not isinstance(record, dict):
+        return None
+    names = [key for key, part in record.items() if part == _NAME]
+    arguments = [key for key, part in record.items() if part in ({_KEY: _VALUE}, json.dumps({_KEY: _VALUE}))]
+    return (names[0], arguments[0]) if names and arguments else None

@@ -1,0 +1,248 @@
+"""Placeholders for texts in a rendered conversation.
+
+A template is rendered once for each shape of a conversation; the texts are filled in afterwards. So a template never
+reads what a user or a tool wrote, and rendering is cached.
+
+    shape     user ␣⸨0c⸩       one space, then a text
+    rendered  <|user|>⸨0c⸩<|end|>      a template that trims
+    filled    <|user|>hello<|end|>
+
+White space at the ends of a text is part of the shape: the template trims it, or keeps it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from grpo.errors import PolicyError
+from grpo.messages import Message, ToolCall
+
+_QUOTES = "\"'"
+"""Characters in each slot that show how a template escapes a text."""
+_SLOT = re.compile(r"⸨(\w+)([^⸨⸩]*)⸩|\\u2e28(\w+)(\\\"'|\"')\\u2e29")
+_LEAF = "\0"
+_BRACKET = re.compile(r"[<\[⸨\0]")
+UNNAMED = "unknown"
+"""Name of a call that could not be parsed, in templates that render no result without a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallShape:
+    """A tool call without its texts: JSON of its arguments, with a numbered leaf for each string."""
+
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageShape:
+    """A message without its texts."""
+
+    role: str
+    lead: str = ""
+    """White space before the content."""
+    filled: bool = True
+    """The content has more than white space."""
+    trail: str = ""
+    calls: tuple[CallShape, ...] = ()
+    reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A slot in rendered text."""
+
+    start: int
+    stop: int
+    key: str
+    """Index of the message, a letter for the part, and numbers: `2c` content, `2r` reasoning, `2n0` name of a call,
+    `2a0_1` text of its arguments, `3t` name of the tool whose result it is."""
+    escaping: str
+
+    @property
+    def message(self) -> int:
+        """Index of the message."""
+        match = re.match(r"\d+", self.key)
+        assert match is not None
+        return int(match[0])
+
+
+def shape_of(message: Message) -> MessageShape:
+    """Shape of a message with all its parts."""
+    content = message.content
+    core = content.strip()
+    lead = content[: len(content) - len(content.lstrip())] if core else content
+    return MessageShape(
+        role=message.role,
+        lead=lead,
+        filled=bool(core),
+        trail=content[len(content.rstrip()) :] if core else "",
+        calls=tuple(CallShape(json.dumps(_skeleton(call.arguments, []))) for call in message.tool_calls),
+        reasoning=bool(message.reasoning and message.reasoning.strip()),
+    )
+
+
+def texts_of(messages: Sequence[Message]) -> dict[str, str]:
+    """Texts of a conversation by the keys of their slots."""
+    texts: dict[str, str] = {}
+    names, position = [UNNAMED], 0
+    for index, message in enumerate(messages):
+        if message.role != "tool":
+            names, position = [call.name for call in message.tool_calls] or [UNNAMED], 0
+        else:
+            texts[f"{index}t"] = names[min(position, len(names) - 1)]
+            position += 1
+        if message.malformed:
+            texts |= {f"{index}n0": UNNAMED, f"{index}a0_0": ""}
+        texts[f"{index}c"] = message.content.strip()
+        texts[f"{index}r"] = (message.reasoning or "").strip()
+        for number, call in enumerate(message.tool_calls):
+            texts[f"{index}n{number}"] = call.name
+            leaves: list[str] = []
+            _skeleton(call.arguments, leaves)
+            texts |= {f"{index}a{number}_{leaf}": text for leaf, text in enumerate(leaves)}
+    return texts
+
+
+def template_messages(shapes: Sequence[MessageShape]) -> list[dict[str, Any]]:
+    """Messages in the format of chat templates, with slots in place of texts.
+
+    A result is named after its call, with ids of nine letters and digits, which Mistral's templates require.
+    """
+    messages: list[dict[str, Any]] = []
+    answered: list[str] = []
+    position = 0
+    for index, shape in enumerate(shapes):
+        content = shape.lead + (_slot(f"{index}c") if shape.filled else "") + shape.trail
+        message: dict[str, Any] = {"role": shape.role, "content": content}
+        if shape.calls:
+            message["tool_calls"] = [_call(call, index, number) for number, call in enumerate(shape.calls)]
+            answered, position = [f"{index}n{number}" for number in range(len(shape.calls))], 0
+        if shape.reasoning:
+            text = _slot(f"{index}r")
+            message |= {"reasoning_content": text, "reasoning": text, "thinking": text}
+        if shape.role == "tool" and answered:
+            name = answered[min(position, len(answered) - 1)]
+            message |= {"name": _slot(f"{index}t"), "tool_call_id": _call_id(name)}
+            position += 1
+        messages.append(message)
+    return messages
+
+
+def slots_in(rendered: str) -> Iterator[Slot]:
+    """Slots of rendered text, in order."""
+    for match in _SLOT.finditer(rendered):
+        ascii_json = match[1] is None
+        yield Slot(
+            start=match.start(),
+            stop=match.end(),
+            key=match[3] if ascii_json else match[1],
+            escaping="ascii" if ascii_json else match[2],
+        )
+
+
+def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
+    """Pieces of a rendered text and whether each is of the template: the others are texts in their slots.
+
+    Raises `PolicyError` for a template that changes a text in a way that is not known.
+    """
+    pieces: list[tuple[str, bool]] = []
+    end = 0
+    for slot in slots_in(rendered):
+        pieces += [(rendered[end : slot.start], True), (escape(texts[slot.key], slot.escaping), False)]
+        end = slot.stop
+    return [*pieces, (rendered[end:], True)]
+
+
+def common_prefix(first: str, second: str) -> str:
+    """Longest text with which both begin."""
+    pairs = zip(first, second, strict=False)
+    return first[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))]
+
+
+def escape(text: str, escaping: str) -> str:
+    """Text as a template writes it that writes the quotes of a slot in this way."""
+    if escaping == _QUOTES:
+        return text
+    if escaping == "\\\"'":
+        return json.dumps(text, ensure_ascii=False)[1:-1]
+    if escaping == "ascii":
+        return json.dumps(text)[1:-1]
+    if escaping == "\"\\'":
+        for character, escaped in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r")):
+            text = text.replace(character, escaped)
+        return text
+    raise PolicyError(
+        f"the chat template writes the quotes {_QUOTES} of a text as {escaping}, which is neither JSON nor the text "
+        "itself; set policy.chat_template to one that prints texts as they are, or by tojson"
+    )
+
+
+def _slot(key: str) -> str:
+    return f"⸨{key}{_QUOTES}⸩"
+
+
+def _call(shape: CallShape, index: int, number: int) -> dict[str, Any]:
+    name = f"{index}n{number}"
+    arguments = _with_slots(json.loads(shape.arguments), f"{index}a{number}_")
+    return {"id": _call_id(name), "type": "function", "function": {"name": _slot(name), "arguments": arguments}}
+
+
+def _call_id(name: str) -> str:
+    index, _, number = name.partition("n")
+    return f"call{int(index):03d}{int(number):02d}"
+
+
+def _skeleton(value: Any, leaves: list[str]) -> Any:
+    """Value with a numbered leaf in place of each text; the texts are appended to `leaves`."""
+    if isinstance(value, str):
+        leaves.append(value)
+        return f"{_LEAF}{len(leaves) - 1}"
+    if isinstance(value, Mapping):
+        return {_skeleton_key(str(key), leaves): _skeleton(part, leaves) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_skeleton(part, leaves) for part in value]
+    return value
+
+
+def _skeleton_key(key: str, leaves: list[str]) -> str:
+    """Key as it is, which templates sort by, or a numbered leaf if it has a bracket and may forge a control token."""
+    return str(_skeleton(key, leaves)) if _BRACKET.search(key) else key
+
+
+def _with_slots(value: Any, prefix: str) -> Any:
+    if isinstance(value, str):
+        return _slot(prefix + value[1:])
+    if isinstance(value, dict):
+        return {
+            _with_slots(key, prefix) if key.startswith(_LEAF) else key: _with_slots(part, prefix)
+            for key, part in value.items()
+        }
+    return [_with_slots(part, prefix) for part in value] if isinstance(value, list) else value
+
+
+def history_shape(
+    message: Message, *, with_content: bool, with_reasoning: bool, calls: int, unparsed_as_call: bool
+) -> MessageShape:
+    """Shape of a message that was read or generated: only the place where it ends matters.
+
+    Its ends are trimmed, and each call has one argument. `with_content` keeps the content of a turn with calls,
+    `with_reasoning` its reasoning, `calls` is the most that the template renders, and `unparsed_as_call` renders a
+    malformed call as a call.
+    """
+    if message.role != "assistant":
+        return MessageShape(role=message.role, filled=bool(message.content.strip()))
+    names = message.tool_calls or ((ToolCall(name=UNNAMED, arguments={}),) if message.malformed else ())
+    if message.malformed and not unparsed_as_call:
+        names = ()
+    shapes = tuple(CallShape(json.dumps({"value": f"{_LEAF}0"})) for _ in names[:calls])
+    return MessageShape(
+        role="assistant",
+        filled=not shapes or (with_content and bool(message.content.strip())),
+        calls=shapes,
+        reasoning=with_reasoning and bool(message.reasoning and message.reasoning.strip()),
+    )

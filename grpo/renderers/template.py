@@ -1,0 +1,85 @@
+"""Rendering of a chat template: sandboxed, within a time limit, cached by the shape of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from grpo.errors import PolicyError
+from grpo.messages import Tool
+from grpo.renderers.slots import MessageShape, escape, slots_in, template_messages
+from grpo.renderers.time_limit import time_limit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RENDER_S = 5.0
+"""Time limit of rendering, in seconds."""
+_CACHED = 4096
+
+
+class TemplateFailure(PolicyError):
+    """A template that fails on a conversation, or leaves out a part of it."""
+
+
+class ChatTemplate:
+    """A chat template with a tokenizer's special tokens and a set of tools."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, tools: Sequence[Tool] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.source = source
+        self._tools = [tool.to_template() for tool in tools] or None
+        self.render = lru_cache(maxsize=_CACHED)(self._render)
+
+    def with_source(self, source: str) -> ChatTemplate:
+        """Template of another source for the same tokenizer, without tools."""
+        return ChatTemplate(self.tokenizer, source)
+
+    def with_tools(self, tools: Sequence[Tool]) -> ChatTemplate:
+        """The same template with tools."""
+        return ChatTemplate(self.tokenizer, self.source, tools)
+
+    def renders(self, *shapes: MessageShape, keys: Sequence[str]) -> bool:
+        """Check that the template prints these slots of a conversation."""
+        try:
+            rendered = self.render(shapes, False)
+        except TemplateFailure:
+            return False
+        return set(keys) <= {slot.key for slot in slots_in(rendered)}
+
+    def keeps(self, text: str) -> bool:
+        """Check that a text of a user is printed as it is, or escaped as its slot is."""
+        rendered = self.render((MessageShape(role="user"),), True)
+        escaping = next(slot.escaping for slot in slots_in(rendered))
+        return escape(text, escaping) in self.render_messages([{"role": "user", "content": text}], True)
+
+    def failure(self, fault: str) -> TemplateFailure:
+        """Error that names the model, the fault and the remedy."""
+        return TemplateFailure(
+            f"chat template of {self.tokenizer.name_or_path!r} {fault}; fix chat_template.jinja in the model folder, "
+            "or set policy.chat_template"
+        )
+
+    def _render(self, shapes: tuple[MessageShape, ...], generate: bool) -> str:
+        """Text of a conversation with slots, up to the start of an assistant turn if `generate`."""
+        return self.render_messages(template_messages(shapes), generate)
+
+    def render_messages(self, messages: Sequence[dict[str, Any]], generate: bool) -> str:
+        """Text of a conversation, as `render`, of messages in the format of chat templates."""
+        render = self.tokenizer.apply_chat_template
+        try:
+            with time_limit(RENDER_S):
+                return str(
+                    render(
+                        list(messages),
+                        tools=self._tools,
+                        chat_template=self.source,
+                        tokenize=False,
+                        add_generation_prompt=generate,
+                    )
+                )
+        except Exception as error:
+            roles = ", ".join(message["role"] for message in messages)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise self.failure(f"fails on messages of {roles}: {reason}") from error

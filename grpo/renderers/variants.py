@@ -1,0 +1,320 @@
+"""Choice of the template that conversations are rendered with, from the one of a tokenizer.
+
+    the template itself                if it is prefix-preserving and renders all parts of a conversation
+    its training variant               TRL's, for the templates that TRL knows
+    with a switch of its own           that keeps the reasoning of earlier turns
+    with forms for what it leaves out  see `grpo.renderers.fallbacks`
+
+A template of which no variant is prefix-preserving is refused, unless its first line is `{#- turns as generated #}`:
+then earlier turns stay in the context as they were generated, whatever the template makes of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo.errors import PolicyError
+from grpo.renderers.encoding import any_of
+from grpo.renderers.fallbacks import HERMES, Form, with_forms
+from grpo.renderers.reply_format import EXAMPLE, ReplyFormat, example_call, read_format, reads_back
+from grpo.renderers.slots import MessageShape, common_prefix, slots_in
+from grpo.renderers.template import ChatTemplate, TemplateFailure
+from grpo.renderers.turns import (
+    CALL,
+    END_OF_THINK,
+    REPLY,
+    RESULT,
+    SYSTEM,
+    THINK,
+    USER,
+    Ends,
+    end_of_turn,
+    prefix_fault,
+    reply_renderer,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+AS_GENERATED = "{#- turns as generated #}"
+_KEEPING = ("preserve_thinking = true", "clear_thinking = false", "truncate_history_thinking = false")
+"""Switches by which templates keep the reasoning of earlier turns."""
+_SILENCING = ("enable_thinking = false", "thinking = false")
+"""Switches by which templates turn reasoning off."""
+_SWITCHES = re.compile(r"(?:\{%- set \w+ = \w+ %\}\n?)*")
+_INSIDE = 'a\n\n b\r\n\t"c"  it\'s <d> & \\ é'
+"""Text whose inside templates have been seen to change."""
+_TWO_CALLS = replace(CALL, calls=CALL.calls * 2)
+_CALL_WITH_CONTENT = replace(CALL, filled=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A template and what is known of it."""
+
+    source: str
+    forms: frozenset[Form]
+    ends: Ends
+    format: ReplyFormat
+    begun: bool
+    """A prompt opens the reasoning of the reply."""
+    fault: str | None
+    """Reason why it is not prefix-preserving."""
+    tool_fault: str | None
+    """Reason why it is not prefix-preserving with tool calls."""
+    reasons: bool
+    """Replies have reasoning, which the template renders."""
+    as_generated: bool
+    content_with_calls: bool
+    """A turn may have both content and calls."""
+    most_calls: int
+    unparsed_as_call: bool
+    """A result is rendered only after a call."""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    source: str
+    special_tokens: str
+    controls: frozenset[str]
+    declared: frozenset[str]
+    tokenizer: PreTrainedTokenizerBase = field(compare=False)
+
+
+def find_variant(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str], declared: frozenset[str]) -> Variant:
+    """Variant of the tokenizer's template; `declared` are the texts of its end tokens.
+
+    Raises `PolicyError` for a template that fails on a conversation of a user and an assistant.
+    """
+    special_tokens = str(sorted(tokenizer.special_tokens_map.items()))
+    return _find(_Request(source_of(tokenizer), special_tokens, controls, declared, tokenizer))
+
+
+@lru_cache(maxsize=8)
+def _find(request: _Request) -> Variant:
+    source, controls, declared = request.source, request.controls, request.declared
+    template = ChatTemplate(request.tokenizer, source)
+    parts = template.with_source(with_forms(source, frozenset({"parts"})))
+    basic = parts if not template.renders(USER, keys=("0c",)) and parts.renders(USER, keys=("0c",)) else template
+    for shapes in ((USER,), (USER, REPLY, USER)):
+        keys = {slot.key for slot in slots_in(basic.render(shapes, True))}
+        if not keys:
+            raise template.failure("prints no message")
+        if keys != {f"{index}c" for index in range(len(shapes))}:
+            raise template.failure("is not prefix-preserving: it leaves out earlier messages")
+    if not basic.keeps(_INSIDE):
+        raise template.failure("changes the inside of a user's text, so that the tokens would not be those of the text")
+    pattern = any_of(controls)
+    variants: list[Variant] = []
+    for candidate in _candidates(template):
+        variant = _complete(template.with_source(candidate), pattern, declared)
+        if variant.as_generated or (variant.fault is None and variant.tool_fault is None):
+            return variant
+        variants.append(variant)
+    best = next((variant for variant in variants if variant.fault is None), variants[0])
+    silent = [
+        switch
+        for switch in _SILENCING
+        if switch.partition(" ")[0] in source
+        and _passes(_complete(template.with_source(_set(switch) + source), pattern, declared))
+    ]
+    lines = [f"{_set(switch).strip()} (no reasoning)" for switch in silent]
+    lines.append(f"{AS_GENERATED} (earlier turns stay as they were generated)")
+    return replace(best, remedy=" or ".join(lines))
+
+
+def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Chat template of a tokenizer, of several the one for tools; raises `PolicyError` if it has none."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use") or template.get("default")
+    if not template:
+        raise PolicyError(
+            f"tokenizer of {tokenizer.name_or_path!r} has no chat template; "
+            "add chat_template.jinja to the model folder or set policy.chat_template"
+        )
+    return str(template)
+
+
+def _candidates(template: ChatTemplate) -> Iterator[str]:
+    source = template.source
+    yield source
+    training = _training_template(template)
+    if training is not None:
+        yield training
+    for switch in _KEEPING:
+        if switch.partition(" ")[0] in source:
+            yield _set(switch) + source
+
+
+def _training_template(template: ChatTemplate) -> str | None:
+    """TRL's variant for training of a template that TRL ships, after the switches that are set in front.
+
+    `trl.chat_template_utils` compares the same files; its import takes seconds, for TRL's trainers.
+    """
+    switches = _SWITCHES.match(template.source)
+    assert switches is not None
+    published = template.source[switches.end() :]
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    for path in (Path(spec.origin).parent / "chat_templates").glob("*_training.jinja"):
+        original = path.with_name(path.name.replace("_training", ""))
+        if original.is_file() and original.read_text(encoding="utf-8") == published:
+            return switches[0] + path.read_text(encoding="utf-8")
+    return None
+
+
+def _set(switch: str) -> str:
+    return f"{{%- set {switch} %}}\n"
+
+
+def _passes(variant: Variant) -> bool:
+    return variant.fault is None and variant.tool_fault is None
+
+
+def _complete(template: ChatTemplate, controls: re.Pattern[str], declared: frozenset[str]) -> Variant:
+    """Variant with forms for the parts that the template leaves out."""
+    given = template
+    template, forms = _missing(given)
+    variant = _inspect(template, forms, controls, declared)
+    render = reply_renderer(template, variant.ends)
+    example = HERMES
+    if "calls" not in forms and not reads_back(variant.format, render):
+        template, forms = _missing(given, frozenset({"tools", "calls"}))
+    elif "calls" not in forms and not _states_tools(template):
+        example = example_call(variant.format, render)
+        template, forms = _missing(given, frozenset({"tools"}), example=example)
+    if "tools" in forms:
+        variant = _inspect(template, forms, controls, declared)
+    if variant.begun and "results" not in forms and not _opens_after_result(template):
+        template, forms = _missing(given, forms | {"results"}, example=example)
+        variant = _inspect(template, forms, controls, declared)
+    if variant.fault is not None and variant.begun:
+        opening = THINK + template.render((USER,), True).rpartition(THINK)[2]
+        forms |= {"reasoning"}
+        inlined = given.with_source(with_forms(given.source, forms, opening=opening, example=example))
+        other = _inspect(inlined, forms, controls, declared)
+        if other.fault is None:
+            return other
+    return variant
+
+
+def _missing(
+    template: ChatTemplate, required: frozenset[Form] = frozenset(), *, example: str = HERMES
+) -> tuple[ChatTemplate, frozenset[Form]]:
+    """Template with the `required` forms and those for what it does not render, found by rendering."""
+    forms = set(required)
+
+    def complete() -> ChatTemplate:
+        return template.with_source(with_forms(template.source, frozenset(forms), example=example))
+
+    def renders(*shapes: MessageShape, keys: tuple[str, ...]) -> bool:
+        return complete().renders(*shapes, keys=keys)
+
+    called = ("1n0", "1a0_0")
+    if not renders(USER, keys=("0c",)):
+        forms.add("parts")
+    if not renders(USER, CALL, keys=called):
+        forms.add("arguments")
+        if not renders(USER, CALL, keys=called):
+            forms.discard("arguments")
+            forms |= {"tools", "calls"}
+    if not renders(USER, CALL, RESULT, keys=("2c",)):
+        forms.add("results")
+    if not renders(USER, USER, keys=("0c", "1c")) or not renders(USER, CALL, RESULT, USER, keys=("2c", "3c")):
+        forms.add("users")
+    if not renders(SYSTEM, USER, keys=("0c", "1c")):
+        forms.add("system")
+    return complete(), frozenset(forms)
+
+
+def _opens_after_result(template: ChatTemplate) -> bool:
+    """Check that the prompt after a result opens the reasoning as the one after a user's message."""
+    return template.render((USER, CALL, RESULT), True).rstrip().endswith(THINK)
+
+
+def _states_tools(template: ChatTemplate) -> bool:
+    """Check that a prompt names a tool, its description and its parameters, with a system message and without."""
+    tool = replace(EXAMPLE, description="qzdescription")
+    for shapes in ((USER,), (SYSTEM, USER)):
+        try:
+            rendered = template.with_tools((tool,)).render(shapes, True)
+        except TemplateFailure:
+            return False
+        if not all(text in rendered for text in (tool.name, *tool.parameters["properties"])):
+            return False
+    return True
+
+
+def _inspect(
+    template: ChatTemplate, forms: frozenset[Form], controls: re.Pattern[str], declared: frozenset[str]
+) -> Variant:
+    """Ends of turns, format of replies and prefix property of a complete template."""
+    reply_end = end_of_turn(template, REPLY, USER, controls=controls, declared=declared)
+    try:
+        call_end = end_of_turn(
+            template, CALL, RESULT, controls=controls, declared=declared | {reply_end.text or ""},
+            borrowing=reply_end.borrowed or reply_end.text is None,
+        )  # fmt: skip
+    except (TemplateFailure, ValueError):
+        call_end = reply_end
+    ends = Ends(reply=reply_end, call=call_end)
+    prompt = template.render((USER,), True)
+    prompt = prompt[len(common_prefix(prompt, template.render((USER,), False))) :]
+    reply_format = read_format(reply_renderer(template, ends), prompt)
+    begun = reply_format.reasoning is not None and prompt.rstrip().endswith(reply_format.reasoning[0])
+    reasons = not prompt.rstrip().endswith(END_OF_THINK) and _reasons(template)
+    as_generated = AS_GENERATED in template.source
+    fault = tool_fault = None
+    if not as_generated:
+        modes = ([True] if begun else [False, True]) if reasons else [False]
+        fault = prefix_fault(template, ends, tools=False, reasoning=modes)
+        tool_fault = prefix_fault(template.with_tools((EXAMPLE,)), ends, tools=True, reasoning=modes)
+    both = template.renders(USER, _CALL_WITH_CONTENT, RESULT, keys=("1c", "1n0", "2c"))
+    if both:
+        last = [
+            slot for slot in slots_in(template.render((USER, _CALL_WITH_CONTENT, RESULT), True)) if slot.message == 1
+        ]
+        both = last[-1].key != "1c"
+    return Variant(
+        source=template.source,
+        forms=forms,
+        ends=ends,
+        format=reply_format,
+        begun=begun,
+        fault=fault,
+        tool_fault=tool_fault,
+        reasons=reasons,
+        as_generated=as_generated,
+        content_with_calls=both,
+        most_calls=8 if template.renders(USER, _TWO_CALLS, RESULT, keys=("1n0", "1n1", "2c")) else 1,
+        unparsed_as_call=not template.renders(USER, REPLY, RESULT, keys=("2c",)),
+    )
+
+
+def _reasons(template: ChatTemplate) -> bool:
+    """Check that replies have reasoning, unless a switch has to turn it on."""
+    reply = MessageShape(role="assistant", reasoning=True)
+    if not template.renders(USER, reply, keys=("1r",)):
+        return False
+    if "enable_thinking" not in template.source:
+        return True
+    texts = []
+    for source in (
+        template.source,
+        *(f"{_set(f'enable_thinking = {value}')}{template.source}" for value in ("true", "false")),
+    ):
+        try:
+            texts.append(template.with_source(source).render((USER,), True))
+        except TemplateFailure:
+            return True
+    default, on, off = texts
+    return default == on or default != off

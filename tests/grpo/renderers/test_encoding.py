@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from grpo.renderers.encoding import TextEncoder, control_tokens
+from tests.grpo.renderers import published
+
+TEMPLATE = "<|user|>\n{{ messages[0].content }}<|end|><tool_call>"
+
+
+def _bytes(*, special: bool = True) -> PreTrainedTokenizerFast:
+    return published.tokenizer(TEMPLATE, special=special)
+
+
+def _unigram(*, rstrip: bool = False) -> PreTrainedTokenizerFast:
+    """SentencePiece-like tokenizer whose control tokens are pieces of its vocabulary as well."""
+    pieces = ["<unk>", "<|end|>", "<|user|>", *"▁abcdefghijklmnopqrstuvwxyz<|>/_\n", "he", "llo", "▁he"]
+    model = models.Unigram([(piece, -1.0 if len(piece) > 1 else -2.0) for piece in pieces], unk_id=0)
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    backend.add_special_tokens(
+        [AddedToken(token, normalized=False, rstrip=rstrip) for token in ("<|end|>", "<|user|>")]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", unk_token="<unk>")
+
+
+def _encoder(tokenizer: PreTrainedTokenizerFast) -> TextEncoder:
+    return TextEncoder(tokenizer, control_tokens(tokenizer, TEMPLATE))
+
+
+@pytest.mark.parametrize("tokenizer", [_bytes(), _bytes(special=False), _unigram(), _unigram(rstrip=True)])
+def test_trusted_and_benign_text_is_encoded_as_a_whole(tokenizer: PreTrainedTokenizerFast):
+    """As the tokenizer encodes the text itself, wherever the pieces end, with white space beside the tokens."""
+    pieces = [
+        ("<|user|>\n", True),
+        ("he", False),
+        ("llo\n", False),
+        ("<|end|>", True),
+        ("\n<|user|>", True),
+        (" a", False),
+    ]
+    text = "".join(piece for piece, _ in pieces)
+    encoder = _encoder(tokenizer)
+    assert encoder.encode(pieces, first=True) == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("tokenizer", [_bytes(), _bytes(special=False), _unigram(), _unigram(rstrip=True)])
+def test_untrusted_text_has_no_control_token(tokenizer: PreTrainedTokenizerFast):
+    """Whole, over two pieces, and with a trusted piece that would complete it; the text is the same."""
+    encoder = _encoder(tokenizer)
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    for pieces in (
+        [("a <|end|> b", False)],
+        [("<|e", False), ("nd|>", False)],
+        [("<|e", False), ("nd|>", True)],
+        [("<|<|end|>end|>", False)],
+    ):
+        ids = encoder.encode([("<|user|>", True), *pieces, ("<|end|>", True)], first=True)
+        assert ids.count(end) == 1
+        assert ids[-1] == end
+        decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False).replace(" ", "")
+        assert decoded == "<|user|>" + "".join(text for text, _ in pieces).replace(" ", "") + "<|end|>"
+
+
+def test_a_text_that_normalizes_to_a_control_token_is_cut():
+    """Full-width characters that the normalizer turns into an added token that is matched after it."""
+    tokenizer = _bytes()
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.NFKC()
+    backend.add_tokens([AddedToken("<|call|>", normalized=True, special=False)])
+    forged = "＜|call|＞"
+    call = tokenizer.convert_tokens_to_ids("<|call|>")
+    assert call in tokenizer(forged, add_special_tokens=False)["input_ids"]
+    assert call not in _encoder(tokenizer).encode([(forged, False)], first=True)
+
+
+def test_the_separator_of_the_encoder_is_removed_from_texts():
+    """A text with that character gives the tokens of the text without it."""
+    encoder = _encoder(_bytes())
+    assert encoder.encode([("a\ue002b", False)], first=False) == encoder.encode([("ab", False)], first=False)
+
+
+def test_control_tokens_are_special_or_marked():
+    """Not runs of white space, nor markup that the template does not print."""
+    tokenizer = _bytes()
+    for token in ("\n\n\n", "<h1>", "<|more|>", '{"name": "', "[INST]"):
+        tokenizer.add_tokens([AddedToken(token, normalized=False)])
+    controls = control_tokens(tokenizer, TEMPLATE)
+    assert {"<|user|>", "<|end|>", "<eos>", "<|more|>", "[INST]", "<tool_call>"} <= controls
+    assert not {"\n\n\n", "<h1>", '{"name": "'} & controls
+    assert "<h1>" in control_tokens(tokenizer, TEMPLATE + "<h1>")

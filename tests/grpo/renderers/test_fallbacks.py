@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import PolicyError
+from grpo.messages import Message, ToolCall
+from grpo.policy.transformers.model import load_tokenizer
+from grpo.renderers.chat_template import Renderer, rendering_tokenizer
+from tests.grpo.renderers import published
+from tests.grpo.renderers.conversations import ERRAND, LOOK_UP, call, reply, result, system, user, without_reasoning
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template as SmolLM2's, which prints roles and contents alone."""
+ALTERNATING = (
+    "{% for m in messages %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "[{{ 'model' if m.role == 'assistant' else m.role }}]{{ m.content | trim }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}[model]{% endif %}"
+)
+"""A template as Gemma's, which raises for a system message, a result, and two users in a row."""
+LISTED = (
+    "{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('nine characters') }}{% endif %}"
+    "[RESULT]{{ m.content }}[/RESULT]{% elif m.role == 'assistant' %}{% if m.tool_calls %}[CALLS]["
+    "{% for c in m.tool_calls %}"
+    '{{ \'{"name": "\' + c.function.name + \'", "arguments": \' + c.function.arguments | tojson }}'
+    "{{ ', \"id\": \"' + c.id + '\"}' }}"
+    "{{ ', ' if not loop.last }}{% endfor %}]<|im_end|>{% else %} {{ m.content }}<|im_end|>{% endif %}"
+    "{% else %}[INST] {{ m.content }}[/INST]{% endif %}{% endfor %}"
+)
+"""A template as Mistral's: calls as a list with ids of nine characters."""
+
+
+def _renderer(template: str) -> Renderer:
+    return Renderer(published.tokenizer(template, end="<|im_end|>"), tools=(LOOK_UP,))
+
+
+def _text(renderer: Renderer, *messages: Message) -> str:
+    return str(renderer.tokenizer.decode(renderer.build_prompt(messages)))
+
+
+def test_a_template_without_tools_gets_them_in_the_system_message():
+    """The whole prompt: the text of the system message, a line for each tool, and the form of a call."""
+    assert _text(_renderer(PLAIN), system("Be brief."), user("hello")) == (
+        "<|im_start|>system\nBe brief.\n\n# Tools\n\nEach line describes a tool in JSON:\n"
+        '{"type": "function", "function": {"name": "look_up", "description": "Find an order", "parameters": '
+        '{"type": "object", "properties": {"order": {"type": "string", "description": "its number"}, '
+        '"most": {"type": "integer"}}, "required": ["order"]}}}\n\n'
+        "To call a tool, write its name and arguments in this form alone:\n"
+        '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>\n'
+        "You read its result before you go on. Without a call you speak to the user.<|im_end|>\n"
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_calls_are_rendered_in_the_form_that_the_prompt_states():
+    """JSON between tags after the content; it is parsed as it is rendered."""
+    renderer = _renderer(PLAIN)
+    turn = Message(role="assistant", content="Let me see.", tool_calls=call(order="1").tool_calls)
+    ids = renderer.encode_reply(turn)
+    assert renderer.decode(ids) == (
+        'Let me see.\n<tool_call>\n{"name": "look_up", "arguments": {"order": "1"}}\n</tool_call>'
+    )
+    assert renderer.parse_reply(ids) == turn
+
+
+def test_a_template_that_raises_gets_what_it_renders():
+    """The system message before the first of the user, results as the user's, and users in a row as one."""
+    renderer = _renderer(ALTERNATING)
+    prompt = _text(renderer, system("Be brief."), user("hello"), user(" there "))
+    assert prompt.startswith("[user]Be brief.\n\n# Tools")
+    assert prompt.endswith("speak to the user.\n\nhello\n\n there<|im_end|>[model]")
+    bridge = renderer.build_continuation((user("12"), call(order="12")), (result("5"), user("so?")))
+    expected = "[user]<tool_response>\n5\n</tool_response>\n\nso?<|im_end|>[model]"
+    assert renderer.tokenizer.decode(bridge) == expected
+
+
+def test_a_list_of_calls_is_parsed_and_named_by_ids():
+    """As in Mistral's templates; a second call stands in the same list."""
+    renderer = _renderer(LISTED)
+    twice = Message(role="assistant", content="", tool_calls=(*call(order="1").tool_calls, *call(most=2).tool_calls))
+    text = renderer.decode(renderer.encode_reply(twice, (user("x"),)))
+    assert text.startswith('[CALLS][{"name": "look_up", "arguments": {"order": "1"}, "id": "')
+    assert renderer.parse_text(text).tool_calls == twice.tool_calls
+    bridge = renderer.build_continuation((user("x"), twice), (result("5"),))
+    assert renderer.tokenizer.decode(bridge) == "[RESULT]5[/RESULT]"
+
+
+def test_a_template_without_arguments_as_objects_gets_their_json():
+    """One that adds the arguments to a text fails on an object."""
+    template = PLAIN.replace(
+        "{{ m.content }}",
+        '{{ m.content }}{% for c in m.tool_calls or [] %}{{ \'<tool_call>{"name": "\' + c.function.name + '
+        "'\", \"arguments\": ' + c.function.arguments + '}</tool_call>' }}{% endfor %}",
+    )
+    renderer = _renderer("{% for t in tools or [] %}{{ t }}{% endfor %}" + template)
+    assert renderer.decode(renderer.encode_reply(call(order="1"))) == (
+        '<tool_call>{"name": "look_up", "arguments": {"order": "1"}}</tool_call>'
+    )
+
+
+def test_the_template_that_is_saved_renders_the_same(tmp_path: Path):
+    """A tokenizer for export states tools and results in the same form, to all who render with it."""
+    renderer = _renderer(ALTERNATING)
+    saved = rendering_tokenizer(renderer.tokenizer)
+    assert renderer.tokenizer.chat_template == ALTERNATING
+    saved.save_pretrained(tmp_path)
+    again = Renderer(load_tokenizer(tmp_path), tools=(LOOK_UP,))
+    assert again.hash == renderer.hash
+    conversation = without_reasoning(ERRAND)
+    assert again.tokenize_conversation(conversation) == renderer.tokenize_conversation(conversation)
+    messages = [message.to_template() for message in ERRAND[:2]]
+    rendered = saved.apply_chat_template(
+        messages, tools=[LOOK_UP.to_template()], tokenize=False, add_generation_prompt=True
+    )
+    assert rendered == renderer.tokenizer.decode(renderer.build_prompt(ERRAND[:2]))
+
+
+def test_a_template_that_changes_texts_inside_is_refused():
+    """One that joins empty lines would make other tokens of a text than the text has."""
+    with pytest.raises(PolicyError, match="changes the inside of a user's text"):
+        _renderer(PLAIN.replace("m.content", "m.content.replace('\\n\\n', '\\n')"))
+
+
+def test_a_conversation_that_a_template_refuses_is_named_by_its_roles():
+    """One that begins with an assistant's turn; an error that answers a malformed call is rendered."""
+    renderer = Renderer(published.tokenizer(ALTERNATING, end="<|im_end|>"))
+    with pytest.raises(PolicyError, match=r"chat template of .* fails on messages of assistant, user: .*alternate"):
+        renderer.build_prompt((reply("Welcome!"), user("hi")))
+    answered = renderer.build_continuation(
+        (user("x"), Message(role="assistant", content="<tool_call>{", malformed="not a tool call: {")), (result("no"),)
+    )
+    assert "<tool_response>\nno\n</tool_response>" in renderer.tokenizer.decode(answered)
+
+
+def test_texts_of_calls_in_a_history_are_no_control_tokens():
+    """A prompt with an earlier call whose argument, or its name, quotes a control token."""
+    renderer = _renderer(PLAIN)
+    keyed = Message(
+        role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"<|im_end|>": "⸨0c⸩"}),)
+    )
+    quoting = Message(
+        role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "<|im_end|>"}),)
+    )
+    benign = Message(role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "12"}),))
+    counts = [
+        renderer.build_prompt((user("x"), turn, result("5"))).count(renderer.stop_id)
+        for turn in (quoting, keyed, benign)
+    ]
+    assert len(set(counts)) == 1

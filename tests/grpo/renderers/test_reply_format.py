@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+
+from grpo.messages import Message, ToolCall
+from grpo.renderers.chat_template import Renderer
+from grpo.renderers.reply_format import HERMES
+from tests.grpo.renderers import published
+from tests.grpo.renderers.conversations import LOOK_UP
+
+CALLS = {
+    "qwen3": '<tool_call>\n{"name": "look_up", "arguments": {"order": "12", "most": 3}}\n</tool_call>',
+    "llama3_1": '{"name": "look_up", "parameters": {"order": "12", "most": 3}}',
+    "qwen3_5_think": (
+        "<tool_call>\n<function=look_up>\n<parameter=order>\n12\n</parameter>\n<parameter=most>\n3\n</parameter>\n"
+        "</function>\n</tool_call>"
+    ),
+    "gemma4": '<|tool_call>call:look_up{most:3,order:<|"|>12<|"|>}<tool_call|>',
+    "lfm2_2_5": "<|tool_call_start|>[look_up(order='12', most=3)]<|tool_call_end|>",
+    "muse_glimmer": (
+        ' to=look_up<|message|><atem:function_calls>\n<atem:invoke name="look_up">\n'
+        '<atem:parameter name="order">12</atem:parameter>\n<atem:parameter name="most">3</atem:parameter>\n'
+        "</atem:invoke>\n</atem:function_calls>"
+    ),
+}
+KEPT = {
+    "glm4moe": (
+        "<tool_call>look_up\n<arg_key>order</arg_key>\n<arg_value>12</arg_value>\n<arg_key>most</arg_key>\n"
+        "<arg_value>3</arg_value>\n</tool_call>"
+    ),
+    "gptoss": '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"order": "12", "most": 3}',
+    "deepseekv3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n"
+        '{"order": "12", "most": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+}
+"""Calls in the formats of families whose turns stay as they were generated."""
+CALL = ToolCall(name="look_up", arguments={"order": "12", "most": 3})
+
+
+def _renderer(name: str) -> Renderer:
+    """Renderer of a family, whose `order` is a text and whose `most` is a number."""
+    source = published.template(name)
+    if name not in KEPT:
+        return Renderer(published.of_family(name), tools=(LOOK_UP,))
+    end = str(published.of_family(name).eos_token)
+    return Renderer(published.tokenizer("{#- turns as generated #}" + source, end=end), tools=(LOOK_UP,))
+
+
+@pytest.mark.parametrize(("name", "text"), [*CALLS.items(), *KEPT.items()])
+def test_a_call_is_parsed_in_the_format_of_its_family(name: str, text: str):
+    """The schema of the tool decides that the order is a text and the number a number."""
+    assert _renderer(name).parse_text(text).tool_calls == (CALL,)
+
+
+@pytest.mark.parametrize(("name", "text"), [*CALLS.items(), *KEPT.items()])
+def test_a_call_that_breaks_off_is_kept_with_the_reason(name: str, text: str):
+    """Without its second half: no call, and the text for the model to read."""
+    parsed = _renderer(name).parse_text(text[: len(text) * 2 // 3])
+    assert parsed.tool_calls == ()
+    assert parsed.malformed is not None
+    assert parsed.malformed.startswith("not a tool call: ")
+    assert parsed.content
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "gemma4", "gptoss", "glm4moe", "deepseekv3"])
+def test_the_form_that_environments_describe_is_parsed_in_each_family(name: str):
+    """JSON between <tool_call> tags, as a scenario with tools of its own shows it."""
+    text = '<tool_call>{"name": "look_up", "arguments": {"order": "12", "most": 3}}</tool_call>'
+    text = f"<|channel|>final<|message|>{text}" if name == "gptoss" else text
+    assert _renderer(name).parse_text(text).tool_calls == (CALL,)
+
+
+def test_reasoning_is_apart_from_the_reply():
+    """Opened by the policy, opened by the prompt, and without an end."""
+    opened = _renderer("qwen3")
+    assert opened.parse_text("<think>\na b\n</think>\n\nyes") == Message(
+        role="assistant", content="yes", reasoning="a b"
+    )
+    assert opened.parse_text("<think>\na b") == Message(role="assistant", content="", reasoning="a b")
+    assert opened.parse_text("yes") == Message(role="assistant", content="yes")
+    begun = _renderer("qwen3_5_think")
+    ids = begun.tokenizer("a b\n</think>\n\nyes")["input_ids"]
+    assert begun.parse_reply(ids) == Message(role="assistant", content="yes", reasoning="a b")
+    assert begun.parse_reply(ids[:3]) == Message(role="assistant", content="", reasoning="a b")
+
+
+def test_channels_of_harmony_are_reasoning_content_and_calls():
+    """Analysis, a call with content before it, and a final message."""
+    renderer = _renderer("gptoss")
+    text = (
+        "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>commentary<|message|>one moment<|end|>"
+        '<|start|>assistant to=functions.look_up<|channel|>commentary json<|message|>{"order": "12"}'
+    )
+    assert renderer.parse_text(text) == Message(
+        role="assistant",
+        content="one moment",
+        reasoning="think",
+        tool_calls=(ToolCall(name="look_up", arguments={"order": "12"}),),
+    )
+    final = renderer.parse_text("<|channel|>final<|message|>It is 5.")
+    assert final == Message(role="assistant", content="It is 5.")
+
+
+def test_plain_words_are_content():
+    """Text without a call is what the customer reads."""
+    assert HERMES.parse(" Hello. ") == Message(role="assistant", content="Hello.")
+
+
+def test_a_tool_call_is_read_from_the_models_own_text():
+    """The JSON between the markers becomes a call with its arguments; the text around it is content."""
+    message = HERMES.parse('so <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call> it is')
+    assert message.content == "so  it is"
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("f", {"x": 1})]
+
+
+@pytest.mark.parametrize(
+    "body", ["{broken", '{"name": "f"}', '{"name": 1, "arguments": {}}', '{"name": "f", "arguments": []}', "[1]"]
+)
+def test_an_unreadable_call_is_malformed(body: str):
+    """The message keeps the reason for the model."""
+    message = HERMES.parse(f"<tool_call>{body}</tool_call>")
+    assert message.tool_calls == ()
+    assert message.malformed is not None
+    assert body in message.malformed

@@ -41,5 +41,5 @@ def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoin
     Renderer(loaded.tokenizer)
     model_cache.put(loaded)
     with ArtifactStore(store).new_folder("checkpoint") as new:
-        save_base(loaded, new.path)
+        save_base(loaded, new.path, dtype=policy.dtype)
     return BaseCheckpoint(checkpoint=new.artifact, policy=loaded.hash, forward_path=str(loaded.path_check))

@@ -87,6 +87,17 @@ def truncated_importance_weight(
     return (proximal_logprobs - sampler_logprobs).exp().clamp(max=cap)
 
 
+def sequence_mask(
+    proximal_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, lengths: torch.Tensor, *, bound: float
+) -> torch.Tensor:
+    """True for the tokens of sequences whose geometric mean of π_proximal / π_sampler is within [1/bound, bound].
+
+    Δ = [.1 −.1 .3] → exp(.1) = 1.105: kept by a bound of 1.2, excluded by one of 1.1. `lengths` [sequences].
+    """
+    ratio = importance_ratio(proximal_logprobs - sampler_logprobs, lengths, by_sequence=True)
+    return (ratio <= bound) & (ratio >= 1 / bound)
+
+
 def high_entropy_mask(entropy: torch.Tensor, *, share: float) -> torch.Tensor:
     """The `share` of the tokens with the highest entropy (arXiv 2506.01939), at least one; ties are kept."""
     count = max(1, round(share * entropy.numel()))

@@ -35,6 +35,9 @@ class PolicySettings(Settings):
     """Folder with config.json, safetensors weights and a tokenizer, or with adapters; a model on the Hugging Face hub
     (`org/name`, `org/name@revision`); a `.gguf` file; a registered version (`models:/name@alias`, `models:/name/3`); or
     a model in an object store (`s3://bucket/store/model/3fa1…#sha256`). Servers and scripts cannot be trained."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the weights in rollouts and training passes, and of a base that adapters freeze; trained weights have
+    float32 masters. With bfloat16, sampler and learner differ by rounding, which importance_sampling_cap corrects."""
     chat_template: str | None = None
     """Jinja chat template, for models without one."""
     quantization: Literal["int8", "nf4"] | None = None
@@ -141,6 +144,27 @@ class PipelineConfig(Settings):
             raise ValueError(
                 f"policy.quantization {self.policy.quantization}: weights of few bits cannot be trained; set "
                 "training.lora, for example {r: 16}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_dtype_fits_the_training(self) -> Self:
+        training = self.training
+        if self.policy.dtype == "float32":
+            return self
+        unfit = {
+            f"algorithm {training.algorithm}": training.algorithm in ("trpo", "dpo"),
+            f"engine {training.engine}": training.engine == "trl",
+            f"precision {training.precision}": training.precision != "fp32",
+            f"sharding {training.sharding}": training.sharding == "sharded",
+            f"policy.quantization {self.policy.quantization}": self.policy.quantization is not None,
+        }
+        if faults := [setting for setting, is_unfit in unfit.items() if is_unfit]:
+            raise ValueError(f"policy.dtype {self.policy.dtype} does not go with {', '.join(faults)}; leave one out")
+        if training.importance_sampling_cap is None:
+            raise ValueError(
+                f"policy.dtype {self.policy.dtype} makes the learner's log-probabilities differ from the sampler's; "
+                "set training.importance_sampling_cap, for example 2.0, which corrects it"
             )
         return self
 

@@ -109,6 +109,11 @@ class TrainingSettings(Settings):
     """Largest ratio at a negative advantage (dual-clip PPO)."""
     importance_sampling_cap: Annotated[float | None, _NOT_DPO] = Field(default=None, ge=1)
     """Weight tokens by the importance ratio of policy to sampler, truncated to this; none does not weight them."""
+    importance_sampling_mask: Annotated[float | None, ReadWith("importance_sampling_cap"), _NOT_TRL] = Field(
+        default=None, gt=1
+    )
+    """Exclude sequences whose geometric mean of the importance ratios of policy to sampler is above this or below its
+    inverse; none excludes none."""
     max_mismatch_kl: Annotated[float, ReadWith("importance_sampling_cap")] = Field(default=0.01, gt=0)
     """Largest KL(sampler ‖ policy), nats a token, that importance_sampling_cap may correct; beyond it the run stops."""
     top_entropy_quantile: Annotated[float, _NOT_TRPO_DPO] = Field(default=1.0, gt=0, le=1)

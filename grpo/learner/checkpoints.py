@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import PolicyError
 from grpo.learner.learner import Learner
+from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.exactness import PathCheck
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo.policy.transformers.sharding import distribute_like, gather_full
@@ -33,6 +34,8 @@ class CheckpointState(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy_hash: str
+    dtype: Dtype = "float32"
+    """Dtype in which rollouts and training passes hold the weights; those of this folder are in float32."""
     parent: str | None = None
     """Hash of the policy that it was trained from; None for the base."""
     step_count: int = 0
@@ -47,21 +50,26 @@ class CheckpointState(BaseModel):
     """Checkpoint of the base model, where this one has adapters only."""
 
 
-def save_base(policy: TransformersPolicy, folder: Path) -> None:
-    """Write the initial policy of a run, which has no optimizer state."""
+def save_base(policy: TransformersPolicy, folder: Path, *, dtype: Dtype = "float32") -> None:
+    """Write the initial policy of a run, which has no optimizer state; `dtype` is that of all its checkpoints."""
     policy.save(folder)
-    (folder / STATE).write_text(
-        CheckpointState(policy_hash=policy.hash, path_check=policy.path_check).model_dump_json(), encoding="utf-8"
-    )
+    state = CheckpointState(policy_hash=policy.hash, path_check=policy.path_check, dtype=dtype)
+    (folder / STATE).write_text(state.model_dump_json(), encoding="utf-8")
 
 
 def save(
-    policy: TransformersPolicy, learner: Learner, folder: Path, *, parent: str, base: Artifact | None = None
+    policy: TransformersPolicy,
+    learner: Learner,
+    folder: Path,
+    *,
+    parent: str,
+    dtype: Dtype = "float32",
+    base: Artifact | None = None,
 ) -> None:
     """Write a trained policy with the state that the next update continues from; rank 0 writes."""
     tensors = {
         f"{name}.{key}": gather_full(value).contiguous()
-        for name, parameter in learner.model.named_parameters()
+        for name, parameter in learner.master.named_parameters()
         for key, value in learner.optimizer.state[parameter].items()
     }
     is_first = learner.process_group.rank == 0
@@ -74,6 +82,7 @@ def save(
     state = CheckpointState(
         policy_hash=policy.hash,
         path_check=policy.path_check,
+        dtype=dtype,
         parent=parent,
         step_count=learner.step_count,
         microbatch_tokens=learner.microbatch_tokens,
@@ -96,7 +105,7 @@ def load_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersP
     folder = artifacts.path(checkpoint)
     state = read_state(folder)
     base = artifacts.path(state.base) if state.base else None
-    return model_cache.get(state.policy_hash, folder, base=base)
+    return model_cache.get(state.policy_hash, folder, base=base, frozen=state.dtype)
 
 
 def resume(learner: Learner, folder: Path) -> None:
@@ -120,7 +129,7 @@ def resume(learner: Learner, folder: Path) -> None:
     torch.set_rng_state(tensors.pop(_RNG))
     if not tensors:  # trust-region steps have no moments
         return
-    for name, parameter in learner.model.named_parameters():
+    for name, parameter in learner.master.named_parameters():
         if not parameter.requires_grad:
             continue
         moments = {key: tensors.pop(f"{name}.{key}", None) for key in ("step", "exp_avg", "exp_avg_sq")}

@@ -10,10 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo import progress
 from grpo.algorithms.reductions import Denominators
-from grpo.errors import RatioError
 from grpo.learner.batch import Batch, Sample, make_minibatches, to_samples
 from grpo.learner.learner import Learner
-from grpo.learner.logprobs import mismatch_kl, with_proximal_logprobs
+from grpo.learner.logprobs import check_mismatch, mismatch_kl, with_proximal_logprobs
 from grpo.trajectories import TrajectoryGroup
 
 Metrics = list[dict[str, float]]
@@ -25,7 +24,8 @@ def train_with_learner(learner: Learner, batch: Batch, *, seed: int, iteration: 
     settings = learner.settings
     rng = np.random.default_rng([seed, iteration])
     mismatch = 0.0
-    if settings.importance_sampling_cap is not None:
+    only_step = settings.epochs == 1 and (settings.groups_per_step or len(batch.groups)) >= len(batch.groups)
+    if settings.importance_sampling_cap is not None and not only_step:
         samples, mismatch = _off_policy(learner, batch.samples)
         batch = batch.with_samples(samples)
     minibatches = [
@@ -42,7 +42,10 @@ def train_with_learner(learner: Learner, batch: Batch, *, seed: int, iteration: 
     for index, minibatch in enumerate(minibatches):
         on_policy = index == 0 and settings.importance_sampling_cap is None
         progress_of_run = (iteration + index / len(minibatches)) / settings.iterations
-        metrics = learner.step(minibatch, denominators, on_policy=on_policy, progress=progress_of_run)
+        metrics = learner.step(
+            minibatch, denominators, on_policy=on_policy, only_step=only_step, progress=progress_of_run
+        )
+        mismatch = metrics["mismatch_kl"] if only_step else mismatch
         steps.append(metrics)
         progress.report("train", index + 1, len(minibatches), loss=metrics["loss"], entropy=metrics["entropy"])
     return steps, mismatch
@@ -129,9 +132,5 @@ def _off_policy(learner: Learner, samples: Sequence[Sample]) -> tuple[list[Sampl
     budget = learner.microbatch_tokens
     corrected = with_proximal_logprobs(learner.model, samples, precision=settings.precision, max_tokens=budget)
     distance = mismatch_kl(corrected)
-    if not distance <= settings.max_mismatch_kl:
-        raise RatioError(
-            f"the sampler is {distance:.2g} nats a token from the policy, more than training.max_mismatch_kl "
-            f"{settings.max_mismatch_kl:g}, too far for importance weights; collect the rollout with this policy"
-        )
+    check_mismatch(distance, settings)
     return corrected, distance

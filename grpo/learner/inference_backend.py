@@ -22,7 +22,7 @@ def make_inference_backend(
     Raises `PolicyError` when the backend is not installed, or is vLLM and the checkpoint holds adapters only.
     """
     if settings.backend == "transformers":
-        return load_policy(artifacts, checkpoint)
+        return load_policy(artifacts, checkpoint).in_dtype(read_state(artifacts.path(checkpoint)).dtype)
     from grpo.policy.vllm import VLLMPolicy
 
     folder = artifacts.path(checkpoint)

@@ -13,14 +13,20 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo.algorithms.catalog import get_algorithm
-from grpo.algorithms.kl import kl_loss
-from grpo.algorithms.losses import ClipRange, high_entropy_mask, importance_ratio, truncated_importance_weight
+from grpo.algorithms.kl import k3, kl_loss
+from grpo.algorithms.losses import (
+    ClipRange,
+    high_entropy_mask,
+    importance_ratio,
+    sequence_mask,
+    truncated_importance_weight,
+)
 from grpo.algorithms.reductions import Denominators, token_weights
 from grpo.config.training import TrainingSettings
 from grpo.errors import CapacityError, Diverged
 from grpo.learner.batch import Sample
 from grpo.learner.distributed import ProcessGroup
-from grpo.learner.logprobs import check_ratio, compute_logprobs, local_logprobs, loss_tokens
+from grpo.learner.logprobs import check_mismatch, check_ratio, compute_logprobs, local_logprobs, loss_tokens
 from grpo.learner.performance import activation_checkpointing, autocast, is_out_of_memory, loss_scaler
 from grpo.policy.transformers.adapters import without_adapters
 from grpo.policy.transformers.forward import microbatches
@@ -33,7 +39,8 @@ class Learner:
     """AdamW on the loss of one algorithm, with optional KL penalty and entropy bonus.
 
     A `reference` with adapters is the policy itself, evaluated with the adapters disabled. Each process of
-    `process_group` takes its part of a batch, and the gradients are added up.
+    `process_group` takes its part of a batch, and the gradients are added up. Passes of a `model` in bfloat16 have
+    float32 weights in `master`: gradients are added up there, and each step is rounded into the model.
     """
 
     def __init__(
@@ -41,10 +48,12 @@ class Learner:
         model: PreTrainedModel,
         settings: TrainingSettings,
         *,
+        master: PreTrainedModel | None = None,
         reference: PreTrainedModel | None = None,
         process_group: ProcessGroup | None = None,
     ) -> None:
         self.model = model
+        self.master = master or model
         self.reference = reference
         self.settings = settings
         self.process_group = process_group or ProcessGroup()
@@ -55,7 +64,7 @@ class Learner:
         self.step_count = 0
         if settings.sharding == "sharded":
             shard_model(model, local_logprobs)
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in self.master.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=settings.learning_rate,
@@ -79,22 +88,34 @@ class Learner:
         return settings.learning_rate * warmup * decay
 
     def step(
-        self, samples: Sequence[Sample], denominators: Denominators, *, on_policy: bool, progress: float = 0.0
+        self,
+        samples: Sequence[Sample],
+        denominators: Denominators,
+        *,
+        on_policy: bool,
+        only_step: bool = False,
+        progress: float = 0.0,
     ) -> dict[str, float]:
         """One optimizer step on these samples, at this share of the run; returns means over their loss tokens.
 
-        With `on_policy` the importance ratio of every row must be 1 within the tolerance, on average over its tokens
-        (a single unlikely token may round to 3e-5 in float32), else `RatioError` names the rows.
+        The `only_step` of an update starts from the proximal policy itself: its log-probabilities are those of the same
+        pass, and `RatioError` is raised beyond `max_mismatch_kl`. With `on_policy` the importance ratio of every row
+        must be 1 within the tolerance, on average over its tokens (a single unlikely token may round to 3e-5 in
+        float32), else `RatioError` names the rows.
         """
         tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
-        sums, distances = self._gradient(samples, denominators)
+        is_proximal = only_step and self.settings.importance_sampling_cap is not None
+        sums, distances = self._gradient(samples, denominators, is_proximal=is_proximal)
         if on_policy:
             check_ratio(distances, tolerance=self.settings.ratio_tolerance)
+        if is_proximal:
+            check_mismatch(sums["mismatch_kl"] / tokens, self.settings)
         while not self._is_finite(sums["loss"]):
-            sums, _ = self._gradient(samples, denominators)
+            sums, _ = self._gradient(samples, denominators, is_proximal=is_proximal)
         step = self.optimizer_step(samples, denominators, progress=progress)
         self.step_count += 1
-        means = {name: sums[name] / tokens for name in ("ratio", "clip_share", "entropy")}
+        names = ("ratio", "clip_share", "entropy", "mismatch_kl", "masked_share")
+        means = {name: sums[name] / tokens for name in names}
         return {**means, "loss": sums["loss"], "tokens": tokens, "processed_tokens": sums["processed_tokens"], **step}
 
     def _is_finite(self, loss: float) -> bool:
@@ -125,7 +146,23 @@ class Learner:
             parameters["lr"] = rate
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self._round_into_model()
         return {"gradient_norm": float(gather_full(norm)), "learning_rate": rate}
+
+    def _add_to_master(self) -> None:
+        """Move the gradients of the model's passes to its float32 weights."""
+        if self.model is self.master:
+            return
+        for held, master in zip(self.model.parameters(), self.master.parameters(), strict=True):
+            if held.grad is not None:
+                gradient, held.grad = held.grad.float(), None
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+
+    @torch.no_grad()
+    def _round_into_model(self) -> None:
+        """Copy the float32 weights into the model of the passes."""
+        if self.model is not self.master:
+            torch._foreach_copy_(list(self.model.parameters()), list(self.master.parameters()))
 
     def microbatches(self, samples: Sequence[Sample]) -> Sequence[list[Sample]]:
         """This process's microbatches; the batch is split until each process has one."""
@@ -137,7 +174,7 @@ class Learner:
         return self.process_group.shard(split)
 
     def _gradient(
-        self, samples: Sequence[Sample], denominators: Denominators
+        self, samples: Sequence[Sample], denominators: Denominators, *, is_proximal: bool
     ) -> tuple[dict[str, float], list[tuple[float, str]]]:
         """Accumulate the gradient of the loss; returns sums over the loss tokens, and (|mean ratio − 1|, place) rows.
 
@@ -147,9 +184,10 @@ class Learner:
         threshold = self._entropy_threshold(samples) if self.settings.top_entropy_quantile < 1 else None
         while True:
             self.optimizer.zero_grad(set_to_none=True)
+            self.model.zero_grad(set_to_none=True)
             try:
                 with activation_checkpointing(self.model) if self.settings.gradient_checkpointing else nullcontext():
-                    accumulated = self._accumulate(samples, denominators, threshold=threshold)
+                    accumulated = self._accumulate(samples, denominators, threshold=threshold, is_proximal=is_proximal)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -178,7 +216,7 @@ class Learner:
         return sums, self.process_group.gather(accumulated[1])
 
     def _accumulate(
-        self, samples: Sequence[Sample], denominators: Denominators, *, threshold: float | None
+        self, samples: Sequence[Sample], denominators: Denominators, *, threshold: float | None, is_proximal: bool
     ) -> tuple[dict[str, float], list[tuple[float, str]]]:
         """This process's part of `_gradient`."""
         sums: dict[str, float] = defaultdict(float)
@@ -186,7 +224,7 @@ class Learner:
         own_microbatches = self.microbatches(samples)
         for micro in own_microbatches:
             with autocast(self.settings.precision, self.model.device):
-                loss, log_ratio, more = self.loss(micro, denominators, threshold=threshold)
+                loss, log_ratio, more = self.loss(micro, denominators, threshold=threshold, is_proximal=is_proximal)
             self._backward(loss)
             lengths = [int(sample.loss_mask.sum()) for sample in micro]
             rows = torch.split((log_ratio.exp() - 1).abs(), lengths)
@@ -207,18 +245,26 @@ class Learner:
         """Add to the gradient; FSDP averages it over the processes, so the loss is multiplied by their number."""
         factor = self.process_group.size if self.settings.sharding == "sharded" else 1
         self.scaler.scale(factor * loss).backward()  # type: ignore[no-untyped-call]
+        self._add_to_master()
 
     def loss(
-        self, samples: Sequence[Sample], denominators: Denominators, *, threshold: float | None = None
+        self,
+        samples: Sequence[Sample],
+        denominators: Denominators,
+        *,
+        threshold: float | None = None,
+        is_proximal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
         """Part of the loss of these samples, log-ratios [loss tokens], and sums over the loss tokens.
 
-        Tokens with an entropy below `threshold` have no loss.
+        Tokens with an entropy below `threshold` have no loss. A policy that `is_proximal` is the one that the update
+        starts from.
         """
         settings = self.settings
         tokens = loss_tokens(samples, device=self.model.device)
         policy = compute_logprobs(self.model, samples)
-        log_ratio = policy.logprobs - tokens.proximal_logprobs
+        proximal = policy.logprobs.detach() if is_proximal else tokens.proximal_logprobs
+        log_ratio = policy.logprobs - proximal
         ratio = importance_ratio(log_ratio, tokens.lengths, by_sequence=self.algorithm.ratio_by_sequence)
         losses, clipped = self.algorithm.objective(ratio, policy.logprobs, tokens.advantages, self.clip_range)
         mask = torch.ones_like(losses)
@@ -227,7 +273,12 @@ class Learner:
             losses = losses * mask
         if settings.importance_sampling_cap is not None:
             cap = settings.importance_sampling_cap
-            losses = losses * truncated_importance_weight(tokens.proximal_logprobs, tokens.sampler_logprobs, cap=cap)
+            losses = losses * truncated_importance_weight(proximal, tokens.sampler_logprobs, cap=cap)
+        if settings.importance_sampling_mask is not None:
+            kept = sequence_mask(
+                proximal, tokens.sampler_logprobs, tokens.lengths, bound=settings.importance_sampling_mask
+            )
+            mask, losses = mask * kept, losses * kept
         if settings.beta:
             assert self.reference is not None
             with torch.no_grad(), without_adapters(self.reference):
@@ -240,6 +291,8 @@ class Learner:
         sums = {
             "ratio": float(ratio.detach().sum()),
             "clip_share": float(clipped.sum()),
+            "mismatch_kl": float(k3(tokens.sampler_logprobs.double(), proximal.double()).sum()),
+            "masked_share": float((mask == 0).sum()) if settings.importance_sampling_mask is not None else 0.0,
             "entropy": float(policy.entropy.detach().sum()),
             "processed_tokens": float(policy.processed_tokens),
         }

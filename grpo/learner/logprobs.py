@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from grpo.algorithms.kl import k3
+from grpo.config.training import TrainingSettings
 from grpo.errors import RatioError
 from grpo.learner.batch import Sample
 from grpo.learner.performance import Precision, autocast
@@ -143,6 +144,15 @@ def check_ratio(distances: Sequence[tuple[float, str]], *, tolerance: float) -> 
             f"importance ratio before the first step is off by up to {bad[0][0]:.2e} in {len(bad)} of "
             f"{len(distances)} rows (tolerance {tolerance:.0e}), first {', '.join(row[1] for row in bad[:3])}: the "
             "rollout was not sampled by these weights, or not at the stored temperature"
+        )
+
+
+def check_mismatch(distance: float, settings: TrainingSettings) -> None:
+    """Raise `RatioError` for a sampler further than `max_mismatch_kl` nats a token from the policy, NaN included."""
+    if not distance <= settings.max_mismatch_kl:
+        raise RatioError(
+            f"the sampler is {distance:.2g} nats a token from the policy, more than training.max_mismatch_kl "
+            f"{settings.max_mismatch_kl:g}, too far for importance weights; collect the rollout with this policy"
         )
 
 

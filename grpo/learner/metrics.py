@@ -30,6 +30,8 @@ class UpdateMetrics(BaseModel):
     """Rewards beyond `training.reward_clip`."""
     mismatch_kl: float = 0.0
     """KL(sampler ‖ policy) before the first step, nats a token; measured with an importance_sampling_cap."""
+    masked_share: float = 0.0
+    """Share of tokens in sequences that `training.importance_sampling_mask` excluded."""
     step_kl: float | None = None
     """KL(old ‖ new) of a trust-region step."""
     margin: float | None = None

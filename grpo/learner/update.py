@@ -27,6 +27,7 @@ from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.performance import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
 from grpo.policy.transformers.adapters import add_adapters, has_adapters
+from grpo.policy.transformers.dtype import Dtype, cast_frozen
 from grpo.policy.transformers.forward import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, model_cache, weights_hash
 from grpo.renderers.chat_template import renderer_hash
@@ -90,7 +91,8 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     """Run this process's part of an update; rank 0 writes the checkpoint. Raises as `update` does."""
     settings, seed, iteration = request.settings, request.seed, request.iteration
     state = read_state(request.parent)
-    policy, reference = _open(request.parent, request.base, settings, seed=seed)
+    policy, reference = _open(request.parent, request.base, settings, dtype=state.dtype, seed=seed)
+    held, reference = policy.in_dtype(state.dtype), reference.in_dtype(state.dtype)
     before = weights_hash(policy.model)
     groups = group(read_all(request.scored))
     batch = build_batch(
@@ -103,7 +105,11 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     algorithm = get_algorithm(settings.algorithm, scale_by_std=settings.scale_by_std)
     learner_class = TrustRegionLearner if algorithm.update == "trust_region" else Learner
     learner = learner_class(
-        policy.model, settings, reference=reference.model if settings.beta else None, process_group=process_group
+        held.model,
+        settings,
+        master=policy.model,
+        reference=reference.model if settings.beta else None,
+        process_group=process_group,
     )
     resume(learner, request.parent)
     critic, value_loss, mismatch = None, None, 0.0
@@ -112,7 +118,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         critic = Critic(width, settings.critic, seed=seed, device=policy.model.device)
         critic.resume(request.parent)
         batch, value_targets = critic.estimate_advantages(
-            policy.model, batch, max_tokens=learner.microbatch_tokens, scale=algorithm.scale_by_std
+            held.model, batch, max_tokens=learner.microbatch_tokens, scale=algorithm.scale_by_std
         )
         value_loss = critic.fit(value_targets)[-1]
     began = time.perf_counter()
@@ -130,12 +136,12 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         raise _unchanged_error(request, steps[-1], is_trust_region=algorithm.update == "trust_region")
     request.target.mkdir(parents=True, exist_ok=True)
     adapter_base = request.base_artifact if has_adapters(policy.model) else None
-    save(policy, learner, request.target, parent=state.policy_hash, base=adapter_base)
+    save(policy, learner, request.target, parent=state.policy_hash, dtype=state.dtype, base=adapter_base)
     if critic is not None and process_group.rank == 0:
         critic.save(request.target)
     model_cache.put(policy)
     tokens_per_s = sum(metrics["processed_tokens"] for metrics in steps) / seconds
-    names = ("entropy", "clip_share", "ratio", "gradient_norm", "learning_rate", "loss", "margin")
+    names = ("entropy", "clip_share", "masked_share", "ratio", "gradient_norm", "learning_rate", "loss", "margin")
     return UpdateMetrics(
         informative_share=batch.informative_share,
         kl_to_base=reference_kl(reference.model, batch.samples[:_KL_SAMPLES], max_tokens=learner.microbatch_tokens),
@@ -168,27 +174,30 @@ def _unchanged_error(
 
 
 def _open(
-    parent: Path, base: Path, settings: TrainingSettings, *, seed: int
+    parent: Path, base: Path, settings: TrainingSettings, *, dtype: Dtype, seed: int
 ) -> tuple[TransformersPolicy, TransformersPolicy]:
     """The policy to train, and its reference: the base, or with adapters the policy itself without them."""
     policy_hash, base_hash = (read_state(folder).policy_hash for folder in (parent, base))
     is_base = policy_hash == base_hash
     if is_base or settings.importance_sampling_cap is not None:  # the base, or off-policy the sampler, is still in use
-        policy = model_cache.get(policy_hash, parent, base=base)
+        policy = model_cache.get(policy_hash, parent, base=base, frozen=dtype)
         policy = TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
     else:
-        policy = model_cache.take(policy_hash, parent, base=base)
+        policy = model_cache.take(policy_hash, parent, base=base, frozen=dtype)
     if settings.lora is None:
         return policy, model_cache.get(base_hash, base)
     if is_base:
         add_adapters(policy.model, settings.lora, seed=seed)
+        if dtype != "float32":
+            cast_frozen(policy.model, dtype)
     return policy, policy
 
 
 def _measure_unchanged(scored: Sequence[Path], parent: Path, base: Path, *, max_tokens: int) -> UpdateMetrics:
     """Metrics of an iteration without a step: entropy and KL of the unchanged policy."""
     samples = to_samples(read_all(scored))[:_KL_SAMPLES]
-    policy = model_cache.get(read_state(parent).policy_hash, parent, base=base)
+    state = read_state(parent)
+    policy = model_cache.get(state.policy_hash, parent, base=base, frozen=state.dtype)
     micros = microbatches(policy.model, samples, max_tokens=max_tokens)
     with torch.no_grad():
         entropy = [compute_logprobs(policy.model, micro).entropy for micro in micros]

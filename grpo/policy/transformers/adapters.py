@@ -79,7 +79,7 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    merged = copy.deepcopy(model)
+    merged = copy.deepcopy(model).float()  # a base in bfloat16 would round the sums
     layers = {name: layer for name, layer in merged.named_modules() if isinstance(layer, BaseTunerLayer)}
     for layer in layers.values():
         layer.merge()

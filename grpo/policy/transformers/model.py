@@ -18,6 +18,7 @@ from grpo.errors import PolicyError
 from grpo.policy.model_files import ADAPTERS, check_model_files, tokenizer_folder
 from grpo.policy.policy import Sampler
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
+from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
 from grpo.policy.transformers.exactness import choose_path
 from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config
 from grpo.policy.transformers.samplers import make_sampler
@@ -36,11 +37,25 @@ class TransformersPolicy:
     Raises `PolicyError` for a model that no forward path computes exactly.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_hash: str | None = None
+    ) -> None:
         self.model = model.eval()
         self.path_check = choose_path(model)
         self.tokenizer = tokenizer
-        self.hash = weights_hash(model)
+        self.hash = policy_hash or weights_hash(model)
+        self._held: TransformersPolicy | None = None
+        """This policy with its weights in bfloat16."""
+
+    def in_dtype(self, dtype: Dtype) -> TransformersPolicy:
+        """This policy version with its weights held in a dtype, copied once; adapters are held as they were loaded."""
+        if dtype == "float32" or has_adapters(self.model):
+            return self
+        if self._held is None:
+            model = copy_in(self.model, dtype)
+            self._held = TransformersPolicy(model, self.tokenizer, policy_hash=self.hash)
+        self._held.hash = self.hash
+        return self._held
 
     @property
     def max_context(self) -> int:
@@ -117,15 +132,17 @@ def load(
     chat_template: str | None = None,
     base: Path | None = None,
     quantization: Quantization | None = None,
+    frozen: Dtype = "float32",
 ) -> TransformersPolicy:
     """Load a policy from a folder with config.json, *.safetensors and tokenizer files, in float32.
 
-    Adapters need the folder of their `base`. The model is placed on the GPU if there is one.
+    Adapters need the folder of their `base`, whose weights are held in the dtype `frozen`. The model is placed on the
+    GPU if there is one.
     Raises `PolicyError` for a missing folder or file, pickled weights, weights of another architecture than that of
     config.json, and a quantization that this machine does not support.
     """
     if (check_model_files(folder) / ADAPTERS).is_file():
-        return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization)
+        return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization, frozen=frozen)
     quantization_config = bitsandbytes_config(quantization) if quantization is not None else None
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -149,12 +166,14 @@ def load(
 
 
 def _load_adapters(
-    folder: Path, base: Path | None, *, chat_template: str | None, quantization: Quantization | None
+    folder: Path, base: Path | None, *, chat_template: str | None, quantization: Quantization | None, frozen: Dtype
 ) -> TransformersPolicy:
     if base is None:
         raise PolicyError(f"{folder} holds adapters only; give the folder of the model that they are for")
     model = load(base, quantization=quantization).model
     load_adapters(model, folder)
+    if frozen != "float32":
+        cast_frozen(model, frozen)
     return TransformersPolicy(model, load_tokenizer(tokenizer_folder(folder, base), chat_template=chat_template))
 
 
@@ -172,24 +191,28 @@ class ModelCache:
             self._policies[policy.hash] = policy
             self._trim(policy.hash)
 
-    def get(self, policy_hash: str, folder: Path, *, base: Path | None = None) -> TransformersPolicy:
+    def get(
+        self, policy_hash: str, folder: Path, *, base: Path | None = None, frozen: Dtype = "float32"
+    ) -> TransformersPolicy:
         """Get a policy from memory, or load it from `folder` and verify its hash.
 
-        `base` is the model folder that the adapters in `folder` belong to.
+        `base` is the model folder that the adapters in `folder` belong to, held in the dtype `frozen`.
         """
         with self._lock:
             policy = self._policies.pop(policy_hash, None)
             if policy is None:
-                policy = load(folder, base=base)
+                policy = load(folder, base=base, frozen=frozen)
                 if policy.hash != policy_hash:
                     raise PolicyError(f"{folder} holds policy {policy.hash}, expected {policy_hash}")
             self._policies[policy_hash] = policy
             self._trim(policy_hash)
             return policy
 
-    def take(self, policy_hash: str, folder: Path, *, base: Path | None = None) -> TransformersPolicy:
+    def take(
+        self, policy_hash: str, folder: Path, *, base: Path | None = None, frozen: Dtype = "float32"
+    ) -> TransformersPolicy:
         """Get a policy and remove it, for a caller that changes its weights."""
-        policy = self.get(policy_hash, folder, base=base)
+        policy = self.get(policy_hash, folder, base=base, frozen=frozen)
         with self._lock:
             self._policies.pop(policy_hash, None)
         return policy

@@ -13,6 +13,7 @@ from grpo.algorithms.losses import (
     high_entropy_mask,
     importance_ratio,
     policy_gradient,
+    sequence_mask,
     truncated_importance_weight,
     unclipped_surrogate,
 )
@@ -150,6 +151,15 @@ def test_a_truncated_weight_stops_at_its_cap():
     """π_proximal/π_sampler = .25/.5 and .8/.2, cap 2 → .5 and 2"""
     weight = truncated_importance_weight(torch.tensor([0.25, 0.8]).log(), torch.tensor([0.5, 0.2]).log(), cap=2.0)
     assert weight.tolist() == pytest.approx([0.5, 2.0])
+
+
+def test_a_sequence_is_masked_by_the_geometric_mean_of_its_ratios():
+    """Differences [.1 −.1 .3] and [−.1 −.1]: means exp(.1) = 1.105 and exp(−.1) = .905 = 1 / 1.105."""
+    proximal, lengths = torch.tensor([0.1, -0.1, 0.3, -0.1, -0.1]), torch.tensor([3, 2])
+    kept = [sequence_mask(proximal, torch.zeros(5), lengths, bound=bound).tolist() for bound in (1.2, 1.1)]
+    assert kept == [[True] * 5, [False] * 5]
+    one_side = torch.tensor([0.1, -0.1, 0.3, 0.0, 0.0])
+    assert sequence_mask(one_side, torch.zeros(5), lengths, bound=1.1).tolist() == [False] * 3 + [True] * 2
 
 
 def test_the_most_uncertain_tokens_are_kept():

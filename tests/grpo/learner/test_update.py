@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,12 @@ from safetensors.torch import load_file
 
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSignal, PolicyError, RatioError
-from grpo.learner.checkpoints import read_state
+from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.distributed import WorkerFailed, WorkerLost
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.update import update
 from grpo.policy.transformers.adapters import merge_adapters
-from grpo.policy.transformers.model import load
+from grpo.policy.transformers.model import load, model_cache
 from grpo.tables import write_trajectories
 from tests.grpo.learner.conftest import BASE, DeskRollout
 
@@ -83,6 +84,70 @@ def test_half_precision_takes_nearly_the_same_step(desk_rollout: DeskRollout, tm
     assert all(tensor.dtype == torch.float32 for tensor in saved.values())
     scale = read_state(tmp_path / precision).loss_scale
     assert (scale is not None) == (precision == "fp16")
+
+
+def test_weights_in_bfloat16_take_nearly_the_same_step(desk_rollout: DeskRollout, tmp_path: Path):
+    """Masters move as in float32, up to bfloat16's rounding of the gradient; the checkpoint holds them in float32.
+
+    Rollouts are of the rounded weights then, and the mismatch is measured without another pass.
+    """
+    shutil.copytree(desk_rollout.base, tmp_path / "base")
+    save_base(load(desk_rollout.base), tmp_path / "base", dtype="bfloat16")
+    desk = replace(desk_rollout, base=tmp_path / "base")
+    _update(desk_rollout, tmp_path / "fp32", importance_sampling_cap=2.0)
+    metrics = _update(desk, tmp_path / "bf16", importance_sampling_cap=2.0)
+    assert 1e-6 < metrics.mismatch_kl < 1e-2
+    before, after, rounded = (
+        torch.cat([weight.flatten() for weight in _weights(folder).values()])
+        for folder in (desk_rollout.base, tmp_path / "fp32", tmp_path / "bf16")
+    )
+    assert rounded.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(rounded - before, after - before, dim=0) > 0.8
+    assert read_state(tmp_path / "bf16").dtype == "bfloat16"
+
+
+def test_adapters_of_a_base_in_bfloat16_are_trained_and_resumed(desk_rollout: DeskRollout, tmp_path: Path):
+    """The second update reads the checkpoint of the first from the disk; adapters are float32 there."""
+    shutil.copytree(desk_rollout.base, tmp_path / "base")
+    save_base(load(desk_rollout.base), tmp_path / "base", dtype="bfloat16")
+    desk = replace(desk_rollout, base=tmp_path / "base")
+    settings = {"lora": {"r": 4}, "importance_sampling_cap": 2.0}
+    _update(desk, tmp_path / "one", **settings)
+    weights = load_file(tmp_path / "one" / "adapter_model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+    model_cache._policies.clear()
+    sampled = _rewrite(desk, tmp_path / "later.parquet", policy_hash=read_state(tmp_path / "one").policy_hash)
+    _update(desk, tmp_path / "two", scored=sampled, parent=tmp_path / "one", iteration=1, **settings)
+    assert read_state(tmp_path / "two").dtype == "bfloat16"
+    assert read_state(tmp_path / "two").policy_hash != read_state(tmp_path / "one").policy_hash
+
+
+def test_the_mismatch_of_a_single_step_is_that_of_a_pass_of_its_own(desk_rollout: DeskRollout, tmp_path: Path):
+    """One step takes its log-probabilities from the pass of the loss; two epochs compute them before."""
+    one = _update(desk_rollout, tmp_path / "one", importance_sampling_cap=2.0)
+    two = _update(desk_rollout, tmp_path / "two", importance_sampling_cap=2.0, epochs=2)
+    assert one.mismatch_kl == pytest.approx(two.mismatch_kl, rel=0.2, abs=1e-12)
+
+
+def test_sequences_that_the_sampler_would_not_have_written_are_masked(desk_rollout: DeskRollout, tmp_path: Path):
+    """Log-probabilities moved by .05 in one trajectory of 24: beyond a bound of 1.04, within one of 1.1."""
+    first, *others = desk_rollout.trajectories
+    shifted = first.sampler_logprobs - np.float32(0.05) * first.loss_mask
+    moved = replace(first, sampler_logprobs=shifted)
+    scored = tmp_path / "moved.parquet"
+    write_trajectories(scored, [moved, *others], provenance={})
+    shares = [
+        _update(
+            desk_rollout,
+            tmp_path / f"{bound}",
+            scored=scored,
+            importance_sampling_cap=2.0,
+            importance_sampling_mask=bound,
+        ).masked_share
+        for bound in (1.04, 1.1)
+    ]
+    own, all_tokens = first.loss_mask.sum(), sum(t.loss_mask.sum() for t in desk_rollout.trajectories)
+    assert shares == [pytest.approx(own / all_tokens, rel=0.5), 0.0]
 
 
 def test_half_precision_without_a_correction_is_refused():

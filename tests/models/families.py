@@ -29,6 +29,7 @@ _SIZES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     (r"(in|out)put_embedding_size|word_embed_proj_dim|.*_embed_dim", lambda value: 64),
     (r".*(num_key_value_heads|num_kv_heads|kv_n_heads)", lambda value: 1 if value == 1 else 2),
     (r"linear_num_value_heads", lambda value: 4),
+    (r"linear_value_head_dim", lambda value: 32),  # normed: a short vector is often close to 0, where rounding counts
     (r"linear_num_key_heads", lambda value: 2),
     (r"index(er)?_n_heads", lambda value: 16),  # fewer would give many keys a score of 0, a tie
     (r".*(num_attention_heads|n_heads?|num_heads|attention_heads)", lambda value: 4),

@@ -1,6 +1,6 @@
-"""`make models` examines each family in a process of its own, and writes docs/models.md.
+"""`make models` examines each family in a process of its own, prints its row, and keeps it in docs/models.md.
 
-`python -m tests.models llama qwen3` prints the rows of these families alone.
+`python -m tests.models llama qwen3` examines these alone, and the page keeps the others.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from flows.local import settings
-from tests.benchmarks.page import DOCS, Table, here
+from tests.benchmarks.page import here
 from tests.models.examine import examine
-from tests.models.families import families, unbuildable
-from tests.models.page import Row, render
+from tests.models.families import families, unbuildable, variants
+from tests.models.page import Row, keep
 from tests.models.survey import open_registry
 
-PAGE = "models.md"
 LIMIT_S = 240
 """Time of one family."""
 
@@ -68,27 +67,22 @@ def _receive(family: str, pipe: Connection) -> Row:
 
 
 def main() -> None:
-    """Examine the families that were named and print their rows, or all and write the page."""
-    unknown = sorted(set(sys.argv[1:]) - set(families()))
-    if unknown:
-        raise SystemExit(f"no tiny model of {', '.join(unknown)}; there are {', '.join(families())}")
+    """Examine the families that were named, or all of them and their variants."""
+    known = (*families(), *variants())
+    if unknown := sorted(set(sys.argv[1:]) - set(known)):
+        raise SystemExit(f"no tiny model of {', '.join(unknown)}; there are {', '.join(known)}")
     transformers_logging.set_verbosity_error()
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows = []
+    where = here()
     with tempfile.TemporaryDirectory() as home:
         os.environ.update(settings.home_variables(Path(home)))
         settings.apply()
-        for row in survey(sys.argv[1:] or families(), registry=Path(home)):
-            rows.append(row)
-            sys.stdout.write(Table(head=row.cells(), rows=()).markdown().splitlines()[0] + "\n")
-            for aspect, error in {**row.errors, **({"refused": row.refusal} if row.refusal else {})}.items():
-                sys.stdout.write(f"    {aspect}: {error}\n")
+        for row in survey(sys.argv[1:] or known, registry=Path(home)):
+            keep(row, unbuildable(), version=transformers.__version__, measured=where)
+            sys.stdout.write(row.text())
             sys.stdout.flush()
-    if len(sys.argv) == 1:
-        page = render(rows, unbuildable(), version=transformers.__version__, measured=here())
-        (DOCS / PAGE).write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -96,3 +96,39 @@ UNBUILDABLE: dict[str, str] = {
     "musicgen_melody": "generates audio codebooks; its causal class takes the config of its decoder alone",
 }
 """Families without a tiny model, with the reason."""
+
+_SCALED = {"rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3 (whole queries, yarn)": (
+        "deepseek_v3",
+        {
+            "q_lora_rank": None,
+            "rope_parameters": {**_SCALED, "rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "falcon (alibi)": ("falcon", {"alibi": True}),
+    "falcon (new decoder)": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gpt2 (scores by layer)": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
+    "gpt_bigcode (multi-head)": ("gpt_bigcode", {"multi_query": False}),
+    "gpt_neox (sequential)": ("gpt_neox", {"use_parallel_residual": False}),
+    "granitemoehybrid (rope)": ("granitemoehybrid", {"position_embedding_type": "rope"}),
+    "llama (biases, tied, wide heads)": (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 32},
+    ),
+    "llama (linear rope)": ("llama", {"rope_parameters": {**_SCALED, "rope_type": "linear"}}),
+    "llama (llama3 rope)": (
+        "llama",
+        {"rope_parameters": {**_SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+    ),
+    "llama (yarn)": ("llama", {"rope_parameters": {**_SCALED, "rope_type": "yarn"}}),
+    "mpt (learned positions)": ("mpt", {"attn_config": {"alibi": False, "clip_qkv": 1.0}}),
+    "olmo (clipped)": ("olmo", {"clip_qkv": 1.0}),
+    "opt (norms after)": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "phi (normed queries)": ("phi", {"qk_layernorm": True}),
+    "stablelm (normed queries)": (
+        "stablelm",
+        {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True},
+    ),
+}
+"""Settings of a family that published models have and its default config has not."""

@@ -13,7 +13,7 @@ from transformers.integrations.heterogeneity.configuration_utils import Ambiguou
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tests.models.exceptions import OVERRIDES, UNBUILDABLE
+from tests.models.exceptions import OVERRIDES, UNBUILDABLE, VARIANTS
 
 VOCABULARY = 384
 LAYERS = 4
@@ -90,17 +90,23 @@ def unbuildable() -> dict[str, str]:
     return dict(UNBUILDABLE)
 
 
-def tiny_config(family: str) -> PretrainedConfig:
-    """A config of the family with every kind of layer and small sizes."""
+def variants() -> tuple[str, ...]:
+    """Names of settings of some families that their default configs have not."""
+    return tuple(sorted(VARIANTS))
+
+
+def tiny_config(name: str) -> PretrainedConfig:
+    """A config of a family or a variant with every kind of layer and small sizes."""
+    family, settings = VARIANTS.get(name, (name, {}))
     config = CONFIG_MAPPING[family]
-    return config(**_small(config, OVERRIDES.get(family, {})))
+    return config(**_small(config, OVERRIDES.get(family, {}) | settings))
 
 
-def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
-    """A model of the family in float32 and evaluation mode, whose parameters all have an effect."""
+def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
+    """A model of a family or a variant in float32 and evaluation mode, whose parameters all have an effect."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(tiny_config(name), dtype=torch.float32)
         _sharpen(model)
     return model.eval()
 

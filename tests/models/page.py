@@ -1,28 +1,34 @@
-"""docs/models.md: a row for each family, what failed with its reason, and the families without a tiny model."""
+"""docs/models.md, written from docs/models.json: a row for each family, reasons, and the families not built."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tests.benchmarks.page import Table
+from grpo.artifacts import user_temp_folder
+from grpo.storage.locks import file_lock
+from tests.benchmarks.page import DOCS, Table
 from tests.models.survey import TOLERANCE
 
+PAGE, STORE = "models.md", "models.json"
 HEAD = ("family", "path", "rollout", "learner", "gradient", "checkpoint", "MLflow", "LoRA")
 ASPECTS = HEAD[2:]
 _TEXT = f"""Written by `make models`. Each row is a random tiny model of one family that transformers {{version}} builds
-from a config: four layers or more, one of each kind at least, windows of 16 tokens, scaled weights. Its reference is
-its own plain forward pass over one conversation, without a cache, with eager attention. Four conversations of three
-turns, two with the same first prompt, are sampled and learned from, on the path that the policy chose for the model:
-**flat** (one row without padding, shared prefixes, a cache of slots), **padded** (the model's own forward, masks and
-cache) or **unpadded** (the same, conversations of one length at a time).
+from a config: about four layers, one of each kind at least, windows of 16 tokens, weights so large that a window, a
+cap, a sink or a scale that is ignored shows. Its reference is its own plain forward pass over one conversation,
+without a cache, with eager attention. Four conversations of three turns, two with the same first prompt, are sampled
+and learned from on the path that the policy chose for the model: **flat** (one row without padding, shared prefixes, a
+cache of slots), **padded** (the model's own forward, masks and cache), **unpadded** (the same for conversations of one
+length at a time) or **uncached** (whole conversations again for each token).
 
 - rollout, learner: largest difference of log-probabilities in nats, conversations together / one at a time;
 - gradient: relative error in the same two ways;
-- checkpoint, MLflow: largest difference after a step, a checkpoint and its reload; after a registration and its reload;
-- LoRA: layers that `all-linear` adapts, and the largest difference of the merged and of the reloaded model after a
+- checkpoint: largest difference after a step, a checkpoint of it and its reload;
+- MLflow: largest difference after a registration and its reload;
+- LoRA: weights that `all-linear` adapts, and the largest difference of the merged and of the reloaded model after a
   step that changed adapters alone.
 
 Up to {TOLERANCE:.0e} counts as exact; more is **bold**."""
@@ -54,6 +60,11 @@ class Row(BaseModel):
             return self.family, "refused", *[""] * len(ASPECTS)
         return self.family, self.path or "", *map(self._cell, ASPECTS)
 
+    def text(self) -> str:
+        """The row and its reasons, as the terminal shows them."""
+        reasons = {**self.errors, **({"refused": self.refusal} if self.refusal else {})}
+        return " | ".join(self.cells()) + "\n" + "".join(f"    {name}: {reason}\n" for name, reason in reasons.items())
+
     def _cell(self, aspect: str) -> str:
         if aspect in self.errors:
             return "**error**"
@@ -66,6 +77,21 @@ def _number(value: float) -> str:
     return text if value <= TOLERANCE else f"**{text}**"
 
 
+class _Store(BaseModel):
+    rows: dict[str, Row] = {}
+
+
+def keep(row: Row, unbuildable: dict[str, str], *, version: str, measured: str, folder: Path = DOCS) -> None:
+    """Put a row in the place of the one that its family had, and write the page anew."""
+    store = folder / STORE
+    with file_lock(user_temp_folder() / "locks" / f"{STORE}.lock"):
+        rows = _Store.model_validate_json(store.read_bytes()).rows if store.is_file() else {}
+        rows[row.family] = row
+        store.write_text(_Store(rows=dict(sorted(rows.items()))).model_dump_json(indent=1) + "\n", encoding="utf-8")
+        page = render(list(rows.values()), unbuildable, version=version, measured=measured)
+        (folder / PAGE).write_text(page, encoding="utf-8")
+
+
 def render(rows: Sequence[Row], unbuildable: dict[str, str], *, version: str, measured: str) -> str:
     """The page."""
     rows = sorted(rows, key=lambda row: row.family)
@@ -73,9 +99,11 @@ def render(rows: Sequence[Row], unbuildable: dict[str, str], *, version: str, me
     refused = [row for row in rows if row.refusal is not None]
     wrong = [row for row in rows if row.refusal is None and not row.exact]
     exact = ", ".join(f"{count} are exact on the path {path}" for path, count in paths.most_common())
+    variants = sum("(" in row.family for row in rows)
     summary = (
-        f"Of {len(rows) + len(unbuildable)} families {len(rows)} were built: {exact}, {len(refused)} are refused, "
-        f"{len(wrong)} differ or fail."
+        f"{len(rows)} models, {variants} of them with settings that published models of a family have and its default "
+        f"config has not: {exact}, {len(refused)} are refused, {len(wrong)} differ or fail. {len(unbuildable)} "
+        "families are not built."
     )
     blocks = ["# Models", _TEXT.format(version=version), summary]
     blocks.append(Table(head=HEAD, rows=tuple(row.cells() for row in rows)).markdown())

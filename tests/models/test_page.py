@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.models.page import Row, render
+from pathlib import Path
+
+from tests.models.page import PAGE, Row, keep, render
 
 EXACT = {"rollout": (2e-6, 3e-6), "learner": (0.0, 1e-4), "LoRA": (4e-6,)}
 ROWS = [
@@ -33,9 +35,10 @@ def test_what_is_not_exact_is_bold():
 
 
 def test_families_are_counted_by_path():
-    """Of five families four were built: one is exact, one is refused, two are not exact."""
-    expected = "Of 5 families 4 were built: 1 are exact on the path flat, 1 are refused, 2 differ or fail."
-    assert expected in _page()
+    """One is exact, one is refused, two are not exact; a variant is counted beside its family."""
+    page = _page()
+    assert "1 are exact on the path flat, 1 are refused, 2 differ or fail. 1 families are not built." in page
+    assert "4 models, 0 of them" in page
 
 
 def test_rows_are_in_order_of_their_names():
@@ -43,3 +46,13 @@ def test_rows_are_in_order_of_their_names():
     page = _page()
     places = [page.index(f"| {name} |") for name in ("afmoe", "bamba", "llama", "xlnet")]
     assert places == sorted(places)
+
+
+def test_a_family_that_is_examined_again_replaces_its_row(tmp_path: Path):
+    """The others stay."""
+    for row in (*ROWS, Row(family="llama", path="padded", differences=EXACT, adapted=3)):
+        keep(row, {}, version="5.23", measured="one machine", folder=tmp_path)
+    page = (tmp_path / PAGE).read_text(encoding="utf-8")
+    assert page.count("| llama |") == 1
+    assert "| llama | padded |" in page
+    assert "| bamba | padded |" in page

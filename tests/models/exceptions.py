@@ -67,6 +67,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "llama4_text": {"floor_scale": 16, "attn_scale": 0.5},
     "longcat_flash": {"head_dim": 8},
     "mamba2": {"num_heads": 8},
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16}},
+    "minimax_m3_vl_text": {
+        "layer_types": ["minimax_m3_sparse", "full_attention"] * 2,
+        "index_block_size": 8,
+        "index_topk_blocks": 2,
+        "index_n_heads": 2,
+    },
     "ministral3": {
         "rope_parameters": {
             "rope_type": "yarn",

@@ -15,6 +15,8 @@ from grpo.config.training import LoraSettings
 from grpo.errors import ConfigError
 
 CONFIG = "adapter_config.json"
+_FUSED_PROJECTIONS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
+"""Model types whose output projections peft refuses to adapt."""
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
@@ -41,9 +43,24 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
                 target_modules=targets if isinstance(targets, str) else list(targets),
                 lora_dropout=0.0,
                 bias="none",
+                exclude_modules=_without_adapter(model) if isinstance(targets, str) else None,
             )
         )
     model.eval()
+
+
+def _without_adapter(model: PreTrainedModel) -> list[str]:
+    """Names of the linear layers that `all-linear` leaves out.
+
+    Those whose fused kernels read the weight itself, which peft refuses to adapt, and routers that return more than
+    their product.
+    """
+    names = ["out_proj", "conv1d"] if model.config.model_type in _FUSED_PROJECTIONS else []
+    for name, layer in model.named_modules():
+        is_derived = isinstance(layer, torch.nn.Linear) and type(layer).__module__.startswith("transformers.models.")
+        if is_derived and not isinstance(layer(layer.weight.new_zeros(1, layer.in_features)), torch.Tensor):
+            names.append(name)
+    return names
 
 
 @contextmanager

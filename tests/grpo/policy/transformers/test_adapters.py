@@ -159,6 +159,20 @@ def test_adapters_of_packed_experts_are_merged():
     assert torch.allclose(_logits(merged), _logits(model), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama4_text", "router"), ("mamba", "out_proj"), ("falcon_h1", "out_proj")]
+)
+def test_layers_that_cannot_be_adapted_are_left_out(family: str, name: str):
+    """Routers that return scores and indices, and projections inside of fused kernels; the others are adapted."""
+    model = tiny_model(family)
+    before = _logits(model)
+    adapted = {path.rsplit(".", 3)[0] for path, _ in _adapted(model).named_parameters() if "lora_B" in path}
+    assert any(path.endswith(name) for path, _ in model.named_modules())
+    assert len(adapted) >= 8
+    assert not any(path.endswith(name) for path in adapted)
+    assert torch.allclose(_logits(model), before, atol=1e-5)
+
+
 def test_a_merged_copy_is_written_and_read_as_a_model(model: PreTrainedModel, tiny_folder: Path, tmp_path: Path):
     """Whole weights and no adapter files; read by transformers alone it has the adapted logits."""
     _move(_adapted(model))

@@ -12,6 +12,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import PolicyError
@@ -34,12 +35,17 @@ UNBOUNDED = 2**20
 class TransformersPolicy:
     """A causal language model in this process, with its tokenizer.
 
-    Raises `PolicyError` for a model that no forward path computes exactly.
+    Raises `PolicyError` for a model that no forward path computes exactly, or that a checkpoint would not bring back.
     """
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_hash: str | None = None
     ) -> None:
+        if model.config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            raise PolicyError(
+                f"{type(model).__name__} is refused: transformers does not load what it saves, a config of type "
+                f"{model.config.model_type!r}, as a causal language model"
+            )
         self.model = model.eval()
         self.path_check = choose_path(model)
         self.tokenizer = tokenizer

@@ -16,6 +16,7 @@ from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import add_adapters, merge_adapters
 from grpo.policy.transformers.model import ModelCache, TransformersPolicy, load, load_tokenizer, weights_hash
 from grpo.policy.transformers.quantization import bitsandbytes_config
+from tests.models.families import tiny_model
 
 
 @pytest.fixture
@@ -289,3 +290,10 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
         "output_loading_info": True,
         "local_files_only": True,
     }
+
+
+def test_a_model_whose_checkpoints_cannot_be_read_is_refused(folder: Path):
+    """The decoder of Mllama saves a config of its own, which transformers loads as no causal language model."""
+    expected = "MllamaForCausalLM is refused: .* a config of type 'mllama_text_model', as a causal language model"
+    with pytest.raises(PolicyError, match=expected):
+        TransformersPolicy(tiny_model("mllama"), load_tokenizer(folder))

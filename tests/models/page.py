@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from grpo.artifacts import user_temp_folder
 from grpo.storage.locks import file_lock
 from tests.benchmarks.page import DOCS, Table
+from tests.models.families import families, variants
 from tests.models.survey import TOLERANCE
 
 PAGE, STORE = "models.md", "models.json"
@@ -99,10 +100,10 @@ def render(rows: Sequence[Row], unbuildable: dict[str, str], *, version: str, me
     refused = [row for row in rows if row.refusal is not None]
     wrong = [row for row in rows if row.refusal is None and not row.exact]
     exact = ", ".join(f"{count} are exact on the path {path}" for path, count in paths.most_common())
-    variants = sum("(" in row.family for row in rows)
+    with_settings = sum("(" in row.family for row in rows)
     summary = (
-        f"{len(rows)} models, {variants} of them with settings that published models of a family have and its default "
-        f"config has not: {exact}, {len(refused)} are refused, {len(wrong)} differ or fail. {len(unbuildable)} "
+        f"{len(rows)} models, {with_settings} of them with settings that published models of a family have and its "
+        f"default config has not: {exact}, {len(refused)} are refused, {len(wrong)} differ or fail. {len(unbuildable)} "
         "families are not built."
     )
     blocks = ["# Models", _TEXT.format(version=version), summary]
@@ -112,6 +113,8 @@ def render(rows: Sequence[Row], unbuildable: dict[str, str], *, version: str, me
     if wrong:
         reasons = [(row.family, f"{aspect}: {error}") for row in wrong for aspect, error in row.errors.items()]
         blocks += ["## Differences and errors", _list(reasons or [(row.family, "see the table") for row in wrong])]
+    if missing := sorted({*families(), *variants()} - {row.family for row in rows}):
+        blocks += ["## Not examined yet", ", ".join(missing)]
     blocks += ["## Not built", _list(sorted(unbuildable.items())), f"Measured on {measured}."]
     return "\n\n".join(blocks) + "\n"
 

@@ -34,6 +34,12 @@ def test_what_is_not_exact_is_bold():
     assert "- gemma3n: needs timm" in page
 
 
+def test_families_without_a_row_are_named():
+    """A page of a survey that was cut short does not read as a whole one."""
+    assert "\nolmo, " in _page() or ", olmo, " in _page()
+    assert ", llama, " not in _page()
+
+
 def test_families_are_counted_by_path():
     """One is exact, one is refused, two are not exact; a variant is counted beside its family."""
     page = _page()

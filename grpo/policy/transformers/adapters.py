@@ -52,15 +52,25 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
 def _without_adapter(model: PreTrainedModel) -> list[str]:
     """Names of the linear layers that `all-linear` leaves out.
 
-    Those whose fused kernels read the weight itself, which peft refuses to adapt, and routers that return more than
-    their product.
+    Those whose fused kernels read the weight itself, which peft refuses to adapt, and routers and grouped
+    projections, which return something other than their product.
     """
     names = ["out_proj", "conv1d"] if model.config.model_type in _FUSED_PROJECTIONS else []
     for name, layer in model.named_modules():
         is_derived = isinstance(layer, torch.nn.Linear) and type(layer).__module__.startswith("transformers.models.")
-        if is_derived and not isinstance(layer(layer.weight.new_zeros(1, layer.in_features)), torch.Tensor):
+        if is_derived and not _is_product(layer):
             names.append(name)
     return names
+
+
+@torch.no_grad()
+def _is_product(layer: torch.nn.Linear) -> bool:
+    """True for a layer that takes and returns single vectors; routers and grouped projections do not."""
+    try:
+        output = layer(layer.weight.new_zeros(1, layer.in_features))
+    except RuntimeError:  # of another shape than that of its weight
+        return False
+    return isinstance(output, torch.Tensor) and output.shape == (1, layer.out_features)
 
 
 @contextmanager

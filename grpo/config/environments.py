@@ -69,6 +69,8 @@ class TaskSettings(_GoalSettings):
 class Team(Settings):
     """Team that an agent can pass a customer on to."""
 
+    name: str = Field(min_length=1, max_length=100)
+    """Name in the call of the tool."""
     handles: str = ""
     """Its matters, in the system prompt; none leaves the team to its name."""
     categories: tuple[str, ...] = ()
@@ -80,8 +82,8 @@ class TriageSettings(Settings):
 
     kind: Literal["triage"]
     """Triage of customers by teams; the right team follows from the category of the scenario."""
-    teams: dict[str, Team] = Field(min_length=2)
-    """Teams by name."""
+    teams: tuple[Team, ...] = Field(min_length=2)
+    """Teams to choose from."""
     system_prompt: str = ""
     """System prompt, before the list of teams."""
     max_turns: int = Field(default=3, ge=1)
@@ -90,11 +92,13 @@ class TriageSettings(Settings):
     @model_validator(mode="after")
     def _a_category_has_one_team(self) -> Self:
         owners: dict[str, str] = {}
-        for name, team in self.teams.items():
-            for category in team.categories or (name,):
+        for team in self.teams:
+            for category in team.categories or (team.name,):
                 if category in owners:
-                    raise ValueError(f"category {category} belongs to teams {owners[category]} and {name}; keep one")
-                owners[category] = name
+                    raise ValueError(
+                        f"category {category} belongs to teams {owners[category]} and {team.name}; keep one"
+                    )
+                owners[category] = team.name
         return self
 
 

@@ -14,7 +14,7 @@ that has been answered, ends it as well: the customer leaves.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 from grpo.config.environments import Team
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
@@ -34,7 +34,7 @@ class TriageEnvironment(Environment):
 
     def __init__(
         self,
-        teams: Mapping[str, Team],
+        teams: Sequence[Team],
         scenarios: Iterable[ScenarioLike] = (),
         max_turns: int = 3,
         *,
@@ -43,8 +43,8 @@ class TriageEnvironment(Environment):
         self._sampler = ScenarioSampler(scenarios, shuffled=True)
         self.scenarios = self._sampler.scenarios
         self.max_turns = max_turns
-        self._team_of = {category: name for name, team in teams.items() for category in (team.categories or (name,))}
-        described = [f"{name}: {team.handles}" for name, team in teams.items() if team.handles]
+        self._team_of = {category: team.name for team in teams for category in team.categories or (team.name,)}
+        described = [f"{team.name}: {team.handles}" for team in teams if team.handles]
         self.system_prompt = "\n".join(filter(None, (system_prompt, *described)))
         self.tools = (
             Tool(
@@ -52,7 +52,7 @@ class TriageEnvironment(Environment):
                 description="Pass the customer on to a team.",
                 parameters={
                     "type": "object",
-                    "properties": {"team": {"type": "string", "enum": list(teams)}},
+                    "properties": {"team": {"type": "string", "enum": [team.name for team in teams]}},
                     "required": ["team"],
                 },
             ),

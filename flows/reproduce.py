@@ -7,7 +7,7 @@ import tempfile
 from prefect import flow
 from pydantic import BaseModel, ConfigDict
 
-from flows.pipeline import RunCheckpoints, base_policy, prepare_scenarios, training_steps
+from flows.pipeline import RunCheckpoints, base_policy, prepare_scenarios, starting_policy, training_steps
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
 from grpo.identity.cache_identity import RunInputs, model_digest
@@ -69,15 +69,15 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
     with stage_executor(config.rollout) as executor:
         check_rewards(config.reward)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
-        base = base_policy(config.policy, config.store)
-        steps = list(training_steps(config, data.artifact, data.split, base, RunCheckpoints(config, base)))
+        base, start = base_policy(config.policy, config.store), starting_policy(config)
+        steps = list(training_steps(config, data.artifact, data.split, start, RunCheckpoints(config, start)))
     return provenance(
         config,
         sources=inputs.sources,
         scenarios=data.artifact.sha256,
         model=inputs.model,
         external_digests=inputs.after(executor.reads).external_digests,
-        policies=(base.policy, *(step.policy.policy for step in steps)),
+        policies=(*dict.fromkeys((base.policy, start.policy)), *(step.policy.policy for step in steps)),
     )
 
 

@@ -156,6 +156,8 @@ def retraining_config(
 ) -> PipelineConfig:
     """The pipeline's config on other scenarios, a file with declared splits, and from another model, if one is given.
 
+    A given model is trained already, so that no supervised fine-tuning comes before.
+
     The tags are added to those of the registered version.
     """
     settings, recorded = pipeline.scenarios, pipeline.registry
@@ -163,6 +165,7 @@ def retraining_config(
         update={
             "name": name,
             "policy": pipeline.policy.model_copy(update={"model": model or pipeline.policy.model}),
+            "sft": pipeline.sft if model is None else None,
             "scenarios": ScenarioSettings(
                 sources=(FileSource(kind="parquet", path=scenarios),),
                 max_quarantined_fraction=settings.max_quarantined_fraction,

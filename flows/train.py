@@ -17,7 +17,9 @@ from flows.pipeline import (
     base_policy,
     check_gates,
     collect_heldout,
+    measure_fine_tuning,
     prepare_scenarios,
+    starting_policy,
     training_steps,
 )
 from grpo.artifacts import Artifact
@@ -29,6 +31,7 @@ from grpo.evaluation.schema import (
     Decision,
     EpisodePair,
     Evaluation,
+    FineTuning,
     Ingestion,
     ReportDocument,
     RunProvenance,
@@ -43,7 +46,7 @@ from grpo.storage.home import home
 from tasks.evaluate import evaluate
 from tasks.executor import StageExecutor, one_thread, stage_executor
 from tasks.gate import gate
-from tasks.load_base import BaseCheckpoint
+from tasks.load_base import BaseCheckpoint, Checkpoint
 from tasks.promote import promote
 from tasks.register import register
 from tasks.registry import registry
@@ -68,12 +71,12 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
         check_rewards(config.reward)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         check_gates(config, data)
-        base = base_policy(config.policy, config.store)
+        base, start = base_policy(config.policy, config.store), starting_policy(config)
         serving = registry().champion(config.registry.model_name)
-        checkpoints, steps = RunCheckpoints(config, base), list[Step]()
+        checkpoints, steps = RunCheckpoints(config, start), list[Step]()
         try:
             with iteration_progress(config.training.iterations) as progress:
-                for step in training_steps(config, data.artifact, data.split, base, checkpoints):
+                for step in training_steps(config, data.artifact, data.split, start, checkpoints):
                     steps.append(step)
                     progress(len(steps))
         except (NoLearningSignal, NoEffect) as error:
@@ -81,13 +84,13 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
             _report(config, run.after(executor.reads), data, base, steps, checkpoints, executor, started_at, failed)
             raise
         candidate, run = steps[-1].policy, run.after(executor.reads)
-        champion = _champion(config, run, serving, base)
+        champion = _champion(config, run, serving, start)
         before = collect_heldout(config, champion, data.artifact, data.split)
         after = collect_heldout(config, candidate.checkpoint, data.artifact, data.split)
         evaluation = evaluate(
             champion=before.scored,
             candidate=after.scored,
-            base=base.checkpoint,
+            base=start.checkpoint,
             settings=config.evaluation,
             metric=compared_metric(config.gates),
             seed=config.seed,
@@ -112,19 +115,33 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
             sources=run.sources,
             model=run.model,
             external_digests=run.external_digests,
-            policies=(base.policy, *(step.policy.policy for step in steps)),
+            policies=(*dict.fromkeys((base.policy, start.policy)), *(step.policy.policy for step in steps)),
             store=config.store,
         ).version
         checkpoints.release_earlier_runs()
         decision = _promote(version, decision)
         shown = shown_conversations(before.scored, after.scored, candidate.checkpoint, config.store)
+        tuned = measure_fine_tuning(config, data, base, start, candidate)
         return _report(
-            config, run, data, base, steps, checkpoints, executor, started_at, decision, version, evaluation, shown
+            config,
+            run,
+            data,
+            base,
+            steps,
+            checkpoints,
+            executor,
+            started_at,
+            decision,
+            version,
+            evaluation,
+            shown,
+            tuned,
         )
 
 
-def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, base: BaseCheckpoint) -> Artifact:
-    """The policy that the candidate is compared with: the champion, or the base where there has never been one.
+def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, start: Checkpoint) -> Artifact:
+    """The policy that the candidate is compared with: the champion, or where there has never been one the policy that
+    the training starts from.
 
     A run that was evaluated before is compared with the same policy again, so that its decision stands.
     """
@@ -132,7 +149,7 @@ def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | No
     if earlier is not None:
         tags = earlier.tags
         return Artifact(uri=tags["champion_uri"], sha256=tags["champion_sha256"], kind="checkpoint")
-    return base.checkpoint if serving is None else serving.checkpoint
+    return start.checkpoint if serving is None else serving.checkpoint
 
 
 def _promote(version: ModelVersion, decision: Decision) -> Decision:
@@ -163,6 +180,7 @@ def _report(
     version: ModelVersion | None = None,
     evaluation: Evaluation | None = None,
     shown: tuple[EpisodePair, ...] = (),
+    tuned: FineTuning | None = None,
 ) -> Promotion:
     """Write the report, and attach it to the records of Prefect and MLflow."""
     counts, wall, timings = data.ingested.counts, time.time() - started_at, executor.timings()
@@ -179,6 +197,7 @@ def _report(
             reasons=dict(counts.reasons),
             data_docs=f"data_docs/{data.validated.validation.docs_index}",
         ),
+        fine_tuning=tuned,
         iterations=tuple(step.iteration for step in steps),
         evaluation=evaluation,
         conversations=shown,

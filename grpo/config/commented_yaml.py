@@ -88,6 +88,7 @@ def _alternatives(models: tuple[type[Settings], ...], *, without: Sequence[type[
                 subsequent_indent="#       ",
                 break_long_words=False,
             )
+            yield from _indented(_indented(_alternatives(_models(field.annotation), without=[])))
 
 
 def _shown(field: FieldInfo) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from grpo.config.base import ReadWith, Settings
 
@@ -66,6 +66,43 @@ class TaskSettings(_GoalSettings):
     """Agent turns after which an episode is truncated, tool calls included."""
 
 
+class Team(Settings):
+    """Team that an agent can pass a customer on to."""
+
+    name: str = Field(min_length=1, max_length=100)
+    """Name in the call of the tool."""
+    handles: str = ""
+    """Its matters, in the system prompt; none leaves the team to its name."""
+    categories: tuple[str, ...] = ()
+    """Categories of scenarios that are its own; none is the category of its name."""
+
+
+class TriageSettings(Settings):
+    """Triage: a customer is passed on to the right team by a tool call, after a question where the opening is vague."""
+
+    kind: Literal["triage"]
+    """Triage of customers by teams; the right team follows from the category of the scenario."""
+    teams: tuple[Team, ...] = Field(min_length=2)
+    """Teams to choose from."""
+    system_prompt: str = ""
+    """System prompt, before the list of teams."""
+    max_turns: int = Field(default=3, ge=1)
+    """Agent turns after which an episode is truncated."""
+
+    @model_validator(mode="after")
+    def _a_category_has_one_team(self) -> Self:
+        owners: dict[str, str] = {}
+        for team in self.teams:
+            for category in team.categories or (team.name,):
+                if category in owners:
+                    raise ValueError(
+                        f"category {category} belongs to teams {owners[category]} and {team.name}; keep one"
+                    )
+                owners[category] = team.name
+        return self
+
+
 EnvironmentSettings = Annotated[
-    SupportDeskSettings | ConversationSettings | SimulatedUserSettings | TaskSettings, Field(discriminator="kind")
+    SupportDeskSettings | ConversationSettings | SimulatedUserSettings | TaskSettings | TriageSettings,
+    Field(discriminator="kind"),
 ]

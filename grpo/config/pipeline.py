@@ -15,6 +15,7 @@ from grpo.config.loading import load_settings
 from grpo.config.rewards import JudgeSettings, RewardComponent
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
+from grpo.config.sft import SFTSettings
 from grpo.config.training import TrainingSettings
 from grpo.storage.credentials import refuse_credentials
 from grpo.storage.home import home
@@ -113,6 +114,8 @@ class PipelineConfig(Settings):
     """LLM judge of the assertions of scenarios; without one, success that includes assertions is left open."""
     rollout: RolloutSettings = RolloutSettings()
     """Number, sampling and execution of the episodes."""
+    sft: SFTSettings | None = None
+    """Supervised fine-tuning on demonstrations before the first rollout; none starts from the base as it is."""
     training: TrainingSettings = TrainingSettings()
     """Policy update."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -165,6 +168,14 @@ class PipelineConfig(Settings):
             raise ValueError(
                 f"policy.dtype {self.policy.dtype} makes the learner's log-probabilities differ from the sampler's; "
                 "set training.importance_sampling_cap, for example 2.0, which corrects it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_quantized_base_is_not_fine_tuned(self) -> Self:
+        if self.policy.quantization is not None and self.sft is not None:
+            raise ValueError(
+                f"policy.quantization {self.policy.quantization}: sft trains all weights; leave one of the two out"
             )
         return self
 

@@ -16,10 +16,14 @@ class PretrainConfig(Settings):
     """Phrasebook of the customers in the scenario pack."""
     scenarios_path: str = "data/scenarios/support_desk.jsonl"
     """Output file of the scenario pack."""
+    demonstrations_path: str = "data/scenarios/support_desk_demonstrations.jsonl"
+    """Output file of the demonstrations that succeeded, for the supervised fine-tuning of other models."""
     model_path: str = "data/models/desk_clerk"
     """Output folder of the base model."""
     scenarios: int = Field(default=864, ge=1)
     """Scenarios in the pack."""
+    written_demonstrations: int = Field(default=192, ge=1)
+    """Demonstrations in that file."""
     demonstrations: int = Field(default=80_000, ge=1)
     """Demonstrations that the base model is trained on."""
     vocab_size: int = Field(default=768, ge=300)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from grpo.config.environments import EnvironmentSettings, SimulatedUserSettings, SupportDeskSettings, TaskSettings
+from grpo.config.environments import (
+    EnvironmentSettings,
+    SimulatedUserSettings,
+    SupportDeskSettings,
+    TaskSettings,
+    TriageSettings,
+)
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.environments.task import TaskEnvironment
+from grpo.environments.triage.triage import TriageEnvironment
 from grpo.environments.users.simulated_user import ScenarioUser, SimulatedUser
 from grpo.environments.users.user_model import open_user_model
 from grpo.environments.worlds.file_system import FILE_SYSTEM
@@ -32,6 +39,8 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
     """Create the environment of these settings."""
     if isinstance(settings, SupportDeskSettings):
         return SupportDesk(max_turns=settings.max_turns)
+    if isinstance(settings, TriageSettings):
+        return TriageEnvironment(settings.teams, max_turns=settings.max_turns, system_prompt=settings.system_prompt)
     if isinstance(settings, SimulatedUserSettings):
         return ConversationEnvironment(
             max_turns=settings.max_turns, system_prompt=settings.system_prompt, user=_simulated(settings)

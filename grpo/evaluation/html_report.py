@@ -52,6 +52,7 @@ def render_page(document: ReportDocument) -> str:
             measure=_measure(evaluation),
             change=_change(evaluation),
             percent=percent,
+            number=number,
             points=_points,
             heldout=None if evaluation is None else plots.heldout(evaluation),
             curves=_curves(document.iterations),

@@ -178,6 +178,30 @@ class Ingestion(_Part):
     """Path of the validation report, relative to the HTML report."""
 
 
+class SliceMetrics(_Part):
+    """Success and reward of one policy on one slice of the scenarios."""
+
+    name: str
+    """`all`, or a category or difficulty."""
+    success: Interval | None
+    """Share of verified successes; None where the environment verifies nothing."""
+    reward: Interval | None
+    """Mean reward; None where no episode has one."""
+
+
+class FineTuning(_Part):
+    """Supervised fine-tuning before the first rollout, and held-out results of the three policies of the run."""
+
+    demonstrations: int
+    losses: tuple[float, ...]
+    """Of each optimizer step, nats a token."""
+    policy: str
+    """Hash of the fine-tuned weights."""
+    base: SliceMetrics
+    fine_tuned: SliceMetrics
+    candidate: SliceMetrics
+
+
 class ReportDocument(_Part):
     """Schema of `report.json`. A change of meaning raises the schema version."""
 
@@ -187,6 +211,8 @@ class ReportDocument(_Part):
     """UTC, ISO 8601."""
     decision: Decision
     ingestion: Ingestion
+    fine_tuning: FineTuning | None = None
+    """None where GRPO started from the base as it is."""
     iterations: tuple[IterationMetrics, ...]
     evaluation: Evaluation | None
     conversations: tuple[EpisodePair, ...]
@@ -209,17 +235,6 @@ class ReportDocument(_Part):
         ]
         curves = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
         return {name: values for name, values in curves.items() if None not in values}
-
-
-class SliceMetrics(_Part):
-    """Success and reward of one policy on one slice of the scenarios."""
-
-    name: str
-    """`all`, or a category or difficulty."""
-    success: Interval | None
-    """Share of verified successes; None where the environment verifies nothing."""
-    reward: Interval | None
-    """Mean reward; None where no episode has one."""
 
 
 class PolicyEvaluation(_Part):

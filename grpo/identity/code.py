@@ -23,6 +23,7 @@ from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.rewards import RewardComponent, plugin
 from grpo.config.scenarios import GeneratorSource
+from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.errors import ConfigError
 from grpo.identity.user_code import user_code_digests
 from grpo.policy.catalog import STUB, VLLM, is_weights
@@ -123,6 +124,8 @@ def _files(part: BaseModel) -> Iterator[Path]:
         yield from map(Path, part.files)
     elif isinstance(part, RewardComponent):
         yield from map(Path, reward_type(part.kind).files(part.options))
+    elif isinstance(part, (WrittenDemonstrations, LoggedDemonstrations)):
+        yield Path(part.path)
     elif isinstance(part, SafetyGate):
         yield Path(part.model or SHIPPED)
     elif isinstance(part, (SimulatedUserSettings, TaskSettings)) and (part.model or "").startswith(f"{STUB}://"):

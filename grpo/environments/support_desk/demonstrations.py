@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from grpo.environments.environment import EnvironmentState
@@ -47,14 +48,26 @@ _RULE = {
 
 def demonstrate(scenario: Scenario, rng: random.Random) -> tuple[Message, ...]:
     """Generate the demonstration of a scenario; returns the whole conversation, system prompt first."""
-    return asyncio.run(_run_episode(scenario, rng))
+    return _conversation(asyncio.run(_run_episode(SupportDesk(), scenario, rng)))
 
 
-async def _run_episode(scenario: Scenario, rng: random.Random) -> tuple[Message, ...]:
+def successful_demonstrations(scenarios: Iterable[Scenario], rng: random.Random) -> Iterator[tuple[Message, ...]]:
+    """Generate the demonstrations that the desk verifies as successes, one for each of those scenarios."""
     desk = SupportDesk()
+    for scenario in scenarios:
+        state = asyncio.run(_run_episode(desk, scenario, rng))
+        if desk.verify(state).success:
+            yield _conversation(state)
+
+
+async def _run_episode(desk: SupportDesk, scenario: Scenario, rng: random.Random) -> EnvironmentState:
     state = await desk.reset(scenario)
     while not state.done:
         state = (await desk.step(state, _decide(state, rng))).state
+    return state
+
+
+def _conversation(state: EnvironmentState) -> tuple[Message, ...]:
     return (Message(role="system", content=SYSTEM_PROMPT), *state.history)
 
 

@@ -88,14 +88,14 @@ def _scenario(
     def word(words: tuple[str, ...]) -> str:
         return _invent(rng, like=words[0]) if rng.random() < book.invented_share else rng.choice(words)
 
-    complaint = _vary(rng.choice(book.complaints[category]), rng).format(item=word(book.items))
+    complaint = choose_alternatives(rng.choice(book.complaints[category]), rng).format(item=word(book.items))
     name = f"{word(book.first_names)} {word(book.last_names)}"
-    opening = _vary(rng.choice(book.frames), rng).format(name=name, complaint=complaint)
+    opening = choose_alternatives(rng.choice(book.frames), rng).format(name=name, complaint=complaint)
 
     def give(sentences: tuple[str, ...], number: str) -> str:
         words = (
             rng.choice(book.asides),
-            _vary(rng.choice(sentences), rng).format(order=number),
+            choose_alternatives(rng.choice(sentences), rng).format(order=number),
             rng.choice(book.asides),
         )
         return " ".join(word for word in words if word)
@@ -116,7 +116,7 @@ def _scenario(
     )
 
 
-def _vary(sentence: str, rng: random.Random) -> str:
+def choose_alternatives(sentence: str, rng: random.Random) -> str:
     """Choose one alternative of each `[a|b|c]`."""
     return _CHOICE.sub(lambda match: rng.choice(match[1].split("|")), sentence)
 

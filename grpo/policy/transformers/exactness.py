@@ -33,8 +33,8 @@ from grpo.policy.transformers.head import language_model_head
 from grpo.policy.transformers.samplers import make_sampler
 
 _LENGTHS = (
-    "sliding_window", "sliding_window_size", "attention_chunk_size", "keep_window_size", "index_topk", "floor_scale",
-    "log_scaling_n_floor",
+    "sliding_window", "sliding_window_size", "window_size", "attention_window_size", "attention_chunk_size",
+    "keep_window_size", "index_topk", "index_block_size", "indexer_budget", "floor_scale", "log_scaling_n_floor",
 )  # fmt: skip
 """Settings of configs and layers that change attention from a length on, which a short conversation does not have."""
 _SHORT = 8
@@ -70,13 +70,13 @@ _results: dict[str, PathCheck] = {}
 _lock = threading.Lock()
 
 
-def choose_path(model: PreTrainedModel) -> PathCheck:
-    """Set the attention implementation of the first exact path, compared once per architecture and process.
+def choose_path(model: PreTrainedModel, policy_hash: str) -> PathCheck:
+    """Set the attention implementation of the first exact path, compared once per policy version and process.
 
     Raises `PolicyError` with one sentence for a model that no path computes exactly, or that is not causal.
     """
     original = "eager" if model.config._attn_implementation == IMPLEMENTATION else model.config._attn_implementation
-    key = _architecture(model)
+    key = _compared(model, policy_hash)
     with _lock:
         if key not in _results:
             _results[key] = _compare(model, original)
@@ -85,10 +85,12 @@ def choose_path(model: PreTrainedModel) -> PathCheck:
     return result
 
 
-def _architecture(model: PreTrainedModel) -> str:
-    """Class, config and device of a model: what its forward pass depends on besides the weights."""
+def _compared(model: PreTrainedModel, policy_hash: str) -> str:
+    """Weights, class, config, dtype and device of a model: what its forward pass depends on."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
-    return json.dumps([type(model).__name__, str(model.dtype), model.device.type, config], sort_keys=True, default=str)
+    return json.dumps(
+        [policy_hash, type(model).__name__, str(model.dtype), model.device.type, config], sort_keys=True, default=str
+    )
 
 
 def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:

@@ -47,9 +47,9 @@ class TransformersPolicy:
                 f"{model.config.model_type!r}, as a causal language model"
             )
         self.model = model.eval()
-        self.path_check = choose_path(model)
         self.tokenizer = tokenizer
         self.hash = policy_hash or weights_hash(model)
+        self.path_check = choose_path(model, self.hash)
         self._held: TransformersPolicy | None = None
         """This policy with its weights in bfloat16."""
 

@@ -328,6 +328,28 @@ def test_pass_rates_are_percentages_and_absent_without_verification() -> None:
     assert "pass@" not in section(render_page(document(evaluation=unverified)), "heldout")
 
 
+def test_fine_tuning_is_shown_with_all_three_policies() -> None:
+    """Base, fine-tuned and candidate with their intervals; a run without it has no such part."""
+
+    def measured(mean: float) -> dict[str, Any]:
+        interval = {"mean": mean, "low": mean - 0.05, "high": mean + 0.05, "count": 120}
+        return {"name": "all", "success": interval, "reward": {**interval, "mean": mean + 0.1}}
+
+    tuning = {
+        "demonstrations": 42,
+        "losses": [2.5, 1.25, 0.31],
+        "policy": "f17e",
+        **{"base": measured(0.05), "fine_tuned": measured(0.2), "candidate": measured(0.85)},
+    }
+    text = section(render_page(document(fine_tuning=tuning)), "heldout")
+    assert "fine-tuning on 42 demonstrations" in text
+    assert "3 optimizer steps took the loss on the agent's tokens from 2.50 to 0.310 nats" in text
+    assert "Base 120 5.0% [0.0%, 10.0%] 0.150 [" in text
+    assert "After fine-tuning 120 20.0% [15.0%, 25.0%]" in text
+    assert "After GRPO 120 85.0% [80.0%, 90.0%]" in text
+    assert "fine-tuning" not in section(render_page(document()), "heldout")
+
+
 def test_highly_correlated_components_are_named() -> None:
     """Those of the last iteration; a run without such a pair has no such line."""
     pages = [

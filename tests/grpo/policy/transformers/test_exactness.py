@@ -29,7 +29,7 @@ def _no_results(monkeypatch: pytest.MonkeyPatch):
 def test_the_fastest_exact_path_is_chosen(family: str, path: str):
     """Windows and caps are exact in flat rows; Mamba only with its own cache; RWKV's cache ignores padding."""
     model = tiny_model(family)
-    check = choose_path(model)
+    check = choose_path(model, "0")
     assert (check.path, forward_path(model)) == (path, path)
     assert check.logprob_error < 1e-4
     assert check.gradient_error < 1e-4
@@ -38,13 +38,13 @@ def test_the_fastest_exact_path_is_chosen(family: str, path: str):
 def test_a_model_that_attends_to_later_tokens_is_refused():
     """XLNet permutes the order of its tokens."""
     with pytest.raises(PolicyError, match="refused: its tokens attend to later ones, so it is not causal"):
-        choose_path(tiny_model("xlnet"))
+        choose_path(tiny_model("xlnet"), "0")
 
 
 def test_a_model_that_no_path_computes_is_refused_with_each_reason():
     """Reformer runs without a gradient alone."""
     with pytest.raises(PolicyError, match=r"no forward path agrees .*; flat \(grpo_flat\): .*; uncached \(eager\): "):
-        choose_path(tiny_model("reformer"))
+        choose_path(tiny_model("reformer"), "0")
 
 
 @pytest.mark.parametrize("part", ["scaling", "softcap", "s_aux", "mask"])
@@ -58,7 +58,7 @@ def test_an_attention_that_drops_a_part_is_not_taken(monkeypatch: pytest.MonkeyP
         return flat_attention(module, query, key, value, None if part == "mask" else attention_mask, **kwargs)
 
     monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, forgetful)
-    check = choose_path(model)
+    check = choose_path(model, "0")
     assert check.path != "flat"
     assert check.rejected[0].startswith("flat (grpo_flat): off by ")
 
@@ -70,7 +70,7 @@ def test_a_gradient_that_is_off_is_not_taken(monkeypatch: pytest.MonkeyPatch):
         return flat_attention(module, query, key, value.detach(), attention_mask, **kwargs)
 
     monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, detached)
-    check = choose_path(tiny_model("llama"))
+    check = choose_path(tiny_model("llama"), "0")
     assert check.path != "flat"
 
 
@@ -82,31 +82,31 @@ def test_long_windows_are_shortened_for_the_comparison_alone():
     attention.sliding_window = 4096
     seen = []
     handle = model.model.register_forward_pre_hook(lambda *_: seen.append(model.config.sliding_window))
-    choose_path(model)
+    choose_path(model, "0")
     handle.remove()
     assert set(seen) == {8}
     assert (model.config.sliding_window, attention.sliding_window) == (4096, 4096)
 
 
-def test_an_architecture_is_compared_once(monkeypatch: pytest.MonkeyPatch):
-    """Other weights of the same config take the result; another window does not."""
+def test_a_policy_version_is_compared_once(monkeypatch: pytest.MonkeyPatch):
+    """The same weights and config take the result; other weights or another config do not."""
     compared = []
     compare = exactness._compare
     monkeypatch.setattr(exactness, "_compare", lambda *args: (compared.append(1), compare(*args))[1])
-    for seed in (0, 1):
-        choose_path(tiny_model("llama", seed=seed))
-    assert len(compared) == 1
+    for version in ("1", "1", "2"):
+        choose_path(tiny_model("llama"), version)
+    assert len(compared) == 2
     other = tiny_model("llama")
     other.config.rms_norm_eps = 1e-3
-    choose_path(other)
-    assert len(compared) == 2
+    choose_path(other, "1")
+    assert len(compared) == 3
 
 
 def test_weights_and_gradients_are_left_as_they_were():
     """Frozen weights stay frozen, and no gradient is left behind."""
     model = tiny_model("llama")
     model.model.embed_tokens.requires_grad_(False)
-    choose_path(model)
+    choose_path(model, "0")
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["model.embed_tokens.weight"]
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -21,7 +21,7 @@ PROMPTS = ([5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [20, 21, 22])
 
 def _model(family: str = "mamba2") -> PreTrainedModel:
     model = tiny_model(family)
-    choose_path(model)
+    choose_path(model, "0")
     return model
 
 

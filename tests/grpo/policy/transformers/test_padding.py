@@ -40,7 +40,7 @@ def test_rows_of_one_length_are_not_padded():
 def test_a_model_without_padding_refuses_a_ragged_batch():
     """Microbatches are of one length; a caller that skips them is refused."""
     model = tiny_model("rwkv")
-    choose_path(model)
+    choose_path(model, "0")
     with pytest.raises(DataError, match="takes sequences of one length"):
         token_batch(model, [make([9, 8], 1), make([9], 1)])
     assert [len(micro) for micro in microbatches(model, [make([9, 8], 1), make([9], 1)], max_tokens=99)] == [1, 1]
@@ -49,7 +49,7 @@ def test_a_model_without_padding_refuses_a_ragged_batch():
 def test_a_sequence_that_begins_with_a_completion_token_is_refused():
     """No token before it predicts it."""
     model = tiny_model("llama")
-    choose_path(model)
+    choose_path(model, "0")
     with pytest.raises(DataError, match="prompt of at least one token"):
         token_batch(model, [make([], 1, 2)])
 
@@ -58,7 +58,7 @@ def test_a_sequence_that_begins_with_a_completion_token_is_refused():
 def test_each_token_has_the_state_of_its_sequence_alone(family: str):
     """Lengths 6, 3 and 9 in one batch, compared with a forward pass of each."""
     model = tiny_model(family)
-    choose_path(model)
+    choose_path(model, "0")
     samples: list[Sequence] = [make([9, 8, 7], 1, 2, 3), make([5], 4, 3), make([5, 6, 7, 8, 9, 10], 4, 3, 2)]
     batch = token_batch(model, samples)
     states = hidden_states(model, batch).index_select(0, batch.predictors)

@@ -1,0 +1,45 @@
+"""Settings of supervised fine-tuning (SFT) on demonstrations before the first rollout."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from grpo.config.base import Settings
+
+
+class WrittenDemonstrations(Settings):
+    """Conversations in a file, one a line: `{"messages": [{"role", "content", "tool_calls"}, …]}`."""
+
+    kind: Literal["jsonl"]
+    """Conversations as JSON, one a line."""
+    path: str
+    """File to read."""
+
+
+class LoggedDemonstrations(Settings):
+    """Conversations of a conversation log that succeeded, by their reward."""
+
+    kind: Literal["conversation_log"]
+    """Conversations that were logged in service."""
+    path: str
+    """Folder of the log."""
+    min_reward: float = 1.0
+    """Least reward of a conversation that is imitated; those without a reward are left out."""
+
+
+class SFTSettings(Settings):
+    """Supervised fine-tuning of the base by TRL's SFTTrainer; the loss is on the agent's turns alone.
+
+    All weights are trained, and the result is where GRPO starts and what its KL divergence is measured from.
+    """
+
+    demonstrations: Annotated[WrittenDemonstrations | LoggedDemonstrations, Field(discriminator="kind")]
+    """Conversations to imitate; one without a system message gets that of the agent and environment."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the demonstrations."""
+    learning_rate: float = Field(default=2e-5, gt=0)
+    """AdamW's learning rate at the start; it falls linearly to 0."""
+    conversations_per_step: int = Field(default=16, ge=1)
+    """Conversations of one optimizer step."""

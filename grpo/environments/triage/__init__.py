@@ -1,0 +1,1 @@
+"""Triage: environment and scenario generator."""

@@ -1,0 +1,80 @@
+"""Demonstrations for supervised fine-tuning: conversations from a file or from a conversation log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo.agents.agent import to_messages
+from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
+from grpo.errors import DataError
+from grpo.messages import Message
+from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.readers.source_files import LONGEST_LINE
+
+
+def read_demonstrations(source: WrittenDemonstrations | LoggedDemonstrations) -> list[tuple[Message, ...]]:
+    """Read all demonstrations, in the order of the source.
+
+    Raises `DataError` for a missing or empty source, for a line that is not a conversation, and for a conversation
+    without a turn of the agent.
+    """
+    if isinstance(source, WrittenDemonstrations):
+        conversations = list(_read_file(Path(source.path)))
+    else:
+        conversations = list(_read_log(source))
+    if not conversations:
+        raise DataError(f"no demonstration in {source.path}; add some, or leave sft out")
+    return conversations
+
+
+def with_system_prompt(conversation: Sequence[Message], system_prompt: str) -> tuple[Message, ...]:
+    """The conversation with this system prompt, unless it has its own or the prompt is empty."""
+    if conversation[0].role == "system" or not system_prompt:
+        return tuple(conversation)
+    return (Message(role="system", content=system_prompt), *conversation)
+
+
+def _read_file(path: Path) -> Iterator[tuple[Message, ...]]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parse(line, place=f"{path}, line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}; correct sft.demonstrations.path") from error
+
+
+def _parse(line: str, *, place: str) -> tuple[Message, ...]:
+    if len(line) > LONGEST_LINE:
+        raise DataError(f"{place}: over-long line of {len(line)} characters, at most {LONGEST_LINE}; shorten it")
+    try:
+        record: Any = json.loads(line)
+        conversation = to_messages(record["messages"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DataError) as error:
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
+        raise DataError(
+            f'{place} is not a conversation ({reason}); write {{"messages": [{{"role": …, "content": …}}, …]}}'
+        ) from error
+    return _checked(conversation, place=place)
+
+
+def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:
+    for entry in ConversationLog(Path(source.path)).read():
+        conversation = entry.conversation
+        if conversation is None:
+            raise DataError(f"{entry.source}, row {entry.line}: {entry.problem}; repair the log or leave the file out")
+        if conversation.reward is not None and conversation.reward >= source.min_reward:
+            yield _checked(conversation.messages, place=f"{entry.source}, row {entry.line}")
+
+
+def _checked(conversation: tuple[Message, ...], *, place: str) -> tuple[Message, ...]:
+    roles = [message.role for message in conversation]
+    opening = roles[: roles.index("assistant")] if "assistant" in roles else []
+    if "user" not in opening:
+        raise DataError(
+            f"{place}: a demonstration needs a turn of the user and then one of the agent, got {', '.join(roles)}"
+        )
+    return conversation

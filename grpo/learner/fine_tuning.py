@@ -1,0 +1,65 @@
+"""Supervised fine-tuning of a checkpoint on demonstrations: the sft stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.sft import SFTSettings
+from grpo.environments.environment import Environment
+from grpo.errors import DataError, NoEffect
+from grpo.learner.checkpoints import read_state, save_base
+from grpo.learner.demonstrations import read_demonstrations, with_system_prompt
+from grpo.policy.transformers.model import TransformersPolicy, load, model_cache
+from grpo.renderers.chat_template import Renderer
+
+
+def fine_tune(
+    base: Path,
+    target: Path,
+    settings: SFTSettings,
+    *,
+    environment: Environment,
+    agent: MultiTurnAgent,
+    max_tokens: int,
+    seed: int,
+) -> tuple[str, int, tuple[float, ...]]:
+    """Fine-tune checkpoint `base` and write `target`; returns policy hash, demonstrations and the loss of each step.
+
+    Raises `DataError` for demonstrations that cannot be read or exceed the model's context, `NoEffect` when no weight
+    changed.
+    """
+    from grpo.learner.trl.sft_trainer import TokenizedDemonstration, train_sft  # the import takes 2.5 s
+
+    policy = load(base)
+    renderer = Renderer(policy.tokenizer, tools=environment.tools)
+    examples = []
+    for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
+        instructions = agent.instructions(conversation, {})
+        system_prompt = "\n\n".join(filter(None, (*instructions, environment.system_prompt)))
+        ids, mask = renderer.tokenize_conversation(with_system_prompt(conversation, system_prompt))
+        if len(ids) > policy.max_context:
+            raise DataError(
+                f"demonstration {index + 1} of {settings.demonstrations.path} has {len(ids)} tokens, the model reads "
+                f"{policy.max_context}; shorten it or leave it out"
+            )
+        examples.append(TokenizedDemonstration(token_ids=np.array(ids, np.int32), loss_mask=np.array(mask, np.bool_)))
+    losses = train_sft(
+        policy.model,
+        policy.tokenizer,
+        examples,
+        learning_rate=settings.learning_rate,
+        epochs=settings.epochs,
+        conversations_per_step=settings.conversations_per_step,
+        max_tokens=max_tokens,
+        seed=seed,
+    )
+    tuned = TransformersPolicy(policy.model, policy.tokenizer)
+    state = read_state(base)
+    if tuned.hash == state.policy_hash:
+        raise NoEffect("sft changed no weight; raise sft.learning_rate")
+    save_base(tuned, target, dtype=state.dtype)
+    model_cache.put(tuned)
+    return tuned.hash, len(examples), tuple(losses)

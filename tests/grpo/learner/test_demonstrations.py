@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
+from grpo.errors import DataError
+from grpo.learner.demonstrations import read_demonstrations, with_system_prompt
+from grpo.messages import Message, ToolCall
+from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
+
+QUESTION, ANSWER = Message(role="user", content="hi"), Message(role="assistant", content="hello")
+
+
+def written(folder: Path, *lines: str) -> WrittenDemonstrations:
+    path = folder / "demonstrations.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return WrittenDemonstrations(kind="jsonl", path=str(path))
+
+
+def test_conversations_of_a_file_come_in_order_with_their_calls(tmp_path: Path):
+    """Blank lines are skipped."""
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "route", "arguments": {"team": "sales"}}}]}
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": "hi"}, turn]}) for turn in (ANSWER.to_template(), call)
+    ]
+    first, second = read_demonstrations(written(tmp_path, lines[0], "", lines[1]))
+    assert first == (QUESTION, ANSWER)
+    assert second[1].tool_calls == (ToolCall(name="route", arguments={"team": "sales"}),)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "line 1 is not a conversation .JSONDecodeError"),
+        ('{"turns": []}', "line 1 is not a conversation .KeyError: 'messages'"),
+        ('{"messages": []}', "the conversation has no messages"),
+        ('{"messages": [{"role": "user", "content": "hi"}]}', "needs a turn of the user and then"),
+        (
+            '{"messages": [{"role": "assistant", "content": "hi"}]}',
+            "needs a turn of the user and then one of the agent",
+        ),
+        ("", "no demonstration in .*; add some, or leave sft out"),
+    ],
+)
+def test_a_line_that_is_not_a_conversation_is_an_error_with_its_place(tmp_path: Path, line: str, reason: str):
+    """Nothing is skipped silently."""
+    with pytest.raises(DataError, match=reason):
+        read_demonstrations(written(tmp_path, line))
+
+
+def test_a_missing_file_is_an_error_that_names_the_setting(tmp_path: Path):
+    """With its path."""
+    source = WrittenDemonstrations(kind="jsonl", path=str(tmp_path / "none.jsonl"))
+    with pytest.raises(DataError, match=r"none\.jsonl cannot be read: .*; correct sft\.demonstrations\.path"):
+        read_demonstrations(source)
+
+
+def test_logged_conversations_are_imitated_where_they_succeeded(tmp_path: Path):
+    """Of rewards 1, .9, none and 1.2 the first and the last reach 1."""
+    log = ConversationLog(tmp_path)
+    log.write(
+        LoggedConversation(
+            id=f"c{index}",
+            time=datetime(2026, 1, 1, index, tzinfo=UTC),
+            model="m",
+            messages=(Message(role="user", content=str(index)), ANSWER),
+            reward=reward,
+        )
+        for index, reward in enumerate((1.0, 0.9, None, 1.2))
+    )
+    source = LoggedDemonstrations(kind="conversation_log", path=str(tmp_path))
+    assert [conversation[0].content for conversation in read_demonstrations(source)] == ["0", "3"]
+    every = LoggedDemonstrations(kind="conversation_log", path=str(tmp_path), min_reward=0.5)
+    assert len(read_demonstrations(every)) == 3
+
+
+def test_a_damaged_row_of_a_log_is_an_error(tmp_path: Path):
+    """Not a demonstration less."""
+    (tmp_path / "2026-01-01").mkdir()
+    (tmp_path / "2026-01-01" / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: damaged file"):
+        read_demonstrations(LoggedDemonstrations(kind="conversation_log", path=str(tmp_path)))
+
+
+def test_the_system_prompt_is_that_of_the_environment_unless_there_is_one():
+    """An empty prompt adds no message."""
+    system = Message(role="system", content="own")
+    assert with_system_prompt((QUESTION, ANSWER), "desk")[0] == Message(role="system", content="desk")
+    assert with_system_prompt((system, QUESTION, ANSWER), "desk") == (system, QUESTION, ANSWER)
+    assert with_system_prompt((QUESTION, ANSWER), "") == (QUESTION, ANSWER)

@@ -233,10 +233,11 @@ def _check_backends() -> Iterator[CheckResult]:
     """Settings of a config that need a package or a GPU."""
     torch = _import_installed("torch")
     gpu = torch is not None and torch.cuda.is_available()
+    vllm = gpu or "cpu" in (_installed_version("vllm") or "")
     distributed = torch is not None and torch.distributed.is_available()
     table: tuple[tuple[str, tuple[str, ...], bool, str], ...] = (
         ("rollout.backend: transformers", ("torch", "transformers"), True, ""),
-        ("rollout.backend: vllm", ("vllm",), gpu, "vLLM needs a GPU"),
+        ("rollout.backend: vllm", ("vllm",), vllm, "this build of vLLM needs a GPU"),
         ("training.engine: trl", ("trl",), True, ""),
         ("training.lora", ("peft",), True, ""),
         ("training.processes", ("torch",), distributed, "this PyTorch was built without torch.distributed"),

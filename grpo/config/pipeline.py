@@ -181,8 +181,14 @@ class PipelineConfig(Settings):
 
     @model_validator(mode="after")
     def _the_backend_fits_the_training(self) -> Self:
-        if self.rollout.backend == "vllm" and self.training.lora is not None:
-            raise ValueError("rollout.backend vllm generates from full weights; leave it or training.lora out")
+        if self.rollout.backend == "vllm" and self.policy.quantization is not None:
+            raise ValueError(
+                "rollout.backend vllm generates from whole weights with the adapters merged in, which rounds those of "
+                f"policy.quantization {self.policy.quantization} again; leave one of the two out"
+            )
+        highest = max(self.rollout.temperature, self.evaluation.temperature)
+        if self.rollout.backend == "vllm" and highest > 2:
+            raise ValueError(f"rollout.backend vllm samples at temperatures up to 2, not at {highest:g}; lower it")
         if self.rollout.backend == "vllm" and self.training.importance_sampling_cap is None:
             raise ValueError(
                 "rollout.backend vllm returns log-probabilities that differ from the learner's in the last digits; set "

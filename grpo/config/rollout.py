@@ -15,7 +15,8 @@ class RolloutSettings(Settings):
     backend: Literal["transformers", "vllm"] = "transformers"
     """Inference backend: the model in this process, or a vLLM engine that its weights are loaded into."""
     gpu_memory_utilization: Annotated[float, ReadWith("backend", ("vllm",))] = Field(default=0.5, gt=0, le=1)
-    """Share of the GPU's memory for the vLLM engine; the learner needs the rest."""
+    """Share of the memory for the vLLM engine, of the GPU or, if vLLM was built for CPUs, of the machine; the learner
+    needs the rest."""
     scenarios: int = Field(default=32, ge=1)
     """Scenarios of an iteration, from the training split in a seeded order."""
     group_size: int = Field(default=8, ge=2)

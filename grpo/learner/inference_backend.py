@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.rollout import RolloutSettings
-from grpo.errors import PolicyError
 from grpo.learner.checkpoints import load_policy, read_state
 from grpo.policy.transformers.model import TransformersPolicy
 
@@ -19,7 +18,7 @@ def make_inference_backend(
 ) -> TransformersPolicy | VLLMPolicy:
     """The policy of a checkpoint on the backend `rollout.backend`.
 
-    Raises `PolicyError` when the backend is not installed, or is vLLM and the checkpoint holds adapters only.
+    Adapters are merged into their base's weights for vLLM. Raises `PolicyError` when the backend is not installed.
     """
     if settings.backend == "transformers":
         return load_policy(artifacts, checkpoint).in_dtype(read_state(artifacts.path(checkpoint)).dtype)
@@ -27,10 +26,9 @@ def make_inference_backend(
 
     folder = artifacts.path(checkpoint)
     state = read_state(folder)
-    if state.base is not None:
-        raise PolicyError(f"{folder} has adapters only, vLLM needs whole weights; set rollout.backend: transformers")
     return VLLMPolicy(
         folder,
+        base=artifacts.path(state.base) if state.base else None,
         policy_hash=state.policy_hash,
         max_context=settings.max_context,
         gpu_memory_utilization=settings.gpu_memory_utilization,

@@ -45,9 +45,7 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
         from grpo.policy.vllm import VLLMPolicy
 
         files = model_files(rest)
-        if files.base is not None:
-            raise PolicyError(f"{address} holds adapters, which vLLM does not load from an address; name their base")
-        return VLLMPolicy(files.folder, policy_hash=policy_hash, chat_template=chat_template)
+        return VLLMPolicy(files.folder, base=files.base, policy_hash=policy_hash, chat_template=chat_template)
     protocol, _, scheme = kind.partition("+")
     if protocol in (CHAT, TOKENS) and scheme in ("http", "https"):
         from grpo.policy.openai import ChatPolicy, CompletionsPolicy

@@ -1,8 +1,12 @@
 """vLLM inference backend: the weights of a checkpoint folder in one engine of this process.
 
 The engine outlives a policy version: the next checkpoint's weights are loaded over the last ones, and the prefix cache
-is reset. It runs on an event loop of its own, because an engine cannot outlive the loop that it was created in, and
-every stage has another one.
+is reset. On a CPU each version gets another engine: vLLM 0.32 multiplies there by packed copies of the weights, and its
+compiled graph, and a head tied to the embedding, keep the copies of the last version through a reload. An engine runs
+on an event loop of its own, because it cannot outlive the loop that it was created in, and every stage has another one.
+
+Adapters are merged into their base's weights once per policy version, as the engine loads them: exact for every layer
+that adapters can be on, and without the cost of two small products a layer and token.
 
 Log-probabilities are those of the full distribution at the sampling temperature, in float32. The kernels are not the
 learner's, so they differ from its own in the last digits: see `training.ratio_tolerance`.
@@ -11,24 +15,31 @@ learner's, so they differ from its own in the last digits: see `training.ratio_t
 from __future__ import annotations
 
 import asyncio
+import atexit
 import hashlib
 import itertools
-import json
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+from transformers import AutoConfig
 
 from grpo.errors import PolicyError
+from grpo.policy.model_files import tokenizer_folder
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.transformers.adapters import merge_adapters
+from grpo.policy.transformers.model import TransformersPolicy, context_limit, load, load_tokenizer
 from grpo.renderers.chat_template import Renderer
 
 try:
     from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
+    from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.exceptions import EngineDeadError
 except ModuleNotFoundError as error:
     raise PolicyError(
         "package vllm is not installed; pip install 'grpo[vllm]', or set rollout.backend: transformers"
@@ -38,36 +49,45 @@ T = TypeVar("T")
 
 
 class VLLMPolicy:
-    """Policy of a model folder on the vLLM engine of this process."""
+    """Policy of a model folder, or of adapters and their base, on the vLLM engine of this process."""
 
     def __init__(
         self,
         folder: Path,
         *,
+        base: Path | None = None,
         policy_hash: str | None = None,
         max_context: int | None = None,
         gpu_memory_utilization: float = 0.9,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        compiled: bool | None = None,
         chat_template: str | None = None,
     ) -> None:
-        """Read the config of a folder; `policy_hash` defaults to the digest of the weight files.
+        """Read the config of a folder, or of the `base` that the adapters in it are for.
 
-        `max_context` limits the context below the model's own; `gpu_memory_utilization` is the engine's fraction of
-        the GPU memory, for weights and KV cache.
+        `policy_hash` defaults to the digest of the weight files. `max_context` limits the context below the model's
+        own; `gpu_memory_utilization` is the engine's fraction of the memory of the GPU, or of the machine if vLLM runs
+        on its CPU, for weights and KV cache. Weights and activations are held in `dtype`. The
+        forward pass is `compiled` by default on a GPU only: a CPU's engines serve one version each, and compilation,
+        half a minute, takes longer than it saves.
         """
+        folders = (folder,) if base is None else (base, folder)
         try:
-            self.config = (folder / "config.json").read_text(encoding="utf-8")
+            self.config = (folders[0] / "config.json").read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise PolicyError(
-                f"no model in {folder}: config.json is missing; set policy.model to a model folder"
+                f"no model in {folders[0]}: config.json is missing; set policy.model to a model folder"
             ) from error
-        max_positions = json.loads(self.config).get("max_position_embeddings")
-        if max_positions is None:
-            raise PolicyError(f"{folder}/config.json has no max_position_embeddings; use a causal language model")
+        limit = context_limit(AutoConfig.from_pretrained(str(folders[0]), trust_remote_code=False))
         self.folder = folder
-        self.hash = policy_hash or _files_hash(folder)
-        self.max_context = min(int(max_positions), max_context or int(max_positions))
+        self.base = base
+        self.hash = policy_hash or _files_hash(*folders)
+        self.max_context = min(limit, max_context or limit)
         self.gpu_memory_utilization = gpu_memory_utilization
-        self.tokenizer = load_tokenizer(folder, chat_template=chat_template)
+        self.dtype = dtype
+        self.compiled = not current_platform.is_cpu() if compiled is None else compiled
+        tokenizer = folder if base is None else tokenizer_folder(folder, base)
+        self.tokenizer = load_tokenizer(tokenizer, chat_template=chat_template)
 
     @asynccontextmanager
     async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
@@ -78,18 +98,36 @@ class VLLMPolicy:
         finally:
             engine.release()
 
+    @contextmanager
+    def model_folder(self) -> Iterator[Path]:
+        """Yield a folder with config and whole weights and nothing else, adapters merged in, while the engine reads it.
+
+        vLLM reads each `*.safetensors` of a folder as weights, also the optimizer's moments in a checkpoint.
+        """
+        with tempfile.TemporaryDirectory(prefix="grpo-vllm-") as folder:
+            if self.base is None:
+                for path in self.folder.iterdir():
+                    if path.suffix != ".safetensors" or path in _weight_files(self.folder):
+                        (Path(folder) / path.name).symlink_to(path.resolve())
+            else:
+                adapted = load(self.folder, base=self.base)
+                TransformersPolicy(merge_adapters(adapted.model), self.tokenizer).save(Path(folder))
+            yield Path(folder)
+
 
 class Engine:
     """The vLLM engine of this process and the policy that it serves."""
 
     def __init__(self) -> None:
         self._engine: Any = None
-        self._engine_config: tuple[str, int, float] | None = None
+        self._engine_config: tuple[str, int, float, str, bool] | None = None
         self._policy: str | None = None
         self._users = 0
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._request_ids = itertools.count()
+        self._requests: set[asyncio.Task[Any]] = set()
 
     def acquire(self, policy: VLLMPolicy) -> None:
         """Load this policy and keep it until `release`; waits while another one is in use."""
@@ -111,9 +149,10 @@ class Engine:
         with self._changed:
             if self._engine is not None:
                 self._engine.shutdown()
-            if self._loop is not None:
+            if self._loop is not None and self._thread is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
-            self._engine = self._loop = self._policy = self._engine_config = None
+                self._thread.join()
+            self._engine = self._loop = self._thread = self._policy = self._engine_config = None
 
     async def generate(self, token_ids: list[int], params: Any) -> Any:
         """Generate after these tokens; cancellation aborts the engine's request."""
@@ -121,32 +160,51 @@ class Engine:
         return await asyncio.wrap_future(request)
 
     def _load(self, policy: VLLMPolicy) -> None:
-        """Load the policy's weights into the engine; another architecture or size needs another engine."""
-        engine_config = (policy.config, policy.max_context, policy.gpu_memory_utilization)
-        if self._engine_config != engine_config:
-            self.close()
-            self._engine = self._wait_for(self._start(policy))
-            self._engine_config = engine_config
-        else:
-            self._policy = None  # a failed reload leaves weights of two versions
-            self._wait_for(self._reload(policy.folder))
+        """Load the policy's weights into the engine; another architecture, size or dtype needs another engine."""
+        memory = policy.gpu_memory_utilization
+        engine_config = (policy.config, policy.max_context, memory, policy.dtype, policy.compiled)
+        self._wait_for(self._aborted())
+        with policy.model_folder() as folder:
+            if self._engine_config != engine_config or current_platform.is_cpu():
+                self.close()
+                self._engine = self._wait_for(self._start(policy, folder))
+                self._engine_config = engine_config
+            else:
+                self._policy = None  # a failed reload leaves weights of two versions
+                self._wait_for(self._reload(folder))
         self._policy = policy.hash
 
-    async def _start(self, policy: VLLMPolicy) -> Any:
-        return AsyncLLMEngine.from_engine_args(
-            AsyncEngineArgs(
-                model=str(policy.folder),
-                skip_tokenizer_init=True,
-                trust_remote_code=False,
-                dtype="float32",  # as the checkpoint; "auto" would halve it
-                max_model_len=policy.max_context,
-                gpu_memory_utilization=policy.gpu_memory_utilization,
-                enable_prefix_caching=True,
-                generation_config="vllm",  # no top-p, penalty or stop token from generation_config.json
-                logprobs_mode="processed_logprobs",
-                disable_log_stats=True,
+    async def _start(self, policy: VLLMPolicy, folder: Path) -> Any:
+        try:
+            return AsyncLLMEngine.from_engine_args(
+                AsyncEngineArgs(
+                    model=str(folder),
+                    skip_tokenizer_init=True,
+                    trust_remote_code=False,
+                    dtype=policy.dtype,  # "auto" would halve float32
+                    max_model_len=policy.max_context,
+                    gpu_memory_utilization=policy.gpu_memory_utilization,
+                    enforce_eager=not policy.compiled,
+                    enable_prefix_caching=True,
+                    # a chunk of a seeded request rewinds its generator, which those of a CPU cannot
+                    enable_chunked_prefill=False if current_platform.is_cpu() else None,
+                    generation_config="vllm",  # no top-p, penalty or stop token from generation_config.json
+                    logprobs_mode="processed_logprobs",
+                    disable_log_stats=True,
+                )
             )
-        )
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise PolicyError(
+                f"vLLM does not start with the model in {policy.folder}: {reason}; see its log above; where memory "
+                "is short, lower rollout.gpu_memory_utilization, now "
+                f"{policy.gpu_memory_utilization:g}, or rollout.max_context, now {policy.max_context}"
+            ) from error
+
+    async def _aborted(self) -> None:
+        """Wait for the abortion of cancelled requests, which hold blocks of the prefix cache until then."""
+        if self._requests:
+            await asyncio.wait(self._requests)
 
     async def _reload(self, folder: Path) -> None:
         await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
@@ -154,8 +212,19 @@ class Engine:
             raise PolicyError(f"vLLM did not drop its prefix cache for the weights in {folder}; restart the run")
 
     async def _generate(self, token_ids: list[int], params: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
         request_id = f"turn-{next(self._request_ids)}"
-        outputs = [out async for out in self._engine.generate({"prompt_token_ids": token_ids}, params, request_id)]
+        try:
+            outputs = [out async for out in self._engine.generate({"prompt_token_ids": token_ids}, params, request_id)]
+        except EngineDeadError as error:
+            self._policy = self._engine_config = None  # the next policy gets another engine
+            raise PolicyError(
+                "vLLM's engine ended during a turn, for the reason in its log above; for a model that it cannot "
+                "compute on this machine set rollout.backend: transformers"
+            ) from error
         return outputs[-1]
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
@@ -165,7 +234,8 @@ class Engine:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(self._loop,), name="vllm", daemon=True).start()
+            self._thread = threading.Thread(target=_run, args=(self._loop,), name="vllm", daemon=True)
+            self._thread.start()
         return self._loop
 
 
@@ -211,14 +281,23 @@ class VLLMSession:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    for task in asyncio.all_tasks(loop):  # readers of the engine's output
+        task.cancel()
+        loop.run_until_complete(asyncio.wait((task,)))
     loop.close()
 
 
-def _files_hash(folder: Path) -> str:
+def _weight_files(folder: Path) -> list[Path]:
+    """Files of a model's or of adapters' weights, without those of a checkpoint's optimizer and critic."""
+    return sorted(folder.glob("*model*.safetensors"))
+
+
+def _files_hash(*folders: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in [path for folder in folders for path in _weight_files(folder)]:
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
 engine = Engine()
+atexit.register(engine.close)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
@@ -65,17 +65,8 @@ class TransformersPolicy:
 
     @property
     def max_context(self) -> int:
-        """Maximum number of tokens in the model's context; `UNBOUNDED` for a model without positions.
-
-        Rotary embeddings that change beyond the length of pretraining (dynamic NTK, LongRoPE) depend on the longest
-        conversation of a batch there, so that length is the limit.
-        """
-        config = self.model.config.get_text_config()
-        rope = getattr(config, "rope_parameters", None) or {}
-        changing = [layer for layer in (rope, *rope.values()) if _is_length_dependent(layer)]
-        limits = [layer.get("original_max_position_embeddings") for layer in changing]
-        limits.append(getattr(config, "max_position_embeddings", None))
-        return min((int(limit) for limit in limits if limit), default=UNBOUNDED)
+        """Maximum number of tokens in the model's context, see `context_limit`."""
+        return context_limit(self.model.config)
 
     @property
     def merged_hash(self) -> str | None:
@@ -105,6 +96,20 @@ class TransformersPolicy:
             return
         self.model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
         rendering_tokenizer(self.tokenizer).save_pretrained(folder)
+
+
+def context_limit(model_config: PretrainedConfig) -> int:
+    """Maximum number of tokens in a model's context; `UNBOUNDED` for a model without positions.
+
+    Rotary embeddings that change beyond the length of pretraining (dynamic NTK, LongRoPE) depend on the longest
+    conversation of a batch there, so that length is the limit.
+    """
+    config = model_config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    changing = [layer for layer in (rope, *rope.values()) if _is_length_dependent(layer)]
+    limits = [layer.get("original_max_position_embeddings") for layer in changing]
+    limits.append(getattr(config, "max_position_embeddings", None))
+    return min((int(limit) for limit in limits if limit), default=UNBOUNDED)
 
 
 def _is_length_dependent(rope: object) -> bool:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from grpo.config.pipeline import load_config
+from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import ConfigError
 from tests.doubles import changed, short_run
 
@@ -34,3 +35,25 @@ def test_a_name_that_is_invalid_for_a_folder_or_the_registry_is_refused(
     path.write_text(yaml.safe_dump(changed(short_run(tmp_path), **{section: value})))
     with pytest.raises(ConfigError, match=rf"(?m)^  {place}"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"training": {"importance_sampling_cap": None}}, "set training.importance_sampling_cap, for example 2.0"),
+        ({"rollout": {"temperature": 2.5}}, "samples at temperatures up to 2, not at 2.5"),
+        ({"evaluation": {"temperature": 3.0}}, "samples at temperatures up to 2, not at 3"),
+        (
+            {"policy": {"quantization": "nf4"}, "training": {"importance_sampling_cap": 2.0, "lora": {"r": 4}}},
+            "rounds those of policy.quantization nf4 again",
+        ),
+    ],
+)
+def test_a_run_that_vllm_cannot_play_is_refused(tmp_path: Path, sections: dict[str, object], problem: str):
+    """On reading the config; adapters on whole weights are accepted."""
+    playable = changed(
+        short_run(tmp_path), rollout={"backend": "vllm"}, training={"importance_sampling_cap": 2.0, "lora": {"r": 4}}
+    )
+    assert PipelineConfig.model_validate(playable).training.lora is not None
+    with pytest.raises(ValidationError, match=problem):
+        PipelineConfig.model_validate(changed(playable, **sections))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import json
 import shutil
 import sys
@@ -14,19 +13,25 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PolicySettings
 from grpo.config.rollout import RolloutSettings
+from grpo.config.training import LoraSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.errors import PolicyError
+from grpo.learner.checkpoints import STATE, CheckpointState, save_base
 from grpo.learner.inference_backend import make_inference_backend
+from grpo.policy.catalog import open_policy
 from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from tasks.load_base import load_base
+from tests.doubles import put_folder
 from tests.grpo.policy.vllm_double import VLLM
 
 PROMPT = [5, 20, 31, 44]
@@ -82,8 +87,15 @@ def _generate(policy: object, *prompts: list[int], seed: int = 1, temperature: f
 
 
 def _exact(folder: Path, prompt: list[int], generation: Generation, temperature: float = 1.0) -> np.ndarray:
+    return _logprobs(load(folder), prompt, generation, temperature)
+
+
+def _logprobs(
+    policy: TransformersPolicy, prompt: list[int], generation: Generation, temperature: float = 1.0
+) -> np.ndarray:
+    """Log-probabilities of the generated tokens in a plain forward pass."""
     with torch.no_grad():
-        logits = load(folder).model(input_ids=torch.tensor([prompt + generation.token_ids])).logits[0].float()
+        logits = policy.model(input_ids=torch.tensor([prompt + generation.token_ids])).logits[0].float()
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     return np.array([float(logprobs[len(prompt) + k - 1, token]) for k, token in enumerate(generation.token_ids)])
 
@@ -129,6 +141,27 @@ def test_the_next_checkpoint_s_weights_replace_the_last_ones(
     (generation,) = _generate(backend.VLLMPolicy(trained, policy_hash="b"), PROMPT)
     assert np.abs(np.array(generation.logprobs) - _exact(trained, PROMPT, generation)).max() < 1e-5
     assert vllm.calls == [("start", str(tiny_folder)), ("reload", str(trained))]
+
+
+def test_on_a_cpu_each_version_gets_another_engine(backend: ModuleType, vllm: VLLM, tiny_folder: Path, trained: Path):
+    """A reload would leave packed copies of the last weights in use; the same version keeps its engine."""
+    vllm.on_cpu = True
+    for folder in (tiny_folder, tiny_folder, trained):
+        _generate(backend.VLLMPolicy(folder), PROMPT)
+    assert vllm.calls == [("start", str(tiny_folder)), ("shutdown", str(tiny_folder)), ("start", str(trained))]
+
+
+def test_a_checkpoint_s_optimizer_is_not_read_as_weights(
+    backend: ModuleType, vllm: VLLM, tiny_folder: Path, tmp_path: Path
+):
+    """vLLM reads each safetensors file of a folder; the hash is that of the weights."""
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "checkpoint"))
+    for name in ("optimizer", "critic"):
+        save_file({"lm_head.weight.exp_avg": torch.zeros(2)}, folder / f"{name}.safetensors")
+    policy = backend.VLLMPolicy(folder)
+    _generate(policy, PROMPT)
+    assert vllm.calls == [("start", str(folder))]
+    assert policy.hash == backend.VLLMPolicy(tiny_folder).hash
 
 
 def test_a_failed_cache_reset_stops_the_run(backend: ModuleType, vllm: VLLM, tiny_folder: Path, trained: Path):
@@ -220,25 +253,129 @@ def test_a_setting_selects_the_inference_backend(backend: ModuleType, vllm: VLLM
     assert (vllm.args[0].max_model_len, vllm.args[0].gpu_memory_utilization) == (100, 0.4)
 
 
-def test_a_folder_without_a_model_is_refused(backend: ModuleType, tiny_folder: Path, tmp_path: Path):
+def test_a_folder_without_a_model_is_refused(backend: ModuleType, tmp_path: Path):
     """Before an engine is started."""
     with pytest.raises(PolicyError, match=r"config\.json is missing"):
         backend.VLLMPolicy(tmp_path)
+
+
+def test_a_model_without_positions_is_limited_by_the_rollout(backend: ModuleType, tiny_folder: Path, tmp_path: Path):
+    """Bloom has no limit of its own; a Llama of 40 positions keeps to them."""
     folder = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text())
-    del config["max_position_embeddings"]
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PolicyError, match="no max_position_embeddings"):
-        backend.VLLMPolicy(folder)
+    for config, limit in (({"model_type": "bloom"}, 100), ({"model_type": "llama", "max_position_embeddings": 40}, 40)):
+        (folder / "config.json").write_text(json.dumps(config))
+        assert backend.VLLMPolicy(folder, max_context=100).max_context == limit
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed: pip install 'grpo[vllm]'")
-def test_the_real_engine_matches_a_plain_forward_pass(tiny_folder: Path, trained: Path):
-    """Its log-probabilities, before and after other weights are loaded."""
-    from grpo.policy.vllm import VLLMPolicy
+@pytest.mark.parametrize(("on_cpu", "chunked"), [(True, False), (False, None)])
+def test_a_prompt_is_never_split_on_a_cpu(
+    backend: ModuleType, vllm: VLLM, tiny_folder: Path, on_cpu: bool, chunked: bool | None
+):
+    """A chunk of a seeded request rewinds the request's generator, which ends an engine on the CPU."""
+    vllm.on_cpu = on_cpu
+    _generate(backend.VLLMPolicy(tiny_folder), PROMPT)
+    assert vllm.args[0].enable_chunked_prefill is chunked
 
-    for folder in (tiny_folder, trained):
-        (generation,) = _generate(
-            VLLMPolicy(folder, max_context=128, gpu_memory_utilization=0.2), PROMPT, temperature=0.7
-        )
-        assert np.abs(np.array(generation.logprobs) - _exact(folder, PROMPT, generation, 0.7)).max() < 1e-2
+
+def test_another_dtype_gets_another_engine(backend: ModuleType, vllm: VLLM, tiny_folder: Path):
+    """Weights of the same files, held in bfloat16."""
+    _generate(backend.VLLMPolicy(tiny_folder, policy_hash="a"), PROMPT)
+    _generate(backend.VLLMPolicy(tiny_folder, policy_hash="b", dtype="bfloat16"), PROMPT)
+    assert [args.dtype for args in vllm.args] == ["float32", "bfloat16"]
+
+
+def test_an_engine_that_does_not_start_is_an_error_with_its_reason(backend: ModuleType, vllm: VLLM, tiny_folder: Path):
+    """Memory is the usual one; the next policy starts anew."""
+    vllm.refuses_start = "Free memory on device is less than desired"
+    remedy = "lower rollout.gpu_memory_utilization, now 0.7, or rollout.max_context, now 64"
+    with pytest.raises(PolicyError, match=f"vLLM does not start .*: Free memory on device is less.*{remedy}"):
+        _generate(backend.VLLMPolicy(tiny_folder, gpu_memory_utilization=0.7, max_context=64), PROMPT)
+    vllm.refuses_start = ""
+    assert _generate(backend.VLLMPolicy(tiny_folder), PROMPT)
+
+
+def test_a_dead_engine_stops_the_run_and_is_replaced(backend: ModuleType, vllm: VLLM, tiny_folder: Path):
+    """Its own message names no reason, its log does; a retry of the stage starts another engine."""
+    vllm.dies = True
+    with pytest.raises(PolicyError, match=r"vLLM's engine ended during a turn, for the reason in its log above"):
+        _generate(backend.VLLMPolicy(tiny_folder), PROMPT)
+    vllm.dies = False
+    assert _generate(backend.VLLMPolicy(tiny_folder), PROMPT)
+    assert [name for name, _ in vllm.calls] == ["start", "shutdown", "start"]
+
+
+@pytest.fixture
+def adapted(tiny_folder: Path, tmp_path: Path) -> tuple[Path, TransformersPolicy]:
+    """Folder of trained adapters, and the policy that they make of TINY."""
+    policy = load(tiny_folder)
+    add_adapters(policy.model, LoraSettings(r=2), seed=0)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.5)
+    folder = tmp_path / "adapters"
+    policy.save(folder)
+    return folder, policy
+
+
+def test_adapters_are_merged_into_their_base(
+    backend: ModuleType, vllm: VLLM, tiny_folder: Path, adapted: tuple[Path, TransformersPolicy]
+):
+    """In the engine of the base, with the adapted model's log-probabilities; the merged files are removed."""
+    folder, policy = adapted
+    _generate(backend.VLLMPolicy(tiny_folder), PROMPT)
+    (generation,) = _generate(backend.VLLMPolicy(folder, base=tiny_folder), PROMPT)
+    assert np.abs(np.array(generation.logprobs) - _logprobs(policy, PROMPT, generation)).max() < 1e-5
+    assert np.abs(np.array(generation.logprobs) - _exact(tiny_folder, PROMPT, generation)).max() > 0.1
+    (started, _), (reloaded, merged) = vllm.calls
+    assert (started, reloaded) == ("start", "reload")
+    assert not Path(merged).exists()
+
+
+def test_an_address_of_adapters_is_played_with_their_base(
+    backend: ModuleType, tiny_folder: Path, trained: Path, adapted: tuple[Path, TransformersPolicy]
+):
+    """The base is the one that adapter_config.json names; another base is another policy."""
+    folder, policy = adapted
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(tiny_folder)}))
+    opened = open_policy(f"vllm://{folder}")
+    (generation,) = _generate(opened, PROMPT)
+    assert np.abs(np.array(generation.logprobs) - _logprobs(policy, PROMPT, generation)).max() < 1e-5
+    assert opened.hash not in (backend.VLLMPolicy(tiny_folder).hash, backend.VLLMPolicy(folder, base=trained).hash)
+
+
+def test_a_checkpoint_of_adapters_keeps_its_hash(
+    backend: ModuleType, tiny_folder: Path, adapted: tuple[Path, TransformersPolicy], tmp_path: Path
+):
+    """Trajectories name the trained policy, not the merged weights."""
+    folder, policy = adapted
+    store = ArtifactStore(str(tmp_path / "store"))
+    base = put_folder(store, "checkpoint", lambda new: save_base(load(tiny_folder), new))
+    state = CheckpointState(policy_hash=policy.hash, path_check=policy.path_check, base=base)
+    (folder / STATE).write_text(state.model_dump_json())
+    checkpoint = put_folder(store, "checkpoint", lambda new: shutil.copytree(folder, new, dirs_exist_ok=True))
+    played = make_inference_backend(store, checkpoint, RolloutSettings(backend="vllm", max_context=64))
+    assert isinstance(played, backend.VLLMPolicy)
+    assert played.hash == policy.hash
+    (generation,) = _generate(played, PROMPT)
+    assert np.abs(np.array(generation.logprobs) - _logprobs(policy, PROMPT, generation)).max() < 1e-5
+
+
+def test_weights_are_replaced_after_cancelled_turns_have_been_aborted(
+    backend: ModuleType, vllm: VLLM, tiny_folder: Path, trained: Path
+):
+    """Until then they hold blocks of the prefix cache."""
+
+    async def cancelled() -> None:
+        policy = backend.VLLMPolicy(tiny_folder)
+        async with policy.sampler(concurrency=1, renderer=Renderer(policy.tokenizer)) as sampler:
+            turn = sampler.open().generate(Prompt(new_ids=PROMPT), Sampling(temperature=1, max_new_tokens=6, seed=1))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(turn, 0.2)
+
+    vllm.paused, vllm.abort_s = True, 0.3
+    asyncio.run(cancelled())
+    vllm.paused = False
+    _generate(backend.VLLMPolicy(trained), PROMPT)
+    assert [name for name, _ in vllm.calls] == ["start", "abort", "reload"]

@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,10 +46,16 @@ class AsyncEngineArgs:
     dtype: str = "auto"
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
     enable_prefix_caching: bool = False
+    enable_chunked_prefill: bool | None = None
     generation_config: str = "auto"
     logprobs_mode: str = "raw_logprobs"
     disable_log_stats: bool = False
+
+
+class EngineDeadError(Exception):
+    pass
 
 
 @dataclass
@@ -78,12 +84,15 @@ class AsyncLLMEngine:
         self.args = args
         self.loop = asyncio.get_running_loop()
         self.policy = load(Path(args.model))
+        self.weights = _weights(args.model)
         self.cache: dict[tuple[int, ...], torch.Tensor] = {}
 
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs) -> AsyncLLMEngine:
-        cls.double.calls.append(("start", args.model))
+        cls.double.calls.append(("start", _weights(args.model)))
         cls.double.args.append(args)
+        if cls.double.refuses_start:
+            raise ValueError(cls.double.refuses_start)
         return cls(args)
 
     async def generate(
@@ -98,16 +107,19 @@ class AsyncLLMEngine:
             while self.double.paused:
                 await asyncio.sleep(0.001)
         except asyncio.CancelledError:
+            await asyncio.sleep(self.double.abort_s)
             self.double.calls.append(("abort", request_id))
             self.double.aborted.set()
             raise
+        if self.double.dies:
+            raise EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
         yield RequestOutput(outputs=[self._complete(prompt["prompt_token_ids"], params)])
 
     async def collective_rpc(self, method: str, kwargs: dict[str, Any] | None = None) -> list[None]:
         assert asyncio.get_running_loop() is self.loop
         assert method == "reload_weights"
         path = (kwargs or {})["weights_path"]
-        self.double.calls.append(("reload", path))
+        self.double.calls.append(("reload", _weights(path)))
         self.policy.model.load_state_dict(load(Path(path)).model.state_dict())
         return [None]
 
@@ -119,7 +131,7 @@ class AsyncLLMEngine:
         return True
 
     def shutdown(self) -> None:
-        self.double.calls.append(("shutdown", self.args.model))
+        self.double.calls.append(("shutdown", self.weights))
 
     def _complete(self, prompt: list[int], params: SamplingParams) -> CompletionOutput:
         generator = torch.Generator().manual_seed(params.seed or 0)
@@ -143,6 +155,12 @@ class AsyncLLMEngine:
         return self.cache[key]
 
 
+def _weights(folder: str) -> str:
+    """Folder of the weights that a folder holds or links to. vLLM reads each file of this kind, so there is one."""
+    (weights,) = Path(folder).glob("*.safetensors")
+    return str(weights.resolve().parent)
+
+
 class VLLM:
     """The installed double: recorded calls, and its behaviour."""
 
@@ -152,14 +170,21 @@ class VLLM:
         self.params: list[SamplingParams] = []
         self.paused = False
         self.refuses_cache_reset = False
+        self.refuses_start = ""
+        self.dies = False
+        self.abort_s = 0.0
+        self.on_cpu = False
         self.finish_reason: str | None = None
         self.started, self.aborted = threading.Event(), threading.Event()
 
     def modules(self) -> dict[str, ModuleType]:
         """Modules for `sys.modules`."""
-        package, params = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+        names = ("", ".sampling_params", ".platforms", ".v1", ".v1.engine", ".v1.engine.exceptions")
+        package, params, platforms, *inner = (ModuleType(f"vllm{name}") for name in names)
         engine = type("AsyncLLMEngine", (AsyncLLMEngine,), {"double": self})
         package.__dict__.update(AsyncEngineArgs=AsyncEngineArgs, AsyncLLMEngine=engine, SamplingParams=SamplingParams)
         package.__dict__["sampling_params"] = params
         params.__dict__["RequestOutputKind"] = RequestOutputKind
-        return {"vllm": package, "vllm.sampling_params": params}
+        platforms.__dict__["current_platform"] = SimpleNamespace(is_cpu=lambda: self.on_cpu)
+        inner[-1].__dict__["EngineDeadError"] = EngineDeadError
+        return {module.__name__: module for module in (package, params, platforms, *inner)}

@@ -1,0 +1,102 @@
+"""vLLM's side of the rollout benchmark: an engine in the environment of `make vllm`, asked through a pipe.
+
+python -m tests.benchmarks.vllm_engine bfloat16 32 8     measures one rollout for each line that it reads
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel
+
+from tests.places import ROOT
+
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+ANSWER = "rollout "
+MEMORY = 0.1
+"""Share of the machine's memory for an engine."""
+
+
+class Rollout(BaseModel):
+    """One measured rollout."""
+
+    rate: float
+    """Generated tokens a second."""
+    largest_error: float
+    """Largest difference of the log-probabilities to those of a plain forward pass in float32."""
+
+
+class VLLMEngine:
+    """An engine in a process of its own."""
+
+    def __init__(self, dtype: str, *, scenarios: int, group_size: int) -> None:
+        self._process = subprocess.Popen(
+            [str(PYTHON), "-m", "tests.benchmarks.vllm_engine", dtype, str(scenarios), str(group_size)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"},  # all cores compute
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        self.measure()  # starts and warms the engine
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.stdin = None
+        self._process.communicate(timeout=120)
+
+    def measure(self) -> Rollout:
+        """Measure one rollout."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        log = []
+        for line in self._process.stdout:
+            if line.startswith(ANSWER):
+                return Rollout.model_validate_json(line.removeprefix(ANSWER))
+            log.append(line)
+        raise RuntimeError(f"vLLM ended: {''.join(log)[-3000:]}")
+
+
+def main(dtype: str, scenarios: int, group_size: int) -> None:
+    """Measure one rollout of the desk for each line on the standard input."""
+    from grpo.policy.transformers.model import load
+    from grpo.policy.vllm import VLLMPolicy
+    from tests.benchmarks.desk import quickstart
+    from tests.doubles import play_desk
+    from tests.vllm.engine import largest_error
+    from tests.vllm.models import widen_heads
+
+    config = quickstart()
+    with tempfile.TemporaryDirectory() as folder:
+        widen_heads(Path(folder))
+        policy = VLLMPolicy(
+            Path(folder),
+            max_context=config.rollout.max_context,
+            gpu_memory_utilization=MEMORY,
+            dtype=dtype,
+            compiled=True,
+        )
+        plain = load(Path(folder))
+        for _ in sys.stdin:
+            began = time.perf_counter()
+            played = play_desk(policy, config, scenarios=scenarios, group_size=group_size)
+            rate = sum(trajectory.completion_tokens for trajectory in played) / (time.perf_counter() - began)
+            answer = Rollout(rate=rate, largest_error=largest_error(played[:64], plain)[0])
+            print(f"{ANSWER}{answer.model_dump_json()}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

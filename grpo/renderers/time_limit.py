@@ -25,7 +25,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     ends the block in any case. Python code is interrupted between two bytecode instructions; a long call into an
     extension is not.
     """
-    thread, lock, finished = threading.get_ident(), threading.Lock(), threading.Event()
+    thread, lock = threading.get_ident(), threading.Lock()
+    finished, expired = threading.Event(), threading.Event()
     interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
     clock, end = _thread_clock(thread), time.monotonic() + _WALL * seconds
     began = clock()
@@ -38,6 +39,7 @@ def time_limit(seconds: float) -> Iterator[None]:
                     return
                 remaining = seconds - (clock() - began)
                 if remaining <= 0 or time.monotonic() >= end:
+                    expired.set()
                     interrupt(ctypes.c_ulong(thread), ctypes.py_object(_Expired))
                     return
 
@@ -49,7 +51,9 @@ def time_limit(seconds: float) -> Iterator[None]:
         finally:
             with lock:
                 finished.set()
-                interrupt(ctypes.c_ulong(thread), None)  # clears an exception that is pending
+                if expired.is_set():
+                    # clears an exception that is pending; without one, CPython 3.11 would look for it for ever after
+                    interrupt(ctypes.c_ulong(thread), None)
             watcher.join()
     except _Expired:
         raise TimeoutError(f"not done after {seconds:g} s") from None

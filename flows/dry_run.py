@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from flows.pipeline import check_gates, collect_heldout, prepare_scenarios, starting_policy, training_steps
+from flows.pipeline import base_policy, check_gates, collect_heldout, prepare_scenarios, starting_policy, training_steps
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.identity.cache_identity import pin_models
@@ -156,7 +156,7 @@ def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]
     except NotCached as miss:
         missing.append(miss.stage)
     try:
-        base = starting_policy(config)
+        base = starting_policy(config, base_policy(config.policy, config.store))
     except NotCached as miss:
         missing.append(miss.stage)
     if split is None or base is None:

@@ -251,7 +251,7 @@ def training_steps(
         logger.warning("the checkpoints of this run are computed again: %s", error)
         if checkpoints is not None:
             checkpoints.restart()
-        base = starting_policy(config)
+        base = starting_policy(config, base_policy(config.policy, config.store))
         for index, step in enumerate(_steps(config, scenarios, split, base, checkpoints, recompute_removed=True)):
             if index >= finished:
                 yield step
@@ -262,9 +262,8 @@ def base_policy(policy: PolicySettings, store: str) -> BaseCheckpoint:
     return load_base(policy=policy, content=model_digest(policy), store=store)
 
 
-def starting_policy(config: PipelineConfig) -> Checkpoint:
+def starting_policy(config: PipelineConfig, base: Checkpoint) -> Checkpoint:
     """The policy that GRPO starts from: the base, fine-tuned on demonstrations where the config has some."""
-    base = base_policy(config.policy, config.store)
     if config.sft is None:
         return base
     return sft(

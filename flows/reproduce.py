@@ -69,7 +69,8 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
     with stage_executor(config.rollout) as executor:
         check_rewards(config.reward)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
-        base, start = base_policy(config.policy, config.store), starting_policy(config)
+        base = base_policy(config.policy, config.store)
+        start = starting_policy(config, base)
         steps = list(training_steps(config, data.artifact, data.split, start, RunCheckpoints(config, start)))
     return provenance(
         config,

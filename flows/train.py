@@ -71,7 +71,8 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
         check_rewards(config.reward)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         check_gates(config, data)
-        base, start = base_policy(config.policy, config.store), starting_policy(config)
+        base = base_policy(config.policy, config.store)
+        start = starting_policy(config, base)
         serving = registry().champion(config.registry.model_name)
         checkpoints, steps = RunCheckpoints(config, start), list[Step]()
         try:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 from prefect import flow
 
-from flows.pipeline import collect_heldout, prepare_scenarios, starting_policy, training_steps
+from flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policy, training_steps
 from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
 from grpo.errors import PolicyError
@@ -37,7 +37,7 @@ def trial(
     with stage_executor(config.rollout) as executor:
         check_rewards(config.reward)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
-        base = starting_policy(config)
+        base = starting_policy(config, base_policy(config.policy, config.store))
         if base.policy != start:
             raise PolicyError(f"trial {number} would start from policy {base.policy}, the study is of {start}")
         split = validation_split(

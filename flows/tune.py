@@ -20,7 +20,7 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import ProcessPoolTaskRunner
 from pydantic import BaseModel, ConfigDict
 
-from flows.pipeline import prepare_scenarios, starting_policy
+from flows.pipeline import base_policy, prepare_scenarios, starting_policy
 from grpo import progress
 from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
@@ -71,7 +71,7 @@ def tune(config: TuneConfig) -> Tuned:
     with stage_executor(base.rollout):  # shared by all trials, which take these stages from the cache
         check_rewards(base.reward)
         data = prepare_scenarios(base.scenarios, store=base.store, environment=base.environment)
-        start = starting_policy(base).policy
+        start = starting_policy(base, base_policy(base.policy, base.store)).policy
         split = validation_split(
             scenarios=data.artifact, split=data.split.split, share=config.validation_fraction, store=base.store
         )

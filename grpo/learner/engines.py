@@ -45,7 +45,7 @@ def train_with_learner(learner: Learner, batch: Batch, *, seed: int, iteration: 
         metrics = learner.step(
             minibatch, denominators, on_policy=on_policy, only_step=only_step, progress=progress_of_run
         )
-        mismatch = metrics["mismatch_kl"] if only_step else mismatch
+        mismatch = metrics.get("mismatch_kl", mismatch)
         steps.append(metrics)
         progress.report("train", index + 1, len(minibatches), loss=metrics["loss"], entropy=metrics["entropy"])
     return steps, mismatch

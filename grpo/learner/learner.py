@@ -114,8 +114,9 @@ class Learner:
             sums, _ = self._gradient(samples, denominators, is_proximal=is_proximal)
         step = self.optimizer_step(samples, denominators, progress=progress)
         self.step_count += 1
-        names = ("ratio", "clip_share", "entropy", "mismatch_kl", "masked_share")
-        means = {name: sums[name] / tokens for name in names}
+        names = ("ratio", "clip_share", "entropy")
+        corrections = ("mismatch_kl", "masked_share") if is_proximal else ()
+        means = {name: sums[name] / tokens for name in (*names, *corrections)}
         return {**means, "loss": sums["loss"], "tokens": tokens, "processed_tokens": sums["processed_tokens"], **step}
 
     def _is_finite(self, loss: float) -> bool:

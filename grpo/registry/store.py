@@ -91,7 +91,7 @@ class Registry:
 
     def resolve(self, address: str) -> ModelVersion:
         """Return the version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` for a missing one."""
-        return resolve_version(self.client, address)
+        return resolve_version(lambda: self.client, address)
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
         """Return the version that the run with this key registered, if any."""

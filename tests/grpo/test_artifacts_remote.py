@@ -25,7 +25,7 @@ from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path, user_t
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import FileSource
 from grpo.errors import ArtifactError, ConfigError, StorageError
-from grpo.policy.catalog import model_folder
+from grpo.policy.weights.sources import model_files
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import content_hash, read_records
 from grpo.scenarios.table import write_scenarios
@@ -117,7 +117,7 @@ def test_an_artifact_that_a_config_names_is_read_on_any_machine(
     assert (table + model).count("s3://grpo/artifacts/") == 2
     assert [one.data["id"] for one in read_records(source) if one.data] == ["s1"]
     assert content_hash([source]) == content_hash([FileSource(kind="parquet", path=str(local_path(table)))])
-    assert (model_folder(model) / "config.json").read_text() == "{}"
+    assert (model_files(model).folder / "config.json").read_text() == "{}"
 
 
 def test_an_artifact_that_a_config_names_is_held_to_its_digest(store: ArtifactStore):

@@ -229,7 +229,9 @@ def _text_token_ids(model: PreTrainedModel) -> NDArray[np.int64]:
 
 
 def _compared_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
-    parameters = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    """Trainable parameters; all of a model that has none."""
+    everything = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    parameters = [parameter for parameter in everything if parameter.requires_grad] or everything
     compared: list[torch.nn.Parameter] = []
     elements = 0
     for parameter in sorted(parameters, key=torch.nn.Parameter.numel):

@@ -13,6 +13,8 @@ from grpo.storage.documents import Document
 from grpo.storage.home import home
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 
@@ -65,13 +67,17 @@ def open_client(uri: str) -> MlflowClient:
 
 def registered_version(address: str) -> ModelVersion:
     """Version at an address in the registry of this process. Raises as `resolve_version`."""
-    return resolve_version(open_client(tracking_uri()), address)
+    return resolve_version(lambda: open_client(tracking_uri()), address)
 
 
-def resolve_version(client: MlflowClient, address: str) -> ModelVersion:
-    """Version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` for a missing one."""
+def resolve_version(connect: Callable[[], MlflowClient], address: str) -> ModelVersion:
+    """Version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` for a missing one.
+
+    The registry is opened for an address alone, since opening one on a new machine creates it.
+    """
     if (parts := _ADDRESS.match(address)) is None:
         raise AddressError(f"{address!r} is not the address of a model; write models:/NAME@champion or models:/NAME/3")
+    client = connect()
     name, alias, number = parts["name"], parts["alias"], parts["version"]
     version = version_by_alias(client, name, alias) if alias is not None else _version_by_number(client, name, number)
     if version is None:

@@ -5,7 +5,7 @@
     build_continuation(S U A1, T)    →  E     template text between A1 and the start of the next assistant turn
 
 `P A1 E A2 …` is the trajectory, and what the template renders for the whole conversation. Texts of messages become
-ordinary tokens: "<|end|>" typed by a user is no control token.
+ordinary tokens: "<|end|>" typed by a user is not a control token.
 """
 
 from __future__ import annotations

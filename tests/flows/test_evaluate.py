@@ -121,7 +121,7 @@ def test_fewer_episodes_and_other_scenarios_can_be_asked_for(config: PipelineCon
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"model": "models:/nobody@champion"}, RegistryError, "no model at models:/nobody@champion"),
+        ({"model": "models:/missing@champion"}, RegistryError, "no model at models:/missing@champion"),
         ({"model": "models:/evaluated"}, RegistryError, "is not the address of a model"),
         ({"scenarios_file": "scenarios.xml"}, ConfigError, "name a file that ends in .jsonl"),
         ({"num_episodes": 0}, ConfigError, "ask for more"),
@@ -144,6 +144,6 @@ def test_the_command_measures_and_writes(config: PipelineConfig, tmp_path: Path)
     assert result.exit_code == 0, result.output
     assert "4 episodes" in result.output
     assert EvaluationDocument.model_validate_json(output.read_bytes()).measurement.episodes == 4
-    refused = CliRunner().invoke(app, ["evaluate", str(path), "--set", "registry.model_name=nobody"])
+    refused = CliRunner().invoke(app, ["evaluate", str(path), "--set", "registry.model_name=missing"])
     assert refused.exit_code == 2
-    assert "no model at models:/nobody@champion" in refused.stderr
+    assert "no model at models:/missing@champion" in refused.stderr

@@ -1,4 +1,4 @@
-"""What the tests of the real engine share: the reason for which they are skipped, and exact log-probabilities."""
+"""Skip reason and exact log-probabilities, shared by the tests of the real engine."""
 
 from __future__ import annotations
 

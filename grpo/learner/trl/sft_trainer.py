@@ -58,7 +58,7 @@ def train_sft(
     passes of at most `max_tokens` tokens, padding included. Raises `NoLearningSignal` without demonstrations.
     """
     if not demonstrations:
-        raise NoLearningSignal("no learning signal: there are no demonstrations to imitate")
+        raise NoLearningSignal("no learning signal: the file of demonstrations is empty")
     per_step = min(conversations_per_step, len(demonstrations))
     width = max(len(demonstration.token_ids) for demonstration in demonstrations)
     per_pass = rows_per_pass(per_step, width=width, max_tokens=max_tokens)

@@ -162,7 +162,7 @@ class TreeBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scores:
-    """What a layer does to attention scores before the softmax."""
+    """Scale, soft cap and sinks of a layer's attention scores, applied before the softmax."""
 
     scaling: float | None
     softcap: float | None

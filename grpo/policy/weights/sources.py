@@ -49,7 +49,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
-    """What a run reads of a model, before it does."""
+    """Address, size and missing files of a model that a run would load."""
 
     address: str
     """The pinned address."""

@@ -256,7 +256,7 @@ def test_offline_a_planned_model_lacks_its_weights(server: Hub, desk: HubRepo, m
 
 @pytest.mark.parametrize("status", [500, 503])
 def test_a_failing_hub_is_a_transient_error(server: Hub, desk: HubRepo, status: int):
-    """Which a retry may fix; the cache is offered."""
+    """A retry may fix it; the error names the cache as the other way."""
     server.status = status
     with pytest.raises(ConnectionError, match=rf"{server.url} answers {status}; run it again, or set HF_HUB_OFFLINE=1"):
         pin(HubModel(repo=NAME))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from grpo.agents.agent import to_messages
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
@@ -13,6 +17,22 @@ from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.readers.source_files import LONGEST_LINE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedDemonstration:
+    """Token sequence of a conversation with its loss mask."""
+
+    token_ids: NDArray[np.int32]  # [tokens]
+    loss_mask: NDArray[np.bool_]  # [tokens] True for the agent's tokens
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.loss_mask):
+            raise DataError(
+                f"a demonstration has {len(self.token_ids)} tokens and a loss mask of {len(self.loss_mask)}"
+            )
+        if not self.loss_mask[1:].any():
+            raise DataError("a demonstration without a token of the agent after its first token; leave it out")
 
 
 def read_demonstrations(source: WrittenDemonstrations | LoggedDemonstrations) -> list[tuple[Message, ...]]:

@@ -11,7 +11,7 @@ from grpo.config.sft import SFTSettings
 from grpo.environments.environment import Environment
 from grpo.errors import DataError, NoEffect
 from grpo.learner.checkpoints import read_state, save_base
-from grpo.learner.demonstrations import read_demonstrations, with_system_prompt
+from grpo.learner.demonstrations import TokenizedDemonstration, read_demonstrations, with_system_prompt
 from grpo.policy.transformers.model import TransformersPolicy, load, model_cache
 from grpo.renderers.chat_template import Renderer
 
@@ -31,7 +31,7 @@ def fine_tune(
     Raises `DataError` for demonstrations that cannot be read or exceed the model's context, `NoEffect` when no weight
     changed.
     """
-    from grpo.learner.trl.sft_trainer import TokenizedDemonstration, train_sft  # the import takes 2.5 s
+    from grpo.learner.trl.sft_trainer import train_sft  # the import takes 2.5 s
 
     policy = load(base)
     renderer = Renderer(policy.tokenizer, tools=environment.tools)

@@ -188,8 +188,7 @@ def _open(
         return policy, model_cache.get(base_hash, base)
     if is_base:
         add_adapters(policy.model, settings.lora, seed=seed)
-        if dtype != "float32":
-            cast_frozen(policy.model, dtype)
+        cast_frozen(policy.model, dtype)
     return policy, policy
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from grpo import progress
 from grpo.config.pretrain import PretrainConfig
+from grpo.learner.demonstrations import TokenizedDemonstration
 from grpo.messages import Message, Tool
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.pretrain.init_model import init_model, train_tokenizer
-from grpo.pretrain.sft import SFTExample, train_sft
+from grpo.pretrain.sft import train_sft
 from grpo.renderers.chat_template import Renderer
 
 _TOKENIZER_CONVERSATIONS = 4000
@@ -58,7 +59,7 @@ def make_base_model(
 
 def _batches(
     conversations: Sequence[Sequence[Message]], renderer: Renderer, *, size: int, seed: int
-) -> Iterator[list[SFTExample]]:
+) -> Iterator[list[TokenizedDemonstration]]:
     """Endless batches of demonstrations, shuffled in each epoch.
 
     The loss is on everything after the system prompt, also on user and tool messages: the model learns to copy numbers
@@ -68,10 +69,10 @@ def _batches(
     while True:
         order = rng.sample(range(len(conversations)), len(conversations))
         for start in range(0, len(order) - size + 1, size):
-            yield [_sft_example(conversations[index], renderer) for index in order[start : start + size]]
+            yield [_tokenize(conversations[index], renderer) for index in order[start : start + size]]
 
 
-def _sft_example(conversation: Sequence[Message], renderer: Renderer) -> SFTExample:
+def _tokenize(conversation: Sequence[Message], renderer: Renderer) -> TokenizedDemonstration:
     ids, _ = renderer.tokenize_conversation(conversation)
     prompt = len(renderer.build_prompt(conversation[:1])) - 1  # without the generation prompt
-    return SFTExample(token_ids=np.array(ids, dtype=np.int32), loss_mask=np.arange(len(ids)) >= prompt)
+    return TokenizedDemonstration(token_ids=np.array(ids, dtype=np.int32), loss_mask=np.arange(len(ids)) >= prompt)

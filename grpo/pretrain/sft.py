@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
+from grpo.learner.demonstrations import TokenizedDemonstration
 from grpo.policy.transformers.forward import hidden_states, token_batch
 from grpo.policy.transformers.head import language_model_head
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SFTExample:
-    """Token sequence of a demonstration with its loss mask."""
-
-    token_ids: NDArray[np.int32]  # [tokens]
-    loss_mask: NDArray[np.bool_]  # [tokens]
 
 
 def cosine_schedule(step: int, *, steps: int, warmup: int) -> float:
@@ -33,7 +23,7 @@ def cosine_schedule(step: int, *, steps: int, warmup: int) -> float:
 
 def train_sft(
     model: PreTrainedModel,
-    batches: Iterator[Sequence[SFTExample]],
+    batches: Iterator[Sequence[TokenizedDemonstration]],
     *,
     steps: int,
     learning_rate: float,

@@ -94,6 +94,6 @@ def test_arguments_that_the_schema_does_not_name_need_its_leave(parameters: dict
     ],
 )
 def test_arguments_are_equal_by_their_values(first: Any, second: Any, equal: bool):
-    """As in JSON: one number in two spellings, keys in any order; a text is not a number, and a number is not a truth value."""
+    """As in JSON: one number in two spellings, keys in any order; a text is not a number, and 1 is not true."""
     assert equal_values(first, second) is equal
     assert equal_values(second, first) is equal

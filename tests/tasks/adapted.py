@@ -10,19 +10,26 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.training import LoraSettings
 from grpo.learner.checkpoints import STATE, CheckpointState
 from grpo.policy.transformers.adapters import add_adapters
+from grpo.policy.transformers.dtype import Dtype, cast_frozen
 from grpo.policy.transformers.model import TransformersPolicy, load
 from tests.doubles import put_folder
 
 
-def put_adapted(store: ArtifactStore, model: Path, base: Artifact) -> tuple[Artifact, TransformersPolicy]:
-    """Store adapters on a model whose second factors are all 0.05, so that they change what it says."""
-    under = load(model)
-    add_adapters(under.model, LoraSettings(r=2), seed=0)
+def adapted_policy(folder: Path, *, frozen: Dtype = "float32") -> TransformersPolicy:
+    """A model with adapters whose second factors are all 0.05, so that they change its outputs."""
+    base = load(folder)
+    add_adapters(base.model, LoraSettings(r=2), seed=0)
     with torch.no_grad():
-        for name, weight in under.model.named_parameters():
+        for name, weight in base.model.named_parameters():
             if "lora_B" in name:
                 weight.fill_(0.05)
-    policy = TransformersPolicy(under.model, under.tokenizer)
+    cast_frozen(base.model, frozen)
+    return TransformersPolicy(base.model, base.tokenizer)
+
+
+def put_adapted(store: ArtifactStore, model: Path, base: Artifact) -> tuple[Artifact, TransformersPolicy]:
+    """Store a checkpoint of adapters on the model."""
+    policy = adapted_policy(model)
 
     def write(folder: Path) -> None:
         policy.save(folder)

@@ -7,37 +7,20 @@ labels      . x  . x         the loss is on these tokens only
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from grpo.errors import DataError, NoLearningSignal
+from grpo.errors import NoLearningSignal
+from grpo.learner.demonstrations import TokenizedDemonstration
 from grpo.learner.trl.loop import WithoutTelemetry, restored_after, rows_per_pass, run_trainer, training_arguments
 
 _IGNORED = -100
 """Label of a token without loss, in transformers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizedDemonstration:
-    """Token sequence of a conversation with its loss mask."""
-
-    token_ids: NDArray[np.int32]  # [tokens]
-    loss_mask: NDArray[np.bool_]  # [tokens] True for the agent's tokens
-
-    def __post_init__(self) -> None:
-        if len(self.token_ids) != len(self.loss_mask):
-            raise DataError(
-                f"a demonstration has {len(self.token_ids)} tokens and a loss mask of {len(self.loss_mask)}"
-            )
-        if not self.loss_mask[1:].any():
-            raise DataError("a demonstration without a token of the agent after its first token; leave it out")
 
 
 def train_sft(
@@ -58,7 +41,7 @@ def train_sft(
     passes of at most `max_tokens` tokens, padding included. Raises `NoLearningSignal` without demonstrations.
     """
     if not demonstrations:
-        raise NoLearningSignal("no learning signal: the file of demonstrations is empty")
+        raise NoLearningSignal("no learning signal: the list of demonstrations is empty")
     per_step = min(conversations_per_step, len(demonstrations))
     width = max(len(demonstration.token_ids) for demonstration in demonstrations)
     per_pass = rows_per_pass(per_step, width=width, max_tokens=max_tokens)

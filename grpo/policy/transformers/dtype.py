@@ -25,8 +25,13 @@ def copy_in(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
 
 
 def cast_frozen(model: PreTrainedModel, dtype: Dtype) -> None:
-    """Hold the frozen weights under adapters in a dtype, in place; the adapters keep float32."""
+    """Hold the frozen weights under adapters in a dtype, in place; the adapters keep float32.
+
+    With float32 they stay as they were loaded, quantized ones too.
+    """
     assert has_adapters(model)
+    if dtype == "float32":
+        return
     for parameter in model.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(getattr(torch, dtype))

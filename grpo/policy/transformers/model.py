@@ -183,8 +183,7 @@ def _load_adapters(
         raise PolicyError(f"{folder} holds adapters only; give the folder of the model that they are for")
     model = load(base, quantization=quantization).model
     load_adapters(model, folder)
-    if frozen != "float32":
-        cast_frozen(model, frozen)
+    cast_frozen(model, frozen)
     return TransformersPolicy(model, load_tokenizer(tokenizer_folder(folder, base), chat_template=chat_template))
 
 

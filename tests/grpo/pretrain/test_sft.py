@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 
 from grpo import progress
 from grpo.config.pretrain import PretrainConfig
+from grpo.learner.demonstrations import TokenizedDemonstration
 from grpo.messages import Message, Tool, ToolCall
 from grpo.policy.transformers.model import load
 from grpo.pretrain.base_model import make_base_model
-from grpo.pretrain.sft import SFTExample, cosine_schedule, train_sft
+from grpo.pretrain.sft import cosine_schedule, train_sft
 from grpo.renderers.chat_template import Renderer
 
 
@@ -28,8 +29,9 @@ def model(tiny_folder: Path) -> PreTrainedModel:
     return load(tiny_folder).model
 
 
-def _written(ids: Sequence[int], *, learned_from: int) -> SFTExample:
-    return SFTExample(token_ids=np.array(ids, dtype=np.int32), loss_mask=np.arange(len(ids)) >= learned_from)
+def _written(ids: Sequence[int], *, learned_from: int) -> TokenizedDemonstration:
+    mask = np.arange(len(ids)) >= learned_from
+    return TokenizedDemonstration(token_ids=np.array(ids, dtype=np.int32), loss_mask=mask)
 
 
 BATCH = [_written([5, 20, 31, 44, 60], learned_from=2), _written([7, 9, 11], learned_from=1)]
@@ -92,7 +94,7 @@ def test_each_step_is_reported_with_its_loss_and_the_last_is_returned(model: Pre
     steps: list[tuple[int, float]] = []
     taken: list[int] = []
 
-    def batches() -> Iterator[list[SFTExample]]:
+    def batches() -> Iterator[list[TokenizedDemonstration]]:
         for number in range(10):
             taken.append(number)
             yield BATCH

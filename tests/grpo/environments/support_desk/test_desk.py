@@ -9,6 +9,7 @@ from grpo.environments.support_desk.desk import SupportDesk
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Expected, Scenario
 from grpo.trajectories import Outcome
+from tests.grpo.environments.actions import play, reply
 
 
 def make_scenario(*lines: str, record: dict[str, object] | None = None, **expected: object) -> Scenario:
@@ -20,22 +21,9 @@ def call(name: str, **arguments: object) -> Message:
     return Message(role="assistant", content="", tool_calls=(ToolCall(name=name, arguments=arguments),))
 
 
-def reply(text: str) -> Message:
-    return Message(role="assistant", content=text)
-
-
 def serve(scenario: Scenario, *actions: Message, desk: SupportDesk | None = None) -> tuple[EnvironmentState, Outcome]:
-    """Apply these actions in order."""
-
-    async def run() -> tuple[EnvironmentState, Outcome]:
-        world = desk or SupportDesk()
-        state = await world.reset(scenario)
-        for action in actions:
-            assert not state.done
-            state = (await world.step(state, action)).state
-        return state, world.verify(state)
-
-    return asyncio.run(run())
+    """Apply these actions to a desk."""
+    return play(desk or SupportDesk(), scenario, *actions)
 
 
 REFUND = [{"name": "refund", "arguments": {"order": "4821", "amount": 84}}]

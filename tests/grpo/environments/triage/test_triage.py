@@ -13,6 +13,7 @@ from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Metadata, Scenario
 from grpo.trajectories import Outcome
+from tests.grpo.environments.actions import play, reply
 
 TEAMS = (Team(name="billing", handles="invoices", categories=("invoice", "payment")), Team(name="repairs"))
 CLEAR, VAGUE = ("The kettle leaks.",), ("I have a problem.", "The kettle leaks.")
@@ -27,22 +28,9 @@ def route(*teams: str) -> Message:
     return Message(role="assistant", content="", tool_calls=calls)
 
 
-def reply(text: str) -> Message:
-    return Message(role="assistant", content=text)
-
-
-def play(scenario: Scenario, *actions: Message) -> tuple[EnvironmentState, Outcome]:
-    """Apply these actions in order; each but the last leaves the episode open."""
-
-    async def run() -> tuple[EnvironmentState, Outcome]:
-        triage = TriageEnvironment(TEAMS)
-        state = await triage.reset(scenario)
-        for action in actions:
-            assert not state.done
-            state = (await triage.step(state, action)).state
-        return state, triage.verify(state)
-
-    return asyncio.run(run())
+def route_by(scenario: Scenario, *actions: Message) -> tuple[EnvironmentState, Outcome]:
+    """Apply these actions to the two teams."""
+    return play(TriageEnvironment(TEAMS), scenario, *actions)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +44,7 @@ def play(scenario: Scenario, *actions: Message) -> tuple[EnvironmentState, Outco
 )
 def test_the_right_team_succeeds_after_the_questions_that_were_needed(scenario: Scenario, actions: tuple[Message, ...]):
     """None for a clear opening, one for a vague one."""
-    state, outcome = play(scenario, *actions)
+    state, outcome = route_by(scenario, *actions)
     assert state.done
     assert outcome.success
 
@@ -74,7 +62,7 @@ def test_the_right_team_succeeds_after_the_questions_that_were_needed(scenario: 
 )
 def test_everything_else_fails(scenario: Scenario, actions: tuple[Message, ...], failed: set[str]):
     """A wrong team, two teams, a guess, a needless question, talk, a question that was answered."""
-    state, outcome = play(scenario, *actions)
+    state, outcome = route_by(scenario, *actions)
     assert state.done
     assert {name for name, passed in outcome.checks.items() if not passed} == failed
 
@@ -89,17 +77,17 @@ def test_everything_else_fails(scenario: Scenario, actions: tuple[Message, ...],
 )
 def test_an_invalid_call_returns_an_error_and_may_be_corrected(action: Message, error: str):
     """The next call still counts; the third turn of the agent is the last."""
-    state, outcome = play(case(CLEAR), action, route("repairs"))
+    state, outcome = route_by(case(CLEAR), action, route("repairs"))
     assert outcome.success
     assert error in state.history[2].content
-    cut, outcome = play(case(CLEAR), action, action, action)
+    cut, outcome = route_by(case(CLEAR), action, action, action)
     assert cut.done
     assert not outcome.success
 
 
 def test_the_customer_answers_a_question_with_the_second_line():
     """And with nothing else."""
-    state, _ = play(case(VAGUE), reply("What is it about?"))
+    state, _ = route_by(case(VAGUE), reply("What is it about?"))
     assert [message.content for message in state.history] == [VAGUE[0], "What is it about?", VAGUE[1]]
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from grpo.errors import DataError, NoLearningSignal
-from grpo.learner.trl.sft_trainer import TokenizedDemonstration, train_sft
+from grpo.learner.demonstrations import TokenizedDemonstration
+from grpo.learner.trl.sft_trainer import train_sft
 from grpo.policy.transformers.model import TransformersPolicy
 
 
@@ -85,7 +86,7 @@ def test_the_order_follows_the_seed(policy: TransformersPolicy):
 
 def test_demonstrations_without_a_token_to_learn_are_refused(policy: TransformersPolicy):
     """None at all, or none after the first token."""
-    with pytest.raises(NoLearningSignal, match="the file of demonstrations is empty"):
+    with pytest.raises(NoLearningSignal, match="the list of demonstrations is empty"):
         train_sft(policy.model, policy.tokenizer, [], learning_rate=1e-4)
     with pytest.raises(DataError, match="without a token of the agent after its first token"):
         TokenizedDemonstration(token_ids=np.array([5, 6], np.int32), loss_mask=np.array([True, False]))

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo.config.training import LoraSettings
-from grpo.policy.transformers.adapters import add_adapters, merge_adapters
-from grpo.policy.transformers.dtype import cast_frozen, copy_in
-from grpo.policy.transformers.model import ModelCache, TransformersPolicy, load
+from grpo.policy.transformers.adapters import merge_adapters
+from grpo.policy.transformers.dtype import copy_in
+from grpo.policy.transformers.model import ModelCache, load
 from tests.models.families import tiny_model
+from tests.tasks.adapted import adapted_policy
 
 
 def test_a_copy_holds_its_weights_in_the_dtype_and_its_buffers_in_theirs(tiny_folder: Path):
@@ -40,27 +40,16 @@ def test_a_policy_is_copied_once_and_keeps_its_version(tiny_folder: Path):
     assert policy.in_dtype("bfloat16").hash == "0" * 16
 
 
-def _adapted(folder: Path) -> TransformersPolicy:
-    policy = load(folder)
-    add_adapters(policy.model, LoraSettings(r=2), seed=0)
-    with torch.no_grad():
-        for name, weight in policy.model.named_parameters():
-            if "lora_B" in name:
-                weight.fill_(0.05)
-    cast_frozen(policy.model, "bfloat16")
-    return TransformersPolicy(policy.model, policy.tokenizer)
-
-
 def test_a_frozen_base_is_held_in_the_dtype_and_adapters_in_float32(tiny_folder: Path):
     """Trained weights keep float32."""
-    model = _adapted(tiny_folder).model
+    model = adapted_policy(tiny_folder, frozen="bfloat16").model
     dtypes = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
 
 
 def test_adapters_of_a_base_in_bfloat16_are_loaded_by_their_hash(tiny_folder: Path, tmp_path: Path):
     """The cache of another process verifies it."""
-    policy = _adapted(tiny_folder)
+    policy = adapted_policy(tiny_folder, frozen="bfloat16")
     policy.save(tmp_path)
     loaded = ModelCache().get(policy.hash, tmp_path, base=tiny_folder, frozen="bfloat16")
     ids = torch.arange(5, 12)[None]
@@ -69,7 +58,7 @@ def test_adapters_of_a_base_in_bfloat16_are_loaded_by_their_hash(tiny_folder: Pa
 
 def test_adapters_are_merged_in_float32(tiny_folder: Path):
     """W + s·B·A of the rounded base, to 1e-7: a sum in bfloat16 would be off by 4e-3."""
-    model = _adapted(tiny_folder).model
+    model = adapted_policy(tiny_folder, frozen="bfloat16").model
     layer = model.model.layers[0].self_attn.q_proj
     scale = layer.scaling["default"]
     expected = layer.weight.float() + scale * layer.lora_B["default"].weight @ layer.lora_A["default"].weight

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from grpo.config.training import LoraSettings
 from grpo.errors import PolicyError
-from grpo.policy.transformers.adapters import add_adapters, merge_adapters
+from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import ModelCache, TransformersPolicy, load, load_tokenizer, weights_hash
 from grpo.policy.transformers.quantization import bitsandbytes_config
 from tests.models.families import tiny_model
+from tests.tasks.adapted import adapted_policy
 
 
 @pytest.fixture
@@ -177,12 +177,7 @@ def test_unexpected_and_missing_weights_are_named_with_the_architecture(folder: 
 @pytest.fixture
 def adapted(folder: Path, tmp_path: Path) -> Path:
     """A folder with adapters for the model in `folder`."""
-    policy = load(folder)
-    add_adapters(policy.model, LoraSettings(r=2), seed=0)
-    with torch.no_grad():
-        for name, parameter in policy.model.named_parameters():
-            if "lora_B" in name:
-                parameter.fill_(0.05)
+    policy = adapted_policy(folder)
     policy.save(tmp_path / "adapters")
     return tmp_path / "adapters"
 

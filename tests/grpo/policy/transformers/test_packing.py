@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
 from grpo.policy.transformers.attention import MaskRule
@@ -27,6 +28,16 @@ def make(prompt: list[int], *completion: int) -> Sequence:
     """A prompt and its completion."""
     ids = np.array([*prompt, *completion], dtype=np.int32)
     return Sequence(token_ids=ids, loss_mask=np.arange(len(ids)) >= len(prompt))
+
+
+def states_alone(model: PreTrainedModel, samples: list[Sequence]) -> torch.Tensor:
+    """State before each loss token by a plain forward pass of each sequence, [loss tokens, hidden size]."""
+    states = []
+    for sample in samples:
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        states.append(hidden[np.flatnonzero(sample.loss_mask) - 1])
+    return torch.cat(states)
 
 
 def test_shared_prefixes_are_in_the_row_once():
@@ -75,12 +86,7 @@ def test_each_token_has_the_state_of_an_unpacked_sequence(tiny_folder: Path, sam
     model = load(tiny_folder).model
     packed = token_batch(model, samples)
     states = hidden_states(model, packed).index_select(0, packed.predictors)
-    alone = []
-    for sample in samples:
-        ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        alone.append(hidden[np.flatnonzero(sample.loss_mask) - 1])
-    assert torch.allclose(states, torch.cat(alone), atol=1e-6)
+    assert torch.allclose(states, states_alone(model, samples), atol=1e-6)
 
 
 def test_microbatches_count_shared_prefixes_once():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -8,7 +7,7 @@ from grpo.errors import DataError
 from grpo.policy.transformers.exactness import choose_path
 from grpo.policy.transformers.forward import hidden_states, microbatches, token_batch
 from grpo.policy.transformers.padding import pad, padded_microbatches
-from tests.grpo.policy.transformers.test_packing import CPU, Sequence, make
+from tests.grpo.policy.transformers.test_packing import CPU, Sequence, make, states_alone
 from tests.models.families import tiny_model
 
 
@@ -62,9 +61,4 @@ def test_each_token_has_the_state_of_its_sequence_alone(family: str):
     samples: list[Sequence] = [make([9, 8, 7], 1, 2, 3), make([5], 4, 3), make([5, 6, 7, 8, 9, 10], 4, 3, 2)]
     batch = token_batch(model, samples)
     states = hidden_states(model, batch).index_select(0, batch.predictors)
-    alone = []
-    for sample in samples:
-        ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        alone.append(hidden[np.flatnonzero(sample.loss_mask) - 1])
-    assert torch.allclose(states, torch.cat(alone), atol=1e-4)
+    assert torch.allclose(states, states_alone(model, samples), atol=1e-4)

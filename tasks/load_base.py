@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PolicySettings
 from grpo.learner.checkpoints import save_base
@@ -11,6 +13,8 @@ from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo.renderers.chat_template import Renderer
 from tasks.results import StageResult
 from tasks.stage import stage
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpoint(StageResult):
@@ -38,7 +42,13 @@ def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoin
     loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
     if has_adapters(loaded.model):
         loaded = TransformersPolicy(merge_adapters(loaded.model), loaded.tokenizer)
-    Renderer(loaded.tokenizer)
+    added = Renderer(loaded.tokenizer).added
+    if added:
+        logger.warning(
+            "the chat template of %s leaves out %s: they are rendered as docs/chat.md says",
+            policy.model,
+            ", ".join(added),
+        )
     model_cache.put(loaded)
     with ArtifactStore(store).new_folder("checkpoint") as new:
         save_base(loaded, new.path, dtype=policy.dtype)

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedModel
 
 from grpo.agents.agent import to_messages
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.errors import DataError
 from grpo.messages import Message
+from grpo.policy.transformers.forward import hidden_states, token_batch
+from grpo.policy.transformers.head import language_model_head
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.readers.source_files import LONGEST_LINE
 
@@ -33,6 +38,13 @@ class TokenizedDemonstration:
             )
         if not self.loss_mask[1:].any():
             raise DataError("a demonstration without a token of the agent after its first token; leave it out")
+
+
+def next_token_loss(model: PreTrainedModel, demonstrations: Sequence[TokenizedDemonstration]) -> torch.Tensor:
+    """Σ −log π(token) over the agent's tokens of demonstrations that fit into one pass, in nats."""
+    batch = token_batch(model, demonstrations)
+    states = hidden_states(model, batch).index_select(0, batch.predictors)
+    return nn.functional.cross_entropy(language_model_head(model)(states).float(), batch.targets, reduction="sum")
 
 
 def read_demonstrations(source: WrittenDemonstrations | LoggedDemonstrations) -> list[tuple[Message, ...]]:

@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 def make_inference_backend(
     artifacts: ArtifactStore, checkpoint: Artifact, settings: RolloutSettings
 ) -> TransformersPolicy | VLLMPolicy:
-    """The policy of a checkpoint on the backend `rollout.backend`.
+    """The policy of a checkpoint on the backend `rollout.backend`, its weights held in the checkpoint's dtype.
 
     Adapters are merged into their base's weights for vLLM. Raises `PolicyError` when the backend is not installed.
     """
-    if settings.backend == "transformers":
-        return load_policy(artifacts, checkpoint).in_dtype(read_state(artifacts.path(checkpoint)).dtype)
-    from grpo.policy.vllm import VLLMPolicy
-
     folder = artifacts.path(checkpoint)
     state = read_state(folder)
+    if settings.backend == "transformers":
+        return load_policy(artifacts, checkpoint).in_dtype(state.dtype)
+    from grpo.policy.vllm import VLLMPolicy
+
     return VLLMPolicy(
         folder,
         base=artifacts.path(state.base) if state.base else None,
         policy_hash=state.policy_hash,
         max_context=settings.max_context,
         gpu_memory_utilization=settings.gpu_memory_utilization,
+        dtype=state.dtype,
     )

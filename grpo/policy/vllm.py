@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from transformers import AutoConfig
 
@@ -32,6 +32,7 @@ from grpo.errors import PolicyError
 from grpo.policy.model_files import tokenizer_folder
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.policy.transformers.adapters import merge_adapters
+from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.model import TransformersPolicy, context_limit, load, load_tokenizer
 from grpo.renderers.chat_template import Renderer
 
@@ -59,7 +60,7 @@ class VLLMPolicy:
         policy_hash: str | None = None,
         max_context: int | None = None,
         gpu_memory_utilization: float = 0.9,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Dtype = "float32",
         compiled: bool | None = None,
         chat_template: str | None = None,
     ) -> None:

@@ -9,9 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from grpo.learner.demonstrations import TokenizedDemonstration
-from grpo.policy.transformers.forward import hidden_states, token_batch
-from grpo.policy.transformers.head import language_model_head
+from grpo.learner.demonstrations import TokenizedDemonstration, next_token_loss
 
 
 def cosine_schedule(step: int, *, steps: int, warmup: int) -> float:
@@ -37,9 +35,8 @@ def train_sft(
     for step in range(steps):
         for parameters in optimizer.param_groups:
             parameters["lr"] = learning_rate * cosine_schedule(step, steps=steps, warmup=warmup)
-        batch = token_batch(model, next(batches))
-        states = hidden_states(model, batch).index_select(0, batch.predictors)
-        loss = nn.functional.cross_entropy(language_model_head(model)(states), batch.targets)
+        batch = next(batches)
+        loss = next_token_loss(model, batch) / sum(int(demonstration.loss_mask.sum()) for demonstration in batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

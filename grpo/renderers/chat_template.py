@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from grpo.errors import PolicyError
 from grpo.messages import Message, Tool
 from grpo.renderers.encoding import TextEncoder, any_of, control_tokens
+from grpo.renderers.fallbacks import FORMS, Form
 from grpo.renderers.slots import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
 from grpo.renderers.template import ChatTemplate, TemplateFailure
 from grpo.renderers.turns import TurnEnd, tail, turn_text
@@ -40,8 +41,8 @@ class Renderer:
 
     `stop_ids` are the tokens that end a turn: those of generation_config.json, of the template, and the tokenizer's
     `eos`. `stop_id` is the template's own. `template` is the template that conversations are rendered with, see
-    `grpo.renderers.variants`; it is the one to export with the model. `reasons` where replies have reasoning, and
-    `begins_reasoning` where a prompt opens it.
+    `grpo.renderers.variants`; it is the one to export with the model, and `added` are the parts that the model's own
+    leaves out. `reasons` where replies have reasoning, and `begins_reasoning` where a prompt opens it.
 
     Raises `PolicyError` for an empty tokenizer (transformers silently creates one if the files are missing), and for
     a chat template that is missing, fails, does not terminate, or rewrites earlier turns.
@@ -54,6 +55,7 @@ class Renderer:
         _check_prefix(tokenizer, variant, tools=bool(tools))
         self._variant = variant
         self.template = variant.source
+        self.added: tuple[Form, ...] = tuple(form for form in FORMS if form in variant.forms)
         self.reasons, self.begins_reasoning = variant.reasons, variant.begun
         self.hash = _hash(tokenizer, variant)
         self._controls = any_of(controls)

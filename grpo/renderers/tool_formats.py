@@ -190,7 +190,8 @@ class PythonCalls(ToolFormat):
     """Calls in Python with literal keyword arguments, parsed and never evaluated."""
 
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
-        closing = self._close.search(text, position)
+        closings = list(self._close.finditer(text, position))
+        closing = closings[-1 if self._bare else 0] if closings else None  # a bare bracket ends a list as well
         end = closing.start() if closing else len(text.rstrip().removesuffix("]"))
         listed = ast.parse(f"[{text[position:end].strip()}]", mode="eval").body
         assert isinstance(listed, ast.List)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on tokenized demonstrations by TRL's SFTTrainer.
+"""Supervised fine-tuning on tokenized demonstrations by TRL's SFTTrainer, in the model's own forward path.
 
 input_ids   P A1 E A2        (P prompt, A turn of the agent, E reply of the environment)
 labels      . x  . x         the loss is on these tokens only
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from grpo.errors import NoLearningSignal
-from grpo.learner.demonstrations import TokenizedDemonstration
+from grpo.learner.demonstrations import TokenizedDemonstration, next_token_loss
 from grpo.learner.trl.loop import WithoutTelemetry, restored_after, rows_per_pass, run_trainer, training_arguments
+from grpo.policy.transformers.forward import takes_equal_lengths
 
 _IGNORED = -100
 """Label of a token without loss, in transformers."""
@@ -44,9 +47,9 @@ def train_sft(
         raise NoLearningSignal("no learning signal: the list of demonstrations is empty")
     per_step = min(conversations_per_step, len(demonstrations))
     width = max(len(demonstration.token_ids) for demonstration in demonstrations)
-    per_pass = rows_per_pass(per_step, width=width, max_tokens=max_tokens)
+    per_pass = 1 if takes_equal_lengths(model) else rows_per_pass(per_step, width=width, max_tokens=max_tokens)
     with restored_after(model), TemporaryDirectory() as folder:
-        trainer = _TokenizedSFTTrainer(
+        trainer = _SFTTrainer(
             model=model,
             args=SFTConfig(
                 **training_arguments(folder, model.device, seed=seed),
@@ -61,6 +64,7 @@ def train_sft(
                 dataset_kwargs={"skip_prepare_dataset": True},
             ),
             train_dataset=Dataset.from_list([_columns(demonstration) for demonstration in demonstrations]),
+            data_collator=_collate,
             processing_class=tokenizer,
         )
         logged = run_trainer(trainer)
@@ -72,5 +76,26 @@ def _columns(demonstration: TokenizedDemonstration) -> dict[str, list[int]]:
     return {"input_ids": demonstration.token_ids.tolist(), "labels": labels.tolist()}
 
 
-class _TokenizedSFTTrainer(WithoutTelemetry, SFTTrainer):
-    """An SFTTrainer without usage telemetry."""
+def _collate(rows: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
+    """Demonstrations of a pass, and their labels, which the trainer counts over the passes of a step."""
+    labels = [np.array(row["labels"]) for row in rows]
+    demonstrations = [
+        TokenizedDemonstration(token_ids=np.array(row["input_ids"], np.int32), loss_mask=own != _IGNORED)
+        for row, own in zip(rows, labels, strict=True)
+    ]
+    return {"demonstrations": demonstrations, "labels": torch.from_numpy(np.concatenate(labels))}
+
+
+class _SFTTrainer(WithoutTelemetry, SFTTrainer):
+    """An SFTTrainer without usage telemetry, whose passes read a system prompt that demonstrations share once."""
+
+    def compute_loss(
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Part of the mean loss of a step, over the `num_items_in_batch` labels of all its passes."""
+        assert num_items_in_batch is not None
+        return next_token_loss(model, inputs["demonstrations"]) / num_items_in_batch

@@ -34,6 +34,11 @@ def forward_path(model: PreTrainedModel) -> ForwardPath:
     return path
 
 
+def takes_equal_lengths(model: PreTrainedModel) -> bool:
+    """True for a model whose forward passes take sequences of one length."""
+    return forward_path(model) in _EQUAL_LENGTHS
+
+
 def token_batch(model: PreTrainedModel, samples: Sequence[MaskedSequence]) -> TokenBatch:
     """Lay out samples for one forward pass of this model.
 
@@ -41,18 +46,16 @@ def token_batch(model: PreTrainedModel, samples: Sequence[MaskedSequence]) -> To
     """
     if any(sample.loss_mask[0] for sample in samples):
         raise DataError("a sequence begins with a completion token; a prompt of at least one token must precede it")
-    path = forward_path(model)
-    if path in _EQUAL_LENGTHS and len({len(sample.token_ids) for sample in samples}) > 1:
+    if takes_equal_lengths(model) and len({len(sample.token_ids) for sample in samples}) > 1:
         raise DataError("a forward pass without padding takes sequences of one length; split them into microbatches")
-    return (pack if path == "flat" else pad)(samples, device=model.device)
+    return (pack if forward_path(model) == "flat" else pad)(samples, device=model.device)
 
 
 def microbatches(model: PreTrainedModel, samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
     """Split a batch into passes of at most `max_tokens` tokens as laid out by `token_batch`; order is not kept."""
-    path = forward_path(model)
-    if path == "flat":
+    if forward_path(model) == "flat":
         return packed_microbatches(samples, max_tokens=max_tokens)
-    return padded_microbatches(samples, max_tokens=max_tokens, equal_lengths=path in _EQUAL_LENGTHS)
+    return padded_microbatches(samples, max_tokens=max_tokens, equal_lengths=takes_equal_lengths(model))
 
 
 def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:

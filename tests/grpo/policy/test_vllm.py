@@ -26,6 +26,7 @@ from grpo.learner.inference_backend import make_inference_backend
 from grpo.policy.catalog import open_policy
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.adapters import add_adapters
+from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
@@ -236,10 +237,13 @@ def test_a_turn_aborted_by_the_engine_stops_the_run(backend: ModuleType, vllm: V
         _generate(backend.VLLMPolicy(tiny_folder), PROMPT)
 
 
-def test_a_setting_selects_the_inference_backend(backend: ModuleType, vllm: VLLM, tiny_folder: Path, tmp_path: Path):
-    """The same checkpoint and hash on either; max_context and memory are those of the rollout."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_setting_selects_the_inference_backend(
+    backend: ModuleType, vllm: VLLM, tiny_folder: Path, tmp_path: Path, dtype: Dtype
+):
+    """The same checkpoint, hash and dtype on either; max_context and memory are those of the rollout."""
     store = str(tmp_path)
-    start = load_base.fn(policy=PolicySettings(model=str(tiny_folder)), content="", store=store)
+    start = load_base.fn(policy=PolicySettings(model=str(tiny_folder), dtype=dtype), content="", store=store)
     here = make_inference_backend(ArtifactStore(store), start.checkpoint, RolloutSettings())
     there = make_inference_backend(
         ArtifactStore(store),
@@ -249,8 +253,10 @@ def test_a_setting_selects_the_inference_backend(backend: ModuleType, vllm: VLLM
     assert isinstance(here, TransformersPolicy)
     assert isinstance(there, backend.VLLMPolicy)
     assert here.hash == there.hash == start.policy
+    assert here.model.dtype == getattr(torch, dtype)
     _generate(there, PROMPT)
-    assert (vllm.args[0].max_model_len, vllm.args[0].gpu_memory_utilization) == (100, 0.4)
+    arguments = vllm.args[0]
+    assert (arguments.max_model_len, arguments.gpu_memory_utilization, arguments.dtype) == (100, 0.4, dtype)
 
 
 def test_a_folder_without_a_model_is_refused(backend: ModuleType, tmp_path: Path):

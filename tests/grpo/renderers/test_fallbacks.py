@@ -23,6 +23,14 @@ ALTERNATING = (
     "{% if add_generation_prompt %}[model]{% endif %}"
 )
 """A template as Gemma's, which raises for a system message, a result, and two users in a row."""
+PYTHONIC = "{% for t in tools or [] %}{{ t.function }}{% endfor %}" + PLAIN.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ ('[' if loop.first else ', ') + c.function.name + '(' }}"
+    "{% for key, value in c.function.arguments.items() %}{{ ', ' if not loop.first }}{{ key }}={{ value | tojson }}"
+    "{% endfor %}{{ ')' + (']' if loop.last else '') }}{% endfor %}",
+)
+"""Calls in Python as Llama 4's, in brackets and without a marker."""
 LISTED = (
     "{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif %}{% for m in messages %}"
     "{% if m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('nine characters') }}{% endif %}"
@@ -66,6 +74,19 @@ def test_calls_are_rendered_in_the_form_that_the_prompt_states():
     assert renderer.decode(ids) == (
         'Let me see.\n<tool_call>\n{"name": "look_up", "arguments": {"order": "1"}}\n</tool_call>'
     )
+    assert renderer.parse_reply(ids) == turn
+
+
+def test_a_template_that_renders_all_is_kept():
+    """Calls in Python, of which an argument ends in the bracket that ends the calls."""
+    renderer = _renderer(PYTHONIC)
+    assert (renderer.added, renderer.template) == ((), PYTHONIC)
+    assert _renderer(PLAIN).added == ("tools", "calls")
+    turn = Message(
+        role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": ["1", "2"]}),)
+    )
+    ids = renderer.encode_reply(turn)
+    assert renderer.decode(ids) == '[look_up(order=["1", "2"])]'
     assert renderer.parse_reply(ids) == turn
 
 

@@ -194,7 +194,8 @@ class PythonCalls(ToolFormat):
         closing = closings[-1 if self._bare else 0] if closings else None  # a bare bracket ends a list as well
         end = closing.start() if closing else len(text.rstrip().removesuffix("]"))
         listed = ast.parse(f"[{text[position:end].strip()}]", mode="eval").body
-        assert isinstance(listed, ast.List)
+        if not isinstance(listed, ast.List):  # as in [f()][g()], which is an index
+            raise ValueError("not a list of calls")
         return list(map(_python_call, listed.elts)), end if closing else len(text)
 
     def _begins(self, text: str, position: int) -> bool:

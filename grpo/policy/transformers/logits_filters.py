@@ -16,11 +16,23 @@ def filter_logits(scores: torch.Tensor, samplings: Sequence[Sampling]) -> torch.
     """
     if all(sampling.unfiltered for sampling in samplings):
         return scores
-    ranked, order = scores.sort(dim=-1, descending=True, stable=True)
-    mass_before = ranked.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
+    greedy = [row for row, sampling in enumerate(samplings) if sampling.temperature == 0]
+    ranked = [row for row, sampling in enumerate(samplings) if sampling.temperature != 0 and not sampling.unfiltered]
+    filtered = scores.clone()
+    if greedy:
+        best = scores[greedy].argmax(dim=-1, keepdim=True)
+        filtered[greedy] = torch.full_like(scores[greedy], -torch.inf).scatter(1, best, 0.0)
+    if ranked:
+        filtered[ranked] = _rank_filter(scores[ranked], [samplings[row] for row in ranked])
+    return filtered
+
+
+def _rank_filter(scores: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Top-k and top-p of each row."""
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    mass_before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
     mass_before[:, 0] = 0.0
     rank = torch.arange(scores.shape[-1], device=scores.device)
-    top_k = [1 if s.temperature == 0 else s.top_k or scores.shape[-1] for s in samplings]
-    kept = rank < torch.tensor(top_k, device=scores.device)[:, None]
+    kept = rank < torch.tensor([s.top_k or scores.shape[-1] for s in samplings], device=scores.device)[:, None]
     kept &= mass_before < torch.tensor([s.top_p for s in samplings], device=scores.device)[:, None]
     return scores.masked_fill(~kept.gather(-1, order.argsort(dim=-1)), -torch.inf)

@@ -4,20 +4,27 @@ step   conversation 1    2           3
 1      prefill 9 tokens  prefill 9   –          siblings: the prompt is prefilled once and its KV cache copied
 2      decode            decode      prefill 14
 3      decode            prefill 12  decode     a tool result for 2: only the new tokens are prefilled
+
+A prefix that all new conversations share, such as the system prompt, is prefilled once as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from grpo.policy.transformers.attention import KVCache, SlotBatch
+from grpo.policy.transformers.packing import common_prefix_length
 from grpo.policy.transformers.turn_sampler import Turn, TurnSampler, TurnSession, pending
 
 _INITIAL_CAPACITY = 512
 """Tokens per slot at the start."""
+_MIN_SAVED = 256
+"""Fewest tokens that are saved for which a shared prefix gets a pass of its own."""
 
 
 class SlotSampler(TurnSampler):
@@ -59,17 +66,9 @@ class SlotSampler(TurnSampler):
     def _step(self) -> None:
         """See `TurnSampler`."""
         leaders, siblings = _deduplicate_prompts(self._active)
+        self._share_prefix([turn for turn in leaders if turn.session.length == 0])
         leaders.sort(key=lambda turn: len(turn.unread) > 1)
-        batch, ids, ends = self._build_batch(leaders)
-        logits = self._model(
-            input_ids=ids,
-            position_ids=batch.position.unsqueeze(0),
-            attention_mask=torch.ones_like(ids, dtype=torch.bool),
-            logits_to_keep=ends,
-            use_cache=False,
-            slots=batch,
-        ).logits[0]
-        self.tokens_processed += ids.shape[1]
+        logits = self._forward(leaders)
         rows = list(range(len(leaders)))
         turns = list(leaders)
         for row, turn in enumerate(leaders):
@@ -80,6 +79,46 @@ class SlotSampler(TurnSampler):
                 turns += followers
                 rows += [row] * len(followers)
         self._sample(turns, logits if len(rows) == len(leaders) else logits[torch.tensor(rows, device=self._device)])
+
+    def _share_prefix(self, turns: list[Turn]) -> None:
+        """Prefill the prefix that the prompts of new conversations share in one of them, and copy it to the others.
+
+        A conversation that is in progress may have read it already. The last token of a prompt stays unread.
+        """
+        if not turns:
+            return
+        source = next((session for session in self._holders if session.length), None)
+        read = [turn.unread[:-1] for turn in turns]
+        if source is not None:
+            read.append(source.history)
+        shared = turns[0].unread[: common_prefix_length([np.array(ids, np.int32) for ids in read])]
+        others = turns[1:] if source is None else turns
+        if len(shared) * len(others) < _MIN_SAVED:
+            return
+        if source is None:
+            source = turns[0].session
+            self._forward([replace(turns[0], unread=shared)])
+        assert source.slot is not None
+        self._cache.copy(
+            source.slot, [turn.session.slot for turn in others if turn.session.slot is not None], len(shared)
+        )
+        for turn in turns:
+            turn.session.history = list(shared)
+            turn.unread = turn.unread[len(shared) :]
+
+    def _forward(self, turns: list[Turn]) -> torch.Tensor:
+        """One pass over the unread tokens of turns; returns the logits after the last of each, [turns, vocabulary]."""
+        batch, ids, ends = self._build_batch(turns)
+        logits: torch.Tensor = self._model(
+            input_ids=ids,
+            position_ids=batch.position.unsqueeze(0),
+            attention_mask=torch.ones_like(ids, dtype=torch.bool),
+            logits_to_keep=ends,
+            use_cache=False,
+            slots=batch,
+        ).logits[0]
+        self.tokens_processed += ids.shape[1]
+        return logits
 
     def _build_batch(self, turns: list[Turn]) -> tuple[SlotBatch, torch.Tensor, torch.Tensor]:
         """Build the batch layout, flat token ids, and the flat index of each turn's last token."""

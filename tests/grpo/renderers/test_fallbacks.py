@@ -88,6 +88,8 @@ def test_a_template_that_renders_all_is_kept():
     ids = renderer.encode_reply(turn)
     assert renderer.decode(ids) == '[look_up(order=["1", "2"])]'
     assert renderer.parse_reply(ids) == turn
+    malformed = renderer.parse_text("[look_up(order=1)][look_up(order=2)]").malformed
+    assert malformed == "not a tool call: look_up(order=1)"
 
 
 def test_a_template_that_raises_gets_what_it_renders():

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.policy.transformers.sampler import SlotSampler
+from grpo.policy.transformers.turn_sampler import inverse_transform
 from grpo.renderers.chat_template import Renderer
 
 
@@ -216,6 +217,54 @@ def test_a_shared_prompt_is_read_once_and_a_later_turn_reads_only_new_tokens(pol
 
     # 9 + 2 passes · 4 tokens = 17 read, 3 · 4 generated; then 3 more read and 1 generated
     assert asyncio.run(run()) == [(17, 12), (20, 13)]
+
+
+def test_a_prefix_that_all_prompts_share_is_read_once(policy: TransformersPolicy):
+    """150 tokens of a system prompt in three conversations, one of two siblings, and in a fourth that comes later."""
+    system = [5 + index % 90 for index in range(150)]
+    prompts = [[*system, 20, 31], [*system, 20, 31], [*system, 77], [*system, 60, 61, 62], [*system, 15, 150]]
+
+    async def run() -> tuple[list[Generation], list[int]]:
+        async with _opened(policy, concurrency=5) as sampler:
+            sessions = [sampler.open() for _ in prompts]
+
+            async def turn(index: int) -> Generation:
+                return await sessions[index].generate(Prompt(new_ids=prompts[index]), _sampling(index, tokens=3))
+
+            generations = list(await asyncio.gather(*map(turn, range(4))))
+            counts = [sampler.tokens_processed]
+            # what is saved, 150 tokens, is not worth a pass for one conversation, and needs none where it has been read
+            generations.append(await turn(4))
+            return generations, [*counts, sampler.tokens_processed]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grpo.policy.transformers.sampler._MIN_SAVED", 150)
+        generations, counts = asyncio.run(run())
+    # 150, then 2 + 1 + 3 of the prompts, and 2 passes · 4 tokens; later 2 of the prompt and 2 passes
+    assert counts == [164, 168]
+    for prompt, generation in zip(prompts, generations, strict=True):
+        assert np.abs(np.array(generation.logprobs) - _exact(policy, prompt, generation)).max() < 1e-5
+
+
+def test_the_inverse_transform_finds_the_interval_of_each_number():
+    """.1 .2 .3 .4 and numbers in each interval, and at the ends of intervals, which belong to the next token."""
+    probabilities = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    uniforms = torch.tensor([0.0, 0.09, 0.11, 0.35, 0.61, 0.99], dtype=torch.float64)
+    assert inverse_transform(probabilities.expand(6, 4), uniforms).tolist() == [0, 0, 1, 2, 3, 3]
+    uneven = torch.softmax(3 * torch.randn(50, 700, generator=torch.Generator().manual_seed(3)), dim=-1)
+    numbers = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    cumulative = uneven.double().cumsum(-1)
+    expected = (cumulative <= (numbers * cumulative[:, -1])[:, None]).sum(-1)
+    assert inverse_transform(uneven, numbers).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("places", [(3,), (0, 255), (256, 699), (511, 512)])
+def test_a_token_of_probability_0_is_never_chosen(places: tuple[int, ...]):
+    """Whatever the number, in the first block of 256 tokens or in another."""
+    probabilities = torch.zeros(700)
+    probabilities[list(places)] = 1 / 3
+    numbers = torch.tensor([0.0, 1e-300, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert set(inverse_transform(probabilities.expand(4, 700), numbers).tolist()) <= set(places)
 
 
 def test_each_token_is_streamed_as_it_is_sampled(policy: TransformersPolicy):

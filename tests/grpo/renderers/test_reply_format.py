@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 
 from grpo.messages import Message, ToolCall
@@ -61,6 +64,30 @@ def test_a_call_that_breaks_off_is_kept_with_the_reason(name: str, text: str):
     assert parsed.malformed is not None
     assert parsed.malformed.startswith("not a tool call: ")
     assert parsed.content
+
+
+@pytest.mark.parametrize(("name", "text"), [*CALLS.items(), *KEPT.items()])
+def test_no_reply_ends_a_run(name: str, text: str):
+    """Five hundred replies of shuffled pieces of calls are messages, whatever they are made of."""
+    renderer, draw = _renderer(name), random.Random(name)
+    pieces = [
+        *re.findall(r"\w+|\s+|[^\w\s]", text),
+        text,
+        "\\",
+        "'",
+        "\x00",
+        "é",
+        "[f()][g()]",
+        "f(*a, **b)",
+        "-",
+        "0x",
+    ]
+    for _ in range(500):
+        reply = "".join(draw.choices(pieces, k=draw.randint(1, 30)))
+        wrapped = draw.choice([reply, text[: len(text) // 2] + reply, reply + text[len(text) // 2 :], text + reply])
+        parsed = renderer.parse_text(wrapped)
+        assert parsed.role == "assistant"
+        assert not (parsed.malformed and parsed.tool_calls)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "gemma4", "gptoss", "glm4moe", "deepseekv3"])

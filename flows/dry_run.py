@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.pipeline import base_policy, check_gates, collect_heldout, prepare_scenarios, starting_policy, training_steps
 from grpo.artifacts import ArtifactStore
+from grpo.config.environments import PythonEnvironmentSettings
 from grpo.config.pipeline import PipelineConfig
 from grpo.identity.cache_identity import pin_models
 from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
@@ -122,9 +123,7 @@ def dry_run(config: PipelineConfig) -> DryRun:
         stages=_stages(config, lookup, missing),
         scenarios=scenarios,
         episodes=episodes,
-        max_completion_tokens=min(
-            config.environment.max_turns * config.rollout.max_new_tokens, config.rollout.max_context
-        ),
+        max_completion_tokens=_max_completion_tokens(config),
         mean_completion_tokens=_mean_completion_tokens(config, lookup),
         model=model_plan(config.policy.model),
         forward_path=next(
@@ -132,6 +131,13 @@ def dry_run(config: PipelineConfig) -> DryRun:
         ),
         memory=_memory(config, episodes),
     )
+
+
+def _max_completion_tokens(config: PipelineConfig) -> int:
+    """Most tokens that are generated in an episode; an environment of the user's bounds its turns itself."""
+    if isinstance(config.environment, PythonEnvironmentSettings):
+        return config.rollout.max_context
+    return min(config.environment.max_turns * config.rollout.max_new_tokens, config.rollout.max_context)
 
 
 def _memory(config: PipelineConfig, episodes: Episodes) -> MemoryEstimate:

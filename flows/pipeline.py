@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
+from grpo.agents.catalog import make_agent
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.environments import EnvironmentSettings
+from grpo.config.environments import EnvironmentSettings, PythonEnvironmentSettings
 from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
+from grpo.environments.catalog import make_environment
 from grpo.errors import RemovedError
 from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.schema import FineTuning, IterationMetrics, SliceMetrics
@@ -85,6 +87,13 @@ def prepare_scenarios(
         store=store,
     )
     return Scenarios(ingested=ingested, validated=validated, split=divided)
+
+
+def check_objects(config: PipelineConfig) -> None:
+    """Create the user's own environment and agent before any stage runs. Raises `ConfigError` where that fails."""
+    if isinstance(config.environment, PythonEnvironmentSettings):
+        make_environment(config.environment)
+    make_agent(config.agent)
 
 
 def check_gates(config: PipelineConfig, data: Scenarios) -> None:

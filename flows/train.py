@@ -16,6 +16,7 @@ from flows.pipeline import (
     Step,
     base_policy,
     check_gates,
+    check_objects,
     collect_heldout,
     measure_fine_tuning,
     prepare_scenarios,
@@ -69,6 +70,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
     run = RunInputs.of(config)
     with stage_executor(config.rollout, config.compute) as executor:
         check_rewards(config.reward)
+        check_objects(config)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         check_gates(config, data)
         base = base_policy(config.policy, config.store)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.agents.catalog import make_agent
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.agent import AgentConfig, AgentSettings
+from grpo.config.agent import AnyAgentSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.catalog import make_environment
@@ -35,7 +35,7 @@ def rollout(
     scenarios: Artifact,
     split: Artifact,
     checkpoint: Artifact,
-    agent: AgentSettings,
+    agent: AnyAgentSettings,
     environment: EnvironmentSettings,
     settings: RolloutSettings,
     samples: int,
@@ -52,18 +52,18 @@ def rollout(
     ids = shard_ids(sides, part, settings, seed=seed, round=round, shard=shard)
     by_id = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, ids=ids)}
     policy = make_inference_backend(artifacts, checkpoint, settings)
-    world = make_environment(environment)
+    world, player = make_environment(environment), make_agent(agent)
     trajectories = collect(
         [by_id[scenario_id] for scenario_id in ids],
         policy,
         world,
-        Renderer(policy.tokenizer, tools=world.tools),
+        Renderer(policy.tokenizer, tools=(*world.tools, *player.tools)),
         settings,
         group_size=samples,
         temperature=temperature,
         run_seed=seed,
         iteration=part,
-        agent=MultiTurnAgent(AgentConfig(**dict(agent))),
+        agent=player,
     )
     with artifacts.new_file("rollout", ".parquet") as new:
         write_trajectories(new.path, trajectories, provenance={"policy": policy.hash, "part": str(part)})

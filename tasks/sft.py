@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.agents.catalog import make_agent
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.agent import AgentConfig, AgentSettings
+from grpo.config.agent import AnyAgentSettings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.sft import SFTSettings
 from grpo.environments.catalog import make_environment
@@ -27,7 +27,7 @@ class SFTResult(Checkpoint):
 def sft(
     base: Artifact,
     settings: SFTSettings,
-    agent: AgentSettings,
+    agent: AnyAgentSettings,
     environment: EnvironmentSettings,
     max_tokens: int,
     seed: int,
@@ -41,7 +41,7 @@ def sft(
             new.path,
             settings,
             environment=make_environment(environment),
-            agent=MultiTurnAgent(AgentConfig(**dict(agent))),
+            agent=make_agent(agent),
             max_tokens=max_tokens,
             seed=seed,
         )

@@ -72,6 +72,7 @@ def check_config(config: PipelineConfig) -> ModelPlan:
 
     Raises what the run would raise, and leaves nothing behind.
     """
+    from grpo.agents.catalog import make_agent
     from grpo.environments.catalog import make_environment
     from grpo.policy.transformers.model import load_tokenizer
     from grpo.policy.transformers.quantization import bitsandbytes_config
@@ -90,7 +91,7 @@ def check_config(config: PipelineConfig) -> ModelPlan:
     if config.rollout.backend == "vllm":
         import grpo.policy.vllm  # noqa: F401 - raises where the package is missing
     shard_runner(config.rollout)
-    Renderer(tokenizer, tools=make_environment(config.environment).tools)
+    Renderer(tokenizer, tools=(*make_environment(config.environment).tools, *make_agent(config.agent).tools))
     check_rewards(config.reward)
     for gate in config.gates:
         if isinstance(gate, SafetyGate):

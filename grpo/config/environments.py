@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from grpo.config.base import ReadWith, Settings
+from grpo.config.python_object import PythonObject
+from grpo.user_objects import reference_of
 
 _WITH_MODEL = ReadWith("model")
 
@@ -102,7 +104,21 @@ class TriageSettings(Settings):
         return self
 
 
+class PythonEnvironmentSettings(PythonObject):
+    """Environment of one's own: a subclass of `grpo.Environment`, or a function that returns one."""
+
+    @property
+    def reference(self) -> str:
+        """`module:name`."""
+        return reference_of(self.object, group="grpo.environments")
+
+
 EnvironmentSettings = Annotated[
-    SupportDeskSettings | ConversationSettings | SimulatedUserSettings | TaskSettings | TriageSettings,
+    SupportDeskSettings
+    | ConversationSettings
+    | SimulatedUserSettings
+    | TaskSettings
+    | TriageSettings
+    | PythonEnvironmentSettings,
     Field(discriminator="kind"),
 ]

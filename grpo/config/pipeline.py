@@ -7,18 +7,19 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from grpo.config.agent import AgentSettings
+from grpo.config.agent import AgentSettings, AnyAgentSettings
 from grpo.config.base import Name, RunName, Settings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.loading import load_settings
 from grpo.config.rewards import JudgeSettings, RewardComponent
 from grpo.config.rollout import RolloutSettings
-from grpo.config.scenarios import ScenarioSettings
+from grpo.config.scenarios import GeneratorSource, ScenarioSettings
 from grpo.config.sft import SFTSettings
 from grpo.config.training import TrainingSettings
 from grpo.storage.credentials import refuse_credentials
 from grpo.storage.home import home
+from grpo.user_objects import make_importable
 
 TagKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$", max_length=250)]
 TagValue = Annotated[str, StringConstraints(max_length=5000)]
@@ -104,8 +105,8 @@ class PipelineConfig(Settings):
     """Sources of scenarios and the held-out split."""
     policy: PolicySettings
     """Model that the run starts from."""
-    agent: AgentSettings = AgentSettings()
-    """System prompt, strategy and reasoning of the agent."""
+    agent: AnyAgentSettings = AgentSettings()
+    """System prompt, strategy and reasoning of the agent, or a class of your own."""
     environment: EnvironmentSettings
     """Environment of the episodes."""
     reward: tuple[RewardComponent, ...] = Field(min_length=1)
@@ -126,10 +127,26 @@ class PipelineConfig(Settings):
     """Registration of the trained model."""
     compute: ComputeSettings = ComputeSettings()
     """Placement of the stages."""
+    import_from: str | None = None
+    """Folder of your own modules, which can be imported from then on; by default that of the YAML file where it names
+    any. On another machine they are installed, or lie in a folder of PYTHONPATH."""
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """`module:name` of the objects of the user's own code."""
+        named = [getattr(part, "object", None) for part in (self.environment, self.agent, *self.reward)]
+        generators = [source.function for source in self.scenarios.sources if isinstance(source, GeneratorSource)]
+        return tuple(name for name in (*named, *generators) if name is not None)
 
     def identity_settings(self) -> dict[str, Any]:
         """Settings that a result depends on: all but placement and storage."""
-        return self.model_dump(mode="json", exclude={"compute", "store", "save_total_limit"})
+        return self.model_dump(mode="json", exclude={"compute", "store", "save_total_limit", "import_from"})
+
+    @model_validator(mode="after")
+    def _own_modules_can_be_imported(self) -> Self:
+        if self.import_from is not None:
+            make_importable(Path(self.import_from))
+        return self
 
     @model_validator(mode="after")
     def _shards_run_in_one_place(self) -> Self:
@@ -223,5 +240,10 @@ class PipelineConfig(Settings):
 
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
-    """Read the config of a run, see `load_settings`."""
-    return load_settings(path, PipelineConfig, overrides)
+    """Read the config of a run, see `load_settings`; modules beside the file that it names can be imported."""
+    config = load_settings(path, PipelineConfig, overrides)
+    modules = {name.partition(":")[0].partition(".")[0] for name in config.objects}
+    beside = [path.parent / name for name in modules]
+    if config.import_from is None and any(place.is_dir() or place.with_suffix(".py").is_file() for place in beside):
+        return PipelineConfig.model_validate({**dict(config), "import_from": str(path.parent.resolve())})
+    return config

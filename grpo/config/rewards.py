@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from grpo.config.base import Settings
+from grpo.config.python_object import ObjectName, Options
 from grpo.storage.home import home
+from grpo.user_objects import reference_of
 
 REWARD_NAMES = (
     "task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant",
@@ -18,6 +19,8 @@ REWARD_NAMES = (
     "empathy", "action", "professionalism", "ruler", "safety", "neural",
 )  # fmt: skip
 """Rewards of this package."""
+PYTHON = "python"
+"""Kind of a reward that the config names as `module:name`."""
 PLUGIN_GROUP = "grpo.rewards"
 """Entry point group of the rewards of installed packages."""
 
@@ -35,19 +38,10 @@ def plugin(name: str) -> EntryPoint | None:
 
 
 def _known(name: str) -> str:
-    if name not in REWARD_NAMES and plugin(name) is None:
-        raise ValueError(f"reward {name} is unknown; known are {', '.join(sorted({*REWARD_NAMES, *plugin_names()}))}")
+    if name not in REWARD_NAMES and name != PYTHON and plugin(name) is None:
+        known = ", ".join(sorted({*REWARD_NAMES, *plugin_names()}))
+        raise ValueError(f"reward {name} is unknown; known are {known}, and python with object: module:name")
     return name
-
-
-def _finite(value: Any, place: str = "options") -> Any:
-    """Refuse infinite numbers and NaN, however deep."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{place} is {value}; write a finite number")
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, part in parts:
-        _finite(part, f"{place}.{name}")
-    return value
 
 
 RewardName = Annotated[str, AfterValidator(_known)]
@@ -57,10 +51,12 @@ class RewardComponent(Settings):
     """One reward and its weight."""
 
     kind: RewardName
-    """Reward of this package or of a plugin."""
+    """Reward of this package or of a plugin, or `python` for a class or function of your own."""
+    object: ObjectName | None = None
+    """`module:name` of a reward of kind python: a subclass of RewardFunction, or a function of (turns, context)."""
     weight: float = Field(ge=-1, le=1)
     """Weight in the total; negative penalizes."""
-    options: Annotated[dict[str, Any], AfterValidator(_finite)] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """Settings of this reward, by name."""
     optional: bool = False
     """Score an episode without this reward where it fails; otherwise the episode gets no reward."""
@@ -68,6 +64,20 @@ class RewardComponent(Settings):
     """Hard constraint: below it the episode gets the least score, whatever the other rewards give."""
     accepted_exploits: tuple[str, ...] = ()
     """Known exploits of this reward, by probe; any other one stops the run. `grpo check-reward` lists them."""
+
+    @property
+    def reference(self) -> str | None:
+        """`module:name` of a reward of the user's own or of a plugin; None for one of this package."""
+        if self.object is not None:
+            return reference_of(self.object, group=PLUGIN_GROUP)
+        point = plugin(self.kind)
+        return None if point is None else point.value
+
+    @model_validator(mode="after")
+    def _object_goes_with_python(self) -> Self:
+        if (self.kind == PYTHON) != (self.object is not None):
+            raise ValueError(f"object {self.object} with kind {self.kind}; kind python names its object: module:name")
+        return self
 
 
 class JudgeSettings(Settings):

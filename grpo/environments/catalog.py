@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from grpo.config.environments import (
     EnvironmentSettings,
+    PythonEnvironmentSettings,
     SimulatedUserSettings,
     SupportDeskSettings,
     TaskSettings,
@@ -30,13 +31,16 @@ from grpo.environments.worlds.travel import TRAVEL
 from grpo.environments.worlds.vehicle import VEHICLE
 from grpo.errors import BudgetError, DataError
 from grpo.scenarios.scenario import Scenario
+from grpo.user_objects import create
 
 WORLDS = (FILE_SYSTEM, MATHEMATICS, MESSAGING, POSTING, TICKETS, TRADING, TRAVEL, VEHICLE, RETAIL)
 """Worlds of the task environment. The one without a state key of its own is the last."""
 
 
 def make_environment(settings: EnvironmentSettings) -> Environment:
-    """Create the environment of these settings."""
+    """Create the environment of these settings. Raises `ConfigError` for one of the user's that cannot be made."""
+    if isinstance(settings, PythonEnvironmentSettings):
+        return create(settings.reference, settings.options, Environment)  # type: ignore[type-abstract]
     if isinstance(settings, SupportDeskSettings):
         return SupportDesk(max_turns=settings.max_turns)
     if isinstance(settings, TriageSettings):

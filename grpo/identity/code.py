@@ -1,6 +1,7 @@
 """Code identity: digests of the project's sources and packages, and of the user's code and files that a config names.
 
 reward politeness of an installed package    its modules, the package's version, the files that it declares
+environment shop.environment:Shop            its modules
 generator shop.scenarios:rows                its modules
 simulated user stub://replies.yaml           that file
 reward neural, options.model                 that folder
@@ -18,21 +19,24 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from grpo.config.environments import SimulatedUserSettings, TaskSettings
+from grpo.config.agent import PythonAgentSettings
+from grpo.config.environments import PythonEnvironmentSettings, SimulatedUserSettings, TaskSettings
 from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.rewards import RewardComponent, plugin
+from grpo.config.rewards import RewardComponent
 from grpo.config.scenarios import GeneratorSource
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.errors import ConfigError
 from grpo.identity.user_code import user_code_digests
 from grpo.policy.catalog import STUB, VLLM, is_weights
 from grpo.policy.weights.sources import model_identity
-from grpo.rewards.catalog import reward_type
+from grpo.rewards.catalog import reward_files
 from grpo.rewards.judge.rubrics import RUBRICS
 from grpo.rewards.learned.safety import SHIPPED
 from grpo.storage.files import stamped_digest
 
+_NAMING = (RewardComponent, PythonEnvironmentSettings, PythonAgentSettings)
+"""Settings that name an object of the user's."""
 NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 
 
@@ -113,9 +117,7 @@ def _reference(part: BaseModel) -> str | None:
     """Return `module:name` of the user's object in these settings, or None."""
     if isinstance(part, GeneratorSource):
         return part.function
-    if isinstance(part, RewardComponent) and (point := plugin(part.kind)) is not None:
-        return point.value
-    return None
+    return part.reference if isinstance(part, _NAMING) else None
 
 
 def _files(part: BaseModel) -> Iterator[Path]:
@@ -123,7 +125,7 @@ def _files(part: BaseModel) -> Iterator[Path]:
     if isinstance(part, GeneratorSource):
         yield from map(Path, part.files)
     elif isinstance(part, RewardComponent):
-        yield from map(Path, reward_type(part.kind).files(part.options))
+        yield from map(Path, reward_files(part))
     elif isinstance(part, (WrittenDemonstrations, LoggedDemonstrations)):
         yield Path(part.path)
     elif isinstance(part, SafetyGate):

@@ -34,7 +34,7 @@ def fine_tune(
     from grpo.learner.trl.sft_trainer import train_sft  # the import takes 2.5 s
 
     policy = load(base)
-    renderer = Renderer(policy.tokenizer, tools=environment.tools)
+    renderer = Renderer(policy.tokenizer, tools=(*environment.tools, *agent.tools))
     examples = []
     for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
         instructions = agent.instructions(conversation, {})

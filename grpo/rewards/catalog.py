@@ -1,17 +1,22 @@
-"""Rewards by name: those of this package, and those of installed plugins."""
+"""Rewards by name: those of this package, of installed plugins, and of the user's own code."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from grpo.config.rewards import RewardComponent, plugin, plugin_names
+from pydantic import ValidationError
+
+from grpo.config.loading import describe_errors
+from grpo.config.rewards import PYTHON, RewardComponent
 from grpo.errors import ConfigError
 from grpo.rewards.composite import CompositeReward
 from grpo.rewards.judge.ruler import RulerReward
 from grpo.rewards.learned.neural import NeuralReward
 from grpo.rewards.learned.safety import SafetyReward
-from grpo.rewards.reward import RewardFunction
+from grpo.rewards.reward import FunctionReward, RewardFunction, checked_weight
 from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
 from grpo.rewards.text.correctness import CorrectnessReward, SimilarityReward
 from grpo.rewards.text.lexical import ConcisenessReward, KeywordReward, SimilarityAwareReward, VarietyReward
@@ -27,6 +32,7 @@ from grpo.rewards.text.quality import (
     SalesAssistantReward,
     TechnicalSupportReward,
 )
+from grpo.user_objects import create, load_object
 
 REWARDS: dict[str, type[RewardFunction]] = {
     reward.name: reward
@@ -58,35 +64,64 @@ REWARDS: dict[str, type[RewardFunction]] = {
 }
 
 
-def reward_type(name: str) -> type[RewardFunction]:
-    """Class of the reward of this name, of this package or of a plugin; `ConfigError` for an unknown name."""
-    if name in REWARDS:
-        return REWARDS[name]
-    point = plugin(name)
-    if point is None:
-        raise ConfigError(f"reward {name!r} is unknown; known are {', '.join(sorted({*REWARDS, *plugin_names()}))}")
-    kind = point.load()
-    if not (isinstance(kind, type) and issubclass(kind, RewardFunction)):
-        raise ConfigError(f"plugin {point.value} of reward {name} is not a RewardFunction; name a subclass of it")
-    return kind
-
-
 def reward_named(name: str, *, weight: float = 1.0, **options: Any) -> RewardFunction:
-    """The reward of this name, of this package or of a plugin; `ConfigError` for unknown names and options."""
-    kind = reward_type(name)
+    """The reward of this name, of this package or of a plugin, or the user's own `module:name`.
+
+    Raises `ConfigError` for unknown names and options.
+    """
+    named = {"kind": PYTHON, "object": name} if ":" in name else {"kind": name}
     try:
-        return kind(weight=weight, **(_with_fallback(options) if kind is RulerReward else options))
-    except TypeError as error:
-        raise ConfigError(f"reward {name} does not take options {options}: {error}") from error
+        component = RewardComponent.model_validate({**named, "weight": 1.0, "options": options})
+    except ValidationError as error:
+        raise ConfigError("; ".join(describe_errors(error, named))) from error
+    reward = make_component(component)
+    reward.weight = checked_weight(weight, reward.name)
+    return reward
 
 
 def make_reward(components: Sequence[RewardComponent]) -> CompositeReward:
     """The reward that the config asks for."""
+    rewards = [make_component(part) for part in components]
+    named = list(zip(components, (reward.name for reward in rewards), strict=True))
     return CompositeReward(
-        [reward_named(part.kind, weight=part.weight, **part.options) for part in components],
-        optional=[part.kind for part in components if part.optional],
-        floors={part.kind: part.floor for part in components if part.floor is not None},
+        rewards,
+        optional=[name for part, name in named if part.optional],
+        floors={name: part.floor for part, name in named if part.floor is not None},
     )
+
+
+def make_component(component: RewardComponent) -> RewardFunction:
+    """One reward of a config. Raises `ConfigError` for options that it does not take."""
+    options, reference = component.options, component.reference
+    if reference is not None:
+        target = load_object(reference)
+        if isinstance(target, type):
+            reward = create(reference, options, RewardFunction)  # type: ignore[type-abstract]
+        elif options:
+            raise ConfigError(f"{reference} takes no options {options}; write a subclass of RewardFunction that does")
+        else:
+            reward = copy.copy(target) if isinstance(target, RewardFunction) else _of_function(reference, target)
+        reward.weight = component.weight
+        return reward
+    kind = REWARDS[component.kind]
+    try:
+        return kind(weight=component.weight, **(_with_fallback(options) if kind is RulerReward else options))
+    except TypeError as error:
+        raise ConfigError(f"reward {component.kind} does not take options {options}: {error}") from error
+
+
+def reward_files(component: RewardComponent) -> Sequence[str | Path]:
+    """Files that a reward of a config declares, see `RewardFunction.files`."""
+    target = REWARDS[component.kind] if component.reference is None else load_object(component.reference)
+    return target.files(component.options) if isinstance(target, type) and issubclass(target, RewardFunction) else ()
+
+
+def _of_function(reference: str, function: object) -> FunctionReward:
+    if not callable(function):
+        raise ConfigError(
+            f"{reference} is {type(function).__name__}; name a RewardFunction or a function of (turns, context)"
+        )
+    return FunctionReward(function)
 
 
 def _with_fallback(options: Mapping[str, Any]) -> Mapping[str, Any]:

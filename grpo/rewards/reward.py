@@ -140,6 +140,7 @@ class FunctionReward(RewardFunction):
         self.name = getattr(function, "__name__", type(function).__name__)
         super().__init__(weight=weight)
         self._function = function
+        self.probed = bool(getattr(function, "probed", True))  # type: ignore[misc]
         try:
             inspect.signature(function).bind((), None)
             self._takes_context = True

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from tests.benchmarks.page import Findings
 
-PARTS = ("pipeline", "step", "rollout", "growth", "latency", "gpu", "ingest", "score", "gates", "real")
+PARTS = ("pipeline", "step", "rollout", "growth", "latency", "gpu", "ingest", "score", "gates", "iteration", "real")
 
 
 def run(part: str) -> Findings:

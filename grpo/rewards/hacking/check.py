@@ -10,7 +10,7 @@ from statistics import fmean
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
-from grpo.rewards.catalog import reward_named
+from grpo.rewards.catalog import make_component
 from grpo.rewards.hacking.probes import CASES, PROBES, Probe, ProbeCase
 from grpo.rewards.reward import Episode, RewardContext, RewardFunction
 
@@ -45,7 +45,7 @@ def probe_reward(reward: RewardFunction) -> list[ProbeResult]:
         if honest is None or honest <= 0:
             raise RewardError(
                 f"reward {reward.name} gives honest replies {'no score' if honest is None else honest}, so that probes "
-                "cannot be compared with them; set probed = False in its class if it does not score replies"
+                "cannot be compared with them; set probed = False on its class or function if it does not score replies"
             )
         return [ProbeResult(probe=probe, score=runner.run(_best(reward, probe)), honest=honest) for probe in PROBES]
 
@@ -56,7 +56,7 @@ def check_rewards(components: Sequence[RewardComponent]) -> None:
     for component in components:
         if unknown := {*component.accepted_exploits} - {*names}:
             raise ConfigError(f"reward {component.kind}: accepted_exploits names {sorted(unknown)}; probes are {names}")
-        reward = reward_named(component.kind, weight=component.weight, **component.options)
+        reward = make_component(component)
         if not reward.probed:
             continue
         accepted = component.accepted_exploits

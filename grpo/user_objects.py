@@ -1,0 +1,120 @@
+"""Objects of the user's own code: classes and functions named as `module:name`, and their options.
+
+    environment: {kind: python, object: "shop.environment:ShopEnvironment", options: {stock: 40}}
+
+The folder of the config is on the import path, as that of a script is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, ValidationError, create_model
+
+from grpo.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def make_importable(folder: Path) -> None:
+    """Append a folder to the import path of this process and of those that it starts; other modules come first."""
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.append(place)
+        importlib.invalidate_caches()
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if place not in inherited:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*inherited, place])
+
+
+def reference_of(name: str, *, group: str) -> str:
+    """`module:name` as it is; any other name is that of an entry point of this group.
+
+    Raises `ConfigError` for an entry point that no installed package has.
+    """
+    if ":" in name:
+        return name
+    points = entry_points(group=group)
+    if name not in points.names:
+        known = ", ".join(sorted(points.names)) or "none"
+        raise ConfigError(
+            f"object {name!r} is not of the form module:name, and no installed package has an entry point {name!r} in "
+            f"{group} (known: {known})"
+        )
+    return points[name].value
+
+
+def load_object(reference: str) -> Any:
+    """Import the object `module:name`. Raises `ConfigError` for one that is missing or whose module fails."""
+    module_name, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
+        remedy = "put it beside the config, or install its package" if missing else "correct it"
+        raise ConfigError(f"{reference}: module {module_name} cannot be imported ({_told(error)}); {remedy}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        near = [public for public, found in vars(module).items() if getattr(found, "__module__", "") == module.__name__]
+        raise ConfigError(f"{reference}: module {module_name} has no {name}; it has {', '.join(near)}") from error
+
+
+def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: Any) -> T:
+    """Call a class or function of the user with what is given and with options, checked by its signature.
+
+    Returns its instance of `kind`.
+
+    Raises `ConfigError` for an unknown or missing option, for a value of another type, and for another result.
+    """
+    target = load_object(reference)
+    if not callable(target):
+        raise ConfigError(f"{reference} is {type(target).__name__}; name a class derived from {kind.__name__}")
+    arguments = _arguments(reference, target, options, given=len(given))
+    try:
+        made = target(*given, **arguments)
+    except Exception as error:
+        raise ConfigError(f"{reference} cannot be made with options {dict(options)}: {_told(error)}") from error
+    if not isinstance(made, kind):
+        raise ConfigError(f"{reference} makes {type(made).__name__}; derive it from {kind.__name__}")
+    return made
+
+
+def _arguments(reference: str, target: Callable[..., Any], options: Mapping[str, Any], *, given: int) -> dict[str, Any]:
+    """Options by the parameters of a signature after those that are given, converted to their annotations."""
+    try:
+        parameters = inspect.signature(target, eval_str=True).parameters.values()
+    except NameError:  # an annotation that exists for type checkers alone
+        parameters = inspect.signature(target).parameters.values()
+    named = {p.name: p for p in [*parameters][given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    fields: dict[str, Any] = {
+        name: (
+            Any if p.annotation is p.empty or isinstance(p.annotation, str) else p.annotation,
+            ... if p.default is p.empty else p.default,
+        )
+        for name, p in named.items()
+    }
+    shown = ", ".join(named) or "no options"
+    if unknown := [name for name in options if name not in named and not takes_any]:
+        raise ConfigError(f"{reference} has no option {unknown[0]!r}; it takes {shown}")
+    settings = ConfigDict(extra="allow", arbitrary_types_allowed=True, allow_inf_nan=False, protected_namespaces=())
+    model = create_model("Options", __config__=settings, **fields)
+    try:
+        checked = model.model_validate(dict(options))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise ConfigError(f"{reference}: option {place}: {problem['msg']}; it takes {shown}") from error
+    return {name: getattr(checked, name) for name in options}
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,182 @@
+"""One GRPO iteration of triage with SmolLM2-135M-Instruct: rollout and update, against `generate` and TRL's step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.algorithms.reductions import Denominators
+from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.environments.catalog import make_environment
+from grpo.learner.batch import Sample, build_batch, make_minibatches
+from grpo.learner.checkpoints import save_base
+from grpo.learner.fine_tuning import fine_tune
+from grpo.learner.learner import Learner
+from grpo.policy.catalog import load_weights
+from grpo.policy.policy import Policy
+from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.renderers.chat_template import Renderer
+from grpo.rewards.catalog import make_reward
+from grpo.rewards.score import score
+from grpo.rollout.collect import collect
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Trajectory, group
+from tests.benchmarks.against_trl import make_trainer, plain_model, trl_inputs, trl_step
+from tests.benchmarks.measure import in_turn, seconds
+from tests.benchmarks.page import Findings, Table, Versus
+from tests.benchmarks.race import sides
+from tests.benchmarks.usual import GeneratePolicy
+from tests.places import ROOT
+
+CONFIG = ROOT / "data" / "configs" / "triage.yaml"
+CONVERSATIONS = (32, 64, 128)
+"""Conversations in one call of `generate`."""
+ROWS = (4, 8, 16)
+"""Episodes in one of TRL's forward passes."""
+REPEATS = 3
+
+
+def measure() -> Findings:
+    """Rollouts in turn, then updates in turn; the others in the fastest setting that was tried once."""
+    config = load_config(CONFIG)
+    if not (ROOT / config.policy.model).exists():
+        return Findings(title="An iteration with a real model", text="Not measured: `make real` fetches the model.")
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    with TemporaryDirectory() as folder:
+        policy = _fine_tuned(config, Path(folder))
+        start = Path(folder) / "start"
+        scenarios = sides(config)[0][: config.rollout.scenarios]
+        played: list[Trajectory] = []
+
+        def play(backend: Policy) -> float:
+            return seconds(lambda: played.__setitem__(slice(None), _play(backend, config, scenarios)))
+
+        model, tokenizer = plain_model(start)
+        generate = {f"{n} at once": GeneratePolicy(model.eval(), tokenizer, n) for n in CONVERSATIONS}
+        tried = {name: play(backend) for name, backend in generate.items()}
+        rows = min(tried, key=lambda name: tried[name])
+        rollout = in_turn({"ours": lambda: play(policy), "TRL": lambda: play(generate[rows])}, repeats=REPEATS)
+        play(policy)
+        batches = _batches(config, policy, played)
+        mine = _our_steps(policy, batches, config)
+        costs = {}
+        for n in ROWS:
+            for half in (False, True):
+                costs[n, half] = seconds(_their_steps(start, batches[:1], n, half=half))
+        n, half = min(costs, key=lambda setting: costs[setting])
+        fastest = f"{n} episodes a pass{', bfloat16' if half else ''}"
+        theirs = _their_steps(start, batches, n, half=half)
+        update = in_turn({"ours": lambda: seconds(mine), "TRL": lambda: seconds(theirs)}, repeats=REPEATS)
+    said = sum(trajectory.completion_tokens for trajectory in played)
+    total = {side: rollout[side] + update[side] for side in rollout}
+    table = tuple(
+        (name, f"{rollout[side]:.1f}", f"{said / rollout[side]:,.0f}", f"{update[side]:.1f}", f"{total[side]:.1f}")
+        for side, name in (("ours", "ours, float32"), ("TRL", f"`generate`, {rows}; TRL, {fastest}"))
+    )
+    return Findings(
+        title="An iteration with a real model",
+        text=(
+            f"SmolLM2-135M-Instruct after fine-tuning, {len(scenarios)} triage scenarios × {config.rollout.group_size} "
+            f"episodes, {said:,} tokens generated, and {len(batches)} optimizer steps on the groups whose rewards "
+            "differ. "
+            f"The other side in the fastest setting that was tried; medians of {REPEATS}, runs alternate."
+        ),
+        tables=(Table(head=("side", "rollout s", "tokens/s", "update s", "iteration s"), rows=table),),
+        gist=(
+            Versus(
+                measure="GRPO iteration, 135 M model",
+                ours=f"{total['ours']:.1f} s",
+                against=f"TRL {total['TRL']:.1f} s",
+                ratio=total["TRL"] / total["ours"],
+                bound=5,
+            ),
+            Versus(
+                measure="rollout of it",
+                ours=f"{said / rollout['ours']:,.0f} tokens/s",
+                against=f"`generate` {said / rollout['TRL']:,.0f}",
+                ratio=rollout["TRL"] / rollout["ours"],
+                bound=3,
+            ),
+        ),
+    )
+
+
+def _fine_tuned(config: PipelineConfig, folder: Path) -> TransformersPolicy:
+    """The policy that a run's first rollout is sampled from, written to `folder/start`."""
+    assert config.sft is not None
+    base, start = folder / "base", folder / "start"
+    base.mkdir()
+    start.mkdir()
+    save_base(load_weights(str(ROOT / config.policy.model), chat_template=config.policy.chat_template), base)
+    fine_tune(
+        base,
+        start,
+        config.sft,
+        environment=make_environment(config.environment),
+        agent=MultiTurnAgent(),
+        max_tokens=config.training.microbatch_tokens,
+        seed=config.seed,
+    )
+    return load(start)
+
+
+def _play(backend: Policy, config: PipelineConfig, scenarios: Sequence[Scenario]) -> list[Trajectory]:
+    world = make_environment(config.environment)
+    return collect(
+        scenarios,
+        backend,
+        world,
+        Renderer(backend.tokenizer, tools=world.tools),  # type: ignore[attr-defined]
+        config.rollout,
+        group_size=config.rollout.group_size,
+        temperature=config.rollout.temperature,
+        run_seed=config.seed,
+        iteration=0,
+    )
+
+
+def _batches(
+    config: PipelineConfig, policy: TransformersPolicy, played: Sequence[Trajectory]
+) -> list[tuple[Sample, ...]]:
+    batch = build_batch(
+        group(list(score(played, make_reward(config.reward)))), config.training, policy_hash=policy.hash
+    )
+    steps = make_minibatches(
+        batch.groups, groups_per_step=config.training.groups_per_step, rng=np.random.default_rng(0)
+    )
+    return [tuple(step) for step in steps]
+
+
+def _our_steps(
+    policy: TransformersPolicy, batches: Sequence[Sequence[Sample]], config: PipelineConfig
+) -> Callable[[], None]:
+    """Optimizer steps on these batches, which may be repeated, since their learning rate is 0."""
+    learner = Learner(policy.model, config.training.model_copy(update={"learning_rate": 0.0}))
+
+    def act() -> None:
+        for batch in batches:
+            tokens = sum(int(sample.loss_mask.sum()) for sample in batch)
+            learner.step(batch, Denominators(sequences=len(batch), tokens=tokens, normalizer=256), on_policy=False)
+
+    act()  # warms up
+    return act
+
+
+def _their_steps(folder: Path, batches: Sequence[Sequence[Sample]], rows: int, *, half: bool) -> Callable[[], None]:
+    """The same of TRL's trainer, `rows` episodes a pass."""
+    model, tokenizer = plain_model(folder)
+    trainer = make_trainer(model, tokenizer, rows=rows, checkpointing=False, half=half)
+    inputs = [trl_inputs(batch, device=model.device) for batch in batches]
+
+    def act() -> None:
+        for part in inputs:
+            trl_step(trainer, part, rows=rows)
+
+    trl_step(trainer, inputs[0], rows=rows)  # warms up
+    return act

@@ -1,17 +1,25 @@
-"""A real model: triage with three seeds and two controls, the order desk after fine-tuning, and BANKING77."""
+"""A real model: triage with three seeds and two controls, the order desk after fine-tuning, and BANKING77.
+
+The runs take hours. Each leaves its records in runs/real, and one that is complete is not run again:
+
+    python -m tests.benchmarks.real "triage, seed 2" --beside      this run alone, with a thread, beside another one
+    python -m tests.benchmarks real                                what is missing, and the page
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from flows.local import settings
+from flows.local.service import free_port
 from grpo.config.pipeline import load_config
 from grpo.errors import DataError
 from grpo.evaluation.report import read_report
@@ -21,25 +29,30 @@ from tests.benchmarks.page import Findings, Table
 from tests.places import ROOT
 
 CONFIGS = ROOT / "data" / "configs"
-SEEDS = (1, 2, 3)
-CONTROLS = {
-    "constant reward": ("reward=[{kind: constant, weight: 1.0}]",),
-    "negated reward, 6 iterations": (
+RECORDS = ROOT / "runs" / "real"
+RUNS: dict[str, tuple[str, ...]] = {
+    **{f"triage, seed {seed}": ("triage", f"seed={seed}") for seed in (1, 2, 3)},
+    "triage, constant reward": ("triage", "reward=[{kind: constant, weight: 1.0}]"),
+    "triage, negated reward, 6 iterations": (
+        "triage",
         "reward=[{kind: task_completion, weight: -0.7}, {kind: checks, weight: -0.3}]",
         "training.iterations=6",
     ),
+    "order desk": ("smollm2_desk",),
+    "BANKING77, five teams": ("banking77_teams",),
+    "BANKING77, 77 intents": ("banking77",),
 }
+"""Config of each run, and what is set over it."""
 HEAD = ("run", "base", "after fine-tuning", "after GRPO", "verdict", "time", "peak memory")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A finished run: its report, where it wrote one, its time, and the peak memory of the largest process
-    until then."""
+class Cost(BaseModel):
+    """Time and peak memory of a run's command."""
 
-    document: ReportDocument | None
     wall_s: float
     peak_mib: float
+    beside: bool
+    """Another run was on the machine, and each had one thread."""
 
 
 def measure() -> Findings:
@@ -47,56 +60,63 @@ def measure() -> Findings:
     model = ROOT / load_config(CONFIGS / "triage.yaml").policy.model
     if not model.exists():
         return Findings(title="A real model", text=f"Not measured: {model.name} is not here; `make real` fetches it.")
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        rows = [_row(f"triage, seed {seed}", _train(home, "triage", f"seed={seed}")) for seed in SEEDS]
-        rows += [_row(f"triage, {name}", _train(home, "triage", *changes)) for name, changes in CONTROLS.items()]
-        rows.append(_row("order desk", _train(home, "smollm2_desk")))
-        for name in ("banking77_teams", "banking77"):
-            source = ROOT / load_config(CONFIGS / f"{name}.yaml").scenarios.sources[0].path  # type: ignore[union-attr]
-            rows.append(_row(name, _train(home, name)) if source.exists() else _absent(name, f"no data at {source}"))
     return Findings(
         title="A real model",
         text=(
             "SmolLM2-135M-Instruct in float32, all weights trained. Success on held-out scenarios with its Wilson "
             "interval at 95 %, one episode a scenario: of the base, after fine-tuning on demonstrations, and after "
             "GRPO. The time is that of the whole command, conversion of the model and evaluations included; the "
-            "download is not. A constant reward ends the run without a learning signal; a negated one must not help."
+            "download is not. Where it has a star, two runs shared the machine with one thread each. A constant reward "
+            "ends the run without a learning signal; a negated one must not help."
         ),
-        tables=(Table(head=HEAD, rows=tuple(rows)),),
+        tables=(Table(head=HEAD, rows=tuple(_row(name) for name in RUNS)),),
     )
 
 
-def _train(home: Path, name: str, *overrides: str) -> Outcome:
-    """One run of the command with records of its own."""
-    label = f"{name}-{len(list(home.glob('run-*')))}"
-    records = home / f"run-{label}"
-    records.mkdir()
+def run(name: str, *, beside: bool) -> None:
+    """Run one command, with records of its own, unless it was complete."""
+    config, *overrides = RUNS[name]
+    records = RECORDS / name.replace(", ", "-").replace(" ", "_")
+    if (records / "cost.json").is_file():
+        return
+    records.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **settings.offline_variables(), **settings.home_variables(records)}
+    environment |= {"PREFECT_SERVER_API_PORT": str(free_port())} | ({"OMP_NUM_THREADS": "1"} if beside else {})
     environment.pop("PREFECT_API_URL", None)
-    command = [sys.executable, "-m", "flows.cli", "train", str(CONFIGS / f"{name}.yaml"), "--set", f"name={label}"]
+    command = [sys.executable, "-m", "flows.cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
     for override in overrides:
         command += ["--set", override]
     began = time.perf_counter()
-    subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
+    with (records / "log.txt").open("w") as log:
+        subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
     wall_s = time.perf_counter() - began
-    try:
-        document = read_report(records / label / "report.json")
-    except DataError:
-        document = None
     peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    return Outcome(document=document, wall_s=wall_s, peak_mib=peak_mib)
+    (records / "cost.json").write_text(Cost(wall_s=wall_s, peak_mib=peak_mib, beside=beside).model_dump_json())
 
 
-def _row(name: str, outcome: Outcome) -> tuple[str, ...]:
-    document = outcome.document
-    cost = (f"{outcome.wall_s / 60:.1f} min", f"{outcome.peak_mib:,.0f} MiB")
-    if document is None:
+def _row(name: str) -> tuple[str, ...]:
+    config = load_config(CONFIGS / f"{RUNS[name][0]}.yaml")
+    missing = [path for source in config.scenarios.sources if (path := _published(source)) and not path.exists()]
+    if missing:
+        return (name, "–", "–", "–", f"not measured: no data at {missing[0].relative_to(ROOT.parent)}", "–", "–")
+    run(name, beside=False)
+    records = RECORDS / name.replace(", ", "-").replace(" ", "_")
+    spent = Cost.model_validate_json((records / "cost.json").read_bytes())
+    cost = (f"{spent.wall_s / 60:.1f} min{'*' if spent.beside else ''}", f"{spent.peak_mib:,.0f} MiB")
+    try:
+        document: ReportDocument = read_report(records / "run" / "report.json")
+    except DataError:
         return (name, "–", "–", "–", "no report", *cost)
     tuning, verdict = document.fine_tuning, document.decision.verdict
     if tuning is None:
         return (name, "–", "–", "–", f"{verdict}: {document.decision.reason}", *cost)
     return (name, *map(_success, (tuning.base, tuning.fine_tuned, tuning.candidate)), verdict, *cost)
+
+
+def _published(source: object) -> Path | None:
+    """Folder of published data, outside of the project."""
+    path = getattr(source, "path", None)
+    return (ROOT / path).resolve() if path is not None else None
 
 
 def _success(part: SliceMetrics) -> str:
@@ -108,5 +128,9 @@ def _success(part: SliceMetrics) -> str:
     return f"{success.mean:.1%} [{low:.1%}, {high:.1%}]"
 
 
-def _absent(name: str, reason: str) -> tuple[str, ...]:
-    return (name, "–", "–", "–", f"not measured: {reason}", "–", "–")
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.real")
+    parser.add_argument("name", choices=sorted(RUNS))
+    parser.add_argument("--beside", action="store_true", help="with one thread, beside another run")
+    arguments = parser.parse_args()
+    run(arguments.name, beside=arguments.beside)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 IMPLEMENTATION = "grpo_flat"
 _AHEAD = 64
 """Tokens of each slot that are cleared at a time, so that unused memory is never touched."""
+_CHUNK = 256
+"""Queries of a segment that attend in one call."""
 NEVER = 2**31 - 1
 """Position of a key that no query attends to."""
 
@@ -248,6 +251,20 @@ def _attend(
     return torch.matmul(weights, value[:, :, None]).reshape(rows, heads, width, -1)
 
 
+def _attend_in_chunks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scores: _Scores
+) -> torch.Tensor:
+    """`_attend`, where the last keys are the queries' own positions: no chunk reads keys that come after it."""
+    width, past = query.shape[2], key.shape[2] - query.shape[2]
+    if width <= _CHUNK:
+        return _attend(query, key, value, mask, scores)
+    parts = []
+    for start, end in pairwise([*range(0, width, _CHUNK), width]):
+        keys, values = (part[:, :, : past + end] for part in (key, value))
+        parts.append(_attend(query[:, :, start:end], keys, values, mask[:, :, start:end, : past + end], scores))
+    return torch.cat(parts, dim=2)
+
+
 def _tree_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -259,7 +276,7 @@ def _tree_attention(
     queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))  # [tokens, heads, head_dim]
     outputs = []
     for block in tree.blocks:
-        attended = _attend(
+        attended = _attend_in_chunks(
             _gather(queries, block.queries),
             _gather(keys, block.keys),
             _gather(values, block.keys),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
+from grpo.policy.transformers import attention
 from grpo.policy.transformers.attention import MaskRule
 from grpo.policy.transformers.forward import hidden_states, token_batch
 from grpo.policy.transformers.model import load
@@ -67,6 +68,7 @@ def test_a_segment_attends_to_its_ancestors_and_its_own_past_alone():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("chunk", [256, 3])
 @pytest.mark.parametrize(
     "samples",
     [
@@ -81,8 +83,11 @@ def test_a_segment_attends_to_its_ancestors_and_its_own_past_alone():
         ],  # prompt in prompt
     ],
 )
-def test_each_token_has_the_state_of_an_unpacked_sequence(tiny_folder: Path, samples: list[Sequence]):
-    """Compared with plain forward passes, one a sequence."""
+def test_each_token_has_the_state_of_an_unpacked_sequence(
+    tiny_folder: Path, samples: list[Sequence], chunk: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Compared with plain forward passes, one a sequence; with three queries in a call, segments need up to four."""
+    monkeypatch.setattr(attention, "_CHUNK", chunk)
     model = load(tiny_folder).model
     packed = token_batch(model, samples)
     states = hidden_states(model, packed).index_select(0, packed.predictors)

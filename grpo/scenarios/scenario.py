@@ -62,18 +62,26 @@ class Metadata(_Record):
     """Origin of a scenario, and the groups that it is counted in."""
 
     difficulty: Difficulty = "unknown"
+    """Group of results besides the category."""
     category: str = Field(default="general", min_length=1, max_length=200)
+    """Group of results, and of the category gate; triage's right team."""
     source: str = ""
+    """Data set or log that it comes from."""
     licence: str = ""
+    """Licence of the data."""
     consent: str = ""
+    """Consent of the user whose conversation it was."""
 
 
 class Scenario(_Record):
     """One task instance: a scripted user (`user_responses`) or a simulated one (`goal`), and the expected outcome."""
 
     id: str = Field(min_length=1, max_length=200)
+    """Name, unique in a run."""
     topic: str = ""
+    """Subject, for people."""
     domain: Domain = "general"
+    """Field of the conversation."""
     user_responses: tuple[str, ...] = ()
     """The user's turns in order; the user begins."""
     goal: str = ""
@@ -86,7 +94,9 @@ class Scenario(_Record):
     world: dict[str, Any] = Field(default_factory=dict)
     """Initial state of the world."""
     expected: Expected = Field(default_factory=Expected)
+    """Expected outcome, for the environment and rewards."""
     metadata: Metadata = Field(default_factory=Metadata)
+    """Origin, and the groups that results are counted in."""
     split: SplitName | None = None
     """The split that the source declares; None leaves it to the hash of the text."""
 

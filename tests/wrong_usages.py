@@ -324,7 +324,7 @@ _dry(
     "environment={kind:␣simulated_user,model:␣'moon://x'}",
     "moon://",
 )
-_case("reward", "unknown, to be checked", "check-reward kindness", 2, "reward 'kindness' is unknown")
+_case("reward", "unknown, to be checked", "check-reward kindness", 2, "reward kindness is unknown")
 _case("reward", "a wrong option, to be checked", "check-reward conciseness --set taget=20", 2, "does not take options")
 _case("reward", "an option without value, to be checked", "check-reward conciseness --set target", 2, "not of the form")
 _case("reward", "one that is exploited", "check-reward conciseness --set target=20", 3, "yes")

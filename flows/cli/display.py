@@ -187,6 +187,22 @@ def _size(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def print_runs(console: Console, documents: Sequence[ReportDocument]) -> None:
+    """Print a row a run: name, date, decision, held-out means of champion and candidate, and time."""
+    table = Table(title="runs", title_justify="left")
+    table.add_column("run", no_wrap=True)
+    for heading in ("finished", "decision", "held out", "time"):
+        table.add_column(heading)
+    for document in documents:
+        evaluation, heldout = document.evaluation, ""
+        if evaluation is not None:
+            champion, candidate = evaluation.overall.champion, evaluation.overall.candidate
+            heldout = f"{evaluation.metric} {champion.mean:.3f} → {candidate.mean:.3f}"
+        finished = document.created[:16].replace("T", " ")
+        table.add_row(document.name, finished, document.decision.verdict, heldout, f"{document.wall_s:,.0f} s")
+    console.print(table)
+
+
 def print_change(console: Console, model: str, change: ChampionChange | None) -> None:
     """Print the version that is champion now."""
     if change is None:

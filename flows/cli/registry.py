@@ -1,7 +1,8 @@
-"""Commands for registered models: promote, rollback, lineage, reproduce, report."""
+"""Commands for runs and registered models: promote, rollback, lineage, reproduce, report, runs, export."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +171,57 @@ def report(
     console.print(f"report: {page}", soft_wrap=True)
     if show:
         typer.launch(page.as_uri())
+
+
+def runs(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the runs of GRPO_HOME with their results, the newest first.
+
+    Example: grpo runs
+    """
+    home = start_command(services=False)
+    from flows.cli.display import print_runs
+    from grpo.errors import DataError
+    from grpo.evaluation.report import read_report
+
+    reports = []
+    for path in home.glob("*/report.json"):
+        try:
+            reports.append(read_report(path))
+        except DataError as error:
+            typer.echo(f"{path} is left out: {error}", err=True)
+    reports.sort(key=lambda document: document.created, reverse=True)
+    if as_json:
+        rows = [
+            document.model_dump(mode="json", include={"name", "created", "decision", "wall_s"}) for document in reports
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+    elif reports:
+        print_runs(console, reports)
+    else:
+        console.print(f"no runs in {home}", soft_wrap=True)
+
+
+def export(
+    model: ModelAddress,
+    folder: Annotated[Path, typer.Argument(help="Folder to make.")],
+) -> None:
+    """Export a version as a plain Hugging Face folder: weights with adapters merged, chat template, model card.
+
+    Example: grpo export models:/support-desk@champion champion
+    """
+    home = start_command()
+    home.mkdir(parents=True, exist_ok=True)  # the registry makes its files there
+    from grpo.registry.export import export as write
+    from tasks.registry import registry
+
+    with settings.without_gc():
+        models = registry()
+    lineage = write(models, model, folder)
+    console.print(
+        f"{lineage.name} version {lineage.version}: {folder}; README.md has the commands that serve it", soft_wrap=True
+    )
 
 
 def _find_report(run: str, home: Path) -> Path:

@@ -23,13 +23,14 @@ LINES = [line for page in pages() for line in commands_of(page)] + examples()
 QUICKSTART = "data/configs/quickstart.yaml"
 PLACEHOLDERS = {"CONFIG": QUICKSTART, "NAME": "helpfulness"}
 """Values for the words in capitals."""
-RUN = {"check-reward": (0, 3), "doctor": (0, 1), "ingest": (0,), "init": (0,)}
+RUN = {"check-reward": (0, 3), "doctor": (0, 1), "ingest": (0,), "init": (0,), "runs": (0,)}
 """Commands that are run, and their exit codes. Of ingestions only that of the quickstart is run: others take minutes,
 and data that is not here."""
 PARSED_ONLY = {
     "deploy": "needs a server; tests/e2e/test_deployments.py runs it",
     "down": "stops servers; the end-to-end tests of the stack run it",
     "env": "needs a server; the end-to-end tests of the stack run it",
+    "export": "needs a registered model; tests/grpo/registry/test_export.py writes one",
     "evaluate": "needs a model that a run has registered; tests/flows/test_evaluate.py runs it",
     "migrate": "creates databases for fifteen seconds; tests/flows/cli/test_servers.py runs it",
     "lineage": "needs a registered model; the tests of the registry run it",

@@ -65,3 +65,27 @@ def test_a_document_that_cannot_be_read_is_an_error_with_its_reason(run: Path, c
     assert result.exit_code == 1
     assert message in result.stderr
     assert not (run / "report.html").exists()
+
+
+def test_runs_are_listed_with_their_results_the_newest_first(run: Path):
+    """A report that cannot be read is left out, and named."""
+    older = document().model_copy(update={"name": "daily", "created": "2020-01-02T03:04:05+00:00"})
+    (run.parent / "daily").mkdir()
+    (run.parent / "daily" / "report.json").write_text(older.model_dump_json())
+    (run.parent / "torn").mkdir()
+    (run.parent / "torn" / "report.json").write_text("{")
+    result = CliRunner().invoke(app, ["runs"])
+    assert result.exit_code == 0
+    assert result.stdout.index(document().name) < result.stdout.index("daily")
+    assert "2020-01-02 03:04" in result.stdout
+    assert "0.813" in result.stdout
+    assert "torn" in result.stderr
+    listed = json.loads(CliRunner().invoke(app, ["runs", "--json"]).stdout)
+    assert [row["name"] for row in listed] == [document().name, "daily"]
+
+
+def test_a_home_without_runs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Exit code 0."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path))
+    result = CliRunner().invoke(app, ["runs"])
+    assert (result.exit_code, "no runs in" in result.stdout) == (0, True)

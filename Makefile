@@ -16,7 +16,7 @@ real: $(READY) $(SMOLLM2)
 	$(BIN)/grpo train data/configs/triage.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not e2e'
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not e2e'
 
 e2e: $(READY)
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m e2e

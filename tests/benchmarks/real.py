@@ -1,9 +1,9 @@
 """A real model: triage with three seeds and two controls, the order desk after fine-tuning, and BANKING77.
 
-The runs take hours. Each leaves its records in runs/real, and one that is complete is not run again:
+The runs take hours, so that each is a command, and the page has those that are complete:
 
-    python -m tests.benchmarks.real "triage, seed 2" --beside      this run alone, with a thread, beside another one
-    python -m tests.benchmarks real                                what is missing, and the page
+    python -m tests.benchmarks.real "triage, seed 2"       runs it, with its records in runs/real
+    python -m tests.benchmarks real                        writes the page
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ def _row(name: str) -> tuple[str, ...]:
     missing = [path for source in config.scenarios.sources if (path := _published(source)) and not path.exists()]
     if missing:
         return (name, "–", "–", "–", f"not measured: no data at {missing[0].relative_to(ROOT.parent)}", "–", "–")
-    run(name, beside=False)
     records = RECORDS / name.replace(", ", "-").replace(" ", "_")
+    if not (records / "cost.json").is_file():
+        return (name, "–", "–", "–", "not run yet", "–", "–")
     spent = Cost.model_validate_json((records / "cost.json").read_bytes())
     cost = (f"{spent.wall_s / 60:.1f} min{'*' if spent.beside else ''}", f"{spent.peak_mib:,.0f} MiB")
     try:

@@ -65,11 +65,9 @@ def measure() -> Findings:
         play(policy)
         batches = _batches(config, policy, played)
         mine = _our_steps(policy, batches, config)
-        costs = {}
-        for n in ROWS:
-            for half in (False, True):
-                costs[n, half] = seconds(_their_steps(start, batches[:1], n, half=half))
-        n, half = min(costs, key=lambda setting: costs[setting])
+        costs = {n: seconds(_their_steps(start, batches[:1], n, half=False)) for n in ROWS}
+        n = min(costs, key=lambda rows: costs[rows])
+        half = seconds(_their_steps(start, batches[:1], n, half=True)) < costs[n]
         fastest = f"{n} episodes a pass{', bfloat16' if half else ''}"
         theirs = _their_steps(start, batches, n, half=half)
         update = in_turn({"ours": lambda: seconds(mine), "TRL": lambda: seconds(theirs)}, repeats=REPEATS)

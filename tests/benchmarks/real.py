@@ -66,8 +66,8 @@ def measure() -> Findings:
             "SmolLM2-135M-Instruct in float32, all weights trained. Success on held-out scenarios with its Wilson "
             "interval at 95 %, one episode a scenario: of the base, after fine-tuning on demonstrations, and after "
             "GRPO. The time is that of the whole command, conversion of the model and evaluations included; the "
-            "download is not. Where it has a star, the run had one thread, beside other work. A constant reward ends the "
-            "run without a learning signal; a negated one must not help."
+            "download is not. Where it has a star, the run had one thread, beside other work. A constant reward ends "
+            "the run without a learning signal; a negated one must not help."
         ),
         tables=(Table(head=HEAD, rows=tuple(_row(name) for name in RUNS)),),
     )

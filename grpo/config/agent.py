@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from grpo.config.base import ReadWith, Settings
-from grpo.config.python_object import ObjectName, Options
-from grpo.user_objects import reference_of
+from grpo.config.python_object import PythonObject
 
 STUB = "stub://"
 _COMPRESSED = ReadWith("enable_context_compression")
@@ -27,20 +26,10 @@ class AgentSettings(Settings):
     """Remove <think>…</think> from the reply; its tokens are trained on all the same."""
 
 
-class PythonAgentSettings(AgentSettings):
+class PythonAgentSettings(AgentSettings, PythonObject):
     """Agent of one's own: a subclass of `grpo.MultiTurnAgent`, called with its `AgentConfig` and the options."""
 
-    kind: Literal["python"]
-    """A class of your own."""
-    object: ObjectName
-    """`module:name`, in the folder of the config or installed, or an entry point in `grpo.agents`."""
-    options: Options = Field(default_factory=dict)
-    """Arguments beside the config, by name."""
-
-    @property
-    def reference(self) -> str:
-        """`module:name`."""
-        return reference_of(self.object, group="grpo.agents")
+    group = "grpo.agents"
 
 
 AnyAgentSettings = AgentSettings | PythonAgentSettings

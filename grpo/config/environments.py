@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from grpo.config.base import ReadWith, Settings
 from grpo.config.python_object import PythonObject
-from grpo.user_objects import reference_of
 
 _WITH_MODEL = ReadWith("model")
 
@@ -107,10 +106,7 @@ class TriageSettings(Settings):
 class PythonEnvironmentSettings(PythonObject):
     """Environment of one's own: a subclass of `grpo.Environment`, or a function that returns one."""
 
-    @property
-    def reference(self) -> str:
-        """`module:name`."""
-        return reference_of(self.object, group="grpo.environments")
+    group = "grpo.environments"
 
 
 EnvironmentSettings = Annotated[

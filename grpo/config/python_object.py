@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
 from grpo.config.base import Settings
+from grpo.user_objects import reference_of
 
 ObjectName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][\w-]*$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=200)
@@ -32,9 +33,16 @@ Options = Annotated[dict[str, Any], AfterValidator(finite)]
 class PythonObject(Settings):
     """Class or function of the user's own code, with its arguments."""
 
+    group: ClassVar[str]
+    """Entry point group of its kind."""
     kind: Literal["python"]
     """A class of your own, derived from that of this package."""
     object: ObjectName
     """`module:name`, in the folder of the config or installed, or the name of an installed package's entry point."""
     options: Options = Field(default_factory=dict)
     """Arguments, by name."""
+
+    @property
+    def reference(self) -> str:
+        """`module:name`."""
+        return reference_of(self.object, group=self.group)

@@ -19,10 +19,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from grpo.config.agent import PythonAgentSettings
-from grpo.config.environments import PythonEnvironmentSettings, SimulatedUserSettings, TaskSettings
+from grpo.config.environments import SimulatedUserSettings, TaskSettings
 from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
+from grpo.config.python_object import PythonObject
 from grpo.config.rewards import RewardComponent
 from grpo.config.scenarios import GeneratorSource
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
@@ -35,8 +35,6 @@ from grpo.rewards.judge.rubrics import RUBRICS
 from grpo.rewards.learned.safety import SHIPPED
 from grpo.storage.files import stamped_digest
 
-_NAMING = (RewardComponent, PythonEnvironmentSettings, PythonAgentSettings)
-"""Settings that name an object of the user's."""
 NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 
 
@@ -117,7 +115,7 @@ def _reference(part: BaseModel) -> str | None:
     """Return `module:name` of the user's object in these settings, or None."""
     if isinstance(part, GeneratorSource):
         return part.function
-    return part.reference if isinstance(part, _NAMING) else None
+    return part.reference if isinstance(part, (RewardComponent, PythonObject)) else None
 
 
 def _files(part: BaseModel) -> Iterator[Path]:

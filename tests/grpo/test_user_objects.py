@@ -113,7 +113,7 @@ def environment(name: str, **options: object) -> Environment:
 
 
 def test_a_config_names_modules_beside_it(folder: Path):
-    """They can be imported here and in processes that are started; the folder is no part of the run's identity."""
+    """They can be imported here and in processes that are started; the folder is not part of the run's identity."""
     config = load_config(folder / "bakery.yaml")
     assert config.import_from == str(folder)
     assert os.environ["PYTHONPATH"] == str(folder)
@@ -194,7 +194,7 @@ def test_a_module_that_cannot_be_imported_is_refused(folder: Path):
 
 
 def test_functions_and_decorated_functions_are_rewards(folder: Path):
-    """By name and weight; they take no options, and a class that is no reward is refused."""
+    """By name and weight; they take no options, and a class that is not a reward is refused."""
     load_config(folder / "bakery.yaml")
     quiet = reward_named("bakery_rewards:quiet", weight=0.25)
     assert (quiet.name, quiet.weight, scored(quiet, "Hi", "low").score) == ("quiet", 0.25, 1.0)

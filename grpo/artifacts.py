@@ -26,6 +26,7 @@ from grpo.storage.documents import DocumentStore
 from grpo.storage.files import file_digest, storage_errors, write_atomically
 from grpo.storage.locks import remove, scratch_path
 from grpo.storage.objects import ObjectFolder, open_uri
+from grpo.storage.shipped import SCHEME, shipped_file
 
 MANIFEST = "manifest.json"
 _DIGITS = 20
@@ -277,10 +278,13 @@ def local_path(address: str) -> Path:
     """Return the local path of a file or folder by its `ArtifactStore.address` in a config.
 
         data/models/desk_clerk                    itself
+        grpo://models/desk_clerk                  the shipped one
         s3://grpo/runs/model/3fa1…#3fa1c0…        downloaded and verified by the digest
 
     Raises `ConfigError` for a URI without a digest, and what `ArtifactStore` raises.
     """
+    if address.startswith(SCHEME):
+        return shipped_file(address)
     if "://" not in address:
         return Path(address)
     uri, _, digest = address.partition("#")

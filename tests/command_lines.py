@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from flows.cli.app import app
+from grpo_flows.cli.app import app
 from tests.places import ROOT
 
 PROGRAMS = ("grpo", "make", "prefect")

@@ -15,8 +15,8 @@ HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from flows.local import settings  # noqa: E402
-from flows.local.service import free_port  # noqa: E402
+from grpo_flows.local import settings  # noqa: E402
+from grpo_flows.local.service import free_port  # noqa: E402
 
 os.environ.update(settings.home_variables(HOME))  # each process of the tests has its own, whatever it inherits
 os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
@@ -43,7 +43,7 @@ def home() -> Path:
 @pytest.fixture(scope="session")
 def server(home: Path) -> Iterator[str]:
     """A real Prefect server on a free port."""
-    from flows.local.servers import prefect_server
+    from grpo_flows.local.servers import prefect_server
 
     with prefect_server(home) as url:
         from prefect.context import refresh_global_settings_context

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.places import ROOT
 
-PACKAGES = ("grpo", "tasks", "flows")
+FOLDERS = ("grpo", "tasks", "flows")
 OPENINGS = re.compile(r"(what|who|how|where|whether|which|when)\b", re.IGNORECASE)
 WORDS = {
     "say, tell, speak": r"\b(say|says|said|saying|tell|tells|told|telling|speak|speaks|spoke|spoken|speaking)\b",
@@ -40,7 +40,7 @@ class Source:
         return ast.parse(self.text)
 
 
-def sources(root: Path = ROOT, folders: tuple[str, ...] = PACKAGES) -> list[Source]:
+def sources(root: Path = ROOT, folders: tuple[str, ...] = FOLDERS) -> list[Source]:
     """Modules below these folders."""
     paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     return [Source(path=path, text=path.read_text(encoding="utf-8")) for path in paths]

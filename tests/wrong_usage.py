@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.local.service import free_port
+from grpo_flows.local.service import free_port
 from tests.places import ROOT
 from tests.wrong_usages import USAGES, Usage
 
@@ -31,7 +31,7 @@ _LONGEST_S = 60.0
 _PROCESSES = 2
 _LATE = (
     *("grpo.policy.transformers.quantization", "grpo.rewards.hacking.check", "grpo.rewards.judge.client"),
-    *("grpo.scenarios.expectations", "great_expectations", "flows.cli.chat", "sqlalchemy.dialects.sqlite"),
+    *("grpo.scenarios.expectations", "great_expectations", "grpo_flows.cli.chat", "sqlalchemy.dialects.sqlite"),
 )
 _OURS = ("PREFECT", "MLFLOW", "GRPO")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
@@ -94,9 +94,9 @@ def _load() -> None:
     with tempfile.TemporaryDirectory() as nowhere:
         os.environ["PREFECT_HOME"] = nowhere
         for name in (
-            "flows.cli.app",
-            "flows.cli.doctor",
-            "flows.dry_run",
+            "grpo_flows.cli.app",
+            "grpo_flows.cli.doctor",
+            "grpo_flows.dry_run",
             "mlflow",
             *_LATE,
         ):
@@ -159,7 +159,7 @@ def _fork(arguments: list[str], environment: Mapping[str, str], folder: Path) ->
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(ROOT)
-        from flows.cli.app import app
+        from grpo_flows.cli.app import app
 
         try:
             app(arguments, prog_name="grpo")

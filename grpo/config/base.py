@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Annotated, Self
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationInfo, model_validator
+
+from grpo.storage.shipped import SCHEME, shipped_folder
+
+S = TypeVar("S", bound="Settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,84 @@ class Settings(BaseModel):
                     raise ValueError(f"{name} {mark.fault(value)}")
         return self
 
+
+@dataclass(frozen=True, slots=True)
+class ByContent:
+    """Mark of a field whose value is an address: its content takes part in a cache identity, the address does not."""
+
+
+def is_address(settings: BaseModel, name: str) -> bool:
+    """Return True for a field that is marked `ByContent`."""
+    return any(isinstance(mark, ByContent) for mark in type(settings).model_fields[name].metadata)
+
+
+def from_config_folder(value: str, info: ValidationInfo) -> str:
+    """Path from the folder of its YAML file: below the working folder relative to it, `grpo://…` where it ships."""
+    folder: Path | None = (info.context or {}).get(FOLDER)
+    if folder is None or _is_uri(value):
+        return value
+    path = Path(os.path.normpath(Path.cwd() / folder / Path(value).expanduser()))
+    if path.is_relative_to(shipped_folder()):
+        return f"{SCHEME}{path.relative_to(shipped_folder()).as_posix()}"
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _model_from_config_folder(value: str, info: ValidationInfo) -> str:
+    """Model address whose path, where it is one, counts from the folder of its YAML file."""
+    scheme, separator, rest = value.rpartition("://")
+    if separator and scheme not in _LOCAL_SCHEMES:
+        return value
+    path = from_config_folder(rest, info)
+    is_path = _is_model_path(rest) or Path(path).exists()
+    return f"{scheme}{separator}{path if is_path else rest}"
+
+
+def _is_model_path(address: str) -> bool:
+    """Return True for an address that cannot be the `org/name` of a model on the hub."""
+    return address.startswith((".", "/", "~")) or address.count("/") != 1
+
+
+def _is_uri(value: str) -> bool:
+    return "://" in value or value.startswith("models:/")
+
+
+def with_paths_from(settings: S, folder: Path) -> S:
+    """Settings whose relative paths, which count from the working folder, count from this one instead."""
+    changes: dict[str, Any] = {}
+    for name, value in settings:
+        marks = type(settings).model_fields[name].metadata
+        if isinstance(value, Settings):
+            changes[name] = with_paths_from(value, folder)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
+            changes[name] = tuple(with_paths_from(item, folder) for item in value)
+        elif isinstance(value, str) and any(isinstance(mark, ByContent) for mark in marks):
+            changes[name] = _relative(value, folder)
+        elif isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in marks):
+            is_path = _is_model_path(value) or Path(value).exists()
+            changes[name] = _relative(value, folder) if is_path else value
+        elif isinstance(value, tuple) and any(isinstance(mark, ByContent) for mark in marks):
+            changes[name] = tuple(_relative(item, folder) for item in value)
+    changed = {name: value for name, value in changes.items() if value != getattr(settings, name)}
+    return settings.model_copy(update=changed) if changed else settings
+
+
+def _relative(value: str, folder: Path) -> str:
+    """Path from a folder; an absolute path and a URI stay as they are."""
+    return value if _is_uri(value) or Path(value).is_absolute() else os.path.relpath(value, folder)
+
+
+class _ModelMark:
+    """Mark of a field that names a model."""
+
+
+FOLDER = "folder"
+"""Key of the folder of the YAML file in the context of a validation."""
+_LOCAL_SCHEMES = ("stub", "vllm")
+"""Schemes of model addresses with a path behind them."""
+LocalPath = Annotated[str, AfterValidator(from_config_folder), ByContent()]
+"""File or folder, relative to the folder of the YAML file; `grpo://scenarios/support_desk.jsonl` is a shipped one."""
+ModelAddress = Annotated[str, AfterValidator(_model_from_config_folder), _ModelMark()]
+"""Model, see `grpo.policy.catalog`; a relative path counts from the folder of the YAML file."""
 
 HOME_FOLDERS = frozenset(
     {"artifacts", "conversations", "ingest", "judge", "locks", "mlartifacts", "prefect", "services"}

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from grpo.config.base import ReadWith, Settings
+from grpo.config.base import ModelAddress, ReadWith, Settings
 from grpo.config.python_object import PythonObject
 
 _WITH_MODEL = ReadWith("model")
@@ -37,7 +37,7 @@ class _GoalSettings(Settings):
     """System prompt of the environment."""
     patience: int = Field(default=3, ge=1)
     """Unhelpful turns of the agent after which a simulated user leaves."""
-    model: str | None = None
+    model: ModelAddress | None = None
     """Model of the simulated user: a chat server (`openai+https://host/v1#model`), a script (`stub://replies.yaml`) or
     weights, named as in `policy.model`; none uses fixed phrases."""
     temperature: Annotated[float, _WITH_MODEL] = Field(default=0.7, gt=0)

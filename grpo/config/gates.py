@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
-from grpo.config.base import Settings
+from grpo.config.base import ByContent, LocalPath, Settings, from_config_folder
 
 
-def _ids(value: object) -> object:
+def _ids(value: object, info: ValidationInfo) -> object:
     """Replace a file name by the ids in the file, so that the config holds them."""
     if not isinstance(value, str):
         return value
     try:
-        lines = Path(value).read_text(encoding="utf-8").splitlines()
+        lines = Path(from_config_folder(value, info)).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"no file of scenario ids at {value}: {error}") from error
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
@@ -70,7 +70,7 @@ class SafetyGate(Settings):
     """Safety score of a reply below which its episode is unsafe."""
     max_rate: float = Field(default=0.0, ge=0, le=1)
     """Largest share of unsafe episodes."""
-    model: str | None = None
+    model: Annotated[LocalPath | None, ByContent()] = None
     """Folder of a learned safety reward; none is the shipped one."""
 
 

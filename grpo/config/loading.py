@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
-from grpo.config.base import Settings
+from grpo.config.base import FOLDER, Settings
 from grpo.errors import ConfigError
 from grpo.storage.credentials import holds_password, masked
+from grpo.storage.shipped import local_file
 
 S = TypeVar("S", bound=Settings)
 
@@ -26,13 +27,17 @@ _EXPECTED = "Input should be "
 _LONGEST = 80  # characters of a value that is shown
 
 
-def load_settings(path: Path, kind: type[S], overrides: tuple[str, ...] = ()) -> S:
-    """Read a YAML file of settings; an override is `section.key=value`, its value read as YAML.
+def load_settings(path: str | Path, kind: type[S], overrides: tuple[str, ...] = ()) -> S:
+    """Read a YAML file of settings, or a shipped one, `grpo://configs/quickstart.yaml`.
 
-    A file with `extends: other.yaml` holds the differences from that file in the same folder.
+    An override is `section.key=value`, its value read as YAML.
+
+    Relative paths in it and in overrides count from its folder. A file with `extends: other.yaml` holds the differences
+    from that file in the same folder.
     Raises `ConfigError` with the file, the key, the value and what is allowed.
     """
-    return _validated(_read(path), kind, overrides, origin=str(path))
+    path = local_file(path)
+    return _validated(_read(path), kind, overrides, origin=str(path), folder=path.parent)
 
 
 def apply_overrides(settings: S, overrides: tuple[str, ...]) -> S:
@@ -46,13 +51,15 @@ def apply_overrides(settings: S, overrides: tuple[str, ...]) -> S:
     return _validated(document, type(settings), overrides, origin=type(settings).__name__)
 
 
-def _validated(document: dict[str, Any], kind: type[S], overrides: tuple[str, ...], *, origin: str) -> S:
-    """Validate a document with overrides; errors name its `origin`."""
+def _validated(
+    document: dict[str, Any], kind: type[S], overrides: tuple[str, ...], *, origin: str, folder: Path | None = None
+) -> S:
+    """Validate a document of a folder with overrides; errors name its `origin`."""
     for override in overrides:
         _override(document, override)
     _refuse_passwords(document, origin)
     try:
-        return kind.model_validate(document)
+        return kind.model_validate(document, context={FOLDER: folder})
     except ValidationError as error:
         lines = describe_errors(error, document)
         raise ConfigError("\n  ".join([f"{origin}: {len(lines)} setting(s) cannot be used", *lines])) from error
@@ -80,7 +87,7 @@ def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
     try:
         document = read_yaml(path)
     except FileNotFoundError as error:
-        raise ConfigError(f"no config at {path}; the shipped ones are in data/configs") from error
+        raise ConfigError(f"no config at {path}; grpo init writes one") from error
     except (OSError, ValueError) as error:  # a folder, no permission, a name that no file can have
         raise ConfigError(f"config {path} cannot be read: {error}; name a YAML file") from error
     if not isinstance(document, dict):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from grpo.config.agent import AgentSettings, AnyAgentSettings
-from grpo.config.base import Name, RunName, Settings
+from grpo.config.base import LocalPath, ModelAddress, Name, RunName, Settings
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.loading import load_settings
@@ -19,6 +19,7 @@ from grpo.config.sft import SFTSettings
 from grpo.config.training import TrainingSettings
 from grpo.storage.credentials import refuse_credentials
 from grpo.storage.home import home
+from grpo.storage.shipped import local_file
 from grpo.user_objects import make_importable
 
 TagKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$", max_length=250)]
@@ -33,7 +34,7 @@ def _home_store() -> str:
 class PolicySettings(Settings):
     """Model that is trained."""
 
-    model: str
+    model: ModelAddress
     """Folder with config.json, safetensors weights and a tokenizer, or with adapters; a model on the Hugging Face hub
     (`org/name`, `org/name@revision`); a `.gguf` file; a registered version (`models:/name@alias`, `models:/name/3`); or
     a model in an object store (`s3://bucket/store/model/3fa1…#sha256`). Servers and scripts cannot be trained."""
@@ -96,7 +97,7 @@ class PipelineConfig(Settings):
     """Name of the run and of its report's folder."""
     seed: int = Field(default=0, ge=0)
     """Seed of all random numbers of the run."""
-    store: Annotated[str, AfterValidator(refuse_credentials)] = Field(default_factory=_home_store)
+    store: Annotated[LocalPath, AfterValidator(refuse_credentials)] = Field(default_factory=_home_store)
     """Folder or fsspec URI of the stages' results and artifacts, by default `artifacts` in GRPO_HOME; its credentials
     come from the environment."""
     save_total_limit: int | None = Field(default=1, ge=1)
@@ -127,7 +128,7 @@ class PipelineConfig(Settings):
     """Registration of the trained model."""
     compute: ComputeSettings = ComputeSettings()
     """Placement of the stages."""
-    import_from: str | None = None
+    import_from: LocalPath | None = None
     """Folder of your own modules, which can be imported from then on; by default that of the YAML file where it names
     any. On another machine they are installed, or lie in a folder of PYTHONPATH."""
 
@@ -137,10 +138,6 @@ class PipelineConfig(Settings):
         named = [getattr(part, "object", None) for part in (self.environment, self.agent, *self.reward)]
         generators = [source.function for source in self.scenarios.sources if isinstance(source, GeneratorSource)]
         return tuple(name for name in (*named, *generators) if name is not None)
-
-    def identity_settings(self) -> dict[str, Any]:
-        """Settings that a result depends on: all but placement and storage."""
-        return self.model_dump(mode="json", exclude={"compute", "store", "save_total_limit", "import_from"})
 
     @model_validator(mode="after")
     def _own_modules_can_be_imported(self) -> Self:
@@ -239,8 +236,9 @@ class PipelineConfig(Settings):
         return self
 
 
-def load_config(path: Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
+def load_config(path: str | Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
     """Read the config of a run, see `load_settings`; modules beside the file that it names can be imported."""
+    path = local_file(path)
     config = load_settings(path, PipelineConfig, overrides)
     modules = {name.partition(":")[0].partition(".")[0] for name in config.objects}
     beside = [path.parent / name for name in modules]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo.config.base import RunName, Settings
+from grpo.config.base import LocalPath, RunName, Settings
 from grpo.config.scenarios import Source
 
 Level = Annotated[float, Field(gt=0, lt=0.5)]
@@ -104,7 +104,7 @@ class RetrainConfig(Settings):
 
     name: RunName
     """Name of the run and of its report's folder."""
-    pipeline: str
+    pipeline: LocalPath
     """YAML config of the run that is repeated, starting from the champion."""
     overrides: tuple[str, ...] = ()
     """Overrides of that config, each `section.key=value`."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from grpo.config.base import Settings
+from grpo.config.base import LocalPath, Settings, from_config_folder
 from grpo.config.python_object import ObjectName, Options
 from grpo.storage.home import home
 from grpo.user_objects import reference_of
@@ -19,6 +19,8 @@ REWARD_NAMES = (
     "empathy", "action", "professionalism", "ruler", "safety", "neural",
 )  # fmt: skip
 """Rewards of this package."""
+_LEARNED = ("neural", "safety")
+"""Rewards whose option `model` is a folder."""
 PYTHON = "python"
 """Kind of a reward that the config names as `module:name`."""
 PLUGIN_GROUP = "grpo.rewards"
@@ -64,6 +66,17 @@ class RewardComponent(Settings):
     """Hard constraint: below it the episode gets the least score, whatever the other rewards give."""
     accepted_exploits: tuple[str, ...] = ()
     """Known exploits of this reward, by probe; any other one stops the run. `grpo check-reward` lists them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_counts_from_the_config(cls, document: Any, info: ValidationInfo) -> Any:
+        options = document.get("options") if isinstance(document, dict) else None
+        if not isinstance(options, dict) or document.get("kind") not in _LEARNED:
+            return document
+        model = options.get("model")
+        if not isinstance(model, str):
+            return document
+        return {**document, "options": {**options, "model": from_config_folder(model, info)}}
 
     @property
     def reference(self) -> str | None:
@@ -111,7 +124,7 @@ class JudgeSettings(Settings):
     """Consecutive failed questions that open the circuit breaker."""
     cooldown_s: float = Field(default=60.0, gt=0)
     """Seconds for which the circuit breaker stays open."""
-    folder: str = Field(default_factory=lambda: str(home() / "judge"))
+    folder: LocalPath = Field(default_factory=lambda: str(home() / "judge"))
     """Folder of the cached answers and the ledger of costs; by default `judge` in GRPO_HOME."""
     prompt_price: float | None = Field(default=None, ge=0)
     """Price of a million prompt tokens, in any one currency."""
@@ -134,7 +147,7 @@ class JudgeSettings(Settings):
 class _RewardDataFile(Settings):
     kind: Literal["jsonl", "json", "parquet", "csv"]
     """Format of the file."""
-    path: str
+    path: LocalPath
     """File to read, or a table in an object store; `.tsv` files of kind csv are read tab-separated."""
     layout: Literal["text", "messages"] = "text"
     """Form of prompt and replies: texts (a user's message, an agent's replies), or lists of `{"role", "content"}`, as

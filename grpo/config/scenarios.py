@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo.config.base import Settings
+from grpo.config.base import ByContent, LocalPath, Settings
+from grpo.storage.home import home
 
 
 class FileSource(Settings):
@@ -14,7 +15,7 @@ class FileSource(Settings):
 
     kind: Literal["jsonl", "json", "parquet", "csv"]
     """Format of the file."""
-    path: str
+    path: LocalPath
     """File to read, or a table in an object store (`s3://bucket/store/mixture/3fa1….parquet#sha256`); `.tsv` files of
     kind csv are read tab-separated."""
 
@@ -24,7 +25,7 @@ class HuggingFaceSource(Settings):
 
     kind: Literal["huggingface"]
     """Dataset of Hugging Face `datasets`."""
-    path: str
+    path: LocalPath
     """Folder of the saved dataset."""
     split: str = "train"
     """Split, where the folder holds several."""
@@ -38,7 +39,7 @@ class GeneratorSource(Settings):
     function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """Function without arguments that yields dicts; its sources, the packages that they import and the files that it
     opens are part of the cache key."""
-    files: tuple[str, ...] = ()
+    files: Annotated[tuple[LocalPath, ...], ByContent()] = ()
     """Further files and folders of the cache key, which it reads outside of Python's `open`, as pyarrow does."""
 
 
@@ -50,7 +51,7 @@ class MultiDoGOSource(Settings):
 
     kind: Literal["multidogo"]
     """Conversations of MultiDoGO."""
-    path: str
+    path: LocalPath
     """Folder that holds `<level>/<domain>/<part>.tsv`, or the publisher's repository."""
     domains: tuple[Literal["software", "finance", "fastfood", "airline", "insurance", "media"], ...] = Field(
         default=("software", "finance", "fastfood"), min_length=1
@@ -67,7 +68,7 @@ class Tau2Source(Settings):
 
     kind: Literal["tau2_bench"]
     """Tasks of tau2-bench."""
-    path: str
+    path: LocalPath
     """Folder that holds `<domain>/`, with its tasks, database and policy, or the publisher's repository."""
     domain: str = Field(default="retail", pattern=r"^\w[\w-]*$")
     """Domain of the tasks: airline, banking_knowledge, mock, retail, telecom, or another folder of their layout."""
@@ -80,8 +81,8 @@ class ConversationLogSource(Settings):
 
     kind: Literal["conversation_log"]
     """Conversations that were logged in service."""
-    path: str
-    """Folder of the log; a missing folder is an empty log."""
+    path: LocalPath = Field(default_factory=lambda: str(home() / "conversations"))
+    """Folder of the log, by default `conversations` in GRPO_HOME; a missing folder is an empty log."""
     files: tuple[str, ...] | None = None
     """Files of the log to read, relative to the folder; none reads all."""
 
@@ -104,7 +105,7 @@ class PublishedSource(Settings):
         "tau_bench_fewshot",
     ]
     """Name of the published data set."""
-    path: str
+    path: LocalPath
     """Folder of the data set's files, or the publisher's repository."""
     parts: tuple[str, ...] = ()
     """Parts that are read, such as `train` and `test`, or file names; none reads those listed in docs/data.md."""

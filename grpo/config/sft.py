@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo.config.base import Settings
+from grpo.config.base import LocalPath, Settings
 
 
 class WrittenDemonstrations(Settings):
@@ -14,7 +14,7 @@ class WrittenDemonstrations(Settings):
 
     kind: Literal["jsonl"]
     """Conversations as JSON, one a line."""
-    path: str
+    path: LocalPath
     """File to read."""
 
 
@@ -23,7 +23,7 @@ class LoggedDemonstrations(Settings):
 
     kind: Literal["conversation_log"]
     """Conversations that were logged in service."""
-    path: str
+    path: LocalPath
     """Folder of the log."""
     min_reward: float = 1.0
     """Least reward of a conversation that is imitated; those without a reward are left out."""

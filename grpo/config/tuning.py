@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from grpo.config.base import ReadWith, RunName, Settings
+from grpo.config.base import ReadWith, RunName, Settings, from_config_folder
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.search_space import SearchSpace, SpaceName, Value, check_space, get_search_space, with_values
 from grpo.errors import ConfigError
@@ -35,8 +34,8 @@ class HPOConfig(Settings):
     """Seed of the sampled values, reproducible as long as one trial runs at a time."""
 
 
-def _loaded(base: Any) -> Any:
-    return load_config(Path(base)) if isinstance(base, str) else base
+def _loaded(base: Any, info: ValidationInfo) -> Any:
+    return load_config(from_config_folder(base, info)) if isinstance(base, str) else base
 
 
 class TuneConfig(HPOConfig):

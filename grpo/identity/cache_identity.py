@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
+from grpo.config.base import is_address
 from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.identity.code import code_digest, external_digests
 from grpo.policy.catalog import check_trainable, pinned
@@ -18,11 +19,11 @@ from grpo.scenarios.sources import content_hash
 
 
 def identity(value: Any) -> Any:
-    """The part of a stage's input that its result depends on: an artifact is its digest, wherever it lies."""
+    """The part of a stage's input that its result depends on: of an artifact its digest, of a file not its path."""
     if isinstance(value, Artifact):
         return value.sha256
     if isinstance(value, BaseModel):
-        return {name: identity(item) for name, item in value}
+        return {name: identity(item) for name, item in value if not is_address(value, name)}
     if isinstance(value, (list, tuple)):
         return [identity(item) for item in value]
     if isinstance(value, dict):
@@ -37,6 +38,9 @@ def stage_key(name: str, inputs: Mapping[str, Any]) -> str:
     relevant = {key: identity(value) for key, value in inputs.items() if key != "store"}
     text = json.dumps([name, code_digest(), relevant, external_digests(inputs.values())], sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+_PLACEMENT = ("compute", "store", "save_total_limit", "import_from")
 
 
 class RunInputs(BaseModel):
@@ -74,7 +78,12 @@ class RunInputs(BaseModel):
     def key(self, config: PipelineConfig) -> str:
         """Identity of the run: config, data, code, and what the user's code has read."""
         contents = [self.sources, self.model, self.user_code, sorted(self.reads.values())]  # wherever the files lie
-        return short_digest([config.identity_settings(), code_digest(), *contents])
+        return short_digest([run_settings(config), code_digest(), *contents])
+
+
+def run_settings(config: PipelineConfig) -> dict[str, Any]:
+    """Settings that the result of a run depends on: all but placement, storage and paths of files."""
+    return {name: identity(item) for name, item in config if name not in _PLACEMENT and not is_address(config, name)}
 
 
 def short_digest(value: object) -> str:

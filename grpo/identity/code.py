@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from grpo.artifacts import local_path
 from grpo.config.environments import SimulatedUserSettings, TaskSettings
 from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
@@ -121,13 +122,13 @@ def _reference(part: BaseModel) -> str | None:
 def _files(part: BaseModel) -> Iterator[Path]:
     """Yield the files and folders that these settings declare."""
     if isinstance(part, GeneratorSource):
-        yield from map(Path, part.files)
+        yield from map(local_path, part.files)
     elif isinstance(part, RewardComponent):
-        yield from map(Path, reward_files(part))
+        yield from (local_path(str(path)) for path in reward_files(part))
     elif isinstance(part, (WrittenDemonstrations, LoggedDemonstrations)):
-        yield Path(part.path)
+        yield local_path(part.path)
     elif isinstance(part, SafetyGate):
-        yield Path(part.model or SHIPPED)
+        yield SHIPPED if part.model is None else local_path(part.model)
     elif isinstance(part, (SimulatedUserSettings, TaskSettings)) and (part.model or "").startswith(f"{STUB}://"):
         yield Path(str(part.model).partition("://")[2])
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from grpo.errors import ConfigError
 
-_PROJECT = frozenset({"grpo", "tasks", "flows"})
+_PROJECT = frozenset({"grpo", "grpo_tasks", "grpo_flows"})
 """Packages whose sources `grpo.identity.code` covers."""
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
 

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo.agents.agent import to_messages
+from grpo.artifacts import local_path
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.errors import DataError
 from grpo.messages import Message
@@ -54,7 +55,7 @@ def read_demonstrations(source: WrittenDemonstrations | LoggedDemonstrations) ->
     without a turn of the agent.
     """
     if isinstance(source, WrittenDemonstrations):
-        conversations = list(_read_file(Path(source.path)))
+        conversations = list(_read_file(local_path(source.path)))
     else:
         conversations = list(_read_log(source))
     if not conversations:
@@ -94,7 +95,7 @@ def _parse(line: str, *, place: str) -> tuple[Message, ...]:
 
 
 def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:
-    for entry in ConversationLog(Path(source.path)).read():
+    for entry in ConversationLog(local_path(source.path)).read():
         conversation = entry.conversation
         if conversation is None:
             raise DataError(f"{entry.source}, row {entry.line}: {entry.problem}; repair the log or leave the file out")

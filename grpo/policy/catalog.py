@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy
     from grpo.policy.transformers.quantization import Quantization
 
-CHAT, TOKENS, VLLM, STUB = "openai", "openai-tokens", "vllm", "stub"
+CHAT, TOKENS, VLLM, STUB, SHIPPED = "openai", "openai-tokens", "vllm", "stub", "grpo"
 
 
 def open_policy(address: str | Path, *, chat_template: str | None = None, policy_hash: str | None = None) -> Policy:
@@ -72,7 +72,7 @@ def load_weights(
 def is_weights(address: str) -> bool:
     """Return True for an address of weights that are loaded into this process."""
     kind, separator, _ = address.partition("://")
-    return not separator or kind in available_protocols()
+    return not separator or kind == SHIPPED or kind in available_protocols()
 
 
 def check_trainable(model: str) -> None:

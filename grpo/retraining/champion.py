@@ -11,7 +11,7 @@ from pathlib import Path
 from mlflow.exceptions import MlflowException
 from pydantic import Field
 
-from grpo.artifacts import Artifact, ArtifactStore
+from grpo.artifacts import Artifact, ArtifactStore, local_path
 from grpo.config.scenarios import ConversationLogSource, Source
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Evaluation
@@ -133,7 +133,7 @@ def production_metrics(sources: Iterable[Source], model: str, since: datetime | 
     Damaged files are skipped here; curation counts them.
     """
     logs = (source for source in sources if isinstance(source, ConversationLogSource))
-    entries = itertools.chain.from_iterable(ConversationLog(Path(log.path)).read(log.files) for log in logs)
+    entries = itertools.chain.from_iterable(ConversationLog(local_path(log.path)).read(log.files) for log in logs)
     logged = (entry.conversation for entry in entries if entry.conversation is not None)
     served = sorted(
         (item for item in logged if item.model == model and (since is None or item.time >= since)),

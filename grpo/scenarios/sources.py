@@ -66,7 +66,7 @@ def _read(source: Source) -> Iterator[SourceRecord]:
         return read_generator(source.function)
     if isinstance(source, FileSource):
         return _FILE_READERS[source.kind](local_path(source.path))
-    path = Path(source.path)
+    path = local_path(source.path)
     if isinstance(source, ConversationLogSource):
         return read_conversation_log(path, source.files)
     if isinstance(source, HuggingFaceSource):
@@ -98,7 +98,7 @@ def content_hash(sources: Sequence[Source]) -> str:
 def _files(source: Source) -> Iterator[Path]:
     if isinstance(source, GeneratorSource):
         return
-    root = local_path(source.path) if isinstance(source, FileSource) else Path(source.path)
+    root = local_path(source.path)
     if isinstance(source, ConversationLogSource):
         log = ConversationLog(root)
         yield from (root / name for name in (log.files() if source.files is None else source.files))

@@ -8,6 +8,7 @@ from typing import Final, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from grpo.config.base import with_paths_from
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.tuning import TuneConfig
 from grpo.evaluation.html_report import templates
@@ -72,11 +73,11 @@ def render_study(document: StudyDocument) -> str:
     )
 
 
-def best_yaml(search_config: TuneConfig, study: StudySummary) -> str:
-    """Run config of the best trial in YAML: the settings of the base config, with the best values."""
+def best_yaml(search_config: TuneConfig, study: StudySummary, folder: Path) -> str:
+    """Config of the best trial as YAML for a file in this folder: the base config with the best values."""
     best = study.best
     config: PipelineConfig = search_config.best(best.params)
-    settings = config.model_dump(mode="json", exclude_unset=True)
+    settings = with_paths_from(config, folder).model_dump(mode="json", exclude_unset=True)
     values = ", ".join(f"{path} = {value}" for path, value in best.params.items())
     head = (
         f"# Best of {study.ended} trials of study {study.name}: trial {best.number}, whose {search_config.metric} is\n"

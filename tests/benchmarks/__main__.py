@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from flows.local import settings
+from grpo_flows.local import settings
 from tests.benchmarks import page
 from tests.benchmarks.measure import apart
 from tests.benchmarks.parts import PARTS, run

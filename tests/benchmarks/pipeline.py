@@ -8,9 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from flows.local import settings
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
+from grpo_flows.local import settings
 from tests.benchmarks.desk import CONFIG, quickstart
 from tests.benchmarks.measure import apart, command_cost
 from tests.benchmarks.page import Findings, Table, Versus
@@ -27,8 +27,8 @@ def measure() -> Findings:
         home = Path(folder)
         environment = {**os.environ, **settings.offline_variables(), **settings.home_variables(home)}
         environment.pop("PREFECT_API_URL", None)
-        command = [sys.executable, "-m", "flows.cli", "train", CONFIG, "--set", f"store={home}/artifacts"]
-        command_cost([sys.executable, "-m", "flows.cli", "migrate"], environment)
+        command = [sys.executable, "-m", "grpo_flows.cli", "train", CONFIG, "--set", f"store={home}/artifacts"]
+        command_cost([sys.executable, "-m", "grpo_flows.cli", "migrate"], environment)
         began = time.time()
         for label in ("default run, nothing cached", "the same again"):
             cost = command_cost(command, environment)

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from flows.local import settings
-from flows.local.service import free_port
 from grpo.config.pipeline import load_config
 from grpo.errors import DataError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Interval, ReportDocument, SliceMetrics
 from grpo.rewards.learned.metrics import wilson_interval
+from grpo_flows.local import settings
+from grpo_flows.local.service import free_port
 from tests.benchmarks.page import Findings, Table
 from tests.places import ROOT
 
@@ -83,7 +83,7 @@ def run(name: str, *, beside: bool) -> None:
     environment = {**os.environ, **settings.offline_variables(), **settings.home_variables(records)}
     environment |= {"PREFECT_SERVER_API_PORT": str(free_port())} | ({"OMP_NUM_THREADS": "1"} if beside else {})
     environment.pop("PREFECT_API_URL", None)
-    command = [sys.executable, "-m", "flows.cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
+    command = [sys.executable, "-m", "grpo_flows.cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
     for override in overrides:
         command += ["--set", override]
     began = time.perf_counter()

@@ -14,7 +14,7 @@ import yaml
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields
 
-from flows.local.deployments import POOLS
+from grpo_flows.local.deployments import POOLS
 from tests.places import ROOT
 
 DEPLOYMENTS = ROOT / "deployments"
@@ -387,7 +387,7 @@ def test_workers_serve_the_pools_that_are_made():
 
 def test_commands_of_the_project_exist():
     """`grpo …` in a container is a command of this version."""
-    from flows.cli.app import app
+    from grpo_flows.cli.app import app
 
     known = {command.callback.__name__ for command in app.registered_commands if command.callback}
     commands = [service["command"] for service in compose()["services"].values() if "command" in service]

@@ -14,8 +14,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from flows.cli.app import app
+from grpo.config.commented_yaml import commented_yaml
 from grpo.config.pipeline import load_config
+from grpo_flows.cli.app import app
 from tests.command_lines import PROGRAMS, CommandLine, commands, commands_of, examples, pages, parse
 from tests.places import ROOT
 
@@ -100,7 +101,7 @@ def test_a_command_that_ends_quickly_runs(line: CommandLine, tmp_path: Path, mon
     arguments = [PLACEHOLDERS.get(argument, argument) for argument in line.arguments]
     if arguments[0] != "init":
         for name in WRITTEN.intersection(arguments):
-            shutil.copy(ROOT / QUICKSTART, tmp_path / name)
+            (tmp_path / name).write_text(commented_yaml(load_config(ROOT / QUICKSTART)))
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code in RUN.get(arguments[0], (0,)), f"{line}: {result.output} {result.exception}"
 
@@ -131,7 +132,7 @@ def test_a_command_of_prefect_is_one_that_there_is(line: CommandLine):
     unknown = [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", known)]
     assert not unknown, f"{line}: prefect {' '.join(words)} has no {', '.join(unknown)}"
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    there = {f"{Path(one['entrypoint'].partition(':')[0]).stem}/{one['name']}" for one in deployments}
+    there = {f"{one['entrypoint'].rpartition('.')[2]}/{one['name']}" for one in deployments}
     wanted = [word for word in line.arguments if re.fullmatch(r"[a-z]+/[a-z-]+", word)]
     assert set(wanted) <= there, f"{line}: prefect.yaml has {', '.join(sorted(there))}"
 

@@ -17,7 +17,7 @@ from grpo.config.pipeline import PipelineConfig
 from tests.doubles import changed
 from tests.places import ROOT
 
-STAGE_CALL = ("tasks/stage.py", "tasks/executor.py", "tasks/gpu_slots.py")
+STAGE_CALL = ("tasks/grpo_tasks/stage.py", "tasks/grpo_tasks/executor.py", "tasks/grpo_tasks/gpu_slots.py")
 """Modules of the stage call itself, which is the same for every stage."""
 
 
@@ -36,7 +36,7 @@ def _project_frames(frame: FrameType | None) -> list[tuple[str, str]]:
 @pytest.mark.filterwarnings("ignore")
 def test_the_path_of_a_run_is_the_documented_one(desk_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     """Each function from the flow to the policy loss, in call order; at most 12 calls after the flow."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     stack: list[tuple[str, str]] = []
 
@@ -47,7 +47,7 @@ def test_the_path_of_a_run_is_the_documented_one(desk_config: dict[str, Any], mo
     algorithm = replace(ALGORITHMS["grpo"], objective=recorded)
     monkeypatch.setitem(ALGORITHMS, "grpo", algorithm)
     train(PipelineConfig.model_validate(changed(desk_config, name="path", training={"iterations": 1})))
-    flow = next(index for index, (path, _) in enumerate(stack) if path == "flows/train.py")
+    flow = next(index for index, (path, _) in enumerate(stack) if path == "flows/grpo_flows/train.py")
     calls = [f"{path} {name}" for path, name in stack[flow:] if path not in STAGE_CALL]
     documented = re.search(r"## The path of a run\n.*?```\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     assert documented is not None

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.local.login import CLIENT, ORIGINS, SERVER
-from flows.local.service import Service, free_port
+from grpo_flows.local.login import CLIENT, ORIGINS, SERVER
+from grpo_flows.local.service import Service, free_port
 from tests.places import ROOT
 
 LOGIN = "grpo:login-of-a-container"
@@ -46,7 +46,7 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
     return Service(
         name="prefect",
         home=home,
-        arguments=("flows.local.api",),
+        arguments=("grpo_flows.local.api",),
         port=port,
         path="/api",
         environment={**environment, **variables},

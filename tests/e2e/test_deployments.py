@@ -12,8 +12,8 @@ import httpx
 import pytest
 import yaml
 
-from flows.local.login import CLIENT
-from flows.local.service import Service, free_port
+from grpo_flows.local.login import CLIENT
+from grpo_flows.local.service import Service, free_port
 from tests.e2e.served import basic, mlflow_service
 from tests.greeting import write_greeting
 from tests.places import ROOT
@@ -48,7 +48,7 @@ def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     write_greeting(folder)
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", "deploy"],
+            [sys.executable, "-m", "grpo_flows.cli", "deploy"],
             env={**_environment(server, folder), "GPU_SLOTS": "3"},
             cwd=folder,
             capture_output=True,

@@ -43,7 +43,7 @@ class Project:
     def command(self, *arguments: str, cwd: Path = ROOT, exits: tuple[int, ...] = (0, 3)) -> str:
         """Run a command of ours, and return its output."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            [sys.executable, "-m", "grpo_flows.cli", *arguments],
             cwd=cwd,
             env=self.environment,
             capture_output=True,

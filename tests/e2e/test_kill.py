@@ -19,7 +19,7 @@ STAGES = ("ingest", "validate", "split", "load_base", "rollout", "score", "train
 
 
 def _command(config: Path) -> list[str]:
-    return [sys.executable, "-m", "flows.cli", "train", str(config)]
+    return [sys.executable, "-m", "grpo_flows.cli", "train", str(config)]
 
 
 def _run_until(stage: str, config: Path, environment: dict[str, str]) -> bool:

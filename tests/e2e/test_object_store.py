@@ -32,7 +32,7 @@ def _bucket() -> Iterator[None]:
 
 def _run(config: dict[str, Any], home: Path, machine: Path) -> ReportDocument:
     """Run the flow on a machine that has nothing but what is in the bucket."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     machine.mkdir()
     with pytest.MonkeyPatch.context() as change:
@@ -66,7 +66,7 @@ def test_the_pipeline_runs_from_a_bucket(desk_config: dict[str, Any], home: Path
     assert {stage.name for stage in third.stages if stage.cached < stage.runs} == {"score"}
     assert third.decision == first.decision
 
-    from tasks.registry import registry
+    from grpo_tasks.registry import registry
 
     version = registry().find(config["registry"]["model_name"], first.lineage.run)
     assert version is not None

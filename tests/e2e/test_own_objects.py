@@ -34,7 +34,7 @@ def test_the_page_runs_outside_of_the_repository(server: str, tmp_path: Path):
 
     def command(*arguments: str, exits: int = 0) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            [sys.executable, "-m", "grpo_flows.cli", *arguments],
             cwd=ROOT,
             env=own_environment(home, server),
             capture_output=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.local.service import free_port
+from grpo_flows.local.service import free_port
 from tests.places import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -40,7 +40,7 @@ def _grpo(home: Path, *arguments: str, **variables: str) -> subprocess.Completed
         "GRPO_DEBUG": "1",
         **variables,
     }
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "grpo_flows.cli", *arguments]
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -19,10 +19,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from flows.cli.app import app
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
-from tasks.registry import registry
+from grpo_flows.cli.app import app
+from grpo_tasks.registry import registry
 from tests.doubles import short_run
 from tests.places import DESK_SCENARIOS, ROOT
 
@@ -61,7 +61,7 @@ def config(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> PipelineConf
 @pytest.fixture(scope="module")
 def version(config: PipelineConfig, server: str) -> int:
     """The version that the run registered; it was refused, and promoted by force."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     promotion = train(config)
     assert promotion.decision.verdict == "refuse"
@@ -78,7 +78,7 @@ def version(config: PipelineConfig, server: str) -> int:
 def test_a_promotion_without_a_server_starts_none(version: int, tmp_path: Path):
     """The command changes the registry itself: Prefect is not imported."""
     script = (
-        "import sys\nfrom flows.cli.app import app\n"
+        "import sys\nfrom grpo_flows.cli.app import app\n"
         "try:\n    app(['promote', sys.argv[1], '--reason', 'again'])\nexcept SystemExit as end:\n    print(end.code)\n"
         "print('prefect' in sys.modules)"
     )
@@ -120,7 +120,7 @@ def test_a_first_champion_cannot_be_rolled_back(version: int):
 
 def test_a_version_is_made_again_with_the_same_weights(version: int, config: PipelineConfig, home: Path):
     """From nothing, to the same bits; the cache and the registry of the run are as they were."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     stored = {path for path in Path(config.store).rglob("*")}
     result = grpo("reproduce", f"models:/{MODEL}@champion")

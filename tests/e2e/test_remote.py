@@ -107,15 +107,15 @@ def _deploy(entrypoint: str, flow: str, pool: str) -> None:
 @pytest.fixture(scope="module")
 def machines(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
     """A machine for the run and one for its GPU stages, on pools `cpu-remote` and `gpu-remote`."""
-    from flows.local.servers import mlflow_server
+    from grpo_flows.local.servers import mlflow_server
 
     folder = tmp_path_factory.mktemp("machines")
     with pytest.MonkeyPatch.context() as environment, object_store(environment):
         environment.setenv("GRPO_MLFLOW_PORT", str(_free_port()))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         with mlflow_server(folder) as mlflow:
-            _deploy("flows/train.py:train", "train", "cpu-remote")
-            _deploy("flows/stage.py:run_stage", "stage", "gpu-remote")
+            _deploy("flows/grpo_flows/train.py:train", "train", "cpu-remote")
+            _deploy("flows/grpo_flows/stage.py:run_stage", "stage", "gpu-remote")
             started = [_machine(folder / pool, f"{pool}-remote", server, mlflow) for pool in ("cpu", "gpu")]
             try:
                 yield started[0], started[1]
@@ -168,7 +168,7 @@ def test_a_run_that_sends_its_gpu_stages_ends_like_one_that_does_not(
     machines: tuple[Machine, Machine], desk_config: dict[str, Any], home: Path
 ):
     """The same candidate, numbers and decision; the records say which pool did what; a second run sends nothing."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     config = _config(desk_config)
     train(PipelineConfig.model_validate({**config, "name": "together"}))
@@ -217,8 +217,8 @@ def test_a_lost_stage_is_sent_again_and_its_error_comes_back(machines: tuple[Mac
 
     from prefect import flow
 
-    from tasks.executor import stage_executor
-    from tasks.train import train
+    from grpo_tasks.executor import stage_executor
+    from grpo_tasks.train import train
 
     gpu = machines[1]
     ids: list[UUID] = []

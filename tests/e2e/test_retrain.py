@@ -68,8 +68,8 @@ class Desk:
 @pytest.fixture(scope="module")
 def desk(home: Path, server: str) -> Desk:
     """A short run registered a version, and an operator put it into service."""
-    from flows.train import train
-    from tasks.registry import registry
+    from grpo_flows.train import train
+    from grpo_tasks.registry import registry
 
     base = short_run(
         home,
@@ -123,7 +123,7 @@ def conversations(prefix: str, count: int, *, seed: int) -> list[LoggedConversat
 
 
 def command(desk: Desk, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli", "retrain", str(desk.config), *arguments]
+    return [sys.executable, "-m", "grpo_flows.cli", "retrain", str(desk.config), *arguments]
 
 
 def environment(server: str) -> dict[str, str]:
@@ -148,7 +148,7 @@ def run_until(line: str, desk: Desk, server: str) -> None:
 def test_a_night_without_a_reason_ends_without_loading_torch(desk: Desk, server: str):
     """Exit code 0, every reason on record with what it saw, and the flow run says so by its name."""
     script = (
-        "import sys\nfrom flows.cli.app import app\n"
+        "import sys\nfrom grpo_flows.cli.app import app\n"
         "try:\n    app(['retrain', sys.argv[1]])\nexcept SystemExit as end:\n    print('exit code', end.code)\n"
         "print('torch' in sys.modules)"
     )
@@ -182,7 +182,7 @@ def test_a_night_without_a_trigger_needs_no_server(desk: Desk, tmp_path: Path):
 
 def test_a_champion_judged_again_by_the_same_code_is_what_it_was(desk: Desk):
     """It plays what it was judged on, with the same random numbers: today's mean is the registered one."""
-    from flows.retrain import retrain
+    from grpo_flows.retrain import retrain
 
     asked = RetrainConfig.model_validate({**desk.settings.model_dump(), "triggers": [{"kind": "heldout_reward"}]})
     found = retrain(asked)
@@ -197,7 +197,7 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
 
     It starts from the champion, keeps what was held out, and the version says why and on what it was trained.
     """
-    from tasks.registry import registry
+    from grpo_tasks.registry import registry
 
     desk.log.write(conversations("live", 60, seed=5))
     run_until("score 0/", desk, server)
@@ -230,8 +230,8 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
 
 def test_what_was_tried_is_not_tried_again_the_next_night(desk: Desk, server: str):
     """The champion of the attempt still serves, and only five customers have come since."""
-    from flows.retrain import retrain
-    from tasks.registry import registry
+    from grpo_flows.retrain import retrain
+    from grpo_tasks.registry import registry
 
     registry().client.set_registered_model_alias(MODEL, "champion", "1")
     found = retrain(desk.settings)
@@ -242,8 +242,8 @@ def test_what_was_tried_is_not_tried_again_the_next_night(desk: Desk, server: st
 
 def test_training_data_of_the_champion_does_not_fire_a_trigger(desk: Desk, server: str):
     """The newest version goes into service: of the log only what came while it was trained is new to it."""
-    from flows.retrain import retrain
-    from tasks.registry import registry
+    from grpo_flows.retrain import retrain
+    from grpo_tasks.registry import registry
 
     client = registry().client
     newest = max(int(one.version) for one in client.search_model_versions(f"name = '{MODEL}'"))
@@ -260,13 +260,13 @@ def test_an_event_starts_a_retraining_by_itself(desk: Desk, server: str):
     from prefect.events import DeploymentEventTrigger
     from prefect.runner.storage import LocalStorage
 
-    from flows.retrain import retrain
+    from grpo_flows.retrain import retrain
 
     desk.log.write(conversations("fourth", 40, seed=8))
     settings = {**yaml.safe_load(desk.config.read_text()), "name": "told"}
     told = {**settings, "triggers": [{"kind": "age", "days": 30}]}  # the run itself has nothing to do, and is quick
     prefect("work-pool", "create", "retraining", "--type", "process", server=server)
-    retrain.from_source(source=LocalStorage(str(ROOT)), entrypoint="flows/retrain.py:retrain").deploy(
+    retrain.from_source(source=LocalStorage(str(ROOT)), entrypoint="flows/grpo_flows/retrain.py:retrain").deploy(
         name="nightly",
         work_pool_name="retraining",
         parameters={"config": told},
@@ -296,7 +296,7 @@ def ids_of(desk: Desk, *, version: str) -> dict[str, set[str]]:
     """Ids on each side of what a version was trained on."""
     from grpo.artifacts import ArtifactStore
     from grpo.scenarios.split import split
-    from tasks.registry import registry
+    from grpo_tasks.registry import registry
 
     tags = registry().client.get_model_version(MODEL, version).tags
     store = ArtifactStore(str(desk.home / "retrain-store"))

@@ -32,10 +32,10 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType
 
-from flows.local.recovery import flow_run_processes
-from flows.local.service import Service, free_port, port_is_free
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
+from grpo_flows.local.recovery import flow_run_processes
+from grpo_flows.local.service import Service, free_port, port_is_free
 from tests.doubles import short_run
 from tests.places import ROOT
 
@@ -82,8 +82,8 @@ class Stack:
         return done.stdout
 
     def up(self, deployments: Path | None = None) -> str:
-        printed = self.command("flows.cli", "up", "--deployments", str(deployments or self.deployments))
-        exports = shlex.split(self.command("flows.cli", "env"))
+        printed = self.command("grpo_flows.cli", "up", "--deployments", str(deployments or self.deployments))
+        exports = shlex.split(self.command("grpo_flows.cli", "env"))
         self.login.update(assignment.split("=", 1) for assignment in exports if assignment != "export")
         return printed
 
@@ -152,12 +152,12 @@ def write_deployments(folder: Path) -> Path:
     config = folder / "short.yaml"
     config.write_text(yaml.safe_dump(short_run(folder)))
     quickstart = next(one for one in document["deployments"] if one["name"] == "quickstart")
-    step = {"flows.local.deployments.load_parameters": {"id": "parameters", "file": str(config)}}
+    step = {"grpo_flows.local.deployments.load_parameters": {"id": "parameters", "file": str(config)}}
     short = {**quickstart, "name": "short", "build": [step]}
     often = {**short, "name": "often", "schedules": [{"interval": 5, "slug": "often", "active": False}]}
     weekly = {**short, "name": "weekly", "schedules": [{"cron": "0 3 * * 1", "slug": "weekly"}]}
     document["deployments"] = [quickstart, short, often, weekly]
-    for shared in ("flows", "data"):  # paths count from the folder of the file
+    for shared in ("data",):  # paths count from the folder of the file
         (folder / shared).symlink_to(ROOT / shared)
     (folder / "prefect.yaml").write_text(yaml.safe_dump(document))
     return folder / "prefect.yaml"
@@ -183,7 +183,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         with found.api:
             yield found
     finally:
-        found.command("flows.cli", "down")
+        found.command("grpo_flows.cli", "down")
         for process in found.processes():
             process.kill()
 
@@ -263,7 +263,7 @@ def test_down_ends_everything_and_up_loses_nothing(stack: Stack):
     stack.let_schedule("train/weekly", active=False)
     run = stack.start("train/short", "name=continued", "seed=7", "training.iterations=3")
     until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
-    stack.command("flows.cli", "down")
+    stack.command("grpo_flows.cli", "down")
     assert not stack.processes()
     assert port_is_free("127.0.0.1", int(stack.environment["PREFECT_SERVER_API_PORT"]))
     stack.up()

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from flows.cli.app import app
 from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
 from grpo.config.tuning import TuneConfig
 from grpo.tuning.document import StudyDocument
+from grpo_flows.cli.app import app
 from tests.doubles import short_run
 from tests.e2e.served import own_environment
 from tests.places import ROOT
@@ -51,7 +51,7 @@ def study_file(folder: Path, **changes: object) -> Path:
 
 
 def command(config: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli", "tune", str(config), *options]
+    return [sys.executable, "-m", "grpo_flows.cli", "tune", str(config), *options]
 
 
 def killed_after_the_first(config: Path, told: dict[str, str]) -> None:
@@ -168,7 +168,7 @@ def test_a_study_that_is_done_is_not_begun_again(
     killed: tuple[Path, Path, StudyDocument, str], monkeypatch: pytest.MonkeyPatch
 ):
     """The same study once more: no process, no further trial, the same best."""
-    from flows.tune import tune
+    from grpo_flows.tune import tune
 
     home, config, found, _ = killed
     monkeypatch.setenv("GRPO_HOME", str(home))

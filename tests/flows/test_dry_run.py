@@ -35,7 +35,7 @@ def _config(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, home: Path, server: str) -> dict[str, Any]:
     """The config of a run that went to its end."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     config = _config(tmp_path_factory.mktemp("planned"))
     train(PipelineConfig.model_validate(config))
@@ -43,7 +43,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, home: Path, server: str) -> di
 
 
 def _plan(config: dict[str, Any], **sections: Any) -> Any:
-    from flows.dry_run import dry_run
+    from grpo_flows.dry_run import dry_run
 
     return dry_run(PipelineConfig.model_validate(changed(config, **sections)))
 
@@ -64,7 +64,7 @@ def test_a_finished_run_is_cached_except_for_the_comparison(ran: dict[str, Any])
 
 def test_what_the_plan_calls_cached_is_what_the_run_finds(ran: dict[str, Any], home: Path):
     """With another learning rate the first rollout and its scores are hits, and no update; the run agrees."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     other = changed(ran, name="faster", training={"learning_rate": 4e-4})
     plan = _plan(other)
@@ -108,7 +108,7 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):
     path.write_text(yaml.safe_dump(_config(tmp_path)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": "1"}
-    command = [sys.executable, "-m", "flows.cli", "train", str(path), "--dry-run"]
+    command = [sys.executable, "-m", "grpo_flows.cli", "train", str(path), "--dry-run"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "valid configuration of run planned" in done.stdout

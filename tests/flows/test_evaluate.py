@@ -10,12 +10,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from flows.cli.app import app
 from grpo import progress
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, RegistryError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import EvaluationDocument, ReportDocument
+from grpo_flows.cli.app import app
 from tests.doubles import short_run
 from tests.places import DESK_MODEL, DESK_SCENARIOS
 
@@ -40,7 +40,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
 @pytest.fixture(scope="module")
 def trained(config: PipelineConfig, home: Path) -> ReportDocument:
     """Report of a training of this config."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     train(config)
     return read_report(home / config.name / "report.json")
@@ -48,7 +48,7 @@ def trained(config: PipelineConfig, home: Path) -> ReportDocument:
 
 def _evaluate(config: PipelineConfig, **options: Any) -> tuple[EvaluationDocument, dict[str, bool]]:
     """The document, and of each stage whether it was cached."""
-    from flows.evaluate import evaluate
+    from grpo_flows.evaluate import evaluate
 
     cached: dict[str, bool] = {}
 
@@ -81,7 +81,7 @@ def test_a_registered_model_is_what_its_training_said_it_is(
 
 def test_a_model_is_the_same_by_alias_by_number_and_by_folder(config: PipelineConfig, trained: ReportDocument):
     """Three addresses of one checkpoint, and of the base a fourth."""
-    from tasks.registry import registry
+    from grpo_tasks.registry import registry
 
     version = registry().resolve("models:/evaluated@candidate")
     found = [

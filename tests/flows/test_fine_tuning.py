@@ -11,7 +11,7 @@ import pytest
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
-from tasks.registry import registry
+from grpo_tasks.registry import registry
 from tests.doubles import changed, short_run
 from tests.places import ROOT
 
@@ -39,7 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def run(config: dict[str, Any], home: Path) -> ReportDocument:
-    from flows.train import train
+    from grpo_flows.train import train
 
     train(PipelineConfig.model_validate(config))
     return read_report(home / config["name"] / "report.json")
@@ -83,7 +83,7 @@ def test_fine_tuning_is_cached_until_a_demonstration_changes(config: dict[str, A
 
 def test_a_dry_run_counts_the_fine_tuning(config: dict[str, Any], tmp_path: Path):
     """One sft, and the base among the held-out rollouts: 3 × 24 episodes."""
-    from flows.dry_run import dry_run
+    from grpo_flows.dry_run import dry_run
 
     plan = dry_run(PipelineConfig.model_validate(changed(config, store=str(tmp_path / "empty"))))
     stages = {stage.name: stage for stage in plan.stages}
@@ -92,7 +92,7 @@ def test_a_dry_run_counts_the_fine_tuning(config: dict[str, Any], tmp_path: Path
 
 def test_a_retraining_from_a_champion_is_not_fine_tuned_again(config: dict[str, Any]):
     """Its weights come from training; from the base, fine-tuning comes first."""
-    from flows.retrain import retraining_config
+    from grpo_flows.retrain import retraining_config
 
     pipeline = PipelineConfig.model_validate(config)
     again = retraining_config(pipeline, name="again", scenarios="s.parquet", model="champion", tags={})

@@ -21,7 +21,7 @@ def _resize(folder: Path, size: str) -> None:
 
 def test_a_run_whose_checkpoint_finds_no_room_says_so_and_goes_on_when_there_is_some(small_disk: Path, home: Path):
     """14 MB hold the base, 5.3 MB, and not its optimizer beside it, 16 MB in all; what was finished stays."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     config = PipelineConfig.model_validate(
         short_run(small_disk, name="full", training={"iterations": 1}, registry={"model_name": "full"})

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from flows.train import train
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import NoLearningSignal
 from grpo.evaluation.report import read_report
@@ -16,6 +15,7 @@ from grpo.evaluation.schema import ReportDocument
 from grpo.learner.checkpoints import read_state
 from grpo.tables import read_trajectories
 from grpo.trajectories import Trajectory, group
+from grpo_flows.train import train
 from tests.doubles import changed
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]

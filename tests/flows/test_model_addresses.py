@@ -15,7 +15,7 @@ import yaml
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
-from tasks.registry import registry
+from grpo_tasks.registry import registry
 from tests.doubles import changed, short_run
 from tests.hub_server import Hub, hub_server, hub_variables, model_files
 from tests.places import DESK_MODEL, ROOT
@@ -52,8 +52,8 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def test_a_run_is_of_a_commit(hub: Hub, home: Path, server: str, tmp_path: Path):
     """Its lineage names it; the same commit is a cache hit, without a request for a file; a new one is a new base."""
-    from flows.reproduce import reproduce
-    from flows.train import train
+    from grpo_flows.reproduce import reproduce
+    from grpo_flows.train import train
 
     def run(**sections: Any) -> tuple[int, str]:
         config = PipelineConfig.model_validate(changed(_config(tmp_path), **sections))
@@ -83,7 +83,7 @@ def test_a_run_is_of_a_commit(hub: Hub, home: Path, server: str, tmp_path: Path)
 
 def test_an_evaluation_is_of_a_commit(hub: Hub, home: Path, server: str, tmp_path: Path):
     """The document names it."""
-    from flows.evaluate import evaluate
+    from grpo_flows.evaluate import evaluate
 
     config = PipelineConfig.model_validate(changed(_config(tmp_path), policy={"model": str(DESK_MODEL)}))
     document = evaluate(config, model=NAME, num_episodes=4, output_file=str(tmp_path / "evaluation.json"))
@@ -97,7 +97,7 @@ def _command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str
     environment = {**os.environ, "GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": "1"}
     words = [word.replace("CONFIG", str(path)) for word in arguments]
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli", *words],
+        [sys.executable, "-m", "grpo_flows.cli", *words],
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from flows.pipeline import dynamic_sampling
 from grpo.artifacts import Artifact
 from grpo.config.rollout import RolloutSettings
 from grpo.rewards.rollout_summary import RolloutSummary
-from tasks.score import ScoreResult
+from grpo_flows.pipeline import dynamic_sampling
+from grpo_tasks.score import ScoreResult
 
 
 class Script:

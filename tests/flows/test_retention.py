@@ -10,7 +10,7 @@ import pytest
 from grpo import progress
 from grpo.artifacts import ArtifactStore
 from grpo.evaluation.schema import ReportDocument
-from tasks.registry import registry
+from grpo_tasks.registry import registry
 from tests.doubles import changed
 from tests.flows.test_train import cached, run
 

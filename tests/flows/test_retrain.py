@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from flows.retrain import retraining_config
 from grpo.config.pipeline import PipelineConfig
+from grpo_flows.retrain import retraining_config
 
 
 def test_a_retraining_keeps_the_tags_that_the_pipeline_gives_its_versions(desk_config: dict[str, object]):

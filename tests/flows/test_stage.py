@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from flows.stage import STAGES, run_received, run_stage
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from grpo.identity.cache_identity import stage_key
 from grpo.identity.code import source_digest
-from tasks.remote import decode, encode, read_error, read_result_artifact, write_result_artifact
-from tasks.split import SplitResult, split
-from tasks.train import train
+from grpo_flows.stage import STAGES, run_received, run_stage
+from grpo_tasks.remote import decode, encode, read_error, read_result_artifact, write_result_artifact
+from grpo_tasks.split import SplitResult, split
+from grpo_tasks.train import train
 from tests.doubles import put_file
 
 
@@ -106,7 +106,7 @@ def test_a_store_that_the_worker_does_not_see_is_named(inputs: dict[str, dict[st
 def test_a_result_is_read_back_as_the_stage_made_it(tmp_path: Path, inputs: dict[str, dict[str, Any]]):
     """The message of the run's state holds the address, the store the result; a changed one is refused."""
     store = ArtifactStore(str(tmp_path))
-    from tasks.rollout import RolloutResult, rollout
+    from grpo_tasks.rollout import RolloutResult, rollout
 
     made = RolloutResult(rollout=_artifact("rollout"), episodes=8, compute_s=1.5)
     left = write_result_artifact(store, made)

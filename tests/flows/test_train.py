@@ -12,7 +12,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, PolicyError, RegistryError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
-from tasks.registry import registry
+from grpo_tasks.registry import registry
 from tests.doubles import changed, short_run
 from tests.grpo.registry.making import ANNA, put_version
 from tests.places import DESK_SCENARIOS
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ign
 
 def run(config: dict[str, Any], home: Path, *, name: str = "short", **sections: Any) -> ReportDocument:
     """Run the flow and read its report back."""
-    from flows.train import train
+    from grpo_flows.train import train
 
     plan = PipelineConfig.model_validate(changed(config, name=name, **sections))
     train(plan)
@@ -98,7 +98,7 @@ def test_a_lost_artifact_is_computed_again_and_said(
             victim.unlink()
         else:
             victim.write_bytes(victim.read_bytes()[:-1] + b"x")
-    with caplog.at_level("WARNING", logger="tasks.executor"):
+    with caplog.at_level("WARNING", logger="grpo_tasks.executor"):
         again = run(module_config, home)
     assert "score is computed again" in caplog.text
     assert cached(again)["score"] == (0, 4)

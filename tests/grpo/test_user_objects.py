@@ -16,6 +16,7 @@ from grpo.environments.catalog import make_environment
 from grpo.environments.environment import Environment
 from grpo.errors import ConfigError
 from grpo.identity import user_code
+from grpo.identity.cache_identity import run_settings
 from grpo.identity.code import external_digests, runs_user_code
 from grpo.rewards.catalog import make_reward, reward_named
 from grpo.user_objects import create, load_object
@@ -119,7 +120,7 @@ def test_a_config_names_modules_beside_it(folder: Path):
     assert os.environ["PYTHONPATH"] == str(folder)
     made = make_environment(config.environment)
     assert (made.system_prompt, made.tools[0].name) == ("7 loaves of ", "price_of")
-    assert "import_from" not in config.identity_settings()
+    assert "import_from" not in run_settings(config)
     reward = make_reward(config.reward)
     assert list(reward.weights.items()) == [("length", 0.5), ("loud", 0.5)]
     assert [scored(reward, "Hi", text).score for text in ("HELLO", "HELLO!", "hello")] == [1.0, 0.5, 0.0]

@@ -20,7 +20,7 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from flows.local import settings
+from grpo_flows.local import settings
 from tests.benchmarks.page import here
 from tests.models.examine import examine
 from tests.models.families import families, unbuildable, variants

@@ -7,8 +7,8 @@ from grpo.retraining.data_lineage import TrainingData
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import assign_split
 from grpo.scenarios.table import read_scenarios, text_digest, write_scenarios
-from tasks.build_mixture import build_mixture
-from tasks.split import split
+from grpo_tasks.build_mixture import build_mixture
+from grpo_tasks.split import split
 from tests.doubles import put_folder
 
 SAID = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]

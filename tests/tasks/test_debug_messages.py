@@ -12,9 +12,9 @@ def test_a_stage_logs_its_artifact(server: str, desk_config: dict[str, object], 
     """At the level that GRPO_DEBUG enables."""
     from prefect import flow
 
-    from flows.pipeline import prepare_scenarios
     from grpo.config.pipeline import PipelineConfig
-    from tasks.executor import stage_executor
+    from grpo_flows.pipeline import prepare_scenarios
+    from grpo_tasks.executor import stage_executor
 
     config = PipelineConfig.model_validate(desk_config)
 
@@ -23,6 +23,6 @@ def test_a_stage_logs_its_artifact(server: str, desk_config: dict[str, object], 
         with stage_executor():
             prepare_scenarios(config.scenarios, store=config.store)
 
-    with caplog.at_level(logging.DEBUG, logger="tasks"):
+    with caplog.at_level(logging.DEBUG, logger="grpo_tasks"):
         reading()
     assert "ingest is computed: " in caplog.text

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import LocalCluster
 
-from flows.train import train
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.rollout import RolloutSettings
 from grpo.errors import ConfigError
-from tasks.executor import shard_runner
+from grpo_flows.train import train
+from grpo_tasks.executor import shard_runner
 from tests.doubles import changed
 
 

@@ -12,8 +12,8 @@ from prefect.client.orchestration import get_client
 from grpo.config.pipeline import EvaluationSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
-from tasks import gpu_slots
-from tasks.gpu_slots import LIMIT, holds_gpu_slot
+from grpo_tasks import gpu_slots
+from grpo_tasks.gpu_slots import LIMIT, holds_gpu_slot
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
@@ -93,9 +93,9 @@ def test_without_the_limit_a_device_is_used_all_the_same(server: str, monkeypatc
 
 def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch: pytest.MonkeyPatch):
     """They ask before they begin, and begin when they have it."""
-    from tasks.evaluate import evaluate
-    from tasks.rollout import rollout
-    from tasks.train import train
+    from grpo_tasks.evaluate import evaluate
+    from grpo_tasks.rollout import rollout
+    from grpo_tasks.train import train
 
     asked: list[tuple[str, int]] = []
 

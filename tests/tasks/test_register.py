@@ -9,9 +9,9 @@ from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.evaluation.schema import Decision
 from grpo.policy.transformers.model import load
 from grpo.registry import ModelVersion
-from tasks.load_base import load_base
-from tasks.register import register
-from tasks.warm_start import warm_start
+from grpo_tasks.load_base import load_base
+from grpo_tasks.register import register
+from grpo_tasks.warm_start import warm_start
 from tests.doubles import short_run
 from tests.tasks.adapted import put_adapted
 

@@ -24,10 +24,10 @@ from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from grpo.identity.cache_identity import RunInputs
 from grpo.identity.code import source_digest
-from tasks import remote
-from tasks.executor import StageExecutor
-from tasks.remote import RemoteStages, decode
-from tasks.rollout import RolloutResult, rollout
+from grpo_tasks import remote
+from grpo_tasks.executor import StageExecutor
+from grpo_tasks.remote import RemoteStages, decode
+from grpo_tasks.rollout import RolloutResult, rollout
 from tests.doubles import put_file
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -49,7 +49,7 @@ def deployment(server: str) -> str:
             flow_id=client.create_flow_from_name("stage"),
             name=POOL,
             work_pool_name=POOL,
-            entrypoint="flows/stage.py:run_stage",
+            entrypoint="flows/grpo_flows/stage.py:run_stage",
         )
     return f"stage/{POOL}"
 
@@ -198,7 +198,7 @@ def test_a_stage_that_no_worker_takes_is_told(
 ):
     """The run waits, and its log says for what."""
     monkeypatch.setattr(remote, "_WAITING_S", 0.0)
-    with caplog.at_level("WARNING", logger="tasks.remote"), _sending([inputs], deployment) as (parent, _, _):
+    with caplog.at_level("WARNING", logger="grpo_tasks.remote"), _sending([inputs], deployment) as (parent, _, _):
         with get_client(sync_client=True) as client:
             _sent(client, parent, 1)
         deadline = time.monotonic() + PATIENCE_S

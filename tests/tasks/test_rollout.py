@@ -9,10 +9,10 @@ from grpo.config.agent import AgentSettings
 from grpo.config.pipeline import PipelineConfig
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory
-from tasks.ingest import ingest
-from tasks.load_base import load_base
-from tasks.rollout import rollout
-from tasks.split import split
+from grpo_tasks.ingest import ingest
+from grpo_tasks.load_base import load_base
+from grpo_tasks.rollout import rollout
+from grpo_tasks.split import split
 
 
 def _play(config: PipelineConfig, agent: AgentSettings) -> list[Trajectory]:

@@ -15,7 +15,7 @@ from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
 from grpo.tables import read_trajectories, write_trajectories
 from grpo.trajectories import Outcome, Turn
-from tasks.score import ScoreResult, score
+from grpo_tasks.score import ScoreResult, score
 from tests.doubles import make_trajectory, put_file, put_folder
 from tests.model_server import Model, conversations, judges
 

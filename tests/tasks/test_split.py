@@ -12,7 +12,7 @@ from grpo.errors import BudgetError
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
-from tasks.split import read_split, split
+from grpo_tasks.split import read_split, split
 from tests.doubles import put_folder
 
 TASKS = TaskSettings(kind="task")

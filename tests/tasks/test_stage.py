@@ -6,7 +6,7 @@ import pytest
 from prefect.states import State, StateType
 
 from grpo.errors import GRPOError, NoEffect
-from tasks.stage import is_transient
+from grpo_tasks.stage import is_transient
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.tables import write_trajectories
-from tasks.load_base import Checkpoint, load_base
-from tasks.train import TrainResult, train
+from grpo_tasks.load_base import Checkpoint, load_base
+from grpo_tasks.train import TrainResult, train
 from tests.doubles import put_file
 
 

@@ -8,7 +8,7 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Metadata, Scenario
 from grpo.scenarios.table import write_scenarios
-from tasks.validate import validate
+from grpo_tasks.validate import validate
 from tests.doubles import put_file, put_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -8,8 +8,8 @@ from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PolicySettings
 from grpo.policy.transformers.adapters import has_adapters
 from grpo.policy.transformers.model import load
-from tasks.load_base import load_base
-from tasks.warm_start import warm_start
+from grpo_tasks.load_base import load_base
+from grpo_tasks.warm_start import warm_start
 from tests.tasks.adapted import put_adapted
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.local.service import free_port
 from grpo.policy.catalog import open_policy
 from grpo.policy.openai import CompletionsPolicy
 from grpo.policy.policy import Generation, Prompt, Sampling
@@ -19,6 +18,7 @@ from grpo.policy.transformers.model import load, load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.trajectories import Trajectory
+from grpo_flows.local.service import free_port
 from tests.doubles import desk_scenarios
 from tests.vllm.engine import MARKS, MEMORY, desk_config, largest_error
 

@@ -13,8 +13,9 @@ from grpo.config.base import Settings
 from grpo.config.loading import load_settings
 from grpo.environments.support_desk.scenario_generator import choose_alternatives
 from grpo.scenarios.scenario import SplitName
+from grpo.storage.shipped import shipped_folder
 
-PHRASEBOOK = Path("data/scenarios/triage_phrasebook.yaml")
+PHRASEBOOK = shipped_folder() / "scenarios" / "triage_phrasebook.yaml"
 
 
 class Wordings(Settings):

@@ -1,6 +1,7 @@
 """Model addresses, the same wherever a config, a command or an agent names a model.
 
 data/models/desk_clerk            a folder with config.json, *.safetensors and a tokenizer, or with adapters
+grpo://models/desk_clerk          such a folder that ships with the package
 Qwen/Qwen3-0.6B@v1.0              a model on the Hugging Face hub at a revision; an existing folder of that name wins
 models/smol.Q4_1.gguf             a GGUF file, or a folder with one
 models:/support-desk@champion     a registered version, by alias or, as models:/support-desk/3, by number
@@ -26,6 +27,7 @@ from grpo.policy.weights import hub
 from grpo.policy.weights.gguf_file import conversion_digest, converted_folder, find_gguf
 from grpo.policy.weights.registered import REGISTERED, registered_version
 from grpo.storage.files import stamped_digest
+from grpo.storage.shipped import SCHEME
 
 _STATE = "learner.json"
 """State of a checkpoint, which names the base of its adapters."""
@@ -88,7 +90,7 @@ class ModelSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """Model folder on this machine."""
+    """Model folder on this machine, or one that ships with the package."""
 
     pinned: str
 
@@ -98,7 +100,7 @@ class FolderSource:
 
     def folder(self) -> Path:
         """See `ModelSource.folder`."""
-        return check_model_files(Path(self.pinned))
+        return check_model_files(local_path(self.pinned))
 
     @contextmanager
     def described(self) -> Iterator[Path]:
@@ -207,6 +209,8 @@ def model_source(address: str) -> ModelSource:
     if address.startswith(REGISTERED):
         version = registered_version(address)
         return StoredSource(version.address, "registered version", version.checkpoint)
+    if address.startswith(SCHEME):
+        return FolderSource(address)
     if "://" in address:
         return StoredSource(address, "object store")
     if (model := hub.hub_model(address)) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,8 +12,9 @@ from pydantic import Field, ValidationError, field_validator
 from grpo.config.base import Settings
 from grpo.config.loading import describe_errors, shortened
 from grpo.errors import ConfigError
+from grpo.storage.shipped import shipped_folder
 
-RUBRICS = Path(__file__).resolve().parents[3] / "data" / "rubrics"
+RUBRICS = shipped_folder() / "rubrics"
 
 
 class Criterion(Settings):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo.artifacts import local_path
 from grpo.errors import ArtifactError, ConfigError, Unscored
 from grpo.messages import Message
 from grpo.rewards.learned.features import PromptedReply, hash_features, prompted_replies
@@ -36,7 +37,7 @@ class NeuralReward(RewardFunction):
         from grpo.rewards.learned.network import read_network  # torch takes a second to import
 
         super().__init__(weight=weight)
-        self.network, card = read_network(Path(model))
+        self.network, card = read_network(local_path(str(model)))
         self.card = card.require_above_chance(str(model))
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo.artifacts import local_path
 from grpo.errors import Unscored
 from grpo.messages import Message
 from grpo.rewards.learned.encoder import encoder, weights_folder
@@ -20,11 +21,12 @@ from grpo.rewards.learned.model_card import ModelCard
 from grpo.rewards.learned.safety_head import SafetyHead, head_features, last_request, read_head
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
 from grpo.rewards.text.refusals import is_refusal
+from grpo.storage.shipped import shipped_folder
 
 if TYPE_CHECKING:
     from grpo.rewards.learned.network import Network
 
-SHIPPED = Path(__file__).resolve().parents[3] / "data" / "models" / "safety"
+SHIPPED = shipped_folder() / "models" / "safety"
 
 _HEAD, _NETWORK = 0.9, 0.1
 """Shares of the log-odds. The network knows insults by their words; alone it takes unknown words for unsafe ones."""
@@ -87,7 +89,7 @@ class SafetyReward(RewardFunction):
 
     def __init__(self, *, model: str | Path = SHIPPED, weight: float = 1.0) -> None:
         super().__init__(weight=weight)
-        self.model = SafetyModel.read(Path(model))
+        self.model = SafetyModel.read(local_path(str(model)))
         weights_folder()
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:

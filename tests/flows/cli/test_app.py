@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli.app import app
-from flows.cli.errors import FAILED, REFUSED, WRONG_INPUT
+from grpo_flows.cli.app import app
+from grpo_flows.cli.errors import FAILED, REFUSED, WRONG_INPUT
 from tests.command_lines import commands, examples
 from tests.places import ROOT
 
 QUICKSTART = str(ROOT / "data" / "configs" / "quickstart.yaml")
-GRPO = [sys.executable, "-c", "from flows.cli.app import app; app(prog_name='grpo')"]
+GRPO = [sys.executable, "-c", "from grpo_flows.cli.app import app; app(prog_name='grpo')"]
 """The command as it is called where it is installed."""
 
 
@@ -91,7 +91,7 @@ def test_a_model_that_is_not_there_is_wrong_input(server: str, arguments: list[s
 @pytest.mark.usefixtures("server")
 def test_an_error_of_the_registry_is_printed_without_a_traceback():
     """Once, by the command itself."""
-    command = [sys.executable, "-m", "flows.cli", "promote", "models:/missing@candidate", "--reason", "x"]
+    command = [sys.executable, "-m", "grpo_flows.cli", "promote", "models:/missing@candidate", "--reason", "x"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == WRONG_INPUT
     assert done.stderr.count("AddressError") == 1
@@ -112,7 +112,7 @@ def test_a_reason_of_invalid_length_is_refused_before_anything_starts(command: s
 def test_help_imports_no_heavy_package():
     """Neither PyTorch nor Prefect nor MLflow."""
     code = (
-        "import sys; from typer.testing import CliRunner; from flows.cli.app import app;"
+        "import sys; from typer.testing import CliRunner; from grpo_flows.cli.app import app;"
         "CliRunner().invoke(app, ['--help']); CliRunner().invoke(app, ['train', '--help']);"
         "print([m for m in ('torch', 'prefect', 'mlflow', 'transformers', 'great_expectations') if m in sys.modules])"
     )

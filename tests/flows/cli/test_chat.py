@@ -7,8 +7,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from flows.cli.app import app
 from grpo.policy.transformers.model import load
+from grpo_flows.cli.app import app
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import logging
 import pytest
 from rich.table import Table
 
-from flows.cli.console import PlainConsole, _OnceFilter, printable, show_progress
 from grpo import progress
+from grpo_flows.cli.console import PlainConsole, _OnceFilter, printable, show_progress
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_control_characters_are_written_as_escapes():
         ("prefect.flow_runs", "Crash detected! Request to the server timed out", False),
         ("prefect.task_runs", "Error encountered when computing cache key - result will not be persisted.", True),
         ("prefect.events.clients", "Unable to connect to 'ws://127.0.0.1:4200/api/events/in'.", True),
-        ("tasks.train", "Finished in state of rest", True),
+        ("grpo_tasks.train", "Finished in state of rest", True),
     ],
 )
 def test_the_final_log_lines_of_a_run_are_left_to_the_command(logger: str, message: str, shown: bool):

@@ -7,13 +7,13 @@ import re
 
 from rich.console import Console
 
-from flows.cli.console import PlainConsole
-from flows.cli.display import print_checks, print_evaluation, print_lineage, print_reproduction
-from flows.local.checks import CheckResult, DoctorReport
-from flows.reproduce import Reproduction
 from grpo.evaluation.schema import EvaluationDocument
 from grpo.registry import ChampionChange, Lineage
 from grpo.registry.lineage import Ancestor
+from grpo_flows.cli.console import PlainConsole
+from grpo_flows.cli.display import print_checks, print_evaluation, print_lineage, print_reproduction
+from grpo_flows.local.checks import CheckResult, DoctorReport
+from grpo_flows.reproduce import Reproduction
 from tests.grpo.registry.making import ANNA, make_provenance
 
 

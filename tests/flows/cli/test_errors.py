@@ -13,10 +13,10 @@ import sqlalchemy
 import typer
 from typer.testing import CliRunner, Result
 
-from flows.cli.app import app
-from flows.cli.errors import known_failure, with_exit_codes
-from flows.local.service import free_port
 from grpo.errors import ConfigError, PolicyError, PromotionRefused, RegistryError, StorageError
+from grpo_flows.cli.app import app
+from grpo_flows.cli.errors import known_failure, with_exit_codes
+from grpo_flows.local.service import free_port
 from tests.places import ROOT
 
 CONFIGS = ROOT / "data" / "configs"

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli.app import app
+from grpo.artifacts import local_path
 from grpo.config.pipeline import load_config
+from grpo_flows.cli.app import app
 from tests.places import ROOT
 
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
@@ -25,8 +26,8 @@ def test_a_new_config_elsewhere_names_files_that_are_there(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["init"]).exit_code == 0
     settings = load_config(Path("config.yaml"))
-    assert Path(settings.policy.model, "config.json").is_file()
-    assert Path(settings.scenarios.sources[0].path).is_file()  # type: ignore[union-attr]
+    assert local_path(settings.policy.model).joinpath("config.json").is_file()
+    assert local_path(settings.scenarios.sources[0].path).is_file()  # type: ignore[union-attr]
 
 
 def test_a_file_that_is_there_is_kept(tmp_path: Path):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from flows.cli.app import app
 from grpo.evaluation.schema import ReportDocument
+from grpo_flows.cli.app import app
 from tests.grpo.evaluation.test_html_report import document
 
 

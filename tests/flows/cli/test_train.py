@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli.app import app
 from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.errors import ConfigError
 from grpo.rewards.hacking.check import check_rewards
+from grpo_flows.cli.app import app
 from tests.places import ROOT
 
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
@@ -69,8 +69,8 @@ def test_a_config_that_cannot_be_used_names_key_value_and_rule(override: str, me
 
 
 def test_a_missing_config_is_named(tmp_path: Path):
-    """The error names the folder of the shipped ones."""
-    with pytest.raises(ConfigError, match=r"no config at .*data/configs"):
+    """The error names the command that writes one."""
+    with pytest.raises(ConfigError, match=r"no config at .*grpo init"):
         load_config(tmp_path / "none.yaml")
 
 
@@ -127,7 +127,7 @@ def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path):
             "GRPO_HOME": str(tmp_path),
             "PREFECT_SERVER_API_PORT": str(port),
         }
-        command = [sys.executable, "-m", "flows.cli", "train", str(QUICKSTART)]
+        command = [sys.executable, "-m", "grpo_flows.cli", "train", str(QUICKSTART)]
         done = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
         )

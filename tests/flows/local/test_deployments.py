@@ -15,9 +15,9 @@ from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
-from flows.local import settings
-from flows.local.deployments import JOB_TEMPLATE, deploy, load_parameters
 from grpo.config.pipeline import load_config
+from grpo_flows.local import settings
+from grpo_flows.local.deployments import JOB_TEMPLATE, deploy, load_parameters
 from tests.greeting import write_greeting
 from tests.places import ROOT
 
@@ -53,7 +53,7 @@ def test_a_deployment_gives_its_flow_what_it_takes(deployment: dict[str, Any]):
     flow = flow_of(deployment)
     given = dict(deployment["parameters"])
     assert set(given) <= set(inspect.signature(flow.fn).parameters)
-    (step,) = (one["flows.local.deployments.load_parameters"] for one in deployment["build"])
+    (step,) = (one["grpo_flows.local.deployments.load_parameters"] for one in deployment["build"])
     if given.get("config") == "{{ parameters.config }}":
         given["config"] = load_parameters(**{name: value for name, value in step.items() if name != "id"})["config"]
         schema = parameter_schema(flow).model_dump_for_openapi()

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.local import service as services
-from flows.local.service import Service, free_port, port_is_free, process_identity, processes_with_variable
 from grpo.errors import ConfigError, StorageError
+from grpo_flows.local import service as services
+from grpo_flows.local.service import Service, free_port, port_is_free, process_identity, processes_with_variable
 from tests.places import ROOT
 
 

@@ -14,7 +14,7 @@ from tests.places import ROOT
 def test_telemetry_of_all_packages_is_off():
     """Their variables are set in the environment of the command."""
     code = (
-        "from flows.local import settings; settings.apply(); import os;"
+        "from grpo_flows.local import settings; settings.apply(); import os;"
         "print(os.environ['DO_NOT_TRACK'], os.environ['PREFECT_SERVER_ANALYTICS_ENABLED'],"
         "os.environ['MLFLOW_DISABLE_TELEMETRY'], os.environ['GX_ANALYTICS_ENABLED'], os.environ['HF_HUB_OFFLINE'])"
     )
@@ -29,10 +29,10 @@ def test_telemetry_of_all_packages_is_off():
 def test_grpo_debug_enables_debug_messages(value: str, enabled: bool):
     """Of this project alone: other loggers keep their level."""
     code = (
-        "import logging; from flows.local import settings; settings.enable_debug_logging();"
-        "logging.getLogger('tasks.executor').debug('ours'); logging.getLogger('urllib3').debug('theirs')"
+        "import logging; from grpo_flows.local import settings; settings.enable_debug_logging();"
+        "logging.getLogger('grpo_tasks.executor').debug('ours'); logging.getLogger('urllib3').debug('theirs')"
     )
     environment = {**os.environ, "GRPO_DEBUG": value, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert ("DEBUG tasks.executor: ours" in done.stderr) is enabled
+    assert ("DEBUG grpo_tasks.executor: ours" in done.stderr) is enabled
     assert "theirs" not in done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo.config.base import Settings
+from grpo.config.base import Settings, with_paths_from
 from grpo.config.commented_yaml import commented_yaml
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.training import LoraSettings
@@ -20,7 +20,7 @@ CONFIGS = [path for path in sorted((ROOT / "data" / "configs").glob("*.yaml")) i
 def test_a_commented_config_is_the_same_config(tmp_path: Path, path: Path):
     """Each shipped config, written with comments and read back."""
     whole = tmp_path / "whole.yaml"
-    whole.write_text(commented_yaml(load_config(path)))
+    whole.write_text(commented_yaml(with_paths_from(load_config(path), tmp_path)))
     assert load_config(whole) == load_config(path)
 
 

@@ -12,7 +12,7 @@ from grpo.policy.catalog import open_policy
 from grpo.policy.openai import ChatPolicy, CompletionsPolicy
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import load
-from tasks.load_base import load_base
+from grpo_tasks.load_base import load_base
 from tests.places import ROOT
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError
+from grpo.identity.cache_identity import run_settings
 from grpo.storage.home import home
 from tests.doubles import short_run
 
@@ -32,14 +33,8 @@ def test_where_a_run_is_kept_does_not_decide_its_result(tmp_path: Path):
     """Another store, another number of checkpoints that stay, stages on another machine: the same run."""
     config = PipelineConfig.model_validate(short_run(tmp_path))
     elsewhere = {"store": "s3://bucket/artifacts", "save_total_limit": None, "compute": {"gpu_stages": {}}}
-    assert (
-        PipelineConfig.model_validate({**short_run(tmp_path), **elsewhere}).identity_settings()
-        == config.identity_settings()
-    )
-    assert (
-        PipelineConfig.model_validate({**short_run(tmp_path), "seed": 4}).identity_settings()
-        != config.identity_settings()
-    )
+    assert run_settings(PipelineConfig.model_validate({**short_run(tmp_path), **elsewhere})) == run_settings(config)
+    assert run_settings(PipelineConfig.model_validate({**short_run(tmp_path), "seed": 4})) != run_settings(config)
 
 
 def test_artifacts_lie_in_the_home_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

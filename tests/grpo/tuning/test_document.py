@@ -62,7 +62,7 @@ def document(*trials: TrialRecord) -> StudyDocument:
         trained=480,
         validation=160,
         code_digest="code",
-        best_config=best_yaml(plan(), summary) if summary.best_trial else None,
+        best_config=best_yaml(plan(), summary, Path.cwd()) if summary.best_trial else None,
         config="name: rates\n",
     )
 
@@ -103,7 +103,7 @@ def test_the_best_config_keeps_gates_of_its_own(tmp_path: Path):
     gates = "gates=[{kind: improvement, margin: 0.02}, {kind: kl, max_nats: 3}, {kind: truncation, max_rate: 0.02}]"
     tuned = plan().model_copy(update={"base": load_config(QUICKSTART, (gates,))})
     path = tmp_path / "best.yaml"
-    path.write_text(best_yaml(tuned, study(*TRIALS)))
+    path.write_text(best_yaml(tuned, study(*TRIALS), tmp_path))
     assert load_config(path) == tuned.best({RATE: 1e-3, SIZE: 16})
     assert path.read_text().count("kind: ") == 7, "one source, one environment, two rewards, three gates"
 

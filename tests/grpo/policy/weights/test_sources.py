@@ -20,7 +20,7 @@ from grpo.policy.transformers.model import load
 from grpo.policy.weights.sources import model_description, model_files, model_identity, model_plan
 from grpo.registry import Registry
 from grpo.storage.databases import make_tracking
-from tasks.load_base import load_base
+from grpo_tasks.load_base import load_base
 from tests.gguf_files import write_gguf
 from tests.hub_server import Hub, hub_server
 from tests.hub_server import model_files as files_of

@@ -1,0 +1,96 @@
+"""Chat with a model: line by line, or with a file of conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo.agents.conversations import ConversationManager
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.agent import AgentConfig
+from grpo.config.loading import describe_errors, parse_override
+from grpo.errors import ConfigError, DataError
+from grpo.messages import Message
+
+_MAX_TURNS = 10_000
+
+
+def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
+    """An agent with the model at an address; `options` are `key=value` of `AgentConfig`.
+
+    Raises `PolicyError` or `AddressError` for a missing model, `ConfigError` for an unknown option.
+    """
+    given = {**dict(map(parse_override, options)), "model_name": model}
+    try:
+        config = AgentConfig(**given)
+    except ValidationError as error:
+        raise ConfigError("; ".join(describe_errors(error, given))) from error
+    agent = MultiTurnAgent(config, policy=_checkpoint(model))
+    asyncio.run(agent.initialize())
+    return agent
+
+
+def chat(agent: MultiTurnAgent, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the reply to each line of one conversation; empty lines are skipped."""
+    manager = ConversationManager(agent, max_conversation_turns=_MAX_TURNS)
+    with asyncio.Runner() as runner:
+        conversation = runner.run(manager.start_conversation("terminal"))
+        for line in lines:
+            if line.strip():
+                yield runner.run(manager.generate_multiturn_response(conversation.conversation_id, line.strip()))
+
+
+def reply_to_each(agent: MultiTurnAgent, conversations: Sequence[list[Message]]) -> list[dict[str, Any]]:
+    """Each conversation with its reply, for JSON: `{"messages": […], "reply": "…"}`."""
+    with asyncio.Runner() as runner:
+        return [
+            {
+                "messages": [{"role": message.role, "content": message.content} for message in conversation],
+                "reply": runner.run(agent.generate_response([message.to_template() for message in conversation])),
+            }
+            for conversation in conversations
+        ]
+
+
+def read_conversations(path: Path) -> list[list[Message]]:
+    """The conversations in a JSON file: a list whose items are a user message, or a list of messages.
+
+    Raises `DataError` with the position of an item that is neither.
+    """
+    try:
+        items = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(items, list) or not items:
+        raise DataError(f"{path} holds {type(items).__name__}, expected a list with at least one conversation")
+    return [_conversation(item, f"{path}, item {index}") for index, item in enumerate(items)]
+
+
+def _conversation(item: object, place: str) -> list[Message]:
+    if isinstance(item, str) and item.strip():
+        return [Message(role="user", content=item)]
+    messages = item if isinstance(item, list) else []
+    try:
+        parsed = [Message(role=message["role"], content=message["content"]) for message in messages]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{place}: a message needs role and content ({error!r})") from error
+    if not parsed or parsed[-1].role != "user":
+        raise DataError(f"{place}: expected a user message, or messages of which the last is a user's")
+    return parsed
+
+
+def _checkpoint(model: str) -> Any:
+    """The policy of a registered version or of a checkpoint in a store; None for any other address."""
+    if "://" in model:
+        return None
+    from grpo.artifacts import ArtifactStore
+    from grpo.learner.checkpoints import load_policy
+    from grpo_tasks.models import store_of, stored_checkpoint
+
+    artifact = stored_checkpoint(model)
+    return None if artifact is None else load_policy(ArtifactStore(store_of(artifact)), artifact)

@@ -1,0 +1,147 @@
+"""Terminal output: text printed without markup, and the progress of a run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from grpo import progress
+
+_RUNS = ("prefect.flow_runs", "prefect.task_runs")
+_EVENTS = "prefect.events.clients"
+_ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
+
+
+class PlainConsole(Console):
+    """A console that interprets no markup: names, paths, records and messages may contain `[/x]` or `:smile:`.
+
+    Control characters are escaped, so that no text moves the cursor or colours the screen. Styles are given as `Text`.
+    """
+
+    def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, file=file, width=width, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: object) -> Text:
+        """See `Console.render_str`; all strings and cells of tables pass it."""
+        return super().render_str(printable(text), **options)  # type: ignore[arg-type]
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters and undecodable bytes as escapes: `\x1b[2J` instead of an empty screen."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
+
+class _OnceFilter(logging.Filter):
+    """Drop the final log line of a task and of its flow: the command prints it, and the server has all of it.
+
+    Of the warnings about events that an unreachable server did not take, the first is shown.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost_events = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        if record.name == _EVENTS:
+            first, self._lost_events = not self._lost_events, True
+            return first
+        return not (record.name.startswith(_RUNS) and record.getMessage().startswith(_ENDS))
+
+
+def _dropped(record: logging.LogRecord) -> bool:
+    return False
+
+
+def _log_failures_once() -> None:
+    """Show a failure once in the terminal, at the end of the command."""
+    if logging.getLogger("grpo_flows").level == logging.DEBUG:
+        return
+    logging.raiseExceptions = False  # a log that cannot be sent writes its own traceback
+    logging.getLogger("prefect._internal.concurrency").addFilter(_dropped)  # and so does each event
+    for handler in (*logging.getLogger().handlers, *logging.getLogger("prefect").handlers):
+        shown = type(handler).__name__ == "PrefectConsoleHandler"
+        if shown and not any(isinstance(known, _OnceFilter) for known in handler.filters):
+            handler.addFilter(_OnceFilter())
+
+
+@contextmanager
+def show_progress(console: Console, *, iterations: int = 0) -> Iterator[None]:
+    """Show progress bars while the block runs, with one for the `iterations` if there are any.
+
+    Without a terminal: one line at the start and end of a stage, and one for each iteration.
+    """
+    _log_failures_once()
+    if not console.is_terminal:
+        with progress.observed(_ProgressLines(console, iterations)):
+            yield
+        return
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:<12}", markup=False),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[numbers]}", style="dim", markup=False),
+        console=console,
+    )
+    known: dict[str, TaskID] = {}
+    guard = threading.Lock()
+    updates = 0
+
+    def watch(stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
+        nonlocal updates
+        with guard:
+            if _ends_iteration(stage, numbers):
+                updates += 1
+                bars.update(overall, completed=updates)
+            if stage not in known:
+                known[stage] = bars.add_task(stage, total=total, numbers="")
+            text = " ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+            bars.update(known[stage], completed=done, total=total, numbers=text)
+
+    overall = bars.add_task("iterations", total=iterations, numbers="", visible=iterations > 0)
+    with bars, progress.observed(watch):
+        yield
+
+
+class _ProgressLines:
+    """Progress as plain lines: `iteration 3 of 12: reward 0.531, about 90 s left`."""
+
+    def __init__(self, console: Console, iterations: int) -> None:
+        self._console, self._iterations, self._updates = console, iterations, 0
+        self._reward: float | None = None
+        self._started_at = time.monotonic()
+        self._guard = threading.Lock()
+
+    def __call__(self, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
+        with self._guard:
+            if done in (0, total):
+                text = " ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+                self._console.print(f"{stage} {done}/{total} {text}".rstrip(), soft_wrap=True)
+            self._reward = numbers.get("reward", self._reward)
+            if self._iterations and _ends_iteration(stage, numbers):
+                self._updates += 1
+                self._console.print(self._iteration(), soft_wrap=True)
+
+    def _iteration(self) -> str:
+        elapsed = time.monotonic() - self._started_at
+        left = elapsed / self._updates * max(0, self._iterations - self._updates)
+        reward = "" if self._reward is None else f"reward {self._reward:.3f}, "
+        return f"iteration {self._updates} of {self._iterations}: {reward}about {left:.0f} s left"
+
+
+def _ends_iteration(stage: str, numbers: dict[str, float]) -> bool:
+    """True for the end of an update, whether it was computed or a cache hit."""
+    return stage == "train" and "cached" in numbers

@@ -1,0 +1,118 @@
+"""Commands before a run: init, doctor, ingest, check-reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo.config.base import with_paths_from
+from grpo.config.commented_yaml import commented_yaml
+from grpo.config.loading import parse_override
+from grpo.config.pipeline import load_config
+from grpo.errors import ConfigError, GRPOError
+from grpo.storage.files import write_atomically
+from grpo_flows.cli.command import QUICKSTART, ConfigFile, Overrides, console, start_command
+from grpo_flows.cli.errors import FAILED, REFUSED, exit_codes
+from grpo_flows.local import settings
+
+
+def init(
+    path: Annotated[Path, typer.Option(help="File to write.")] = Path("config.yaml"),
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Config whose settings are written; the quickstart by default.")
+    ] = None,
+    override: Overrides = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a config with every setting, its description and its default; it runs unchanged.
+
+    Example: grpo init --path config.yaml --set name=mine
+    """
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; name another --path, or replace it with --force")
+    pipeline = load_config(start or QUICKSTART, tuple(override or ()))
+    write_atomically(path, commented_yaml(with_paths_from(pipeline, path.parent)))
+    console.print(f"{path} written; edit it, then: grpo train {path} --dry-run", soft_wrap=True)
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="YAML file of a run, whose requirements are checked.")] = None,
+    override: Overrides = None,
+    store: Annotated[
+        str | None, typer.Option(help="Artifact store to check; else the config's, or `artifacts` in GRPO_HOME.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Check this machine, its servers and stores, with a remedy for each problem; exit code 1 if a run would fail.
+
+    Example: grpo doctor --json
+
+    Example: grpo doctor data/configs/quickstart.yaml
+    """
+    home = settings.apply()
+    from grpo_flows.cli.display import print_checks
+    from grpo_flows.cli.doctor import run_checks
+
+    pipeline = None if config is None else load_config(config, tuple(override or ()))
+    report = run_checks(home, store or (pipeline.store if pipeline is not None else str(home / "artifacts")), pipeline)
+    if as_json:
+        typer.echo(report.model_dump_json(indent=1))
+    else:
+        print_checks(console, report)
+    if not report.healthy:
+        raise typer.Exit(FAILED)
+
+
+def ingest(
+    config: ConfigFile,
+    override: Overrides = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the tables and Data Docs; by default `ingest` in GRPO_HOME.")
+    ] = None,
+) -> None:
+    """Read, validate and split the scenarios of a config, without training.
+
+    Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
+    """
+    home = start_command(services=False)
+    folder = folder or home / "ingest"
+    scenarios = load_config(config, tuple(override or ())).scenarios
+    from grpo.scenarios import expectations, split
+    from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE
+    from grpo.scenarios.ingest import ingest as ingest_sources
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = folder / SCENARIOS_FILE, folder / QUARANTINE_FILE
+    bound = scenarios.max_quarantined_fraction
+    counts = ingest_sources(scenarios.sources, *tables, max_quarantined_fraction=bound)
+    console.print(f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined")
+    for reason, count in counts.reasons.items():
+        console.print(f"  {count} × {reason}")
+    docs = folder / "data_docs"
+    suite = expectations.validate(tables[0], docs, validation_fraction=scenarios.validation_fraction)
+    for warning in suite.warnings:
+        console.print(f"  warning: {warning}")
+    console.print(f"{len(suite.checks) - len(suite.warnings)} expectations hold; {docs / suite.docs_index}")
+    splits = split.split(tables[0], validation_fraction=scenarios.validation_fraction, limit=scenarios.limit)
+    console.print(f"{len(splits.train)} to train on, {len(splits.heldout)} held out")
+
+
+def check_reward(
+    reward: Annotated[str, typer.Argument(help="Name of a reward, of this package or of a plugin.")],
+    option: Annotated[list[str] | None, typer.Option("--set", help="option=value; may be repeated.")] = None,
+) -> None:
+    """Test a reward for reward hacking: score known exploits, and exit with code 3 if one of them pays off.
+
+    Example: grpo check-reward helpfulness
+    """
+    from grpo.rewards.catalog import reward_named
+    from grpo.rewards.hacking.check import probe_reward
+    from grpo_flows.cli.display import print_reward_check
+
+    with exit_codes(wrong_input=(GRPOError,)):
+        results = probe_reward(reward_named(reward, **dict(map(parse_override, option or ()))))
+    print_reward_check(console, reward, results)
+    if any(result.exploited for result in results):
+        raise typer.Exit(REFUSED)

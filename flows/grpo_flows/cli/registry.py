@@ -1,0 +1,233 @@
+"""Commands for runs and registered models: promote, rollback, lineage, reproduce, report, runs, export."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from grpo.errors import AddressError, ConfigError
+from grpo_flows.cli.command import ModelAddress, Reason, console, start_command
+from grpo_flows.cli.errors import FAILED
+from grpo_flows.local import settings
+
+if TYPE_CHECKING:
+    from grpo.registry import ChampionChange
+
+_CHAMPION = re.compile(r"^models:/(?P<name>\w[\w.-]*)@champion$")
+
+
+def promote(
+    model: Annotated[str, typer.Argument(help="models:/NAME@candidate, or models:/NAME/3.")],
+    reason: Reason,
+    force: Annotated[bool, typer.Option(help="Promote against the verdict; the history records it.")] = False,
+) -> None:
+    """Promote a version: the alias champion moves to it, the alias previous to the version that it replaces.
+
+    Exit code 3 for a version that did not pass its gates, was compared with another champion, or was champion before.
+
+    Example: grpo promote models:/support-desk@candidate --reason "read 40 conversations"
+    """
+    home = start_command()
+    from grpo_flows.cli.display import print_change
+    from grpo_tasks.registry import registry
+
+    models = registry()
+    with settings.without_gc():
+        version = models.resolve(model)
+
+    def promote_here() -> ChampionChange | None:
+        from grpo.registry.promotions import Actor
+
+        return models.promote(version.name, version.version, reason=reason, by=Actor.here(), force=force)
+
+    def promote_in_flow() -> ChampionChange | None:
+        from grpo_flows.promote import promote as flow
+
+        return flow(version.name, version=version.version, reason=reason, force=force)
+
+    print_change(console, version.name, _change_champion(home, promote_here, promote_in_flow))
+
+
+def rollback(
+    model: Annotated[str, typer.Argument(help="models:/NAME@champion.")],
+    reason: Reason,
+) -> None:
+    """Roll back to the version that the champion has replaced.
+
+    Example: grpo rollback models:/support-desk@champion --reason "refunds twice"
+    """
+    if (address := _CHAMPION.match(model)) is None:
+        raise AddressError(f"{model!r}: a rollback replaces a champion; write models:/NAME@champion")
+    home, name = start_command(), address["name"]
+    from grpo_flows.cli.display import print_change
+    from grpo_tasks.registry import registry
+
+    def roll_back_here() -> ChampionChange:
+        from grpo.registry.promotions import Actor
+
+        with settings.without_gc():
+            models = registry()
+        return models.rollback(name, reason=reason, by=Actor.here())
+
+    def roll_back_in_flow() -> ChampionChange:
+        from grpo_flows.rollback import rollback as flow
+
+        return flow(name, reason=reason)
+
+    print_change(console, name, _change_champion(home, roll_back_here, roll_back_in_flow))
+
+
+def _change_champion(
+    home: Path, here: Callable[[], ChampionChange | None], in_flow: Callable[[], ChampionChange | None]
+) -> ChampionChange | None:
+    """Change the champion by a flow run where a Prefect server runs, else in this process.
+
+    The registry's own lock and history hold in both cases; starting a server for one write takes ten seconds.
+    """
+    from grpo_flows.local.servers import prefect_server, running_prefect_server
+
+    if running_prefect_server(home) is None:
+        home.mkdir(parents=True, exist_ok=True)
+        return here()
+    with prefect_server(home):
+        from grpo_flows.cli.console import show_progress
+
+        with show_progress(console):
+            return in_flow()
+
+
+def lineage(
+    model: ModelAddress,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with the whole config.")] = False,
+) -> None:
+    """Print the provenance of a version, its ancestors, and every promotion and rollback.
+
+    Example: grpo lineage models:/support-desk@champion
+    """
+    home = start_command()
+    home.mkdir(parents=True, exist_ok=True)  # the registry makes its files there
+    from grpo.registry.lineage import trace_lineage
+    from grpo_flows.cli.display import print_lineage
+    from grpo_tasks.registry import registry
+
+    models = registry()
+    with settings.without_gc():
+        version = models.resolve(model)
+    document = trace_lineage(models, version)
+    if as_json:
+        typer.echo(document.model_dump_json(indent=1))
+    else:
+        print_lineage(console, document)
+
+
+def reproduce(model: ModelAddress) -> None:
+    """Train a version again from its recorded config, and compare the weights.
+
+    Exit code 0 where they are equal bit for bit, as they are on the CPU; 1 otherwise, with the differences.
+
+    Example: grpo reproduce models:/support-desk@champion
+    """
+    home = start_command()
+    from grpo_flows.local.servers import prefect_server
+
+    with prefect_server(home):
+        from grpo_flows.cli.console import show_progress
+        from grpo_flows.cli.display import print_reproduction
+        from grpo_flows.reproduce import reproduce as flow
+
+        with show_progress(console):
+            result = flow(model)
+        print_reproduction(console, result)
+    if not result.equal:
+        raise typer.Exit(FAILED)
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="Name of a run, or path of its report.json or its folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print report.json itself, and write nothing.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Print the result of a run, and write its page again from report.json.
+
+    Example: grpo report quickstart
+    """
+    home = start_command(services=False)
+    document_path = _find_report(run, home)
+    from grpo.evaluation.report import read_report, write_report
+
+    document = read_report(document_path)
+    if as_json:
+        typer.echo(document.model_dump_json(indent=1))
+        return
+    from grpo_flows.cli.display import print_summary
+
+    page = write_report(document, document_path.parent, data_docs=None)[0]
+    print_summary(console, document)
+    console.print(f"report: {page}", soft_wrap=True)
+    if show:
+        typer.launch(page.as_uri())
+
+
+def runs(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the runs of GRPO_HOME with their results, the newest first.
+
+    Example: grpo runs
+    """
+    home = start_command(services=False)
+    from grpo.errors import DataError
+    from grpo.evaluation.report import read_report
+    from grpo_flows.cli.display import print_runs
+
+    reports = []
+    for path in home.glob("*/report.json"):
+        try:
+            reports.append(read_report(path))
+        except DataError as error:
+            typer.echo(f"{path} is left out: {error}", err=True)
+    reports.sort(key=lambda document: document.created, reverse=True)
+    if as_json:
+        rows = [
+            document.model_dump(mode="json", include={"name", "created", "decision", "wall_s"}) for document in reports
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+    elif reports:
+        print_runs(console, reports)
+    else:
+        console.print(f"no runs in {home}", soft_wrap=True)
+
+
+def export(
+    model: ModelAddress,
+    folder: Annotated[Path, typer.Argument(help="Folder to make.")],
+) -> None:
+    """Export a version as a plain Hugging Face folder: weights with adapters merged, chat template, model card.
+
+    Example: grpo export models:/support-desk@champion champion
+    """
+    home = start_command()
+    home.mkdir(parents=True, exist_ok=True)  # the registry makes its files there
+    from grpo.registry.export import export as write
+    from grpo_tasks.registry import registry
+
+    with settings.without_gc():
+        models = registry()
+    lineage = write(models, model, folder)
+    console.print(
+        f"{lineage.name} version {lineage.version}: {folder}; README.md has the commands that serve it", soft_wrap=True
+    )
+
+
+def _find_report(run: str, home: Path) -> Path:
+    """The report.json of a run of this home, or at a path."""
+    for path in (Path(run), Path(run) / "report.json", home / run / "report.json"):
+        if path.is_file():
+            return path.resolve()
+    known = sorted(path.parent.name for path in home.glob("*/report.json"))
+    raise ConfigError(f"no report of {run!r} in {home}; there are {', '.join(known) or 'none'}")

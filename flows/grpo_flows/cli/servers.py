@@ -1,0 +1,117 @@
+"""Commands for servers and workers: up, down, ui, env, deploy, migrate."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo.errors import ConfigError
+from grpo_flows.cli.command import console, start_command
+from grpo_flows.local import settings
+
+Deployments = Annotated[Path, typer.Option(help="File of the deployments.")]
+
+
+def up(deployments: Deployments = Path("prefect.yaml")) -> None:
+    """Start Prefect, MLflow and the workers on this machine, and deploy; running processes are left alone.
+
+    Then `eval "$(grpo env)"` gives Prefect's own commands the address and login, `prefect deployment run
+    train/quickstart --watch` trains, and `grpo down` stops everything.
+
+    Example: grpo up
+    """
+    home = start_command()
+    from grpo_flows.local.login import password_hint
+    from grpo_flows.local.stack import up as start
+
+    addresses = start(home, deployments)
+    console.print(f"Prefect {addresses.prefect}   MLflow {addresses.mlflow}   logs {addresses.logs}")
+    if "PREFECT_API_URL" not in os.environ:
+        console.print(password_hint(home), soft_wrap=True)
+        console.print('Prefect\'s commands: eval "$(grpo env)"', soft_wrap=True)
+
+
+def down() -> None:
+    """Stop everything that `grpo up` started; an interrupted run continues after the next `grpo up`.
+
+    Example: grpo down
+    """
+    home = start_command(services=False)
+    from grpo_flows.local.stack import down as stop
+
+    for remark in stop(home):
+        console.print(remark)
+
+
+def ui() -> None:
+    """Serve Prefect's and MLflow's pages for the existing runs, on this machine only, until interrupted.
+
+    Example: grpo ui
+    """
+    home = start_command()
+    from grpo_flows.local.login import password_hint
+    from grpo_flows.local.servers import mlflow_server, prefect_server, prefect_service
+
+    try:
+        with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+            console.print(f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}   Ctrl-C stops both")
+            if prefect_url == prefect_service(home).address():
+                console.print(password_hint(home), soft_wrap=True)
+            while True:
+                time.sleep(3600)
+    except KeyboardInterrupt:
+        return
+
+
+def env() -> None:
+    """Print the address and the login of this home's Prefect server as shell exports, for Prefect's own commands.
+
+    Usage in a shell: eval "$(grpo env)". The server is that of `grpo up`, `grpo ui` or a run of this home.
+
+    Example: grpo env
+    """
+    home = settings.apply()
+    from grpo_flows.local.login import CLIENT, login
+    from grpo_flows.local.servers import prefect_service
+
+    url = prefect_service(home).address()
+    if url is None:
+        raise ConfigError(f"no Prefect server of {home} is running; start it with grpo up")
+    for name, value in (("PREFECT_API_URL", url), (CLIENT, login(home))):
+        typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+def deploy(
+    deployments: Deployments = Path("prefect.yaml"),
+    gpu_slots: Annotated[
+        int | None,
+        typer.Option(envvar="GPU_SLOTS", min=1, help="Stages that may hold a GPU at once; the devices of all workers."),
+    ] = None,
+) -> None:
+    """Create or update work pools, GPU slots and deployments on the server that PREFECT_API_URL names.
+
+    Repeat it after each change of prefect.yaml; `grpo up` does it for the server of this machine.
+
+    Example: grpo deploy --gpu-slots 4
+    """
+    start_command()
+    from grpo_flows.local.deployments import deploy as deploy_file
+
+    deploy_file(deployments, gpu_slots=gpu_slots)
+    console.print(f"{deployments} is deployed")
+
+
+def migrate() -> None:
+    """Create the databases of Prefect and MLflow, or migrate them to the installed versions.
+
+    Example: grpo migrate
+    """
+    home = start_command(services=False)
+    from grpo_flows.local.servers import migrate_databases
+
+    migrate_databases(home)

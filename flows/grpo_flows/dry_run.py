@@ -1,0 +1,248 @@
+"""Dry run: the stages that are in the cache, and the episodes, tokens and memory that a run takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from grpo.artifacts import ArtifactStore
+from grpo.config.environments import PythonEnvironmentSettings
+from grpo.config.pipeline import PipelineConfig
+from grpo.identity.cache_identity import pin_models
+from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
+from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
+from grpo.tables import open_parquet
+from grpo_flows.pipeline import (
+    base_policy,
+    check_gates,
+    collect_heldout,
+    prepare_scenarios,
+    starting_policy,
+    training_steps,
+)
+from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
+from grpo_tasks.results import StageResult
+from grpo_tasks.rollout import RolloutResult
+from grpo_tasks.split import SplitResult
+from grpo_tasks.stage import Call, executed_by
+
+R = TypeVar("R", bound=StageResult)
+
+_MEASURED = 8
+"""Shards that the mean number of completion tokens is taken over."""
+_ONCE = ("evaluate", "gate", "register")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class PlannedStage(_Part):
+    """One stage of the run."""
+
+    name: str
+    runs: int
+    """Number of runs, with the most rounds that dynamic sampling may take."""
+    cached: int
+    """Runs that are known to be in the cache."""
+    rest: str
+    """State of the others."""
+
+
+class Episodes(_Part):
+    """Upper bounds on the episodes; None where the split is not in the cache."""
+
+    train: int
+    heldout: int | None
+    """Of champion and candidate together, and of the base where it is fine-tuned first."""
+
+    @property
+    def all(self) -> int:
+        """Both, as far as they are known."""
+        return self.train + (self.heldout or 0)
+
+
+class DryRun(_Part):
+    """See the module."""
+
+    stages: tuple[PlannedStage, ...]
+    scenarios: tuple[int, int] | None
+    """Training and held-out scenarios; None where the split is not in the cache."""
+    episodes: Episodes
+    max_completion_tokens: int
+    """Upper bound on the completion tokens of an episode."""
+    mean_completion_tokens: float | None
+    """Mean over the cached rollouts of this config."""
+    model: ModelPlan
+    """Base model: its pinned address, size, and what would be fetched."""
+    forward_path: str | None
+    """Forward path of the model, and its errors; None where load_base is not in the cache."""
+    memory: MemoryEstimate
+
+
+class NotCached(Exception):
+    """A stage is not in the cache: the inputs of the stages after it are unknown."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(f"{stage} is not in the cache")
+        self.stage = stage
+
+
+class CacheLookup:
+    """Executor that returns cached results, or raises `NotCached`; see `grpo_tasks.stage.Executor`."""
+
+    def __init__(self) -> None:
+        self.hits: Counter[str] = Counter()
+        """Cached runs of each stage."""
+        self.results: list[StageResult] = []
+
+    def run(self, calls: Sequence[Call[R]]) -> list[R]:
+        """Cached results of all calls; shards that are cached count, even if one of them is not."""
+        stage = calls[0].stage
+        cached = [result for call in calls if (result := stage.find(call.inputs)) is not None]
+        self.hits[stage.name] += len(cached)
+        self.results.extend(cached)
+        if len(cached) < len(calls):
+            raise NotCached(stage.name)
+        return cached
+
+    def start(self, call: Call[R]) -> Callable[[], R]:
+        """Cached result of one call."""
+        (result,) = self.run([call])
+        return lambda: result
+
+
+def dry_run(config: PipelineConfig) -> DryRun:
+    """Follow a run through the cache as far as it goes; computes, writes and starts nothing.
+
+    Of a model on a hub, config and tokenizer are fetched, and no weights. Raises what the run would raise for sources
+    or a model that are not there.
+    """
+    config, lookup = pin_models(config), CacheLookup()
+    with executed_by(lookup):
+        split, missing = _follow(config)
+    scenarios = None if split is None else (split.train, split.heldout)
+    episodes = _episodes(config, scenarios)
+    return DryRun(
+        stages=_stages(config, lookup, missing),
+        scenarios=scenarios,
+        episodes=episodes,
+        max_completion_tokens=_max_completion_tokens(config),
+        mean_completion_tokens=_mean_completion_tokens(config, lookup),
+        model=model_plan(config.policy.model),
+        forward_path=next(
+            (result.forward_path for result in lookup.results if isinstance(result, BaseCheckpoint)), None
+        ),
+        memory=_memory(config, episodes),
+    )
+
+
+def _max_completion_tokens(config: PipelineConfig) -> int:
+    """Most tokens that are generated in an episode; an environment of the user's bounds its turns itself."""
+    if isinstance(config.environment, PythonEnvironmentSettings):
+        return config.rollout.max_context
+    return min(config.environment.max_turns * config.rollout.max_new_tokens, config.rollout.max_context)
+
+
+def _memory(config: PipelineConfig, episodes: Episodes) -> MemoryEstimate:
+    with model_description(config.policy.model) as described:
+        return memory_estimate(
+            described.config,
+            config.training,
+            episodes=_in_flight(config, episodes),
+            max_context=config.rollout.max_context,
+        )
+
+
+def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]]:
+    """The split if it is cached, and the stages that have to be computed before more is known."""
+    missing: list[str] = []
+    split: SplitResult | None = None
+    base: Checkpoint | None = None
+    try:
+        data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
+        split = data.split
+        check_gates(config, data)
+    except NotCached as miss:
+        missing.append(miss.stage)
+    try:
+        base = starting_policy(config, base_policy(config.policy, config.store))
+    except NotCached as miss:
+        missing.append(miss.stage)
+    if split is None or base is None:
+        return split, tuple(missing)
+    try:
+        policy = base
+        for step in training_steps(config, data.artifact, split, base):
+            policy = step.policy
+        collect_heldout(config, policy.checkpoint, data.artifact, split)
+    except NotCached as miss:
+        missing.append(miss.stage)
+    return split, tuple(missing)
+
+
+def _episodes(config: PipelineConfig, scenarios: tuple[int, int] | None) -> Episodes:
+    rollout, training = config.rollout, config.training
+    count = min(rollout.scenarios, scenarios[0]) if scenarios else rollout.scenarios
+    rounds = rollout.max_rounds if rollout.informative_groups else 1
+    return Episodes(
+        train=training.iterations * rounds * count * rollout.group_size,
+        heldout=_heldout_rollouts(config) * scenarios[1] * config.evaluation.samples if scenarios else None,
+    )
+
+
+def _heldout_rollouts(config: PipelineConfig) -> int:
+    """Policies that play the held-out scenarios where the base has never been promoted."""
+    return 2 if config.sft is None else 3
+
+
+def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
+    """Upper bound on the concurrent episodes of this process; vLLM has its own."""
+    rollout = config.rollout
+    if rollout.backend == "vllm":
+        return 0
+    most = max(episodes.train // config.training.iterations, (episodes.heldout or 0) // _heldout_rollouts(config))
+    return min(most, rollout.concurrency * min(rollout.shards, rollout.workers))
+
+
+def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...]) -> tuple[PlannedStage, ...]:
+    iterations = config.training.iterations
+    rollouts = iterations * (config.rollout.max_rounds if config.rollout.informative_groups else 1)
+    rollouts += _heldout_rollouts(config)
+    runs = {
+        **dict.fromkeys(("ingest", "validate", "split", "load_base"), 1),
+        "rollout": rollouts * config.rollout.shards,
+        "score": rollouts,
+        "train": iterations,
+        **({} if config.sft is None else {"sft": 1, "evaluate_policy": 3}),
+        **dict.fromkeys(_ONCE, 1),
+    }
+
+    def rest(name: str, cached: int) -> str:
+        if cached == runs[name]:
+            return ""
+        if not missing:
+            return "unknown: depends on the current champion"
+        if name in missing:
+            return "computed" if runs[name] == 1 else "one is computed, the others depend on it"
+        return f"unknown until {' and '.join(missing)} has run"
+
+    return tuple(
+        PlannedStage(name=name, runs=count, cached=lookup.hits[name], rest=rest(name, lookup.hits[name]))
+        for name, count in runs.items()
+    )
+
+
+def _mean_completion_tokens(config: PipelineConfig, lookup: CacheLookup) -> float | None:
+    """Mean completion tokens of an episode over the last cached shards."""
+    store = ArtifactStore(config.store)
+    shards = [result for result in lookup.results if isinstance(result, RolloutResult)][-_MEASURED:]
+    tokens = episodes = 0
+    for shard in shards:
+        for batch in open_parquet(store.path(shard.rollout)).iter_batches(columns=["loss_mask"]):
+            tokens += sum(batch.column("loss_mask").flatten().to_pylist())
+            episodes += batch.num_rows
+    return tokens / episodes if episodes else None

@@ -1,0 +1,104 @@
+"""Evaluate a model on the held-out scenarios of a config; trains nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from grpo.config.pipeline import PipelineConfig
+from grpo.evaluation.schema import EvaluationDocument, Interval
+from grpo.identity.code import code_digest
+from grpo.policy.catalog import pinned
+from grpo.scenarios.subset import select_scenarios
+from grpo.storage.files import write_atomically
+from grpo.storage.home import home
+from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios
+from grpo_tasks.evaluate_policy import evaluate_policy
+from grpo_tasks.executor import one_thread, stage_executor
+from grpo_tasks.models import stored_checkpoint
+
+
+@flow(name="evaluate", flow_run_name="{config.name}", task_runner=one_thread())
+def evaluate(
+    config: PipelineConfig,
+    model: str | None = None,
+    scenarios_file: str | None = None,
+    num_episodes: int | None = None,
+    output_file: str | None = None,
+) -> EvaluationDocument:
+    """Roll a model out on the held-out scenarios, and record success and reward with confidence intervals.
+
+    Args:
+        config: Environment, rewards and held-out scenarios of the evaluation.
+        model: Address of the model; the champion of `registry.model_name` by default.
+        scenarios_file: Scenarios that replace the config's held-out ones.
+        num_episodes: Upper bound on the episodes; all by default.
+        output_file: Path of the result, by default evaluation.json beside the report.
+
+    """
+    model = model or f"models:/{config.registry.model_name}@champion"
+    config = select_scenarios(config, scenarios_file, num_episodes)
+    with stage_executor(config.rollout):
+        checkpoint = stored_checkpoint(model)
+        if checkpoint is None:
+            model = pinned(model)
+            checkpoint = base_policy(config.policy.model_copy(update={"model": model}), config.store).checkpoint
+        data = prepare_scenarios(
+            config.scenarios,
+            store=config.store,
+            validation_fraction=None if scenarios_file is None else 1.0,
+            environment=config.environment,
+        )
+        heldout = collect_heldout(config, checkpoint, data.artifact, data.split)
+        evaluated = evaluate_policy(
+            scored=heldout.scored, settings=config.evaluation, seed=config.seed, store=config.store
+        )
+    document = EvaluationDocument(
+        name=config.name,
+        model=model,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        scenarios=data.split.heldout,
+        scenarios_digest=data.artifact.sha256[:16],
+        code_digest=code_digest(),
+        measurement=evaluated.measurement,
+        config=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
+    )
+    path = Path(output_file) if output_file else home() / config.name / "evaluation.json"
+    write_atomically(path, document.model_dump_json(indent=1))
+    _attach(document, path)
+    return document
+
+
+def _attach(document: EvaluationDocument, path: Path) -> None:
+    """Show the numbers in Prefect's page."""
+    evaluation = document.measurement
+    create_markdown_artifact(
+        f"# {document.model} on the scenarios of {document.name}\n\npolicy {evaluation.policy}, "
+        f"{evaluation.episodes} episodes; `{path}`",
+        key="evaluation",
+    )
+    create_table_artifact(
+        [_row(name=part.name, success=part.success, reward=part.reward) for part in evaluation.slices], key="slices"
+    )
+    tries = enumerate(zip(evaluation.pass_at_k, evaluation.pass_hat_k, strict=True), start=1)
+    create_table_artifact(
+        [_row(name=f"{k} tries", **{"pass@k": once, "pass^k": each}) for k, (once, each) in tries], key="pass-rates"
+    )
+
+
+def _row(*, name: str, **intervals: Interval | None) -> dict[str, str | float | None]:
+    row: dict[str, str | float | None] = {"name": name}
+    for metric, interval in intervals.items():
+        if interval is not None:
+            row |= {
+                metric: round(interval.mean, 4),
+                f"{metric} low": round(interval.low, 4),
+                f"{metric} high": round(interval.high, 4),
+            }
+        else:
+            row |= dict.fromkeys((metric, f"{metric} low", f"{metric} high"))
+    return row

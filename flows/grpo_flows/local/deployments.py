@@ -1,0 +1,118 @@
+"""Work pools, GPU slots and deployments of a Prefect server."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from grpo.config.loading import load_settings
+from grpo.errors import ConfigError
+from grpo_flows.local import settings
+
+POOLS = ("cpu", "gpu")
+TRAINING = "training"
+"""Queue of the pool `cpu` for runs that train: one at a time, of all deployments."""
+GPU_SLOTS = "gpu"
+"""Global concurrency limit whose slots are devices."""
+JOB_TEMPLATE = {
+    "job_configuration": {"env": "{{ env }}"},
+    "variables": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "env": {
+                "title": "Environment",
+                "description": "Variables of the flow run that keep packages silent and offline. Whatever else it "
+                "needs is set where its worker is started.",
+                "type": "object",
+                "propertyNames": {"enum": sorted(settings.offline_variables())},
+                "additionalProperties": {"type": "string"},
+                "default": {},
+            }
+        },
+    },
+}
+"""Job variables of a flow run in a process: none that starts another program (`command`), in another folder
+(`working_dir`), or with code that is not deployed (`PYTHONPATH`, `LD_PRELOAD`, …). The server refuses all others, and a
+worker would ignore them."""
+
+
+def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
+    """Create pools, the training queue, GPU slots and the deployments of a file on the server of PREFECT_API_URL.
+
+    Paths in the file are relative to its own folder, which is also its `$PWD`, in any working directory.
+
+    Existing pools stay unchanged but for the job template of process pools; existing slots change only where
+    `gpu_slots` is given. Its default is the number of this machine's devices, and at least one. Deployments are
+    updated; a paused schedule stays paused.
+
+    Raises `ConfigError` for a missing file or server, or a deployment that Prefect refuses.
+    """
+    if not deployments.is_file():
+        raise ConfigError(f"no deployments at {deployments}; call this in the project's folder, or name a file")
+    if not os.environ.get("PREFECT_API_URL"):
+        raise ConfigError("PREFECT_API_URL names no server; set it, or start one on this machine with grpo up")
+    _create_pools()
+    _create_slots(gpu_slots)
+    folder = deployments.parent.resolve()
+    file = str(folder / deployments.name)
+    process = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PWD": str(folder)},
+    )
+    if process.returncode:
+        raise ConfigError(f"{deployments} cannot be deployed:\n{process.stdout.strip()[-2000:]}")
+
+
+def load_parameters(file: str | None = None, kind: str = "grpo.config.pipeline:PipelineConfig") -> dict[str, Any]:
+    """Step of `prefect deploy`: a YAML file as the parameter `config`, and the offline variables as `environment`.
+
+    Raises `ConfigError` for a file that cannot be used.
+    """
+    config = load_settings(Path(file), pkgutil.resolve_name(kind)) if file else None
+    return {
+        "config": config.model_dump(mode="json", exclude_unset=True) if config else {},
+        "environment": settings.offline_variables(),
+    }
+
+
+def _create_pools() -> None:
+    from prefect import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    with get_client(sync_client=True) as client:
+        for name in POOLS:
+            with suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=JOB_TEMPLATE))
+            pool = client.read_work_pool(name)
+            if pool.type == "process" and pool.base_job_template != JOB_TEMPLATE:
+                client.update_work_pool(name, WorkPoolUpdate(base_job_template=JOB_TEMPLATE))
+        with suppress(ObjectAlreadyExists):
+            client.create_work_queue(TRAINING, work_pool_name=POOLS[0], concurrency_limit=1)
+
+
+def _create_slots(number: int | None) -> None:
+    from prefect import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        if number is None:
+            try:
+                client.read_global_concurrency_limit_by_name(GPU_SLOTS)
+                return
+            except ObjectNotFound:
+                import torch
+
+                number = max(1, torch.cuda.device_count())
+        client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, number)

@@ -1,0 +1,131 @@
+"""Environment variables of servers and packages: records in the home, loopback only, no telemetry, no downloads.
+
+Applied before Prefect, MLflow, Great Expectations or transformers are imported; variables that are already set win.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from grpo.policy.weights.hub import OFFLINE
+from grpo.storage.credentials import mask_errors, without_login
+from grpo.storage.home import home
+
+DEFAULT_PORT = "4200"
+_command_start: list[float] = []
+
+
+def started_at() -> float:
+    """Start time of the run: that of the `grpo` command, where one started it."""
+    return _command_start.pop() if _command_start else time.time()
+
+
+def mark_start() -> None:
+    """Let the next run count from now."""
+    _command_start.append(time.time())
+
+
+def offline_variables() -> dict[str, str]:
+    """Variables that keep every package offline and without telemetry."""
+    return {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "GX_ANALYTICS_ENABLED": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+    }
+
+
+def home_variables(home: Path) -> dict[str, str]:
+    """Variables that keep Prefect's and MLflow's records in `home`."""
+    return {
+        "GRPO_HOME": str(home),
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "storage"),
+        "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+        "PREFECT_SERVER_API_PORT": DEFAULT_PORT,
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo,grpo_flows,grpo_tasks",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "GRPO_MLFLOW_PORT": "5000",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}",
+    }
+
+
+def apply() -> Path:
+    """Set the environment variables; returns the home folder.
+
+    Packages are kept offline; a model that a config names by its id on the hub is fetched unless the user forbids it.
+    """
+    folder = home()
+    os.environ.setdefault(OFFLINE, os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "0")
+    for name, value in {**offline_variables(), **home_variables(folder)}.items():
+        os.environ.setdefault(name, value)
+    hide_passwords()
+    return folder
+
+
+def hide_passwords() -> None:
+    """Keep passwords out of messages, logs and databases.
+
+    Passwords in the addresses of Prefect's and MLflow's servers move to the variables that both have for them, so that
+    no package sees an address with one. Log lines and tracebacks of all packages are masked.
+    """
+    mask_errors()
+    prefect, login = without_login(os.environ.get("PREFECT_API_URL", ""))
+    if login is not None:
+        os.environ["PREFECT_API_URL"] = prefect
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", ":".join(login))
+    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    mlflow, login = without_login(tracking) if tracking.startswith("http") else (tracking, None)
+    if login is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = mlflow
+        os.environ.setdefault("MLFLOW_TRACKING_USERNAME", login[0])
+        os.environ.setdefault("MLFLOW_TRACKING_PASSWORD", login[1])
+
+
+def enable_debug_logging() -> None:
+    """With GRPO_DEBUG=1, log this project's own debug messages to stderr."""
+    if os.environ.get("GRPO_DEBUG") != "1":
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    for name in ("grpo", "grpo_flows", "grpo_tasks"):
+        logging.getLogger(name).setLevel(logging.DEBUG)
+        logging.getLogger(name).addHandler(handler)
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Import packages without garbage collection, which takes a fifth of the time and frees nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def import_packages(*names: str) -> None:
+    """Import slow packages, for example while a server starts."""
+    with without_gc():
+        for name in names:
+            importlib.import_module(name)

@@ -1,0 +1,77 @@
+"""Supervisor of the stack: restarts dead servers and workers, and reschedules the runs of dead workers.
+
+It has no state of its own: if it is killed, the next `grpo up` replaces it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from grpo.errors import GRPOError
+from grpo_flows.local import settings
+from grpo_flows.local.deployments import POOLS
+from grpo_flows.local.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
+from grpo_flows.local.service import Service
+from grpo_flows.local.stack import worker_name, worker_service
+
+logger = logging.getLogger("grpo_flows.local.supervisor")
+_PAUSE_S = 2.0
+_EXPECTED = (GRPOError, TimeoutError, httpx.HTTPError)
+"""Errors logged on one line; all others with their traceback."""
+
+
+def supervise(home: Path) -> None:
+    """Supervise the stack of this home until this process is stopped."""
+    checks: dict[str, Callable[[], None]] = {}
+    if "PREFECT_API_URL" not in os.environ:
+        checks["prefect"] = partial(restart_if_dead, prefect_service(home), wait=True)  # the pools need it
+    if not os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
+        checks["mlflow"] = partial(restart_if_dead, mlflow_service(home))
+    with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+        for pool in POOLS:
+            checks[pool] = partial(_check_pool, home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
+        while True:
+            supervise_once(checks)
+            time.sleep(_PAUSE_S)
+
+
+def supervise_once(checks: Mapping[str, Callable[[], None]]) -> None:
+    """Run every check once; an error of one is logged and does not stop the others."""
+    for name, check in checks.items():
+        try:
+            check()
+        except Exception as error:
+            logger.error("%s: %s: %s", name, type(error).__name__, error, exc_info=not isinstance(error, _EXPECTED))
+
+
+def restart_if_dead(server: Service, *, wait: bool = False) -> None:
+    """Restart a dead server; `wait`: until it answers."""
+    if server.process() is None:
+        logger.warning("%s is started again; its log is %s", server.name, server.log)
+        server.start()
+        if wait:
+            server.wait()
+
+
+def _check_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> None:
+    """Reschedule the runs that the worker of a pool has lost; then restart a dead worker."""
+    from grpo_flows.local.recovery import reschedule_lost_runs  # Prefect reads its address at import
+
+    worker = worker_service(home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
+    dead = worker.process() is None
+    reschedule_lost_runs(pool, worker_name(home, pool), worker_dead=dead)
+    if dead:
+        logger.warning("%s is started; its log is %s", worker.name, worker.log)
+        worker.start()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    supervise(settings.apply())

@@ -1,0 +1,366 @@
+"""Steps that flows share: prepare scenarios, collect rollouts, train.
+
+prepare_scenarios      ingest → validate → split
+collect_rollouts       rollout (in shards) → score, in as many rounds as dynamic sampling takes
+training_steps         collect_rollouts → train, once per iteration
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+from grpo.agents.catalog import make_agent
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.environments import EnvironmentSettings, PythonEnvironmentSettings
+from grpo.config.pipeline import PipelineConfig, PolicySettings
+from grpo.config.rollout import RolloutSettings
+from grpo.config.scenarios import ScenarioSettings
+from grpo.environments.catalog import make_environment
+from grpo.errors import RemovedError
+from grpo.evaluation.gates import check_gate_scenarios
+from grpo.evaluation.schema import FineTuning, IterationMetrics, SliceMetrics
+from grpo.identity.cache_identity import model_digest
+from grpo.registry.retention import REGISTERED, Retention, run_owner
+from grpo.rewards.rollout_summary import RolloutSummary
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.sources import content_hash
+from grpo.scenarios.table import read_scenarios
+from grpo_tasks.evaluate_policy import evaluate_policy
+from grpo_tasks.ingest import IngestResult, ingest
+from grpo_tasks.load_base import BaseCheckpoint, Checkpoint, load_base
+from grpo_tasks.registry import registry
+from grpo_tasks.rollout import rollout
+from grpo_tasks.score import ScoreResult, score
+from grpo_tasks.sft import SFTResult, sft
+from grpo_tasks.split import SplitResult, read_split, split
+from grpo_tasks.stage import run_all, start
+from grpo_tasks.train import TrainResult, train
+from grpo_tasks.validate import ValidateResult, validate
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenarios:
+    """Results of the three stages that prepare scenarios."""
+
+    ingested: IngestResult
+    validated: ValidateResult
+    split: SplitResult
+
+    @property
+    def artifact(self) -> Artifact:
+        """The validated scenarios."""
+        return self.ingested.scenarios
+
+
+def prepare_scenarios(
+    settings: ScenarioSettings,
+    *,
+    store: str,
+    validation_fraction: float | None = None,
+    environment: EnvironmentSettings | None = None,
+) -> Scenarios:
+    """Ingest, validate and split; a `validation_fraction` of 1 holds out every scenario that does not declare a split.
+
+    Scenarios that the environment, where one is given, cannot play are left out.
+    """
+    bound = settings.max_quarantined_fraction
+    ingested = ingest(
+        sources=settings.sources,
+        content=content_hash(settings.sources),
+        max_quarantined_fraction=bound,
+        store=store,
+    )
+    fraction = settings.validation_fraction if validation_fraction is None else validation_fraction
+    validated = validate(scenarios=ingested.scenarios, validation_fraction=fraction, store=store)
+    divided = split(
+        scenarios=ingested.scenarios,
+        validation_fraction=fraction,
+        limit=settings.limit,
+        environment=environment,
+        max_refused_share=bound,
+        store=store,
+    )
+    return Scenarios(ingested=ingested, validated=validated, split=divided)
+
+
+def check_objects(config: PipelineConfig) -> None:
+    """Create the user's own environment and agent before any stage runs. Raises `ConfigError` where that fails."""
+    if isinstance(config.environment, PythonEnvironmentSettings):
+        make_environment(config.environment)
+    make_agent(config.agent)
+
+
+def check_gates(config: PipelineConfig, data: Scenarios) -> None:
+    """Raise `ConfigError` when a gate asks for what is not among the held-out scenarios."""
+    store = ArtifactStore(config.store)
+    ids = read_split(store, data.split.split).heldout
+    check_gate_scenarios(config.gates, read_scenarios(store.path(data.artifact) / SCENARIOS_FILE, ids=ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """The scored rounds of one iteration."""
+
+    rounds: tuple[ScoreResult, ...]
+
+    @property
+    def scored(self) -> tuple[Artifact, ...]:
+        """The episodes, one artifact a round."""
+        return tuple(result.scored for result in self.rounds)
+
+    @property
+    def summary(self) -> RolloutSummary:
+        """Means over all rounds."""
+        return reduce(RolloutSummary.joined, (result.summary for result in self.rounds))
+
+
+def collect_rollouts(
+    config: PipelineConfig, policy: Artifact, scenarios: Artifact, split: SplitResult, *, iteration: int
+) -> Rollouts:
+    """Roll out and score one training iteration."""
+
+    def collect(round: int) -> ScoreResult:
+        return _collect(config, policy, scenarios, split, part=iteration, round=round)
+
+    return dynamic_sampling(collect, config.rollout, scenarios=split.train)
+
+
+def collect_heldout(config: PipelineConfig, policy: Artifact, scenarios: Artifact, split: SplitResult) -> ScoreResult:
+    """Roll out and score the held-out scenarios."""
+    return _collect(config, policy, scenarios, split, part="heldout", round=0)
+
+
+def dynamic_sampling(collect: Callable[[int], ScoreResult], settings: RolloutSettings, *, scenarios: int) -> Rollouts:
+    """Collect one round, and further ones while too few groups are informative.
+
+    Ends after `max_rounds`, or when all scenarios were rolled out. This is the dynamic sampling of DAPO (arXiv
+    2503.14476, eq. 11), with groups of zero advantage left to the learner to drop.
+    """
+    rollouts = Rollouts(rounds=(collect(0),))
+    while (
+        rollouts.summary.informative_groups < (settings.informative_groups or 0)
+        and len(rollouts.rounds) < settings.max_rounds
+        and rollouts.summary.groups < scenarios
+    ):
+        rollouts = Rollouts(rounds=(*rollouts.rounds, collect(len(rollouts.rounds))))
+    return rollouts
+
+
+def _collect(
+    config: PipelineConfig,
+    policy: Artifact,
+    scenarios: Artifact,
+    split: SplitResult,
+    *,
+    part: int | Literal["heldout"],
+    round: int,
+) -> ScoreResult:
+    """Roll out one round in shards, and score it."""
+    heldout = part == "heldout"
+    shards = run_all(
+        [
+            rollout.bind(
+                scenarios=scenarios,
+                split=split.split,
+                checkpoint=policy,
+                agent=config.agent,
+                environment=config.environment,
+                settings=config.rollout,
+                samples=config.evaluation.samples if heldout else config.rollout.group_size,
+                temperature=config.evaluation.temperature if heldout else config.rollout.temperature,
+                part=part,
+                round=round,
+                shard=shard,
+                seed=config.seed,
+                store=config.store,
+            )
+            for shard in range(config.rollout.shards)
+        ]
+    )
+    return score(
+        rollouts=tuple(result.rollout for result in shards),
+        scenarios=scenarios,
+        reward=config.reward,
+        judge=config.judge,
+        error_budget=config.rollout.error_budget,
+        store=config.store,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One iteration of training: its metrics and the policy that it leaves."""
+
+    iteration: IterationMetrics
+    policy: Checkpoint
+
+
+class RunCheckpoints:
+    """The newest checkpoints of a run, which stay in the store; older ones are removed."""
+
+    def __init__(self, config: PipelineConfig, base: Checkpoint) -> None:
+        self.removed: list[Artifact] = []
+        self._limit = config.save_total_limit
+        self._keeper = run_owner(config.name)
+        self._retention = Retention(ArtifactStore(config.store))
+        self._base = base.checkpoint
+        self._checkpoints: list[Artifact] = []
+        for checkpoint in registry().checkpoints(config.store):
+            self._retention.keep(checkpoint, REGISTERED)
+
+    def add(self, checkpoint: Artifact) -> None:
+        """Keep a new checkpoint, and release the one that is over the limit."""
+        if checkpoint in (self._base, *self._checkpoints[-1:]):
+            return  # an iteration without an update
+        self._checkpoints.append(checkpoint)
+        self._retention.keep(checkpoint, self._keeper)
+        if self._limit is not None and len(self._checkpoints) > self._limit:
+            self._release(self._checkpoints[-self._limit - 1])
+
+    def restart(self) -> None:
+        """Reset the list before a recomputation; the checkpoints of before are released at the end of the run."""
+        self._checkpoints = []
+
+    def release_earlier_runs(self) -> None:
+        """Release the checkpoints that earlier runs of this name kept."""
+        for checkpoint in self._retention.kept(self._keeper):
+            if checkpoint not in self._checkpoints:
+                self._release(checkpoint)
+
+    def _release(self, checkpoint: Artifact) -> None:
+        if self._retention.release(checkpoint, self._keeper) and checkpoint not in self.removed:
+            self.removed.append(checkpoint)
+
+
+def training_steps(
+    config: PipelineConfig,
+    scenarios: Artifact,
+    split: SplitResult,
+    base: Checkpoint,
+    checkpoints: RunCheckpoints | None = None,
+) -> Iterator[Step]:
+    """Roll out, score and update, once per iteration; with `rollout.staleness` a rollout overlaps an update.
+
+    `base` is the policy that the training starts from, see `starting_policy`.
+
+    Where a checkpoint is needed that was removed, all are computed again from the base.
+    """
+    finished = 0
+    try:
+        for step in _steps(config, scenarios, split, base, checkpoints, recompute_removed=False):
+            finished += 1
+            yield step
+    except RemovedError as error:
+        logger.warning("the checkpoints of this run are computed again: %s", error)
+        if checkpoints is not None:
+            checkpoints.restart()
+        base = starting_policy(config, base_policy(config.policy, config.store))
+        for index, step in enumerate(_steps(config, scenarios, split, base, checkpoints, recompute_removed=True)):
+            if index >= finished:
+                yield step
+
+
+def base_policy(policy: PolicySettings, store: str) -> BaseCheckpoint:
+    """The base model as checkpoint 0."""
+    return load_base(policy=policy, content=model_digest(policy), store=store)
+
+
+def starting_policy(config: PipelineConfig, base: Checkpoint) -> Checkpoint:
+    """The policy that GRPO starts from: the base, fine-tuned on demonstrations where the config has some."""
+    if config.sft is None:
+        return base
+    return sft(
+        base=base.checkpoint,
+        settings=config.sft,
+        agent=config.agent,
+        environment=config.environment,
+        max_tokens=config.training.microbatch_tokens,
+        seed=config.seed,
+        store=config.store,
+    )
+
+
+def measure_fine_tuning(
+    config: PipelineConfig, data: Scenarios, base: Checkpoint, start: Checkpoint, candidate: Checkpoint
+) -> FineTuning | None:
+    """Held-out results of the base, after fine-tuning and after GRPO; None without fine-tuning."""
+    if not isinstance(start, SFTResult):
+        return None
+
+    def measure(policy: Checkpoint) -> SliceMetrics:
+        heldout = collect_heldout(config, policy.checkpoint, data.artifact, data.split)
+        evaluated = evaluate_policy(
+            scored=heldout.scored, settings=config.evaluation, seed=config.seed, store=config.store
+        )
+        return evaluated.measurement.overall
+
+    return FineTuning(
+        demonstrations=start.demonstrations,
+        losses=start.losses,
+        policy=start.policy,
+        base=measure(base),
+        fine_tuned=measure(start),
+        candidate=measure(candidate),
+    )
+
+
+def _steps(
+    config: PipelineConfig,
+    scenarios: Artifact,
+    split: SplitResult,
+    base: Checkpoint,
+    checkpoints: RunCheckpoints | None,
+    *,
+    recompute_removed: bool,
+) -> Iterator[Step]:
+    """Iterate from the base on; `recompute_removed` computes updates again whose checkpoint was removed."""
+    store = ArtifactStore(config.store)
+    iterations, stale = config.training.iterations, config.rollout.staleness > 0
+    policy, ahead = base, None
+    for index in range(iterations):
+        rollouts = ahead or collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index)
+        update = train.bind(
+            scored=rollouts.scored,
+            parent=policy.checkpoint,
+            base=base.checkpoint,
+            settings=config.training,
+            iteration=index,
+            seed=config.seed,
+            store=config.store,
+        )
+        if stale and index + 1 < iterations:
+            wait = start(update)
+            ahead = collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index + 1)
+            trained = wait()
+        else:
+            ahead, trained = None, run_all([update])[0]
+        if recompute_removed and store.is_removed(trained.checkpoint):
+            store.forget_removal(trained.checkpoint)
+            trained = run_all([update])[0]
+        if checkpoints is not None:
+            checkpoints.add(trained.checkpoint)
+        policy = trained
+        yield Step(iteration=_iteration(index, rollouts, trained), policy=trained)
+
+
+def _iteration(index: int, rollouts: Rollouts, trained: TrainResult) -> IterationMetrics:
+    summary = rollouts.summary
+    return IterationMetrics(
+        index=index,
+        rounds=len(rollouts.rounds),
+        reward=summary.reward or 0.0,
+        success=summary.success,
+        components=summary.components,
+        highly_correlated=tuple(
+            f"{left} and {right} ({rho:+.2f})" for (left, right), rho in summary.moments.highly_correlated().items()
+        ),
+        truncated_share=summary.truncated_share,
+        failed_share=summary.failed_share,
+        **trained.metrics.model_dump(),
+    )

@@ -1,0 +1,286 @@
+"""Retrain the champion on new conversations, when a trigger fires."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from prefect import flow
+from prefect.runtime import flow_run
+from prefect.states import Completed
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.retraining import RetrainConfig
+from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
+from grpo.errors import GRPOError
+from grpo.identity.cache_identity import short_digest
+from grpo.identity.code import code_digest, external_digests
+from grpo.retraining.champion import Champion, champion, last_challenger, new_conversations
+from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
+from grpo.retraining.data_lineage import STARTED_FROM
+from grpo.retraining.reports import PendingRetraining, RetrainingReport, TriggerReport
+from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.sources import content_hash
+from grpo.storage.files import write_atomically
+from grpo.storage.home import home
+from grpo_tasks.build_mixture import build_mixture
+from grpo_tasks.check_triggers import check_triggers
+from grpo_tasks.curate import CurationResult, curate
+from grpo_tasks.executor import InProcessExecutor, one_thread, stage_executor
+from grpo_tasks.ingest import ingest
+from grpo_tasks.registry import registry
+from grpo_tasks.retraining_report import retraining_report
+from grpo_tasks.split import split
+from grpo_tasks.stage import executed_by
+from grpo_tasks.validate import validate
+from grpo_tasks.warm_start import warm_start
+
+# torch is loaded when a trigger has fired: most scheduled runs end without training
+
+
+@flow(name="retrain", flow_run_name="{config.name}", task_runner=one_thread())
+def retrain(config: RetrainConfig) -> RetrainingReport:
+    """Check the triggers; when one fires, train the champion on new conversations, and let the gates decide.
+
+    A retraining that was interrupted goes on with the mixture that it began with.
+
+    Args:
+        config: The triggers, the conversations, and the run that is repeated.
+
+    """
+    pipeline, folder = load_config(config.pipeline, config.overrides), home() / config.name
+    pending = _pending_path(config, pipeline)
+    plan = _read_pending(pending)
+    if plan is None:
+        with stage_executor():
+            checked = check(config, pipeline)
+            triggers = checked.triggers
+            if not triggers.fired:
+                report = _idle_report(config, triggers)
+                retraining_report(report, None, folder)
+                # the caller gets the data of a state
+                return cast(RetrainingReport, Completed(name="Nothing to do", message=triggers.summary, data=report))
+            plan = _plan(config, pipeline, checked)
+        _write_pending(pending, plan)
+    return _train(plan, folder, pending)
+
+
+def retrain_if_idle(config: RetrainConfig) -> RetrainingReport | None:
+    """Check the triggers without a Prefect server; None where one fires or a flow run is needed to check them.
+
+    The report is that of the flow, and so are the cached stages: a flow run that follows finds them.
+    """
+    pipeline = load_config(config.pipeline, config.overrides)
+    evaluates = any(trigger.kind == "heldout_reward" for trigger in config.triggers)
+    if evaluates or _pending_path(config, pipeline).exists():
+        return None
+    with executed_by(InProcessExecutor()):
+        triggers = check(config, pipeline).triggers
+    if triggers.fired:
+        return None
+    report = _idle_report(config, triggers)
+    retraining_report.fn(report, None, home() / config.name)
+    return report
+
+
+def _idle_report(config: RetrainConfig, triggers: TriggerReport) -> RetrainingReport:
+    return RetrainingReport(name=config.name, verdict="nothing to do", reason=triggers.summary, triggers=triggers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Results of the trigger check, and the artifacts that a retraining is planned from."""
+
+    triggers: TriggerReport
+    champion: Champion | None
+    scenarios: Artifact
+    split: Artifact
+    curated: CurationResult
+
+
+def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
+    """Curate the conversations of this moment, and check every trigger."""
+    models, artifacts = registry(), ArtifactStore(pipeline.store)
+    name, settings = pipeline.registry.model_name, pipeline.scenarios
+    serving = champion(models, artifacts, name)
+    challenger = last_challenger(models, artifacts, name, serving)
+    sources = tuple(map(_snapshot, config.conversations))
+    ingested = ingest(
+        sources=settings.sources,
+        content=content_hash(settings.sources),
+        max_quarantined_fraction=settings.max_quarantined_fraction,
+        store=pipeline.store,
+    )
+    divided = split(
+        scenarios=ingested.scenarios,
+        validation_fraction=settings.validation_fraction,
+        limit=settings.limit,
+        store=pipeline.store,
+    )
+    curated = curate(
+        sources=sources,
+        content=content_hash(sources),
+        base=ingested.scenarios,
+        split=divided.split,
+        champion=serving.training_data if serving is not None else None,
+        settings=config.curation,
+        store=pipeline.store,
+    )
+    asked = any(trigger.kind == "heldout_reward" for trigger in config.triggers) and challenger is None
+    in_flow_run = flow_run.get_id() is not None
+    results = (check_triggers if in_flow_run else check_triggers.fn)(
+        config=config.model_copy(update={"conversations": sources}),
+        conversations=curated.conversations,
+        champion=serving,
+        challenger=challenger,
+        reevaluated=_reevaluate(pipeline, serving) if asked and serving is not None else None,
+        seed=pipeline.seed,
+        store=pipeline.store,
+    )
+    report = TriggerReport(
+        model=name,
+        champion=serving.name if serving is not None else None,
+        results=results,
+        curation=curated.counts,
+    )
+    return Checked(
+        triggers=report, champion=serving, scenarios=ingested.scenarios, split=divided.split, curated=curated
+    )
+
+
+def retraining_config(
+    pipeline: PipelineConfig, *, name: str, scenarios: str, model: str | None, tags: Mapping[str, str]
+) -> PipelineConfig:
+    """The pipeline's config on other scenarios, a file with declared splits, and from another model, if one is given.
+
+    A given model is trained already, so that no supervised fine-tuning comes before.
+
+    The tags are added to those of the registered version.
+    """
+    settings, recorded = pipeline.scenarios, pipeline.registry
+    return pipeline.model_copy(
+        update={
+            "name": name,
+            "policy": pipeline.policy.model_copy(update={"model": model or pipeline.policy.model}),
+            "sft": pipeline.sft if model is None else None,
+            "scenarios": ScenarioSettings(
+                sources=(FileSource(kind="parquet", path=scenarios),),
+                max_quarantined_fraction=settings.max_quarantined_fraction,
+                validation_fraction=settings.validation_fraction,
+            ),
+            "registry": recorded.model_copy(update={"tags": {**recorded.tags, **tags}}),
+        }
+    )
+
+
+def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> PendingRetraining:
+    """Build and validate the training mixture, and the config of a run on it that starts from the champion."""
+    artifacts, serving = ArtifactStore(pipeline.store), checked.champion
+    conversations = checked.curated.conversations
+    new = new_conversations(artifacts.path(conversations) / ACCEPTED, artifacts, serving)
+    mixed = build_mixture(
+        base=checked.scenarios,
+        split=checked.split,
+        conversations=conversations,
+        new_ids=sorted(conversation.id for conversation in new),
+        lineage=serving.data_lineage if serving is not None else (),
+        share=config.mixture.conversation_fraction,
+        validation_fraction=pipeline.scenarios.validation_fraction,
+        seed=pipeline.seed,
+        store=pipeline.store,
+    )
+    validate(
+        scenarios=mixed.mixture,
+        validation_fraction=pipeline.scenarios.validation_fraction,
+        previous=serving.training_data.scenarios if serving is not None else None,
+        store=pipeline.store,
+    )
+    tags, model = {CONVERSATIONS: conversations.sha256}, None
+    if serving is not None:
+        model = artifacts.address(warm_start(champion=serving.checkpoint, store=pipeline.store).model)
+        tags[STARTED_FROM] = serving.checkpoint.sha256
+    run = retraining_config(
+        pipeline, name=config.name, scenarios=artifacts.address(mixed.mixture), model=model, tags=tags
+    )
+    return PendingRetraining(config=config, triggers=checked.triggers, mixture=mixed.counts, run=run)
+
+
+def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingReport:
+    """Run the pipeline on the plan; a permanent failure is not retried by the next scheduled run."""
+    from grpo_flows.train import train
+
+    try:
+        promotion = train(plan.run)
+    except GRPOError as error:
+        report = RetrainingReport(
+            name=plan.config.name, triggers=plan.triggers, mixture=plan.mixture, verdict="failed", reason=str(error)
+        )
+        retraining_report(report, None, folder)
+        pending.unlink(missing_ok=True)
+        raise
+    version, decision = promotion.version, promotion.decision
+    report = RetrainingReport(
+        name=plan.config.name,
+        triggers=plan.triggers,
+        mixture=plan.mixture,
+        verdict=decision.verdict,
+        reason=decision.reason,
+        version=f"{version.name}/{version.version}" if version is not None else None,
+    )
+    retraining_report(report, version, folder)
+    pending.unlink(missing_ok=True)
+    return report
+
+
+def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, float] | None:
+    """The champion's held-out mean by today's pipeline, and its upper bound; None where its registration has none."""
+    from grpo.evaluation.evaluate import mean
+    from grpo.tables import read_all
+    from grpo_flows.pipeline import collect_heldout
+
+    if serving.evaluation is None:
+        return None
+    data = serving.training_data
+    divided = split(
+        scenarios=data.scenarios, validation_fraction=data.validation_fraction, limit=data.limit, store=pipeline.store
+    )
+    heldout = collect_heldout(pipeline, serving.checkpoint, data.scenarios, divided)
+    interval = mean(
+        read_all([ArtifactStore(pipeline.store).path(heldout.scored)]),
+        pipeline.evaluation,
+        metric=serving.evaluation.metric,
+        seed=pipeline.seed,
+    )
+    return interval.mean, interval.high
+
+
+def _pending_path(config: RetrainConfig, pipeline: PipelineConfig) -> Path:
+    """File of the retraining that has begun and not ended, with these settings and this code."""
+    settings = [config.model_dump(mode="json"), pipeline.model_dump(mode="json")]
+    identity = short_digest([settings, code_digest(), external_digests([config, pipeline])])
+    return home() / config.name / f"pending-{identity}.json"
+
+
+def _read_pending(path: Path) -> PendingRetraining | None:
+    try:
+        return PendingRetraining.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _write_pending(path: Path, plan: PendingRetraining) -> None:
+    """From here on this plan is carried out, whatever is logged or promoted meanwhile."""
+    for other in path.parent.glob("pending-*.json"):
+        if other != path:
+            other.unlink(missing_ok=True)
+    write_atomically(path, plan.model_dump_json())
+
+
+def _snapshot(source: Source) -> Source:
+    """The log as it is now: later entries belong to the next retraining."""
+    if isinstance(source, ConversationLogSource) and source.files is None:
+        return source.model_copy(update={"files": ConversationLog(Path(source.path)).files()})
+    return source

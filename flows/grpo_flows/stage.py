@@ -1,0 +1,55 @@
+"""Flow of one remote stage, which the workers of a GPU pool run; `grpo_tasks.remote` sends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.errors import ConfigError, GRPOError
+from grpo.identity.code import source_digest
+from grpo_tasks.evaluate import evaluate
+from grpo_tasks.remote import decode, write_result_artifact
+from grpo_tasks.results import StageResult
+from grpo_tasks.rollout import rollout
+from grpo_tasks.stage import Stage
+from grpo_tasks.train import train
+
+STAGES: dict[str, Stage[..., Any]] = {"rollout": rollout, "train": train, "evaluate": evaluate}
+
+
+@flow(name="stage", persist_result=False)
+def run_stage(stage: str, inputs: dict[str, Any], sources: str) -> State[Any]:
+    """Run one stage here, or take it from this machine's cache.
+
+    Args:
+        stage: Its name.
+        inputs: Its inputs, as JSON.
+        sources: Digest of the sender's code, which must be that of this machine.
+
+    """
+    try:
+        if sources != source_digest():
+            raise ConfigError(
+                f"this worker runs grpo sources {source_digest()}, the run that sent stage {stage} {sources}; "
+                "install the same version on both"
+            )
+        return Completed(message=run_received(STAGES[stage], inputs).model_dump_json())
+    except GRPOError as error:
+        return Failed(message=f"{type(error).__name__}: {error}")
+
+
+def run_received(stage: Stage[..., StageResult], inputs: dict[str, Any]) -> Artifact:
+    """Run a stage on inputs from another machine, and leave its result in the store."""
+    given = decode(stage, inputs)
+    store = ArtifactStore(given["store"])
+    if store.is_local and not Path(store.uri).is_dir():
+        raise ConfigError(
+            f"this worker has no folder {store.uri}, the store of the run that sent stage {stage.name}; set `store` to "
+            "an address that both machines reach, for example s3://bucket/artifacts"
+        )
+    return write_result_artifact(store, stage(**given))

@@ -1,0 +1,61 @@
+"""One trial of a tuning study: a training run that is evaluated while it trains, and registers nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+
+from prefect import flow
+
+from grpo.config.search_space import Value
+from grpo.config.tuning import TuneConfig
+from grpo.errors import PolicyError
+from grpo.rewards.hacking.check import check_rewards
+from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
+from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policy, training_steps
+from grpo_tasks.executor import one_thread, stage_executor
+from grpo_tasks.validation_split import validation_split
+
+
+@flow(name="trial", flow_run_name="{plan.name}-{number}", task_runner=one_thread())
+def trial(
+    plan: TuneConfig, number: int, values: dict[str, Value], start: str
+) -> Generator[IntermediateEvaluation, None, None]:
+    """Train with these values, and evaluate on the validation split after each share of the training.
+
+    The stages are those of a run: what an interrupted trial has computed is in the cache when it is tried again. The
+    evaluation has the settings of the base config, whatever the trial trains with.
+
+    Args:
+        plan: The study.
+        number: Number of the trial in the study.
+        values: The values that are tried, by path into the base config.
+        start: Hash of the policy that every trial starts from.
+
+    """
+    config = plan.trial(values)
+    with stage_executor(config.rollout) as executor:
+        check_rewards(config.reward)
+        data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
+        base = starting_policy(config, base_policy(config.policy, config.store))
+        if base.policy != start:
+            raise PolicyError(f"trial {number} would start from policy {base.policy}, the study is of {start}")
+        split = validation_split(
+            scenarios=data.artifact, split=data.split.split, share=plan.validation_fraction, store=config.store
+        )
+        due = evaluation_iterations(config.training.iterations, plan.intermediate_evals)
+        for index, step in enumerate(training_steps(config, data.artifact, split, base), start=1):
+            if index not in due:
+                continue
+            summary = collect_heldout(plan.base, step.policy.checkpoint, data.artifact, split).summary
+            metrics = {"reward": summary.reward, "success": summary.success}
+            value = metrics[plan.metric]
+            stages = executor.timings()
+            numbers = {
+                **{name: float(mean) for name, mean in metrics.items() if mean is not None},
+                "kl_to_base": step.iteration.kl_to_base,
+                "stages": float(sum(stage.runs for stage in stages)),
+                "cached": float(sum(stage.cached for stage in stages)),
+            }
+            for _ in range(due.count(index)):
+                yield IntermediateEvaluation(reward=math.nan if value is None else value, numbers=numbers)

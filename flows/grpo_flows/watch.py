@@ -1,0 +1,33 @@
+"""Check the triggers of a retraining and emit an event, which an automation may start the retraining on."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.events import emit_event
+
+from grpo.config.pipeline import load_config
+from grpo.config.retraining import RetrainConfig
+from grpo.retraining.reports import TriggerReport
+from grpo_flows.retrain import check
+from grpo_tasks.executor import one_thread, stage_executor
+
+EVENT = "grpo.drift-detected"
+
+
+@flow(name="watch", flow_run_name="{config.name}", task_runner=one_thread())
+def watch(config: RetrainConfig) -> TriggerReport:
+    """Check every trigger; when one fires against a champion, emit `grpo.drift-detected`. Trains nothing.
+
+    Args:
+        config: The triggers, and the model that they are checked for.
+
+    """
+    with stage_executor():
+        report = check(config, load_config(config.pipeline, config.overrides)).triggers
+    if report.drifted:
+        emit_event(
+            EVENT,
+            resource={"prefect.resource.id": f"grpo.model.{report.model}", "prefect.resource.name": report.model},
+            payload={"champion": report.champion, "triggers": [result.model_dump() for result in report.fired]},
+        )
+    return report

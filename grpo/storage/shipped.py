@@ -1,0 +1,33 @@
+"""Files that ship with the package: configs, scenario packs, rubrics, models; `grpo://models/desk_clerk` names one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.errors import ConfigError
+
+SCHEME = "grpo://"
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def shipped_folder() -> Path:
+    """Folder of the shipped files: inside of the package where it was installed from a wheel, else the checkout's."""
+    installed = _PACKAGE / "data"
+    return installed if installed.is_dir() else _PACKAGE.parent / "data"
+
+
+def local_file(path: str | Path) -> Path:
+    """Path of a file that ships, or the path itself; `pathlib` makes one slash of the two in an address."""
+    collapsed = SCHEME.removesuffix("/")
+    text = str(path)
+    return shipped_file(SCHEME + text.removeprefix(collapsed).lstrip("/")) if text.startswith(collapsed) else Path(path)
+
+
+def shipped_file(address: str) -> Path:
+    """Path of `grpo://configs/quickstart.yaml`. Raises `ConfigError` for a file that does not ship."""
+    folder = shipped_folder()
+    path = (folder / address.removeprefix(SCHEME)).resolve()
+    if not path.is_relative_to(folder) or not path.exists():
+        parts = ", ".join(sorted(part.name for part in folder.iterdir() if part.is_dir()))
+        raise ConfigError(f"{address} does not ship with grpo; its folders are {parts}, see {folder}")
+    return path

@@ -1,0 +1,58 @@
+"""Training mixture of a retraining: conversations and base scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.retraining.curation import ACCEPTED
+from grpo.retraining.data_lineage import TrainingData, evaluation_scenarios, training_digests
+from grpo.retraining.mixture import MixtureCounts
+from grpo.retraining.mixture import mix as mix_scenarios
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.table import read_scenarios, text_digest
+from grpo_tasks.results import StageResult
+from grpo_tasks.split import read_split
+from grpo_tasks.stage import stage
+
+
+class MixtureResult(StageResult):
+    """A table of scenarios with declared splits."""
+
+    mixture: Artifact
+    counts: MixtureCounts
+
+
+@stage
+def build_mixture(
+    base: Artifact,
+    split: Artifact,
+    conversations: Artifact,
+    new_ids: Collection[str],
+    lineage: tuple[TrainingData, ...],
+    share: float,
+    validation_fraction: float,
+    seed: int,
+    store: str,
+) -> MixtureResult:
+    """Mix both kinds at the given share; what the champion was evaluated on stays held out.
+
+    `lineage` is the champion's, empty without a champion.
+    """
+    artifacts = ArtifactStore(store)
+    judged = evaluation_scenarios(artifacts, lineage[0]) if lineage else []
+    table, splits = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
+    with artifacts.new_file("mixture", ".parquet") as new:
+        counts = mix_scenarios(
+            new.path,
+            base_train=list(read_scenarios(table, ids=splits.train)),
+            base_heldout=list(read_scenarios(table, ids=splits.heldout)),
+            conversations=list(read_scenarios(artifacts.path(conversations) / ACCEPTED)),
+            new_ids=new_ids,
+            judged=set(map(text_digest, judged)),
+            trained=training_digests(artifacts, lineage),
+            share=share,
+            validation_fraction=validation_fraction,
+            seed=seed,
+        )
+    return MixtureResult(mixture=new.artifact, counts=counts)

@@ -1,0 +1,41 @@
+"""Paired comparison of candidate and champion on the validation split."""
+
+from __future__ import annotations
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.gates import Metric
+from grpo.config.pipeline import EvaluationSettings
+from grpo.evaluation.evaluate import evaluate as compare_policies
+from grpo.evaluation.schema import Evaluation
+from grpo.learner.update import measure_kl_to_base
+from grpo.tables import read_all
+from grpo_tasks.gpu_slots import holds_gpu_slot
+from grpo_tasks.results import StageResult
+from grpo_tasks.stage import stage
+
+_KL_TOKENS = 16384
+
+
+class EvaluateResult(StageResult):
+    """The comparison, with its intervals."""
+
+    evaluation: Evaluation
+
+
+@stage
+@holds_gpu_slot
+def evaluate(
+    champion: Artifact,
+    candidate: Artifact,
+    base: Artifact,
+    settings: EvaluationSettings,
+    metric: Metric,
+    seed: int,
+    store: str,
+) -> EvaluateResult:
+    """Compare two scored held-out rollouts, paired by scenario and seed."""
+    artifacts = ArtifactStore(store)
+    before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
+    distance = measure_kl_to_base(after, artifacts.path(base), max_tokens=_KL_TOKENS)
+    evaluation = compare_policies(before, after, settings, metric=metric, kl_to_base=distance, seed=seed)
+    return EvaluateResult(evaluation=evaluation)

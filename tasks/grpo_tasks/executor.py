@@ -1,0 +1,163 @@
+"""Executor of a flow run: runs its stages here, on a task runner or on the GPU pool, and keeps their timings."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from prefect import Task
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from grpo import progress
+from grpo.config.pipeline import ComputeSettings
+from grpo.config.rollout import RolloutSettings
+from grpo.errors import ConfigError
+from grpo.evaluation.schema import StageTiming
+from grpo_tasks.remote import RemoteStages
+from grpo_tasks.results import StageResult
+from grpo_tasks.stage import Call, Stage, executed_by
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R", bound=StageResult)
+
+
+@dataclass(slots=True)
+class _Timing:
+    runs: int = 0
+    cached: int = 0
+    compute_s: float = 0.0
+    wall_s: float = 0.0
+
+
+class InProcessExecutor:
+    """Runs stages in this process, one after the other, without task runs: for work without a Prefect server."""
+
+    def run(self, calls: Sequence[Call[R]]) -> list[R]:
+        """See `grpo_tasks.stage.Executor`."""
+        return [call.stage.fn(**call.inputs) for call in calls]
+
+    def start(self, call: Call[R]) -> Callable[[], R]:
+        """See `grpo_tasks.stage.Executor`; the call is run at once."""
+        result = call.stage.fn(**call.inputs)
+        return lambda: result
+
+
+class StageExecutor:
+    """Runs stages, and records what was cached, what was computed and how long the flow waited."""
+
+    def __init__(self, runner: TaskRunner[Any], remote: RemoteStages) -> None:
+        self.reads: dict[str, str | None] = {}
+        """Files that a user's code has read so far, with their digests."""
+        self._runner = runner
+        self._remote = remote
+        self._timings: dict[str, _Timing] = {}
+
+    def run(self, calls: Sequence[Call[R]]) -> list[R]:
+        """See `grpo_tasks.stage.Executor`; a single call runs in this thread, several on the task runner."""
+        stage, started = calls[0].stage, time.perf_counter()
+        task = self._announce(stage, len(calls))
+        if len(calls) == 1 and isinstance(self._runner, ThreadPoolTaskRunner):
+            states: list[State[R]] = [task(**calls[0].inputs, return_state=True)]
+        else:
+            states = _wait([self._runner.submit(task, call.inputs) for call in calls])
+        return self._results(stage, states, started)
+
+    def start(self, call: Call[R]) -> Callable[[], R]:
+        """See `grpo_tasks.stage.Executor`; the flow's own task runner has a thread for it."""
+        future = self._announce(call.stage, 1).submit(**call.inputs)
+
+        def result() -> R:
+            started = time.perf_counter()
+            results: list[R] = self._results(call.stage, _wait([future]), started)
+            return results[0]
+
+        return result
+
+    def timings(self) -> tuple[StageTiming, ...]:
+        """One row a stage, in the order in which they first ran."""
+        return tuple(
+            StageTiming(
+                name=name,
+                runs=timing.runs,
+                cached=timing.cached,
+                compute_s=round(timing.compute_s, 3),
+                wall_s=round(timing.wall_s, 3),
+            )
+            for name, timing in self._timings.items()
+        )
+
+    def _announce(self, stage: Stage[..., R], count: int) -> Task[..., R]:
+        self._timings.setdefault(stage.name, _Timing())
+        progress.report(stage.name, 0, count)
+        return self._remote.task(stage)
+
+    def _results(self, stage: Stage[..., R], states: Sequence[State[R]], started: float) -> list[R]:
+        """Results of finished runs of a stage; counts them, the time, and what a user's code read."""
+        timing = self._timings[stage.name]
+        results: list[R] = []
+        for state in states:
+            result: R = state.result()
+            results.append(result)
+            timing.runs += 1
+            timing.cached += _is_cached(state)
+            timing.compute_s += 0.0 if _is_cached(state) else result.compute_s
+            self.reads.update(result.reads)
+            logger.debug("%s is %s: %s", stage.name, "cached" if _is_cached(state) else "computed", result)
+        timing.wall_s += time.perf_counter() - started
+        cached = float(all(map(_is_cached, states)))
+        progress.report(stage.name, len(states), len(states), cached=cached, **results[-1].numbers())
+        return results
+
+
+def one_thread() -> TaskRunner[Any]:
+    """Task runner of a flow: one background thread, for an update beside the next rollout."""
+    return ThreadPoolTaskRunner(max_workers=1)
+
+
+@contextmanager
+def stage_executor(
+    rollout: RolloutSettings | None = None, compute: ComputeSettings | None = None
+) -> Iterator[StageExecutor]:
+    """Run the stages that the block calls: shards on the task runner of `rollout`, GPU stages where `compute` says."""
+    runner = one_thread() if rollout is None else shard_runner(rollout)
+    with runner, RemoteStages(compute or ComputeSettings()) as remote:
+        executor = StageExecutor(runner, remote)
+        with executed_by(executor):
+            yield executor
+
+
+def shard_runner(settings: RolloutSettings) -> TaskRunner[Any]:
+    """Task runner of rollout shards: threads of this process, or a Dask cluster, which replaces dead workers.
+
+    Raises `ConfigError` when Dask is asked for and not installed.
+    """
+    if settings.runner == "threads":
+        return ThreadPoolTaskRunner(max_workers=settings.workers)
+    try:
+        from prefect_dask.task_runners import DaskTaskRunner
+    except ImportError as error:
+        raise ConfigError(
+            f"rollout.runner is dask, which is not installed ({error}); pip install 'grpo[dask]', or set it to threads"
+        ) from error
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # it logs each connection
+    if settings.dask_address is not None:
+        return DaskTaskRunner(address=settings.dask_address)
+    local = {"n_workers": settings.workers, "threads_per_worker": 1, "dashboard_address": None}
+    return DaskTaskRunner(cluster_kwargs=local)
+
+
+def _wait(futures: Sequence[PrefectFuture[R]]) -> list[State[R]]:
+    """Final states; a run that Dask gave up, because its worker died again and again, raises."""
+    for future in futures:
+        future.result(raise_on_failure=False)
+    return [future.state for future in futures]
+
+
+def _is_cached(state: State[Any]) -> bool:
+    return state.name == "Cached"

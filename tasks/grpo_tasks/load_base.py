@@ -1,0 +1,55 @@
+"""The base policy, as checkpoint 0."""
+
+from __future__ import annotations
+
+import logging
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import PolicySettings
+from grpo.learner.checkpoints import save_base
+from grpo.policy.catalog import check_trainable, load_weights
+from grpo.policy.transformers.adapters import has_adapters, merge_adapters
+from grpo.policy.transformers.model import TransformersPolicy, model_cache
+from grpo.renderers.chat_template import Renderer
+from grpo_tasks.results import StageResult
+from grpo_tasks.stage import stage
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint(StageResult):
+    """A policy version in the store."""
+
+    checkpoint: Artifact
+    policy: str
+    """Hash of its weights."""
+
+
+class BaseCheckpoint(Checkpoint):
+    """The base policy in the store."""
+
+    forward_path: str
+    """Forward path of rollouts and training, and its errors against the model's own plain forward pass."""
+
+
+@stage
+def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoint:
+    """Fetch and load the model, check its forward path and chat template, and store it as the first checkpoint.
+
+    Adapters are merged into their base. `content` is the model's identity: its commit, version or content.
+    """
+    check_trainable(policy.model)
+    loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
+    if has_adapters(loaded.model):
+        loaded = TransformersPolicy(merge_adapters(loaded.model), loaded.tokenizer)
+    added = Renderer(loaded.tokenizer).added
+    if added:
+        logger.warning(
+            "the chat template of %s leaves out %s: they are rendered as docs/chat.md says",
+            policy.model,
+            ", ".join(added),
+        )
+    model_cache.put(loaded)
+    with ArtifactStore(store).new_folder("checkpoint") as new:
+        save_base(loaded, new.path, dtype=policy.dtype)
+    return BaseCheckpoint(checkpoint=new.artifact, policy=loaded.hash, forward_path=str(loaded.path_check))

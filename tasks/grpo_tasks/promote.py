@@ -1,0 +1,54 @@
+"""Promotion and rollback of a registered version. Not cached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from prefect.client.orchestration import get_client
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.runtime import flow_run
+
+from grpo.registry import ChampionChange
+from grpo.registry.promotions import Actor
+from grpo_tasks.registry import registry
+from grpo_tasks.results import StageResult
+from grpo_tasks.stage import uncached_stage
+
+_LEASE_S, _PATIENCE_S = 60.0, 180.0
+
+
+class PromoteResult(StageResult):
+    """The promotion; None where the version was champion before."""
+
+    change: ChampionChange | None
+
+
+@uncached_stage
+def promote(model_name: str, version: int, reason: str, force: bool = False) -> PromoteResult:
+    """Make a version champion. Raises `PromotionRefused`, and `ArtifactError` for a damaged version."""
+    with one_at_a_time(model_name):
+        return PromoteResult(change=registry().promote(model_name, version, reason=reason, by=_flow_run(), force=force))
+
+
+@uncached_stage
+def rollback(model_name: str, reason: str) -> PromoteResult:
+    """Restore the previous champion."""
+    with one_at_a_time(model_name):
+        return PromoteResult(change=registry().rollback(model_name, reason=reason, by=_flow_run()))
+
+
+def _flow_run() -> Actor:
+    """The user of this process, and its flow run."""
+    return Actor.here(run=flow_run.get_id())
+
+
+@contextmanager
+def one_at_a_time(model_name: str) -> Iterator[None]:
+    """Lock a model's promotions on all machines of this Prefect server; the lease of a dead holder expires."""
+    name = f"promote-{model_name}"
+    with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
+        client.upsert_global_concurrency_limit_by_name(name, 1)
+    with concurrency(name, occupy=1, lease_duration=_LEASE_S, timeout_seconds=_PATIENCE_S, strict=True):
+        yield

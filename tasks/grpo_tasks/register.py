@@ -1,0 +1,86 @@
+"""An MLflow model version with its provenance."""
+
+from __future__ import annotations
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import ArtifactError
+from grpo.evaluation.schema import Decision
+from grpo.identity.code import code_digest
+from grpo.identity.provenance import parameters, provenance
+from grpo.registry import ModelVersion
+from grpo.registry.retention import REGISTERED, Retention
+from grpo_tasks.registry import registry
+from grpo_tasks.results import StageResult
+from grpo_tasks.stage import stage
+
+
+class RegisterResult(StageResult):
+    """The registered version."""
+
+    version: ModelVersion
+
+    def verify(self, store: ArtifactStore) -> None:
+        """Raise `ArtifactError` where the registry has no version of this run any more."""
+        super().verify(store)
+        if registry().find(self.version.name, self.version.tags["run_key"]) is None:
+            raise ArtifactError(f"version {self.version.version} of {self.version.name} is not in the registry")
+
+
+@stage
+def register(
+    config: PipelineConfig,
+    run_key: str,
+    decision: Decision,
+    candidate: Artifact,
+    champion: Artifact,
+    scenarios: Artifact,
+    sources: str,
+    model: str,
+    external_digests: dict[str, str],
+    policies: tuple[str, ...],
+    store: str,
+) -> RegisterResult:
+    """Register the candidate whatever the verdict; `sources` and `model` are digests of what the run read.
+
+    `external_digests` are the digests of the user's code and files, see `grpo.identity.code`.
+
+    `policies` are the hashes of the base and of the policy after each iteration.
+    """
+    from grpo.learner.checkpoints import load_policy, read_state  # torch: to look at the registry needs none
+
+    models, artifacts = registry(), ArtifactStore(store)
+    state = read_state(artifacts.path(candidate))
+    against = read_state(artifacts.path(champion)).policy_hash
+    tags = {
+        **config.registry.tags,
+        "run_key": run_key,
+        "policy": state.policy_hash,
+        "parent": state.parent or "",
+        "checkpoint_uri": candidate.uri,
+        "checkpoint_sha256": candidate.sha256,
+        "champion_uri": champion.uri,
+        "champion_sha256": champion.sha256,
+        "verdict": decision.verdict,
+        "scenarios": scenarios.sha256,
+        "code": code_digest(),
+    }
+    made_from = provenance(
+        config,
+        sources=sources,
+        scenarios=scenarios.sha256,
+        model=model,
+        external_digests=external_digests,
+        policies=policies,
+        champion=against,
+        decision=decision,
+    )
+    retention = Retention(artifacts)
+    for needed in (candidate, champion):
+        retention.keep(needed, REGISTERED)
+    run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
+    policy = load_policy(artifacts, candidate)
+    if (whole := policy.merged_hash) is not None:
+        tags["merged"] = whole
+    version = models.register(config.registry.model_name, run_id, policy, tags=tags, provenance=made_from)
+    return RegisterResult(version=version)

@@ -1,0 +1,188 @@
+"""Remote stages: sent to a deployment on another work pool, such as that of the GPU workers, and waited for.
+
+The inputs travel as JSON, the result comes back as an artifact in the store, whose address is the message of the flow
+run's last state. A `GRPOError` comes back as its type and text. The flow at the other end is
+`grpo_flows.stage.run_stage`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast, get_type_hints
+from uuid import UUID
+
+import httpx
+from prefect import Task
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import TaskRunContext
+from prefect.deployments import run_deployment
+from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectException
+from prefect.states import Cancelling
+from pydantic import BaseModel, ConfigDict, create_model
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import ComputeSettings
+from grpo.errors import ConfigError, GRPOError
+from grpo.identity.code import source_digest
+from grpo_tasks.results import StageResult
+from grpo_tasks.stage import Stage
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R", bound=StageResult)
+
+_POLL_S = 2.0
+_WAITING_S = 60.0
+"""Interval at which the log warns that no worker has taken a stage."""
+_AWAY_S = 300.0
+"""Longest time without an answer of Prefect's server while a stage runs elsewhere."""
+
+
+class RemoteStages:
+    """The stages that `compute.gpu_stages` names, sent to its deployment; when the block ends, open ones are cancelled.
+
+    What a killed run has sent goes on to its end: its result is there when the run is started again.
+    """
+
+    def __init__(self, settings: ComputeSettings) -> None:
+        self._settings = settings.gpu_stages
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        """Nothing is sent yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let every thread that waits for a stage give it up."""
+        self._over.set()
+
+    def task(self, stage: Stage[..., R]) -> Task[..., R]:
+        """The stage's own task, or one that sends its inputs to the deployment: the same cache identity and retries."""
+        if self._settings is None or stage.name not in self._settings.stages:
+            return stage.task
+
+        def relay(inputs: dict[str, Any]) -> R:
+            return stage.cached(inputs, lambda given: self._send(stage, given), alone=False)  # the worker locks
+
+        return stage.task_of(relay)
+
+    def _send(self, stage: Stage[..., R], inputs: dict[str, Any]) -> R:
+        assert self._settings is not None
+        deployment = self._settings.deployment
+        store = ArtifactStore(inputs["store"]).uri  # of a relative path, the address that is the same everywhere
+        flow_run = _start(deployment, stage, {**inputs, "store": store})
+        try:
+            state = self._wait(flow_run, deployment)
+        except BaseException:
+            _cancel(flow_run.id)
+            raise
+        return _outcome(stage, flow_run, state, store)
+
+    def _wait(self, flow_run: FlowRun, deployment: str) -> State[Any]:
+        """Final state of the run. Raises `ConnectionError` when Prefect's server is away for long."""
+        answered = warned = time.monotonic()
+        with get_client(sync_client=True) as client:
+            while True:
+                try:
+                    state = client.read_flow_run(flow_run.id).state
+                except httpx.HTTPError as error:
+                    if time.monotonic() - answered > _AWAY_S:
+                        raise ConnectionError(f"Prefect's server does not answer: {error}") from error
+                    state = None
+                if state is not None:
+                    answered = time.monotonic()
+                    if state.is_final():
+                        return state
+                    if state.is_scheduled() and answered - warned > _WAITING_S:
+                        warned = answered
+                        logger.warning(
+                            "%s waits for a worker; start one for the work pool of %s", flow_run.name, deployment
+                        )
+                if self._over.wait(_POLL_S):
+                    raise CancelledRun(f"{flow_run.name} was given up: the run that sent it has ended")
+
+
+def encode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
+    """A stage's inputs as JSON."""
+    return _inputs(stage)(**inputs).model_dump(mode="json")
+
+
+def decode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
+    """A stage's inputs from JSON, of the types that its parameters have."""
+    return dict(_inputs(stage).model_validate(inputs))
+
+
+def write_result_artifact(store: ArtifactStore, result: StageResult) -> Artifact:
+    """Store a result, for the machine that sent the stage."""
+    with store.new_file("result", ".json") as new:
+        new.path.write_text(result.model_dump_json(), encoding="utf-8")
+    return new.artifact
+
+
+def read_result_artifact(stage: Stage[..., R], message: str, store: str) -> R:
+    """The result that a remote stage left in the store; `message` is that of its last state."""
+    path = ArtifactStore(store).path(Artifact.model_validate_json(message))
+    return stage.result_type.model_validate_json(path.read_bytes())
+
+
+def read_error(message: str) -> GRPOError | None:
+    """The `GRPOError` that a remote stage ended with, if it was one."""
+    name, separator, text = message.partition(": ")
+    kinds = {kind.__name__: kind for kind in _kinds(GRPOError)}
+    return kinds[name](text) if separator and name in kinds else None
+
+
+def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> FlowRun:
+    """Create a run of the deployment; one attempt of a task run creates one."""
+    context = TaskRunContext.get()
+    attempt = f"{context.task_run.id}-{context.task_run.run_count}" if context else None
+    parameters = {"stage": stage.name, "inputs": encode(stage, inputs), "sources": source_digest()}
+    try:
+        created = run_deployment(
+            deployment, parameters=parameters, flow_run_name=stage.name, timeout=0, idempotency_key=attempt
+        )
+        return cast(FlowRun, created)
+    except ObjectNotFound as error:
+        raise ConfigError(
+            f"compute.gpu_stages.deployment: deployment {deployment} does not exist; run `grpo deploy`, or leave "
+            "compute.gpu_stages out"
+        ) from error
+    except httpx.TransportError as error:
+        raise ConnectionError(f"Prefect's server cannot be reached: {error}") from error
+
+
+def _outcome(stage: Stage[..., R], flow_run: FlowRun, state: State[Any], store: str) -> R:
+    """The result of a run that has ended, or its error."""
+    message = state.message or ""
+    if state.is_completed():
+        return read_result_artifact(stage, message, store)
+    if state.is_crashed():
+        raise ConnectionError(f"{flow_run.name} was lost: {message}")
+    if state.is_cancelled():
+        raise CancelledRun(f"{flow_run.name} was cancelled: {message}")
+    raise read_error(message) or RuntimeError(f"{flow_run.name} failed: {message}")
+
+
+def _cancel(flow_run: UUID) -> None:
+    try:
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(flow_run, Cancelling(message="the run that sent it has ended"))
+    except (httpx.HTTPError, PrefectException) as error:
+        logger.warning("flow run %s could not be cancelled: %s", flow_run, error)
+
+
+def _kinds(kind: type[GRPOError]) -> list[type[GRPOError]]:
+    return [kind, *(further for child in kind.__subclasses__() for further in _kinds(child))]
+
+
+def _inputs(stage: Stage[..., Any]) -> type[BaseModel]:
+    """A model of a stage's parameters."""
+    hints = get_type_hints(inspect.unwrap(stage.function), include_extras=True)
+    fields: dict[str, Any] = {name: (hint, ...) for name, hint in hints.items() if name != "return"}
+    return create_model(f"{stage.name}_inputs", __config__=ConfigDict(extra="forbid"), **fields)

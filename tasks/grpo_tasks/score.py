@@ -1,0 +1,47 @@
+"""Rewards and their components → Parquet."""
+
+from __future__ import annotations
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.rewards import JudgeSettings, RewardComponent
+from grpo.rewards.catalog import make_reward
+from grpo.rewards.judge.assertions import AssertionJudge
+from grpo.rewards.rollout_summary import RolloutSummary, summarize
+from grpo.rewards.score import score_rollout
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.table import read_scenarios
+from grpo.tables import read_all, write_trajectories
+from grpo_tasks.results import StageResult
+from grpo_tasks.stage import stage
+
+
+class ScoreResult(StageResult):
+    """The scored rollout and its means."""
+
+    scored: Artifact
+    summary: RolloutSummary
+
+    def numbers(self) -> dict[str, float]:
+        """Mean reward."""
+        return {} if self.summary.reward is None else {"reward": self.summary.reward}
+
+
+@stage
+def score(
+    rollouts: tuple[Artifact, ...],
+    scenarios: Artifact,
+    reward: tuple[RewardComponent, ...],
+    judge: JudgeSettings | None,
+    error_budget: float,
+    store: str,
+) -> ScoreResult:
+    """Score every episode of these shards; see `grpo.rewards.score.score_rollout`."""
+    artifacts = ArtifactStore(store)
+    played = read_all([artifacts.path(artifact) for artifact in rollouts])
+    ids = {trajectory.scenario_id for trajectory in played}
+    known = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, ids=ids)}
+    asked = None if judge is None else AssertionJudge(judge)
+    scored = score_rollout(played, make_reward(reward), known, judge=asked, error_budget=error_budget)
+    with artifacts.new_file("scored", ".parquet") as new:
+        write_trajectories(new.path, scored, provenance={"rollouts": " ".join(a.sha256 for a in rollouts)})
+    return ScoreResult(scored=new.artifact, summary=summarize(scored))

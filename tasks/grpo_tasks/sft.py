@@ -1,0 +1,48 @@
+"""Supervised fine-tuning of the base on demonstrations → the checkpoint that GRPO starts from."""
+
+from __future__ import annotations
+
+from grpo.agents.catalog import make_agent
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.agent import AnyAgentSettings
+from grpo.config.environments import EnvironmentSettings
+from grpo.config.sft import SFTSettings
+from grpo.environments.catalog import make_environment
+from grpo.learner.fine_tuning import fine_tune
+from grpo_tasks.gpu_slots import holds_gpu_slot
+from grpo_tasks.load_base import Checkpoint
+from grpo_tasks.stage import stage
+
+
+class SFTResult(Checkpoint):
+    """The fine-tuned checkpoint and its losses."""
+
+    demonstrations: int
+    losses: tuple[float, ...]
+    """Of each optimizer step, nats a token."""
+
+
+@stage
+@holds_gpu_slot
+def sft(
+    base: Artifact,
+    settings: SFTSettings,
+    agent: AnyAgentSettings,
+    environment: EnvironmentSettings,
+    max_tokens: int,
+    seed: int,
+    store: str,
+) -> SFTResult:
+    """Imitate the demonstrations in the prompts of this agent and environment."""
+    artifacts = ArtifactStore(store)
+    with artifacts.new_folder("checkpoint") as new:
+        policy, count, losses = fine_tune(
+            artifacts.path(base),
+            new.path,
+            settings,
+            environment=make_environment(environment),
+            agent=make_agent(agent),
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+    return SFTResult(checkpoint=new.artifact, policy=policy, demonstrations=count, losses=losses)

@@ -1,0 +1,69 @@
+"""Training and held-out split of the scenarios."""
+
+from __future__ import annotations
+
+import logging
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.environments import EnvironmentSettings
+from grpo.environments.catalog import find_unplayable
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.split import Split
+from grpo.scenarios.split import split as split_scenarios
+from grpo.scenarios.table import read_scenarios
+from grpo_tasks.results import StageResult
+from grpo_tasks.stage import stage
+
+logger = logging.getLogger(__name__)
+
+
+class SplitResult(StageResult):
+    """Scenario ids of both splits, as JSON."""
+
+    split: Artifact
+    train: int
+    heldout: int
+    excluded: int = 0
+    """Scenarios that the environment cannot play."""
+
+
+@stage
+def split(
+    scenarios: Artifact,
+    validation_fraction: float,
+    limit: int | None,
+    store: str,
+    environment: EnvironmentSettings | None = None,
+    max_refused_share: float = 0.0,
+) -> SplitResult:
+    """Split by a stable hash within each category: the same scenario is always on the same side.
+
+    Scenarios that the environment, where one is given, cannot play are on neither side; raises `BudgetError` where they
+    are too many.
+    """
+    artifacts = ArtifactStore(store)
+    table = artifacts.path(scenarios) / SCENARIOS_FILE
+    excluded: dict[str, str] = {}
+    if environment is not None:
+        excluded = find_unplayable(environment, read_scenarios(table), max_fraction=max_refused_share)
+    for reason in excluded.values():
+        logger.warning("left out: %s", reason)
+    splits = split_scenarios(table, validation_fraction=validation_fraction, limit=limit, excluded=excluded)
+    return SplitResult(
+        split=write_split(artifacts, splits),
+        train=len(splits.train),
+        heldout=len(splits.heldout),
+        excluded=len(excluded),
+    )
+
+
+def write_split(artifacts: ArtifactStore, splits: Split) -> Artifact:
+    """Store a split as JSON."""
+    with artifacts.new_file("split", ".json") as new:
+        new.path.write_text(splits.model_dump_json(), encoding="utf-8")
+    return new.artifact
+
+
+def read_split(artifacts: ArtifactStore, artifact: Artifact) -> Split:
+    """Read a split back."""
+    return Split.model_validate_json(artifacts.path(artifact).read_bytes())

@@ -1,0 +1,222 @@
+"""Stages: cached, retryable steps of the pipeline that exchange artifacts.
+
+The cache is ours, not Prefect's: Prefect reads a stored result with whatever serializer the file names, pickle among
+them, and notices no change in it. A hit shows as Cached in Prefect's page all the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.tasks import exponential_backoff
+from prefect.transactions import TransactionState, get_transaction
+
+from grpo import progress
+from grpo.artifacts import ArtifactStore
+from grpo.errors import ArtifactError, GRPOError
+from grpo.identity.cache_identity import stage_key
+from grpo.identity.code import runs_user_code
+from grpo.identity.file_reads import recorded_reads
+from grpo.storage.home import home
+from grpo.storage.locks import file_lock
+from grpo_tasks.results import StageResult, read_result, write_result
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=StageResult)
+
+logger = logging.getLogger(__name__)
+
+TRANSIENT = (ConnectionError, TimeoutError, BrokenExecutor)
+"""Faults that a retry can fix: a dropped connection, a timeout, a worker that died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R]):
+    """A stage with its inputs, not run yet."""
+
+    stage: Stage[..., R]
+    inputs: dict[str, Any]
+
+
+class Executor(Protocol):
+    """Runs the stages of a flow run; see `grpo_tasks.executor` and, for a dry run, `grpo_flows.dry_run`."""
+
+    def run(self, calls: Sequence[Call[R]]) -> list[R]:
+        """Results of these calls of one stage, in order; they run side by side where there are several."""
+
+    def start(self, call: Call[R]) -> Callable[[], R]:
+        """Start a call in the background; the function that is returned waits for its result."""
+
+
+_executor: ContextVar[Executor | None] = ContextVar("executor", default=None)
+
+
+class Stage(Generic[P, R]):
+    """A function that is cached by identity, computed by one run at a time, and retried with growing pauses.
+
+    Its parameter `store` is where the result is kept, and the only input that is not part of the identity.
+    """
+
+    def __init__(self, function: Callable[P, R], *, cache: bool = True) -> None:
+        functools.update_wrapper(self, function)
+        self.function: Callable[..., R] = function
+        self.name = function.__name__
+        self.cache = cache
+        self.signature = inspect.signature(function)
+        self.result_type: type[R] = get_type_hints(inspect.unwrap(function))["return"]
+        self.task = self.task_of(self._run)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Result of the stage, from the cache or computed where the executor of this flow run says."""
+        return run_all([self.bind(*args, **kwargs)])[0]
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The stage with these inputs, for `run_all` and `start`."""
+        given = self.signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return Call(self, given.arguments)
+
+    def fn(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Result of the stage, from the cache or computed in this process, without a task run of Prefect."""
+        return self._run(self.bind(*args, **kwargs).inputs)
+
+    def find(self, inputs: Mapping[str, Any]) -> R | None:
+        """Cached result; None where there is none or where it is damaged."""
+        try:
+            return read_result(ArtifactStore(inputs["store"]), stage_key(self.name, inputs), self.result_type)
+        except ArtifactError:
+            return None
+
+    def cached(self, inputs: dict[str, Any], compute: Callable[[dict[str, Any]], R], *, alone: bool) -> R:
+        """Cached result, or the one that `compute` returns, which is stored; `alone` locks the identity meanwhile."""
+        store, key = ArtifactStore(inputs["store"]), stage_key(self.name, inputs)
+        with file_lock(_lock(key)) if alone else nullcontext():
+            try:
+                result = read_result(store, key, self.result_type)
+            except ArtifactError as error:
+                logger.warning("%s is computed again: %s", self.name, error)
+                progress.report(f"{self.name} again: {error}", 0, 1)
+                result = None
+            if result is not None:
+                _show_as_cached()
+                return result
+            result = compute(inputs)
+            write_result(store, key, result)
+            return result
+
+    def task_of(self, run: Callable[[dict[str, Any]], R]) -> Task[P, R]:
+        """Prefect task with the name, the signature and the retries of this stage, whose work is `run(inputs)`."""
+
+        def work(*args: P.args, **kwargs: P.kwargs) -> R:
+            return run(self.bind(*args, **kwargs).inputs)
+
+        work.__name__, work.__doc__, work.__module__ = self.name, self.function.__doc__, self.function.__module__
+        work.__signature__ = self.signature  # type: ignore[attr-defined]
+        # and not `__wrapped__`: a Dask worker would get the function by value, with the globals that it names
+        return task(
+            name=self.name,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=3,
+            retry_delay_seconds=exponential_backoff(backoff_factor=0.5),
+            retry_jitter_factor=0.5,
+            retry_condition_fn=is_transient,
+        )(work)
+
+    def _run(self, inputs: dict[str, Any]) -> R:
+        return self.cached(inputs, self._compute, alone=True) if self.cache else self._compute(inputs)
+
+    def _compute(self, inputs: dict[str, Any]) -> R:
+        """Run the function and time it; the files that a user's code reads meanwhile are recorded."""
+        started = time.perf_counter()
+        if self.cache and runs_user_code(inputs.values()):
+            with recorded_reads() as recorder:
+                result = self.function(**inputs)
+            store = ArtifactStore(inputs["store"])
+            own = (home(), Path(store.root)) if store.is_local else (home(),)
+            result = result.model_copy(update={"reads": recorder.digests(exclude=own)})
+        else:
+            result = self.function(**inputs)
+        return result.model_copy(update={"compute_s": time.perf_counter() - started})
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
+        """A stage travels to another process by its name."""
+        return _stage_at, (self.__module__, self.name)
+
+
+def stage(function: Callable[P, R]) -> Stage[P, R]:
+    """Make a function a stage; see `Stage`."""
+    return Stage(function)
+
+
+def uncached_stage(function: Callable[P, R]) -> Stage[P, R]:
+    """Make a function a stage whose result depends on more than its inputs: it is retried and timed, never cached."""
+    return Stage(function, cache=False)
+
+
+def run_all(calls: Sequence[Call[R]]) -> list[R]:
+    """Results of several calls of one stage, in order."""
+    executor = _executor.get()
+    return [call.stage.task(**call.inputs) for call in calls] if executor is None else executor.run(calls)
+
+
+def start(call: Call[R]) -> Callable[[], R]:
+    """Start a call in the background; the function that is returned waits for its result."""
+    executor = _executor.get()
+    if executor is None:
+        future = call.stage.task.submit(**call.inputs)
+        return lambda: future.result()
+    return executor.start(call)
+
+
+@contextmanager
+def executed_by(executor: Executor) -> Iterator[None]:
+    """Let an executor run the stages that the block calls."""
+    token = _executor.set(executor)
+    try:
+        yield
+    finally:
+        _executor.reset(token)
+
+
+def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool:
+    """Retry only what a second try can fix; a `GRPOError` fails at once."""
+    try:
+        state.result()
+    except GRPOError:
+        return False
+    except TRANSIENT:
+        return True
+    except BaseException:
+        return False
+    return False
+
+
+def _stage_at(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def _show_as_cached() -> None:
+    """Let the task run end as Cached: its work was committed before."""
+    transaction = get_transaction()
+    if transaction is not None:
+        transaction.state = TransactionState.COMMITTED
+
+
+def _lock(key: str) -> Path:
+    return home() / "locks" / hashlib.sha256(key.encode()).hexdigest()[:32]

@@ -1,0 +1,56 @@
+"""One GRPO update from Parquet → checkpoint k+1."""
+
+from __future__ import annotations
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.training import TrainingSettings
+from grpo.learner.checkpoints import read_state
+from grpo.learner.metrics import UpdateMetrics
+from grpo.learner.update import UpdateSkipped
+from grpo.learner.update import update as update_policy
+from grpo_tasks.gpu_slots import holds_gpu_slot
+from grpo_tasks.load_base import Checkpoint
+from grpo_tasks.stage import stage
+
+
+class TrainResult(Checkpoint):
+    """The new checkpoint and what the update did."""
+
+    metrics: UpdateMetrics
+
+
+@stage
+@holds_gpu_slot
+def train(
+    scored: tuple[Artifact, ...],
+    parent: Artifact,
+    base: Artifact,
+    settings: TrainingSettings,
+    iteration: int,
+    seed: int,
+    store: str,
+) -> TrainResult:
+    """Train the parent checkpoint on the scored rounds of a rollout.
+
+    A later rollout without a learning signal, as when all of it succeeds, leaves the policy as it is. Raises
+    `NoLearningSignal` for the first one, and `NoEffect` for an update that changes no weight.
+    """
+    artifacts = ArtifactStore(store)
+    try:
+        with artifacts.new_folder("checkpoint") as new:
+            metrics = update_policy(
+                [artifacts.path(rollout) for rollout in scored],
+                artifacts.path(parent),
+                artifacts.path(base),
+                new.path,
+                settings,
+                seed=seed,
+                iteration=iteration,
+                base_artifact=base,
+            )
+        checkpoint = new.artifact
+    except UpdateSkipped as skipped:
+        checkpoint, metrics = parent, skipped.metrics
+    return TrainResult(
+        checkpoint=checkpoint, policy=read_state(artifacts.path(checkpoint)).policy_hash, metrics=metrics
+    )

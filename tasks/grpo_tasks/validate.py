@@ -1,0 +1,44 @@
+"""Data quality gate (Great Expectations), before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.scenarios.expectations import SuiteResult
+from grpo.scenarios.expectations import validate as validate_scenarios
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo_tasks.results import StageResult
+from grpo_tasks.stage import stage
+
+
+class ValidateResult(StageResult):
+    """The Data Docs, and what each expectation observed."""
+
+    docs: Artifact
+    validation: SuiteResult
+
+
+@stage
+def validate(
+    scenarios: Artifact, validation_fraction: float, store: str, previous: Artifact | None = None
+) -> ValidateResult:
+    """Run the Great Expectations suite; a failed expectation stops the run and names the first rows.
+
+    With `previous`, the scenarios of the last version, the balance of the categories is compared with theirs.
+    """
+    artifacts = ArtifactStore(store)
+    with artifacts.new_folder("data_docs") as new:
+        suite = validate_scenarios(
+            _table(artifacts, scenarios),
+            new.path,
+            validation_fraction=validation_fraction,
+            previous_path=None if previous is None else _table(artifacts, previous),
+        )
+    return ValidateResult(docs=new.artifact, validation=suite)
+
+
+def _table(artifacts: ArtifactStore, scenarios: Artifact) -> Path:
+    """Table of ingested scenarios, which are a folder, or of a mixture, which is a file."""
+    path = artifacts.path(scenarios)
+    return path / SCENARIOS_FILE if path.is_dir() else path

@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,6 +25,9 @@ from grpo.errors import ConfigError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.tools import argument_error, tool_from_function
 
+logger = logging.getLogger(__name__)
+_logged: set[str] = set()
+"""Places of exceptions that were logged by this process."""
 ToolErrorType = Literal["unknown_tool", "bad_arguments", "bad_call", "timeout", "exception", "too_many_rounds"]
 
 
@@ -83,19 +88,60 @@ class Toolbox:
         violation = argument_error(self._tools[call.name], arguments)
         if violation is not None:
             return error_result("bad_arguments", violation[:300])
-        limit = asyncio.timeout(self.timeout_s)
         try:
-            async with limit:
-                if inspect.iscoroutinefunction(function):
-                    result = await function(**arguments)
-                else:
-                    result = await asyncio.to_thread(function, **arguments)
+            result = await call_function(function, (), arguments, name=call.name, timeout_s=self.timeout_s)
             json.dumps(result)
-        except Exception as error:  # noqa: BLE001 — the model reads a tool's exception
-            if limit.expired():
-                return error_result("timeout", f"{call.name} took longer than {self.timeout_s} s")
-            return error_result("exception", f"{type(error).__name__}: {error}"[:300])
+        except ToolError as refusal:
+            return error_result("exception", str(refusal)[:300])
+        except FunctionFailed as failure:
+            return failure.result
+        except (TypeError, ValueError) as error:
+            return error_result("exception", f"the result is not JSON: {error}"[:300])
         return result
+
+
+class ToolError(Exception):
+    """Refusal by a tool's function: the model gets the reason as a result, and a state stays as it was."""
+
+
+class FunctionFailed(Exception):
+    """Failed call of a tool's function, with the result that the model reads."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__(result["error"]["message"])
+        self.result = result
+
+
+async def call_function(
+    function: Callable[..., Any], given: Sequence[Any], arguments: Mapping[str, Any], *, name: str, timeout_s: float
+) -> Any:
+    """Call a tool's function, async or, on a thread, sync, with what is given and the model's arguments.
+
+    Raises `ToolError` where the function does, and `FunctionFailed` for another exception, whose first one of each line
+    of code is logged with its place, and for a timeout.
+    """
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            if inspect.iscoroutinefunction(function):
+                return await function(*given, **arguments)
+            returned = await asyncio.to_thread(function, *given, **arguments)
+            return await returned if inspect.isawaitable(returned) else returned
+    except ToolError:
+        raise
+    except Exception as error:
+        if limit.expired():
+            raise FunctionFailed(error_result("timeout", f"{name} took longer than {timeout_s} s")) from None
+        _log_once(name, error)
+        raise FunctionFailed(error_result("exception", f"{type(error).__name__}: {error}"[:300])) from error
+
+
+def _log_once(name: str, error: Exception) -> None:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{frame.filename}:{frame.lineno}"
+    if place not in _logged:
+        _logged.add(place)
+        logger.warning("tool %s, %s: %s: %s; the model reads it as a result", name, place, type(error).__name__, error)
 
 
 def error_result(kind: ToolErrorType, message: str) -> dict[str, Any]:

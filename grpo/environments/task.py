@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from grpo.agents.tools import FunctionFailed, ToolError, call_function
 from grpo.environments.conversation import ConversationEnvironment, TurnReward
 from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.environments.scenario_sampler import ScenarioLike
 from grpo.environments.users.user import User
-from grpo.environments.worlds.world import Function, ToolError, World, describe_function
+from grpo.environments.worlds.world import Function, State, World, describe_function
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
@@ -35,8 +36,9 @@ class TaskEnvironment(ConversationEnvironment):
     """Environment of tool tasks whose success is verified on the final state.
 
     Tools are functions (state, **arguments) → (new state, result) of your own, or those of `worlds`, from which a
-    scenario selects the ones in its `tools`. A call is validated against the tool's schema first; errors of the call
-    and of the function become a result that the model sees. A tool with a `from_turn` is unknown until that turn of the
+    scenario selects the ones in its `tools`. A call is validated against the tool's schema first; errors of the call,
+    exceptions of a function of your own and its timeout of `tool_timeout_s` become a result that the model sees, and
+    the state stays. A tool with a `from_turn` is unknown until that turn of the
     user, whose message ends with its schema: the system prompt, already processed, stays.
 
     Success is that all `criteria` hold; they end the episode as soon as they do. Without criteria the scenario defines
@@ -64,8 +66,10 @@ class TaskEnvironment(ConversationEnvironment):
         worlds: Sequence[World] = (),
         system_prompt: str = "",
         user: User | None = None,
+        tool_timeout_s: float = 30.0,
     ) -> None:
         super().__init__(scenarios, max_turns, reward_fn, randomize_scenarios, system_prompt=system_prompt, user=user)
+        self.tool_timeout_s = tool_timeout_s
         if bool(functions) == bool(worlds):
             raise ConfigError("a task needs tools: pass either functions or worlds")
         self.criteria = dict(criteria or {})
@@ -237,6 +241,8 @@ class TaskEnvironment(ConversationEnvironment):
             return *(await self._call(world, offered, call)), False
         except ToolError as reason:
             return world, {"error": str(reason)}, True
+        except FunctionFailed as failure:
+            return world, failure.result, True
 
     async def _call(
         self, world: Mapping[str, Any], offered: Mapping[str, Tool], call: ToolCall
@@ -249,11 +255,31 @@ class TaskEnvironment(ConversationEnvironment):
         if problem is not None:
             raise ToolError(problem)
         owner = self._world_of(world, call.name)
-        key = owner.state_key
-        part = copy.deepcopy(dict(world) if key is None else world[key])
-        returned = owner.functions[call.name](part, **copy.deepcopy(dict(call.arguments)))
+        key, function = owner.state_key, owner.functions[call.name]
+        part, arguments = copy.deepcopy(dict(world) if key is None else world[key]), copy.deepcopy(dict(call.arguments))
+        if self.tools:
+            return await self._call_own(function, part, arguments)
+        returned = function(part, **arguments)
         part, result = await returned if inspect.isawaitable(returned) else returned
         return (part if key is None else {**world, key: part}), result
+
+    async def _call_own(self, function: Function, state: State, arguments: Mapping[str, Any]) -> tuple[State, Any]:
+        """State after a call of a function of the user's own, and its result.
+
+        Raises `FunctionFailed` for its exception or a timeout, and `ConfigError` for something else than a state and a
+        result as JSON.
+        """
+        returned = await call_function(
+            function, [state], arguments, name=function.__name__, timeout_s=self.tool_timeout_s
+        )
+        place = f"tool {function.__name__} of {inspect.getsourcefile(inspect.unwrap(function))}"
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Mapping)):
+            raise ConfigError(f"{place} returned {type(returned).__name__}; return the state and the result")
+        try:
+            json.dumps(returned)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{place}: state or result is not JSON: {error}; return plain values") from error
+        return dict(returned[0]), returned[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

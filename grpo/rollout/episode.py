@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -32,7 +34,9 @@ def _environment_failures() -> Iterator[None]:
     except (GRPOError, RolloutTimeout):
         raise
     except Exception as failure:  # a failed conversation is data
-        raise _EnvironmentFailure(f"{type(failure).__name__}: {failure}") from failure
+        frame = traceback.extract_tb(failure.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}, {frame.name}"
+        raise _EnvironmentFailure(f"{type(failure).__name__}: {failure} ({place})") from failure
 
 
 async def run_episode(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from grpo.environments.worlds.world import State, ToolError, World
+from grpo.agents.tools import ToolError
+from grpo.environments.worlds.world import State, World
 
 Node = dict[str, Any]
 _BAD_NAME = frozenset('|/\\?%*:"><')

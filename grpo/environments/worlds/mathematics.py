@@ -6,7 +6,8 @@ import math
 import statistics
 from typing import Any
 
-from grpo.environments.worlds.world import State, ToolError, World
+from grpo.agents.tools import ToolError
+from grpo.environments.worlds.world import State, World
 
 _METRES = {"km": 1e3, "m": 1.0, "cm": 1e-2, "mm": 1e-3, "um": 1e-6, "nm": 1e-9}
 _IMPERIAL = {

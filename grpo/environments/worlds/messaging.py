@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.worlds.world import State, ToolError, World
+from grpo.agents.tools import ToolError
+from grpo.environments.worlds.world import State, World
 
 _PEOPLE = {"Alice": "USR001", "Bob": "USR002", "Catherine": "USR003", "Daniel": "USR004"}
 _FIRST_ID = 10_000

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.worlds.world import State, ToolError, World
+from grpo.agents.tools import ToolError
+from grpo.environments.worlds.world import State, World
 
 
 def _init_state(state: State) -> State:

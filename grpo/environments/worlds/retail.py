@@ -13,7 +13,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.environments.worlds.world import State, ToolError, World
+from grpo.agents.tools import ToolError
+from grpo.environments.worlds.world import State, World
 
 Node = dict[str, Any]
 _REASONS = ("no longer needed", "ordered by mistake")

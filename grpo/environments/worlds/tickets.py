@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.environments.worlds.world import State, ToolError, World
+from grpo.agents.tools import ToolError
+from grpo.environments.worlds.world import State, World
 
 _EDITABLE = ("title", "description", "status", "priority")
 

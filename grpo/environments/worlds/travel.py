@@ -25,7 +25,8 @@ import random
 from datetime import date
 from typing import Any
 
-from grpo.environments.worlds.world import State, ToolError, World
+from grpo.agents.tools import ToolError
+from grpo.environments.worlds.world import State, World
 
 _AIRPORTS = {
     "Rivermist": "RMS",

@@ -22,7 +22,8 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from grpo.environments.worlds.world import State, ToolError, World
+from grpo.agents.tools import ToolError
+from grpo.environments.worlds.world import State, World
 
 _DOORS = ("driver", "passenger", "rear_left", "rear_right")
 _TIRES = ("frontLeftTirePressure", "frontRightTirePressure", "rearLeftTirePressure", "rearRightTirePressure")

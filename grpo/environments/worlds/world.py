@@ -16,10 +16,6 @@ Function = Callable[..., Any]
 """(state, **arguments) → (new state, result), or an awaitable of it. The function gets a copy of the state."""
 
 
-class ToolError(Exception):
-    """Failed tool call: the model gets the reason as `{"error": …}`, and the state stays."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Functions that share a state."""

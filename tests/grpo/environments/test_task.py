@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from grpo.agents.tools import ToolError
 from grpo.config.environments import TaskSettings
 from grpo.environments.catalog import WORLDS, make_environment
 from grpo.environments.environment import StepResult
 from grpo.environments.task import TaskEnvironment
-from grpo.environments.worlds.world import ToolError
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, ToolCall
 from grpo.renderers.reply_format import HERMES
@@ -148,10 +150,52 @@ def test_a_function_changes_a_copy():
     asyncio.run(run())
 
 
-def test_an_exception_of_a_function_propagates():
-    """A KeyError is the environment's failure, not a result for the model."""
-    with pytest.raises(KeyError):
-        asyncio.run(_play(_desk(), ORDER, [_call("look", order="7")]))
+def test_an_exception_of_a_function_is_a_result_that_the_model_reads(caplog: pytest.LogCaptureFixture):
+    """The state stays, the episode goes on, and the first one of a line of code is logged with its place."""
+    result = asyncio.run(_play(_desk(), ORDER, [_call("look", order="7"), _call("look", order="8")]))
+    assert result.response is not None
+    assert json.loads(result.response.content) == {"error": {"type": "exception", "message": "KeyError: '8'"}}
+    assert result.state.world["orders"] == ORDER.world["orders"]
+    assert not result.state.done
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "grpo.agents.tools"]
+    assert re.fullmatch(r"tool look, .*test_task.py:\d+: KeyError: '7'; the model reads it as a result", line)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_function_that_hangs_ends_at_its_timeout(is_async: bool):
+    """0.05 s of patience, for a function on a thread as for one on the event loop."""
+
+    async def wait(state: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Wait."""
+        await asyncio.sleep(30)
+        return state, "late"
+
+    def sleep(state: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Sleep."""
+        time.sleep(0.3)
+        return state, "late"
+
+    function = wait if is_async else sleep
+    world = TaskEnvironment(functions=[function], tool_timeout_s=0.05)
+    result = asyncio.run(_play(world, ORDER, [_call(function.__name__)]))
+    assert result.response is not None
+    message = f"{function.__name__} took longer than 0.05 s"
+    assert json.loads(result.response.content) == {"error": {"type": "timeout", "message": message}}
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [("shipped", "returned str; return the state and the result"), (({}, {1}), "is not JSON: .* return plain values")],
+)
+def test_a_function_that_returns_something_else_stops_the_run(returned: object, message: str):
+    """It is wrong in every call; the error names the function and its file."""
+
+    def look(state: dict[str, Any]) -> object:
+        """Look."""
+        return returned
+
+    with pytest.raises(ConfigError, match=rf"tool look of .*test_task.py.*.*{message}"):
+        asyncio.run(_play(TaskEnvironment(functions=[look]), ORDER, [_call("look")]))
 
 
 def test_several_calls_of_one_turn_are_executed_in_order():

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from grpo.agents.tools import ToolError
 from grpo.config.environments import TaskSettings
 from grpo.environments.catalog import make_environment
 from grpo.environments.task import TaskEnvironment
 from grpo.environments.worlds.retail import RETAIL
-from grpo.environments.worlds.world import ToolError
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
 from grpo.scenarios.scenario import Scenario

@@ -80,7 +80,7 @@ _case("command line", "message and input", "evaluate --checkpoint x --message a 
 _case("command line", "help of no command", "trian --help", 2, "No such command")
 
 # the file of the config
-_case("config file", "missing", "train nowhere.yaml", 2, "no config at nowhere.yaml", "data/configs")
+_case("config file", "missing", "train nowhere.yaml", 2, "no config at nowhere.yaml", "grpo init")
 _case("config file", "a folder", "train {folder}", 2, "cannot be read", "name a YAML file")
 _case("config file", "markup in its name", "train [/x]/[red].yaml", 2, "no config at [/x]/[red].yaml")
 _case("config file", "a name of 300 letters", "train " + "x" * 300, 2, "cannot be read")

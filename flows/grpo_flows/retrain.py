@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
 from grpo.errors import GRPOError
@@ -51,7 +51,7 @@ def retrain(config: RetrainConfig) -> RetrainingReport:
         config: The triggers, the conversations, and the run that is repeated.
 
     """
-    pipeline, folder = load_config(config.pipeline, config.overrides), home() / config.name
+    pipeline, folder = config.load_pipeline(), home() / config.name
     pending = _pending_path(config, pipeline)
     plan = _read_pending(pending)
     if plan is None:
@@ -73,7 +73,7 @@ def retrain_if_idle(config: RetrainConfig) -> RetrainingReport | None:
 
     The report is that of the flow, and so are the cached stages: a flow run that follows finds them.
     """
-    pipeline = load_config(config.pipeline, config.overrides)
+    pipeline = config.load_pipeline()
     evaluates = any(trigger.kind == "heldout_reward" for trigger in config.triggers)
     if evaluates or _pending_path(config, pipeline).exists():
         return None

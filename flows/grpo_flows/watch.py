@@ -5,7 +5,6 @@ from __future__ import annotations
 from prefect import flow
 from prefect.events import emit_event
 
-from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.reports import TriggerReport
 from grpo_flows.retrain import check
@@ -23,7 +22,7 @@ def watch(config: RetrainConfig) -> TriggerReport:
 
     """
     with stage_executor():
-        report = check(config, load_config(config.pipeline, config.overrides)).triggers
+        report = check(config, config.load_pipeline()).triggers
     if report.drifted:
         emit_event(
             EVENT,

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationInfo,
+    model_validator,
+)
 
 from grpo.storage.shipped import SCHEME, shipped_folder
 
@@ -71,10 +79,14 @@ def is_address(settings: BaseModel, name: str) -> bool:
     return any(isinstance(mark, ByContent) for mark in type(settings).model_fields[name].metadata)
 
 
-def from_config_folder(value: str, info: ValidationInfo) -> str:
+class Override(str):
+    """Text of an override, whose paths count from the working folder."""
+
+
+def from_config_folder(value: Any, info: ValidationInfo) -> Any:
     """Path from the folder of its YAML file: below the working folder relative to it, `grpo://…` where it ships."""
     folder: Path | None = (info.context or {}).get(FOLDER)
-    if folder is None or _is_uri(value):
+    if not isinstance(value, str) or isinstance(value, Override) or folder is None or _is_uri(value):
         return value
     path = Path(os.path.normpath(Path.cwd() / folder / Path(value).expanduser()))
     if path.is_relative_to(shipped_folder()):
@@ -82,8 +94,10 @@ def from_config_folder(value: str, info: ValidationInfo) -> str:
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _model_from_config_folder(value: str, info: ValidationInfo) -> str:
+def _model_from_config_folder(value: Any, info: ValidationInfo) -> Any:
     """Model address whose path, where it is one, counts from the folder of its YAML file."""
+    if not isinstance(value, str) or isinstance(value, Override):
+        return value
     scheme, separator, rest = value.rpartition("://")
     if separator and scheme not in _LOCAL_SCHEMES:
         return value
@@ -134,9 +148,9 @@ FOLDER = "folder"
 """Key of the folder of the YAML file in the context of a validation."""
 _LOCAL_SCHEMES = ("stub", "vllm")
 """Schemes of model addresses with a path behind them."""
-LocalPath = Annotated[str, AfterValidator(from_config_folder), ByContent()]
+LocalPath = Annotated[str, BeforeValidator(from_config_folder), ByContent()]
 """File or folder, relative to the folder of the YAML file; `grpo://scenarios/support_desk.jsonl` is a shipped one."""
-ModelAddress = Annotated[str, AfterValidator(_model_from_config_folder), _ModelMark()]
+ModelAddress = Annotated[str, BeforeValidator(_model_from_config_folder), _ModelMark()]
 """Model, see `grpo.policy.catalog`; a relative path counts from the folder of the YAML file."""
 
 HOME_FOLDERS = frozenset(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
-from grpo.config.base import FOLDER, Settings
+from grpo.config.base import FOLDER, Override, Settings
 from grpo.errors import ConfigError
 from grpo.storage.credentials import holds_password, masked
 from grpo.storage.shipped import local_file
@@ -27,17 +27,23 @@ _EXPECTED = "Input should be "
 _LONGEST = 80  # characters of a value that is shown
 
 
-def load_settings(path: str | Path, kind: type[S], overrides: tuple[str, ...] = ()) -> S:
+def load_settings(
+    path: str | Path, kind: type[S], overrides: tuple[str, ...] = (), *, overrides_in_config: bool = False
+) -> S:
     """Read a YAML file of settings, or a shipped one, `grpo://configs/quickstart.yaml`.
 
     An override is `section.key=value`, its value read as YAML.
 
-    Relative paths in it and in overrides count from its folder. A file with `extends: other.yaml` holds the differences
+    Relative paths in it count from its folder, those of overrides from the working folder, or, of overrides that stand
+    in a config, from its folder too. A file with `extends: other.yaml` holds the differences
     from that file in the same folder.
     Raises `ConfigError` with the file, the key, the value and what is allowed.
     """
     path = local_file(path)
-    return _validated(_read(path), kind, overrides, origin=str(path), folder=path.parent)
+    document = _read(path)
+    for override in overrides:
+        _override(document, override, counts_from_config=overrides_in_config)
+    return _validated(document, kind, origin=str(path), folder=path.parent)
 
 
 def apply_overrides(settings: S, overrides: tuple[str, ...]) -> S:
@@ -48,15 +54,13 @@ def apply_overrides(settings: S, overrides: tuple[str, ...]) -> S:
     if not overrides:
         return settings
     document = settings.model_dump(mode="json", exclude_unset=True)
-    return _validated(document, type(settings), overrides, origin=type(settings).__name__)
-
-
-def _validated(
-    document: dict[str, Any], kind: type[S], overrides: tuple[str, ...], *, origin: str, folder: Path | None = None
-) -> S:
-    """Validate a document of a folder with overrides; errors name its `origin`."""
     for override in overrides:
         _override(document, override)
+    return _validated(document, type(settings), origin=type(settings).__name__)
+
+
+def _validated(document: dict[str, Any], kind: type[S], *, origin: str, folder: Path | None = None) -> S:
+    """Validate a document of a folder; errors name its `origin`."""
     _refuse_passwords(document, origin)
     try:
         return kind.model_validate(document, context={FOLDER: folder})
@@ -119,9 +123,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, parse_yaml(value, place=f"override {shortened(text)}")
 
 
-def _override(document: dict[str, Any], override: str) -> None:
+def _override(document: dict[str, Any], override: str, *, counts_from_config: bool = False) -> None:
     """Set one dotted key; list items are addressed by their index."""
     key, value = parse_override(override)
+    value = value if counts_from_config else _marked(value)
     *parents, last = key.split(".")
     node: Any = document
     try:
@@ -130,6 +135,15 @@ def _override(document: dict[str, Any], override: str) -> None:
         node[int(last) if isinstance(node, list) else last] = value
     except (IndexError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"override {shortened(override)} does not fit the config: {error}") from error
+
+
+def _marked(value: Any) -> Any:
+    """Value of an override with its texts marked, so that their paths count from the working folder."""
+    if isinstance(value, str):
+        return Override(value)
+    if isinstance(value, dict):
+        return {key: _marked(item) for key, item in value.items()}
+    return [_marked(item) for item in value] if isinstance(value, list) else value
 
 
 def describe_errors(error: ValidationError, document: object, *, secret: bool = False) -> list[str]:

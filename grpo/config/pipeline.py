@@ -236,10 +236,12 @@ class PipelineConfig(Settings):
         return self
 
 
-def load_config(path: str | Path, overrides: tuple[str, ...] = ()) -> PipelineConfig:
+def load_config(
+    path: str | Path, overrides: tuple[str, ...] = (), *, overrides_in_config: bool = False
+) -> PipelineConfig:
     """Read the config of a run, see `load_settings`; modules beside the file that it names can be imported."""
     path = local_file(path)
-    config = load_settings(path, PipelineConfig, overrides)
+    config = load_settings(path, PipelineConfig, overrides, overrides_in_config=overrides_in_config)
     modules = {name.partition(":")[0].partition(".")[0] for name in config.objects}
     beside = [path.parent / name for name in modules]
     if config.import_from is None and any(place.is_dir() or place.with_suffix(".py").is_file() for place in beside):

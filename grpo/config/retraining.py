@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo.config.base import LocalPath, RunName, Settings
+from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.scenarios import Source
 
 Level = Annotated[float, Field(gt=0, lt=0.5)]
@@ -124,3 +125,7 @@ class RetrainConfig(Settings):
     """Triggers; one that fires is enough."""
     mixture: MixtureSettings = MixtureSettings()
     """Mixture of the training split."""
+
+    def load_pipeline(self) -> PipelineConfig:
+        """Read the config of the run that is repeated. Raises as `load_config`."""
+        return load_config(self.pipeline, self.overrides, overrides_in_config=True)

@@ -132,7 +132,7 @@ def test_a_command_of_prefect_is_one_that_there_is(line: CommandLine):
     unknown = [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", known)]
     assert not unknown, f"{line}: prefect {' '.join(words)} has no {', '.join(unknown)}"
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    there = {f"{one['entrypoint'].rpartition('.')[2]}/{one['name']}" for one in deployments}
+    there = {f"{one['entrypoint'].split('.')[-2]}/{one['name']}" for one in deployments}
     wanted = [word for word in line.arguments if re.fullmatch(r"[a-z]+/[a-z-]+", word)]
     assert set(wanted) <= there, f"{line}: prefect.yaml has {', '.join(sorted(there))}"
 

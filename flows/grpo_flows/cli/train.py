@@ -130,7 +130,7 @@ def retrain(
             return
         from grpo_flows.retrain import retrain as flow
 
-        iterations = load_config(retraining.pipeline, retraining.overrides).training.iterations
+        iterations = retraining.load_pipeline().training.iterations
         with show_progress(console, iterations=iterations):
             report = flow(retraining)
         print_retraining(console, report, path=home / retraining.name / "retraining.json")

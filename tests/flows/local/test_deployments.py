@@ -25,14 +25,14 @@ DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 
 def flow_of(deployment: dict[str, Any]) -> Flow[..., Any]:
-    path, _, name = deployment["entrypoint"].partition(":")
-    flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+    path, _, name = deployment["entrypoint"].rpartition(".")
+    flow = getattr(importlib.import_module(path), name)
     assert isinstance(flow, Flow)
     return flow
 
 
 def name_of(deployment: dict[str, Any]) -> str:
-    return f"{Path(deployment['entrypoint'].partition(':')[0]).stem}/{deployment['name']}"
+    return f"{deployment['entrypoint'].split('.')[-2]}/{deployment['name']}"
 
 
 def test_the_deployments_of_the_pipeline_are_there():

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from grpo.agents.memory import ConversationMemory
     from grpo.agents.multi_turn import MultiTurnAgent
     from grpo.agents.tool_agent import ToolAgent
+    from grpo.agents.tools import ToolError
     from grpo.config.agent import AgentConfig
     from grpo.config.search_space import get_search_space
     from grpo.config.tuning import HPOConfig
     from grpo.environments.conversation import ConversationEnvironment
+    from grpo.environments.environment import Environment, EnvironmentState, StepResult
     from grpo.environments.presets import CONVERSATION_CONFIGS
     from grpo.environments.task import TaskEnvironment
+    from grpo.messages import Message, ToolCall
     from grpo.notebook.auto import AutoTrainer
     from grpo.notebook.callbacks import CheckpointCallback, EarlyStoppingCallback
     from grpo.notebook.config import TrainingConfig, TrainingProfile, get_config_for_task
@@ -30,11 +33,12 @@ if TYPE_CHECKING:
     from grpo.rewards.composite import CompositeReward, MultiObjectiveReward
     from grpo.rewards.learned.safety import SafetyReward
     from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
-    from grpo.rewards.reward import RewardFunction, RewardResult, reward_function
+    from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult, reward_function
     from grpo.rewards.task import TaskCompletionReward
     from grpo.rewards.text.lexical import ConcisenessReward
     from grpo.rewards.text.quality import EngagementReward, HelpfulnessReward
     from grpo.scenarios.scenario import Scenario
+    from grpo.trajectories import Outcome
 
 _NAMES = {
     "grpo.agents.conversations": ("ConversationManager",),
@@ -42,8 +46,10 @@ _NAMES = {
     "grpo.agents.memory": ("ConversationMemory",),
     "grpo.agents.multi_turn": ("MultiTurnAgent",),
     "grpo.agents.tool_agent": ("ToolAgent",),
+    "grpo.agents.tools": ("ToolError",),
     "grpo.notebook.auto": ("AutoTrainer",),
     "grpo.notebook.callbacks": ("CheckpointCallback", "EarlyStoppingCallback"),
+    "grpo.messages": ("Message", "ToolCall"),
     "grpo.config.agent": ("AgentConfig",),
     "grpo.notebook.config": ("TrainingConfig", "TrainingProfile", "get_config_for_task"),
     "grpo.config.search_space": ("get_search_space",),
@@ -51,16 +57,18 @@ _NAMES = {
     "grpo.notebook.diagnostics": ("DiagnosticsMonitor",),
     "grpo.notebook.engine": ("ComputationalGRPOEngine",),
     "grpo.environments.conversation": ("ConversationEnvironment",),
+    "grpo.environments.environment": ("Environment", "EnvironmentState", "StepResult"),
     "grpo.environments.presets": ("CONVERSATION_CONFIGS",),
     "grpo.environments.task": ("TaskEnvironment",),
     "grpo.rewards.composite": ("CompositeReward", "MultiObjectiveReward"),
     "grpo.rewards.presets": ("create_customer_service_reward", "create_domain_reward"),
     "grpo.rewards.text.quality": ("EngagementReward", "HelpfulnessReward"),
-    "grpo.rewards.reward": ("RewardFunction", "RewardResult", "reward_function"),
+    "grpo.rewards.reward": ("RewardContext", "RewardFunction", "RewardResult", "reward_function"),
     "grpo.rewards.learned.safety": ("SafetyReward",),
     "grpo.rewards.task": ("TaskCompletionReward",),
     "grpo.rewards.text.lexical": ("ConcisenessReward",),
     "grpo.scenarios.scenario": ("Scenario",),
+    "grpo.trajectories": ("Outcome",),
     "grpo.notebook.trainer": ("MultiTurnGRPOTrainer", "SingleTurnGRPOTrainer", "train"),
     "grpo.notebook.tune": ("quick_hpo",),
 }

@@ -101,6 +101,8 @@ def _arguments(reference: str, target: Callable[..., Any], options: Mapping[str,
             ... if p.default is p.empty else p.default,
         )
         for name, p in named.items()
+        if name in options
+        or p.default is p.empty  # an annotation of another one may be a class that pydantic cannot check
     }
     shown = ", ".join(named) or "no options"
     if unknown := [name for name in options if name not in named and not takes_any]:

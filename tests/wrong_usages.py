@@ -568,10 +568,15 @@ _case(
     files={"report.json": '{"schema_version": "0"}'},
 )
 _case(
-    "init", "over a file that is there", "init --path {folder}/c.yaml", 2, "exists; name another", files={"c.yaml": "x"}
+    "init",
+    "over a file that is there",
+    "init {folder}/c.yaml --reference",
+    2,
+    "exists; name another",
+    files={"c.yaml": "x"},
 )
-_case("init", "into a folder that is a file", "init --path {folder}/f/c.yaml", 1, "/f: ", files={"f": ""})
-_case("init", "from nothing", "init --path {folder}/c.yaml --from nowhere.yaml", 2, "no config at nowhere.yaml")
+_case("init", "into a folder that is a file", "init {folder}/f/c.yaml --reference", 1, "/f: ", files={"f": ""})
+_case("init", "from nothing", "init {folder}/c.yaml --reference --from nowhere.yaml", 2, "no config at nowhere.yaml")
 _case(
     "ingest",
     "a missing source",

@@ -24,7 +24,7 @@ LINES = [line for page in pages() for line in commands_of(page)] + examples()
 QUICKSTART = "data/configs/quickstart.yaml"
 PLACEHOLDERS = {"CONFIG": QUICKSTART, "NAME": "helpfulness"}
 """Values for the words in capitals."""
-RUN = {"check-reward": (0, 3), "doctor": (0, 1), "ingest": (0,), "init": (0,), "runs": (0,)}
+RUN = {"check-reward": (0, 3), "doctor": (0, 1), "ingest": (0,), "init": (0,), "runs": (0,), "schema": (0,)}
 """Commands that are run, and their exit codes. Of ingestions only that of the quickstart is run: others take minutes,
 and data that is not here."""
 PARSED_ONLY = {
@@ -47,7 +47,7 @@ PARSED_ONLY = {
     "up": "starts servers; the end-to-end tests of the stack run it",
 }
 """Commands whose lines are parsed by the real command, and why they are not run."""
-WRITTEN = {"config.yaml", "mine.yaml", "asked.json", "runs/quickstart-study/best.yaml"}
+WRITTEN = {"config.yaml", "grpo.yaml", "mine.yaml", "asked.json", "runs/quickstart-study/best.yaml"}
 """Files that an earlier command of the same page, or the reader, writes."""
 
 
@@ -142,7 +142,7 @@ def test_commands_are_found_wherever_they_stand(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text(
         "Call `grpo train CONFIG`, or `make test`.\n\n"
-        "    $ GRPO_DEBUG=1 .venv/bin/grpo init --path mine.yaml   # why\n"
+        "    $ GRPO_DEBUG=1 .venv/bin/grpo init mine.yaml --reference   # why\n"
         "    grpo     the library\n\n"
         "```bash\n"
         "prefect deployment run \\\n"
@@ -155,7 +155,7 @@ def test_commands_are_found_wherever_they_stand(tmp_path: Path):
     assert parsed == [
         (1, "grpo", ("train", "CONFIG"), True),
         (1, "make", ("test",), True),
-        (3, "grpo", ("init", "--path", "mine.yaml"), False),
+        (3, "grpo", ("init", "mine.yaml", "--reference"), False),
         (7, "prefect", ("deployment", "run", "train/quickstart"), False),
         (9, "grpo", ("doctor",), False),
     ]
@@ -167,7 +167,7 @@ def test_commands_are_found_wherever_they_stand(tmp_path: Path):
         (("trian", QUICKSTART), "no command trian"),
         (("train", QUICKSTART, "--quickly"), "No such option: --quickly"),
         (("train",), "Missing parameter: config"),
-        (("init", "--path"), "requires an argument"),
+        (("init", "--from"), "requires an argument"),
     ],
 )
 def test_an_unknown_command_is_reported_with_its_page_and_line(arguments: tuple[str, ...], message: str):

@@ -11,7 +11,7 @@ import typer
 
 from grpo_flows.cli.errors import with_exit_codes
 from grpo_flows.cli.evaluate import evaluate
-from grpo_flows.cli.prepare import check_reward, doctor, ingest, init
+from grpo_flows.cli.prepare import check_reward, doctor, ingest, init, schema
 from grpo_flows.cli.registry import export, lineage, promote, report, reproduce, rollback, runs
 from grpo_flows.cli.servers import deploy, down, env, migrate, ui, up
 from grpo_flows.cli.train import pretrain, retrain, train, tune
@@ -20,7 +20,7 @@ from grpo_flows.local import settings
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
     train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, runs, report, export,
-    init, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, pretrain,
+    init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, pretrain,
 ):  # fmt: skip
     app.command()(with_exit_codes(command))
 
@@ -42,7 +42,7 @@ def main(
     Exit codes: 0 done, 1 failed, 2 wrong input, 3 a gate refused. GRPO_HOME is the folder of all records, `runs` by
     default; GRPO_DEBUG=1 logs debug messages.
 
-    Example: grpo init; grpo doctor; grpo train config.yaml
+    Example: grpo init shop; cd shop; grpo train grpo.yaml
     """
     settings.enable_debug_logging()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that started servers are stopped as on Ctrl-C

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,22 +19,51 @@ from grpo_flows.local import settings
 
 
 def init(
-    path: Annotated[Path, typer.Option(help="File to write.")] = Path("config.yaml"),
+    path: Annotated[Path | None, typer.Argument(help="Folder to make, or, with --reference, file to write.")] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Write a config with every setting instead, by default config.yaml.")
+    ] = False,
     start: Annotated[
-        Path | None, typer.Option("--from", help="Config whose settings are written; the quickstart by default.")
+        Path | None, typer.Option("--from", help="Config whose settings --reference writes; else the quickstart.")
     ] = None,
     override: Overrides = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write a config with every setting, its description and its default; it runs unchanged.
+    """Make a project that trains within two minutes: config, environment, agent, reward, scenarios, tests, deployment.
 
-    Example: grpo init --path config.yaml --set name=mine
+    With --reference write a config with every setting, its description and its default; it runs unchanged.
+
+    Example: grpo init shop
     """
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists; name another --path, or replace it with --force")
-    pipeline = load_config(start or QUICKSTART, tuple(override or ()))
-    write_atomically(path, commented_yaml(with_paths_from(pipeline, path.parent)))
-    console.print(f"{path} written; edit it, then: grpo train {path} --dry-run", soft_wrap=True)
+    if reference:
+        file = path or Path("config.yaml")
+        if file.exists() and not force:
+            raise ConfigError(f"{file} exists; name another file, or replace it with --force")
+        pipeline = load_config(start or QUICKSTART, tuple(override or ()))
+        write_atomically(file, commented_yaml(with_paths_from(pipeline, file.parent)))
+        console.print(f"{file} written; edit it, then: grpo train {file} --dry-run", soft_wrap=True)
+        return
+    if path is None or start is not None or override:
+        raise ConfigError("name the folder of the new project: grpo init shop; --from and --set are for --reference")
+    from grpo_flows.cli.project import make_project
+
+    make_project(path, force=force)
+    console.print(f"{path} written; next: cd {path} && grpo train grpo.yaml", soft_wrap=True)
+
+
+SchemaName = Literal["config", "retrain", "tune", "scenario"]
+
+
+def schema(name: Annotated[SchemaName, typer.Argument(help="Kind of file.")] = "config") -> None:
+    """Print the JSON Schema of a config, or of one scenario, with which editors complete and check them.
+
+    In a YAML file `# yaml-language-server: $schema=schema.json` names it.
+
+    Example: grpo schema scenario
+    """
+    from grpo_flows.cli.project import schema_text
+
+    typer.echo(schema_text(name), nl=False)
 
 
 def doctor(

@@ -7,10 +7,12 @@ import pkgutil
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grpo.config.loading import load_settings
+from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import ConfigError
 from grpo_flows.local import settings
 
@@ -79,7 +81,9 @@ def load_parameters(file: str | None = None, kind: str = "grpo.config.pipeline:P
 
     Raises `ConfigError` for a file that cannot be used.
     """
-    config = load_settings(Path(file), pkgutil.resolve_name(kind)) if file else None
+    model = pkgutil.resolve_name(kind)
+    read = load_config if model is PipelineConfig else partial(load_settings, kind=model)
+    config = read(file) if file else None
     return {
         "config": config.model_dump(mode="json", exclude_unset=True) if config else {},
         "environment": settings.offline_variables(),

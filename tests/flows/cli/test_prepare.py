@@ -17,14 +17,14 @@ def test_a_new_config_is_the_quickstart_with_the_changes_asked_for(tmp_path: Pat
     """Called in the project it names the same files."""
     monkeypatch.chdir(ROOT)
     path = tmp_path / "mine.yaml"
-    assert CliRunner().invoke(app, ["init", "--path", str(path), "--set", "name=mine"]).exit_code == 0
+    assert CliRunner().invoke(app, ["init", str(path), "--reference", "--set", "name=mine"]).exit_code == 0
     assert load_config(path) == load_config(QUICKSTART, ("name=mine",))
 
 
 def test_a_new_config_elsewhere_names_files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Called in an empty folder it points at the files that ship."""
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, ["init"]).exit_code == 0
+    assert CliRunner().invoke(app, ["init", "--reference"]).exit_code == 0
     settings = load_config(Path("config.yaml"))
     assert local_path(settings.policy.model).joinpath("config.json").is_file()
     assert local_path(settings.scenarios.sources[0].path).is_file()  # type: ignore[union-attr]
@@ -34,16 +34,16 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path):
     """Exit code 2 and the old content; with --force the new one."""
     path = tmp_path / "mine.yaml"
     path.write_text("mine")
-    assert CliRunner().invoke(app, ["init", "--path", str(path)]).exit_code == 2
+    assert CliRunner().invoke(app, ["init", str(path), "--reference"]).exit_code == 2
     assert path.read_text() == "mine"
-    assert CliRunner().invoke(app, ["init", "--path", str(path), "--force"]).exit_code == 0
+    assert CliRunner().invoke(app, ["init", str(path), "--reference", "--force"]).exit_code == 0
     assert load_config(path).name == "quickstart"
 
 
 def test_a_short_config_is_written_out_whole(tmp_path: Path):
     """A config that `extends` another is written as one file."""
     path, short = tmp_path / "whole.yaml", QUICKSTART.with_name("ppo.yaml")
-    assert CliRunner().invoke(app, ["init", "--path", str(path), "--from", str(short)]).exit_code == 0
+    assert CliRunner().invoke(app, ["init", str(path), "--reference", "--from", str(short)]).exit_code == 0
     assert load_config(path) == load_config(short)
     assert "extends" not in path.read_text()
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo.config.base import ByContent, LocalPath, Settings
+from grpo.config.python_object import PythonObject
 from grpo.storage.home import home
 
 
@@ -31,14 +32,13 @@ class HuggingFaceSource(Settings):
     """Split, where the folder holds several."""
 
 
-class GeneratorSource(Settings):
-    """Python generator of records: `package.module:function`."""
+class PythonSource(PythonObject):
+    """Function of your own that yields records as dicts.
 
-    kind: Literal["generator"]
-    """Python function that yields records."""
-    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """Function without arguments that yields dicts; its sources, the packages that they import and the files that it
-    opens are part of the cache key."""
+    Its sources, the packages that they import and the files that it opens are part of the cache key.
+    """
+
+    group = "grpo.scenarios"
     files: Annotated[tuple[LocalPath, ...], ByContent()] = ()
     """Further files and folders of the cache key, which it reads outside of Python's `open`, as pyarrow does."""
 
@@ -114,7 +114,7 @@ class PublishedSource(Settings):
 Source = Annotated[
     FileSource
     | HuggingFaceSource
-    | GeneratorSource
+    | PythonSource
     | MultiDoGOSource
     | Tau2Source
     | ConversationLogSource

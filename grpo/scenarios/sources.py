@@ -14,10 +14,10 @@ from grpo.artifacts import local_path
 from grpo.config.scenarios import (
     ConversationLogSource,
     FileSource,
-    GeneratorSource,
     HuggingFaceSource,
     MultiDoGOSource,
     PublishedSource,
+    PythonSource,
     Source,
     Tau2Source,
 )
@@ -28,10 +28,10 @@ from grpo.scenarios.datasets.multidogo import find_multidogo, read_multidogo
 from grpo.scenarios.datasets.tau2_bench import find_tau2, read_tau2_bench
 from grpo.scenarios.readers.conversation_log import read_conversation_log
 from grpo.scenarios.readers.csv_file import read_csv
-from grpo.scenarios.readers.generator import read_generator
 from grpo.scenarios.readers.huggingface import read_huggingface
 from grpo.scenarios.readers.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.parquet import read_parquet
+from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.records import SourceRecord
 
 DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
@@ -53,7 +53,7 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
     Raises `DataError` for a source that is missing, cannot be read, or holds no record. A conversation log may be
     empty: the policy may not have served a conversation yet.
     """
-    place = f"{source.function if isinstance(source, GeneratorSource) else source.path} ({source.kind})"
+    place = f"{source.object if isinstance(source, PythonSource) else source.path} ({source.kind})"
     record = None
     for record in read_guarded(lambda: _read(source), place):
         yield record
@@ -62,8 +62,8 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
 
 
 def _read(source: Source) -> Iterator[SourceRecord]:
-    if isinstance(source, GeneratorSource):
-        return read_generator(source.function)
+    if isinstance(source, PythonSource):
+        return read_python(source.reference, source.options)
     if isinstance(source, FileSource):
         return _FILE_READERS[source.kind](local_path(source.path))
     path = local_path(source.path)
@@ -79,7 +79,7 @@ def _read(source: Source) -> Iterator[SourceRecord]:
 
 
 def content_hash(sources: Sequence[Source]) -> str:
-    """Content hash of all files that these sources read; `grpo.identity.code` digests the code of a generator.
+    """Content hash of all files that these sources read; `grpo.identity.code` digests the code of a function.
 
     Raises `DataError` for a file or folder that is missing.
     """
@@ -96,7 +96,7 @@ def content_hash(sources: Sequence[Source]) -> str:
 
 
 def _files(source: Source) -> Iterator[Path]:
-    if isinstance(source, GeneratorSource):
+    if isinstance(source, PythonSource):
         return
     root = local_path(source.path)
     if isinstance(source, ConversationLogSource):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from grpo.artifacts import local_path
 from grpo.config.scenarios import (
+    ChatSource,
     ConversationLogSource,
     FileSource,
     HuggingFaceSource,
@@ -30,14 +31,25 @@ from grpo.scenarios.readers.conversation_log import read_conversation_log
 from grpo.scenarios.readers.csv_file import read_csv
 from grpo.scenarios.readers.huggingface import read_huggingface
 from grpo.scenarios.readers.json_file import read_json, read_jsonl
+from grpo.scenarios.readers.langfuse import read_langfuse
+from grpo.scenarios.readers.langsmith import read_langsmith
+from grpo.scenarios.readers.mapped_columns import read_columns
+from grpo.scenarios.readers.openai_messages import read_openai_messages
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.readers.python_function import read_python
+from grpo.scenarios.readers.sharegpt import read_sharegpt
 from grpo.scenarios.records import SourceRecord
 
 DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
 """Records of the named parts of a published data set, or of its default parts, in this folder."""
 
 _FILE_READERS = {"jsonl": read_jsonl, "json": read_json, "parquet": read_parquet, "csv": read_csv}
+_CHAT_READERS = {
+    "openai_messages": read_openai_messages,
+    "sharegpt": read_sharegpt,
+    "langsmith": read_langsmith,
+    "langfuse": read_langfuse,
+}
 
 
 def dataset_reader(name: str, items: str = "") -> DatasetReader:
@@ -64,13 +76,15 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
 def _read(source: Source) -> Iterator[SourceRecord]:
     if isinstance(source, PythonSource):
         return read_python(source.reference, source.options)
-    if isinstance(source, FileSource):
-        return _FILE_READERS[source.kind](local_path(source.path))
     path = local_path(source.path)
+    if isinstance(source, FileSource):
+        return read_columns(source, path) if source.columns else _FILE_READERS[source.kind](path)
+    if isinstance(source, ChatSource):
+        return _CHAT_READERS[source.kind](path, users=source.users)
     if isinstance(source, ConversationLogSource):
         return read_conversation_log(path, source.files)
     if isinstance(source, HuggingFaceSource):
-        return read_huggingface(path, source.split)
+        return read_huggingface(path, source.split, columns=source.columns)
     if isinstance(source, MultiDoGOSource):
         return read_multidogo(path, domains=source.domains, parts=source.parts, level=source.level)
     if isinstance(source, PublishedSource):
@@ -105,7 +119,7 @@ def _files(source: Source) -> Iterator[Path]:
         return
     if not root.exists():
         raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
-    if isinstance(source, FileSource):
+    if isinstance(source, (FileSource, ChatSource)):
         yield root
     elif isinstance(source, MultiDoGOSource):
         yield from (part.path for part in find_multidogo(root, source.level, source.domains, source.parts))

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pydantic_core import from_json
 
-from grpo.config.scenarios import ConversationLogSource, FileSource, PythonSource, HuggingFaceSource, Source
+from grpo.config.scenarios import ConversationLogSource, FileSource, HuggingFaceSource, PythonSource, Source
 from grpo.errors import GRPOError
 from grpo.retraining.champion import production_metrics
 from grpo.scenarios.data_errors import try_call

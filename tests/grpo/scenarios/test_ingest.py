@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo import progress
-from grpo.config.scenarios import FileSource, PythonSource, PublishedSource, Source
+from grpo.config.scenarios import FileSource, PublishedSource, PythonSource, Source
 from grpo.errors import BudgetError, DataError
 from grpo.scenarios.ingest import IngestCounts, SeenIds, ingest
 from grpo.scenarios.table import read_scenarios

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo.config.scenarios import FileSource, PythonSource, PublishedSource, Source, Tau2Source
+from grpo.config.scenarios import FileSource, PublishedSource, PythonSource, Source, Tau2Source
 from grpo.errors import DataError
 from grpo.scenarios.reward_data import read_pairs
 from grpo.scenarios.sources import content_hash, read_records

@@ -65,12 +65,17 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
     Raises `DataError` for a source that is missing, cannot be read, or holds no record. A conversation log may be
     empty: the policy may not have served a conversation yet.
     """
-    place = f"{source.object if isinstance(source, PythonSource) else source.path} ({source.kind})"
+    place = source_name(source)
     record = None
     for record in read_guarded(lambda: _read(source), place):
         yield record
     if record is None and not isinstance(source, ConversationLogSource):
         raise DataError(f"source {place} is empty; fill it or take it out of scenarios.sources")
+
+
+def source_name(source: Source) -> str:
+    """Path or function of a source, and its kind: `chats.jsonl (sharegpt)`."""
+    return f"{source.object if isinstance(source, PythonSource) else source.path} ({source.kind})"
 
 
 def _read(source: Source) -> Iterator[SourceRecord]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -20,13 +19,11 @@ _TURN_CHARS, _REASON_CHARS, _TOOLS = 100, 300, 5
 
 def print_counts(console: Console, counts: IngestCounts) -> None:
     """Print the counts of each source, those of all, and the reasons of quarantine."""
-    table = Table(
-        "source", "records", "scenarios", "quarantined", "scripted", "goals", "with tools", "with replay", box=None
-    )
     for source in counts.sources:
-        numbers = source.model_dump(exclude={"name"}).values()
-        table.add_row(Text(printable(source.name)), *(str(number) for number in numbers))
-    console.print(table)
+        users = f"{source.scripted} scripted, {source.goals} with a goal"
+        parts = f"{users}; {source.with_tools} with tools, {source.with_replay} with a replay"
+        totals = f"{source.records} records, {source.scenarios} scenarios ({parts}), {source.quarantined} quarantined"
+        console.print(Text(f"{printable(source.name)}: {totals}"), soft_wrap=True)
     line = f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined"
     console.print(line, soft_wrap=True)
     for reason, count in counts.reasons.items():

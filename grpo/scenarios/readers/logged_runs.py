@@ -90,7 +90,7 @@ def _add(
     data = record.data
     if data is None:
         return record
-    parsed = try_call(lambda: [_row(run) for run in runs(data)])
+    parsed = try_call(lambda: _rows(runs(data)))
     if isinstance(parsed, Exception):
         problem = str(parsed) if type(parsed) is ValueError else problem_text(parsed, "not as published")
         return replace(record, data=None, raw=record.raw or excerpt(data), problem=problem)
@@ -102,6 +102,12 @@ def _add(
     except sqlite3.OperationalError as error:
         raise StorageError(f"runs cannot be kept on disk: {error}; free space or set TMPDIR elsewhere") from error
     return None
+
+
+def _rows(runs: Sequence[LoggedRun]) -> list[tuple[str, str, bool, str | None]]:
+    if not runs:
+        raise ValueError("no run: the list of the record is empty")
+    return [_row(run) for run in runs]
 
 
 def _row(run: LoggedRun) -> tuple[str, str, bool, str | None]:

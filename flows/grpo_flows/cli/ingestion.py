@@ -38,7 +38,7 @@ def print_examples(console: Console, scenarios_path: Path) -> None:
         opening = scenario.user_responses[0] if scenario.user_responses else scenario.goal
         names = [str(tool.get("name")) for tool in scenario.tools]
         tools = ", ".join([*names[:_TOOLS], *(["…"] if len(names) > _TOOLS else [])])
-        heading = f"{scenario.id}  [{scenario.metadata.category}]" + (f"  tools: {tools}" if tools else "")
+        heading = f"{scenario.id} [{scenario.metadata.category}]" + (f" tools: {tools}" if tools else "")
         console.print(Text(f"  {printable(heading)}"), soft_wrap=True)
         kind = "user" if scenario.user_responses else "goal"
         console.print(Text(f"    {kind}: {printable(opening, _TURN_CHARS)}"), soft_wrap=True)

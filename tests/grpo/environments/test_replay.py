@@ -99,7 +99,14 @@ def test_the_user_follows_the_script() -> None:
     """A reply gets the next line; the episode ends with the script."""
     reply = Message(role="assistant", content="It is open.")
     state, _, _ = play(scenario(), reply, call("state"), reply)
-    assert [message.role for message in state.history] == ["user", "assistant", "user", "assistant", "tool", "assistant"]
+    assert [message.role for message in state.history] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert state.done
 
 

@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,17 +75,25 @@ def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: An
 
     Raises `ConfigError` for an unknown or missing option, for a value of another type, and for another result.
     """
-    target = load_object(reference)
-    if not callable(target):
-        raise ConfigError(f"{reference} is {type(target).__name__}; name a class derived from {kind.__name__}")
-    arguments = _arguments(reference, target, options, given=len(given))
+    make = bind(reference, options, *given, wanted=f"a class derived from {kind.__name__}")
     try:
-        made = target(*given, **arguments)
+        made = make()
     except Exception as error:
         raise ConfigError(f"{reference} cannot be made with options {dict(options)}: {_told(error)}") from error
     if not isinstance(made, kind):
         raise ConfigError(f"{reference} makes {type(made).__name__}; derive it from {kind.__name__}")
     return made
+
+
+def bind(reference: str, options: Mapping[str, Any], *given: Any, wanted: str) -> Callable[[], Any]:
+    """Bind a class or function of the user to what is given and to options, checked by its signature; not called yet.
+
+    Raises `ConfigError` for a missing object, one that cannot be called, and options as in `create`.
+    """
+    target = load_object(reference)
+    if not callable(target):
+        raise ConfigError(f"{reference} is {type(target).__name__}; name {wanted}")
+    return partial(target, *given, **_arguments(reference, target, options, given=len(given)))
 
 
 def _arguments(reference: str, target: Callable[..., Any], options: Mapping[str, Any], *, given: int) -> dict[str, Any]:

@@ -201,7 +201,7 @@ _dry("source", "markup in its name", "scenarios.sources.0.path='[/x].jsonl'", "[
 _dry(
     "source",
     "a module that is not there",
-    "scenarios.sources=[{kind:␣generator,function:␣'nowhere:records'}]",
+    "scenarios.sources=[{kind:␣python,object:␣'nowhere:records'}]",
     "module 'nowhere' was not found",
     code=2,
 )

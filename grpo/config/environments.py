@@ -67,6 +67,17 @@ class TaskSettings(_GoalSettings):
     """Agent turns after which an episode is truncated, tool calls included."""
 
 
+class ReplaySettings(Settings):
+    """Logged conversations again: scripted users, and tool calls answered from the scenario's recorded ones."""
+
+    kind: Literal["replay"]
+    """Conversations of a log, whose tool calls have the results that they had there."""
+    system_prompt: str = ""
+    """System prompt, before that of the log."""
+    max_turns: int = Field(default=30, ge=1)
+    """Agent turns after which an episode is truncated, tool calls included."""
+
+
 class Team(Settings):
     """Team that an agent can pass a customer on to."""
 
@@ -114,6 +125,7 @@ EnvironmentSettings = Annotated[
     | ConversationSettings
     | SimulatedUserSettings
     | TaskSettings
+    | ReplaySettings
     | TriageSettings
     | PythonEnvironmentSettings,
     Field(discriminator="kind"),

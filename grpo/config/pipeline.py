@@ -14,7 +14,7 @@ from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.loading import load_settings
 from grpo.config.rewards import JudgeSettings, RewardComponent
 from grpo.config.rollout import RolloutSettings
-from grpo.config.scenarios import GeneratorSource, ScenarioSettings
+from grpo.config.scenarios import ScenarioSettings
 from grpo.config.sft import SFTSettings
 from grpo.config.training import TrainingSettings
 from grpo.storage.credentials import refuse_credentials
@@ -135,9 +135,9 @@ class PipelineConfig(Settings):
     @property
     def objects(self) -> tuple[str, ...]:
         """`module:name` of the objects of the user's own code."""
-        named = [getattr(part, "object", None) for part in (self.environment, self.agent, *self.reward)]
-        generators = [source.function for source in self.scenarios.sources if isinstance(source, GeneratorSource)]
-        return tuple(name for name in (*named, *generators) if name is not None)
+        parts = (self.environment, self.agent, *self.reward, *self.scenarios.sources)
+        named = (getattr(part, "object", None) for part in parts)
+        return tuple(name for name in named if name is not None)
 
     @model_validator(mode="after")
     def _own_modules_can_be_imported(self) -> Self:

@@ -36,7 +36,7 @@ class PythonObject(Settings):
     group: ClassVar[str]
     """Entry point group of its kind."""
     kind: Literal["python"]
-    """A class of your own, derived from that of this package."""
+    """A class or function of your own."""
     object: ObjectName
     """`module:name`, in the folder of the config or installed, or the name of an installed package's entry point."""
     options: Options = Field(default_factory=dict)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from grpo.config.base import ByContent, LocalPath, Settings
+from grpo.config.python_object import PythonObject
 from grpo.storage.home import home
 
+ScenarioField = Annotated[str, StringConstraints(pattern=r"^[a-z_]+(\.[a-z_]+)?$")]
+"""Name of a field of a scenario, such as `id` or `metadata.category`."""
 
-class FileSource(Settings):
-    """Scenarios in a file, one record each, in the project's own fields."""
+
+class _TableSource(Settings):
+    columns: dict[ScenarioField, str] = Field(default_factory=dict)
+    """Column of each field of a scenario that is read, `{id: ticket, user_responses: question, "metadata.category":
+    topic}`; other columns are left out. Without it columns have the names of the fields."""
+
+
+class FileSource(_TableSource):
+    """Scenarios in a file, one record each, in the project's own fields or in columns that are mapped to them."""
 
     kind: Literal["jsonl", "json", "parquet", "csv"]
     """Format of the file."""
@@ -20,7 +30,7 @@ class FileSource(Settings):
     kind csv are read tab-separated."""
 
 
-class HuggingFaceSource(Settings):
+class HuggingFaceSource(_TableSource):
     """Dataset saved by `datasets`, a folder of `save_to_disk`."""
 
     kind: Literal["huggingface"]
@@ -31,19 +41,35 @@ class HuggingFaceSource(Settings):
     """Split, where the folder holds several."""
 
 
-class GeneratorSource(Settings):
-    """Python generator of records: `package.module:function`."""
+class PythonSource(PythonObject):
+    """Function of your own that yields records as dicts.
 
-    kind: Literal["generator"]
-    """Python function that yields records."""
-    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """Function without arguments that yields dicts; its sources, the packages that they import and the files that it
-    opens are part of the cache key."""
+    Its sources, the packages that they import and the files that it opens are part of the cache key.
+    """
+
+    group = "grpo.scenarios"
     files: Annotated[tuple[LocalPath, ...], ByContent()] = ()
     """Further files and folders of the cache key, which it reads outside of Python's `open`, as pyarrow does."""
 
 
 MultiDoGOLevel = Literal["turn", "sentence"]
+
+
+LoggedUsers = Literal["script", "goal"]
+
+
+class ChatSource(Settings):
+    """Logged chats in a file that others write: JSON lines, or a JSON document with a list; see docs/logs.md.
+
+    The system prompt becomes the context, replies of the agent references, tool calls with their results a replay.
+    """
+
+    kind: Literal["openai_messages", "sharegpt", "langsmith", "langfuse"]
+    """Format of the file: OpenAI's chat messages, ShareGPT, or an export of LangSmith or Langfuse."""
+    path: LocalPath
+    """File to read."""
+    users: LoggedUsers = "script"
+    """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
 
 
 class MultiDoGOSource(Settings):
@@ -114,7 +140,8 @@ class PublishedSource(Settings):
 Source = Annotated[
     FileSource
     | HuggingFaceSource
-    | GeneratorSource
+    | ChatSource
+    | PythonSource
     | MultiDoGOSource
     | Tau2Source
     | ConversationLogSource

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from grpo.config.environments import (
     EnvironmentSettings,
     PythonEnvironmentSettings,
+    ReplaySettings,
     SimulatedUserSettings,
     SupportDeskSettings,
     TaskSettings,
@@ -15,6 +16,7 @@ from grpo.config.environments import (
 )
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment
+from grpo.environments.replay import ReplayEnvironment
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.environments.task import TaskEnvironment
 from grpo.environments.triage.triage import TriageEnvironment
@@ -45,6 +47,8 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
         return SupportDesk(max_turns=settings.max_turns)
     if isinstance(settings, TriageSettings):
         return TriageEnvironment(settings.teams, max_turns=settings.max_turns, system_prompt=settings.system_prompt)
+    if isinstance(settings, ReplaySettings):
+        return ReplayEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
     if isinstance(settings, SimulatedUserSettings):
         return ConversationEnvironment(
             max_turns=settings.max_turns, system_prompt=settings.system_prompt, user=_simulated(settings)

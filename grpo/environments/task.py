@@ -6,19 +6,25 @@ import copy
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from grpo.agents.tools import FunctionFailed, ToolError, call_function
-from grpo.environments.conversation import ConversationEnvironment, TurnReward
-from grpo.environments.environment import EnvironmentState, StepResult
+from grpo.environments.conversation import TurnReward
+from grpo.environments.environment import EnvironmentState
 from grpo.environments.scenario_sampler import ScenarioLike
+from grpo.environments.tool_calling import (
+    ToolCallingEnvironment,
+    calls_made,
+    facts_communicated,
+    user_turn_index,
+)
 from grpo.environments.users.user import User
 from grpo.environments.worlds.world import Function, State, World, describe_function
 from grpo.errors import ConfigError, DataError
-from grpo.messages import Message, Tool, ToolCall
+from grpo.messages import Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
-from grpo.tools import argument_error, equal_values
+from grpo.tools import argument_error
 from grpo.trajectories import Outcome
 
 Criterion = Callable[[Mapping[str, Any]], bool]
@@ -26,20 +32,15 @@ Criterion = Callable[[Mapping[str, Any]], bool]
 
 _VERIFIED = ("DB", "COMMUNICATE", "ACTION")
 """Parts of a scenario's success that are verified here."""
-_CALLING = (
-    'Tools, one a line. Call one by <tool_call>{"name": "…", "arguments": {…}}</tool_call> alone; without a call you '
-    "speak to the user."
-)
 
 
-class TaskEnvironment(ConversationEnvironment):
+class TaskEnvironment(ToolCallingEnvironment):
     """Environment of tool tasks whose success is verified on the final state.
 
     Tools are functions (state, **arguments) → (new state, result) of your own, or those of `worlds`, from which a
     scenario selects the ones in its `tools`. A call is validated against the tool's schema first; errors of the call,
     exceptions of a function of your own and its timeout of `tool_timeout_s` become a result that the model sees, and
-    the state stays. A tool with a `from_turn` is unknown until that turn of the
-    user, whose message ends with its schema: the system prompt, already processed, stays.
+    the state stays.
 
     Success is that all `criteria` hold; they end the episode as soon as they do. Without criteria the scenario defines
     it, by the parts of `expected.basis`:
@@ -84,11 +85,8 @@ class TaskEnvironment(ConversationEnvironment):
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Start with the user's first turn and the scenario's world, with its tools in the context."""
         state = await super().reset(scenario, seed=seed)
-        context = state.context
-        if not self.tools:
-            context = "\n".join(filter(None, (context, _CALLING, *self._schemas(state.scenario, turn=0))))
         metadata = {**state.metadata, "results": (), "expected": await self._expect(state.scenario)}
-        return state.after(context=context, world=self._init_world(state.scenario), metadata=metadata)
+        return state.after(world=self._init_world(state.scenario), metadata=metadata)
 
     async def check(self, scenario: Scenario) -> None:
         """Refuse a scenario with an unknown tool, or with an expected call that fails in a world with
@@ -97,40 +95,14 @@ class TaskEnvironment(ConversationEnvironment):
         self._offered(scenario)
         await self._expect(scenario)
 
-    async def _respond(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Execute the tool calls, or let the user answer."""
-        if action.malformed:
-            return self._answer(state, {"error": action.malformed})
-        if not action.tool_calls:
-            return await self._user_turn(state)
-        offered, results = self._offered(state.scenario, turn=_user_turn_index(state)), []
-        for call in action.tool_calls:
-            world, result, _ = await self._try_call(state.world, offered, call)
-            state = state.after(
-                world=world, metadata={**state.metadata, "results": (*state.metadata["results"], result)}
-            )
-            results.append(result)
-        return self._answer(state, results[0] if len(results) == 1 else results)
+    async def _execute(self, state: EnvironmentState, call: ToolCall) -> tuple[EnvironmentState, Any]:
+        offered = self._offered(state.scenario, turn=user_turn_index(state))
+        world, result, _ = await self._try_call(state.world, offered, call)
+        metadata = {**state.metadata, "results": (*state.metadata["results"], result)}
+        return state.after(world=world, metadata=metadata), result
 
-    async def _user_turn(self, state: EnvironmentState) -> StepResult:
-        """Let the user answer; the schemas of tools that come with this turn are appended to the message."""
-        result = await super()._user_turn(state)
-        lines = [] if result.response is None else self._schemas(state.scenario, turn=_user_turn_index(result.state))
-        if result.response is None or not lines:
-            return result
-        response = replace(result.response, content="\n".join((result.response.content, *lines)))
-        return replace(
-            result, response=response, state=replace(result.state, history=(*result.state.history[:-1], response))
-        )
-
-    def _answer(self, state: EnvironmentState, result: Any) -> StepResult:
-        """Answer with a result; the episode ends when the criteria hold, or at the last turn."""
-        done = bool(self.criteria) and all(holds(state.world) for holds in self.criteria.values())
-        cut = not done and state.turn_count >= self.max_turns
-        response = Message(role="tool", content=json.dumps(result, ensure_ascii=False))
-        return StepResult(
-            state=state.after(response, done=done or cut), response=response, terminated=done, truncated=cut
-        )
+    def _is_complete(self, state: EnvironmentState) -> bool:
+        return bool(self.criteria) and all(holds(state.world) for holds in self.criteria.values())
 
     def verify(self, state: EnvironmentState) -> Outcome:
         """Compare the final state with the criteria, or with the scenario's expectations."""
@@ -146,13 +118,9 @@ class TaskEnvironment(ConversationEnvironment):
                 seen = [_serialized(result) for result in state.metadata["results"]]
                 checks["answers_seen"] = all(result in seen for result in target.results)
         if "COMMUNICATE" in expected.basis:
-            replies = " ".join(
-                m.content for m in state.history if m.role == "assistant" and not m.tool_calls
-            ).casefold()
-            checks["facts_communicated"] = all(fact.casefold() in replies for fact in expected.facts)
+            checks["facts_communicated"] = facts_communicated(expected, state)
         if "ACTION" in expected.basis:
-            calls = [call for message in state.history for call in message.tool_calls]
-            checks["calls_made"] = all(any(_matches(wanted, call) for call in calls) for wanted in expected.calls)
+            checks["calls_made"] = calls_made(expected, state)
         unjudged = tuple(part for part in expected.basis if part not in _VERIFIED)
         return Outcome.of(checks, unjudged=unjudged, state=world)
 
@@ -192,30 +160,14 @@ class TaskEnvironment(ConversationEnvironment):
         Raises `DataError` for a tool that no world has.
         """
         if self.tools:
-            return {tool.name: tool for tool in self.tools}
+            return super()._offered(scenario, turn=turn)
         unknown = sorted({tool["name"] for tool in scenario.tools} - set(self._worlds_of))
         if unknown:
             raise DataError(
                 f"scenario {scenario.id} is not playable: no world has {', '.join(unknown[:5])}"
                 f"{' …' if len(unknown) > 5 else ''}; leave it out"
             )
-        return {
-            tool["name"]: Tool(**{key: value for key, value in tool.items() if key != "from_turn"})
-            for tool in scenario.tools
-            if turn is None or tool.get("from_turn", 0) <= turn
-        }
-
-    def _schemas(self, scenario: Scenario, *, turn: int) -> list[str]:
-        """Schemas of the tools that come in a turn of the user, one line each."""
-        if self.tools:
-            return []
-        new = {tool["name"] for tool in scenario.tools if tool.get("from_turn", 0) == turn}
-        offered = self._offered(scenario, turn=turn)
-        return [
-            json.dumps(tool.to_template()["function"], ensure_ascii=False)
-            for name, tool in offered.items()
-            if name in new
-        ]
+        return super()._offered(scenario, turn=turn)
 
     def _init_world(self, scenario: Scenario) -> dict[str, Any]:
         """Initial world: each part that the scenario's tools act on."""
@@ -300,22 +252,6 @@ class ReplayStep:
 class _Target:
     state: Mapping[str, Any]
     results: tuple[str, ...] = ()
-
-
-def _matches(expected: Mapping[str, Any], call: ToolCall) -> bool:
-    """Compare a call with the expected one, in all arguments or in those of `compare_args`."""
-    wanted = expected["arguments"]
-    compared = expected.get("compare_args")
-    names = {*wanted, *call.arguments} if compared is None else compared
-    return call.name == expected["name"] and all(
-        (name in call.arguments) == (name in wanted) and equal_values(call.arguments.get(name), wanted.get(name))
-        for name in names
-    )
-
-
-def _user_turn_index(state: EnvironmentState) -> int:
-    """Index of the user's last turn."""
-    return sum(message.role == "user" for message in state.history) - 1
 
 
 def _compared_state(state: Any) -> Any:

@@ -2,7 +2,7 @@
 
 reward politeness of an installed package    its modules, the package's version, the files that it declares
 environment shop.environment:Shop            its modules
-generator shop.scenarios:rows                its modules
+source shop.scenarios:rows                   its modules
 simulated user stub://replies.yaml           that file
 reward neural, options.model                 that folder
 """
@@ -25,7 +25,7 @@ from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.python_object import PythonObject
 from grpo.config.rewards import RewardComponent
-from grpo.config.scenarios import GeneratorSource
+from grpo.config.scenarios import PythonSource
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.errors import ConfigError
 from grpo.identity.user_code import user_code_digests
@@ -114,14 +114,12 @@ def _parts(values: Iterable[Any]) -> Iterator[BaseModel]:
 
 def _reference(part: BaseModel) -> str | None:
     """Return `module:name` of the user's object in these settings, or None."""
-    if isinstance(part, GeneratorSource):
-        return part.function
     return part.reference if isinstance(part, (RewardComponent, PythonObject)) else None
 
 
 def _files(part: BaseModel) -> Iterator[Path]:
     """Yield the files and folders that these settings declare."""
-    if isinstance(part, GeneratorSource):
+    if isinstance(part, PythonSource):
         yield from map(local_path, part.files)
     elif isinstance(part, RewardComponent):
         yield from (local_path(str(path)) for path in reward_files(part))

@@ -19,7 +19,7 @@ from grpo.scenarios.quarantine import QuarantineReason, reason_from_error, reaso
 from grpo.scenarios.readers.source_files import LONGEST_LINE
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.sources import read_records
+from grpo.scenarios.sources import read_records, source_name
 from grpo.scenarios.table import QUARANTINE_SCHEMA, SCHEMA, TableRow, TableWriter, scenario_row
 
 SCENARIOS_FILE, QUARANTINE_FILE = "scenarios.parquet", "quarantine.parquet"
@@ -28,6 +28,25 @@ _REPORT_EVERY = 10_000  # records
 _SECTIONS: dict[str, object] = {"expected": {}, "metadata": {}}  # a default that is a model is deep-copied: 15 µs
 _PATH_CHARS = 4096
 _NAMED = 3  # records that an error names
+
+
+class SourceCounts(BaseModel):
+    """Counts of one source: `records = scenarios + quarantined`, `scenarios = scripted + goals`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """Its path or function, and its kind."""
+    records: int = 0
+    scenarios: int = 0
+    quarantined: int = 0
+    scripted: int = 0
+    """Scenarios with `user_responses`."""
+    goals: int = 0
+    """Scenarios with a goal alone."""
+    with_tools: int = 0
+    with_replay: int = 0
+    """Scenarios with recorded calls, which the environment `replay` answers."""
 
 
 class IngestCounts(BaseModel):
@@ -40,6 +59,8 @@ class IngestCounts(BaseModel):
     quarantined: int
     reasons: dict[str, int]
     """Quarantined records by kind of reason, most frequent first; numbers in a reason are written N."""
+    sources: tuple[SourceCounts, ...]
+    """Counts of each source, in their order."""
 
 
 def ingest(
@@ -59,11 +80,12 @@ def ingest(
         TableWriter(quarantine_path, QUARANTINE_SCHEMA) as quarantine,
     ):
         for finished, source in enumerate(sources):
+            tally.begin(source_name(source))
             for record in read_records(source):
-                reason = _add(record, seen_ids, table)
-                if reason is not None:
-                    quarantine.add(_quarantine_row(record, reason.message), EXCERPT_CHARS)
-                tally.add(record, reason)
+                outcome = _add(record, seen_ids, table)
+                if isinstance(outcome, QuarantineReason):
+                    quarantine.add(_quarantine_row(record, outcome.message), EXCERPT_CHARS)
+                tally.add(record, outcome)
                 if tally.records % _REPORT_EVERY == 0:
                     tally.report(finished, len(sources))
     tally.report(len(sources), len(sources))
@@ -112,14 +134,26 @@ class _Tally:
         self.quarantined = 0
         self._kinds: Counter[str] = Counter()
         self._first: list[str] = []
+        self._sources: list[tuple[str, Counter[str]]] = []
 
-    def add(self, record: SourceRecord, reason: QuarantineReason | None) -> None:
+    def begin(self, source: str) -> None:
+        self._sources.append((source, Counter()))
+
+    def add(self, record: SourceRecord, outcome: QuarantineReason | Scenario) -> None:
         self.records += 1
-        if reason is not None:
-            self.quarantined += 1
-            self._kinds[reason.kind] += 1
-            if len(self._first) < _NAMED:
-                self._first.append(f"{record.source}:{record.line} {reason.message}")
+        counts = self._sources[-1][1]
+        counts["records"] += 1
+        if isinstance(outcome, Scenario):
+            counts["scenarios"] += 1
+            counts["scripted" if outcome.user_responses else "goals"] += 1
+            counts["with_tools"] += bool(outcome.tools)
+            counts["with_replay"] += bool(outcome.world.get("recorded"))
+            return
+        self.quarantined += 1
+        counts["quarantined"] += 1
+        self._kinds[outcome.kind] += 1
+        if len(self._first) < _NAMED:
+            self._first.append(f"{record.source}:{record.line} {outcome.message}")
 
     def report(self, done: int, total: int) -> None:
         progress.report("ingest", done, total, records=self.records, quarantined=self.quarantined)
@@ -145,11 +179,12 @@ class _Tally:
             scenarios=self.records - self.quarantined,
             quarantined=self.quarantined,
             reasons=dict(self._kinds.most_common()),
+            sources=tuple(SourceCounts(name=name, **counts) for name, counts in self._sources),
         )
 
 
-def _add(record: SourceRecord, seen_ids: SeenIds, table: TableWriter) -> QuarantineReason | None:
-    """Add the record's scenario to the table, or return the reason for its quarantine."""
+def _add(record: SourceRecord, seen_ids: SeenIds, table: TableWriter) -> QuarantineReason | Scenario:
+    """Add the record's scenario to the table and return it, or return the reason for its quarantine."""
     if record.problem is not None:
         return reason_from_problem(record.problem)
     built = try_call(lambda: _build(record.data or {}))
@@ -163,7 +198,7 @@ def _add(record: SourceRecord, seen_ids: SeenIds, table: TableWriter) -> Quarant
     if place is not None:
         return QuarantineReason(message=f"duplicate id {scenario.id}: taken by {place}", kind="duplicate id")
     table.add(row, size)
-    return None
+    return scenario
 
 
 def _build(data: Mapping[str, Any]) -> tuple[Scenario, TableRow, int]:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from grpo.artifacts import local_path
 from grpo.config.scenarios import (
+    ChatSource,
     ConversationLogSource,
     FileSource,
-    GeneratorSource,
     HuggingFaceSource,
     MultiDoGOSource,
     PublishedSource,
+    PythonSource,
     Source,
     Tau2Source,
 )
@@ -28,16 +29,27 @@ from grpo.scenarios.datasets.multidogo import find_multidogo, read_multidogo
 from grpo.scenarios.datasets.tau2_bench import find_tau2, read_tau2_bench
 from grpo.scenarios.readers.conversation_log import read_conversation_log
 from grpo.scenarios.readers.csv_file import read_csv
-from grpo.scenarios.readers.generator import read_generator
 from grpo.scenarios.readers.huggingface import read_huggingface
 from grpo.scenarios.readers.json_file import read_json, read_jsonl
+from grpo.scenarios.readers.langfuse import read_langfuse
+from grpo.scenarios.readers.langsmith import read_langsmith
+from grpo.scenarios.readers.mapped_columns import read_columns
+from grpo.scenarios.readers.openai_messages import read_openai_messages
 from grpo.scenarios.readers.parquet import read_parquet
+from grpo.scenarios.readers.python_function import read_python
+from grpo.scenarios.readers.sharegpt import read_sharegpt
 from grpo.scenarios.records import SourceRecord
 
 DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
 """Records of the named parts of a published data set, or of its default parts, in this folder."""
 
 _FILE_READERS = {"jsonl": read_jsonl, "json": read_json, "parquet": read_parquet, "csv": read_csv}
+_CHAT_READERS = {
+    "openai_messages": read_openai_messages,
+    "sharegpt": read_sharegpt,
+    "langsmith": read_langsmith,
+    "langfuse": read_langfuse,
+}
 
 
 def dataset_reader(name: str, items: str = "") -> DatasetReader:
@@ -53,7 +65,7 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
     Raises `DataError` for a source that is missing, cannot be read, or holds no record. A conversation log may be
     empty: the policy may not have served a conversation yet.
     """
-    place = f"{source.function if isinstance(source, GeneratorSource) else source.path} ({source.kind})"
+    place = source_name(source)
     record = None
     for record in read_guarded(lambda: _read(source), place):
         yield record
@@ -61,16 +73,23 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
         raise DataError(f"source {place} is empty; fill it or take it out of scenarios.sources")
 
 
+def source_name(source: Source) -> str:
+    """Path or function of a source, and its kind: `chats.jsonl (sharegpt)`."""
+    return f"{source.object if isinstance(source, PythonSource) else source.path} ({source.kind})"
+
+
 def _read(source: Source) -> Iterator[SourceRecord]:
-    if isinstance(source, GeneratorSource):
-        return read_generator(source.function)
-    if isinstance(source, FileSource):
-        return _FILE_READERS[source.kind](local_path(source.path))
+    if isinstance(source, PythonSource):
+        return read_python(source.reference, source.options)
     path = local_path(source.path)
+    if isinstance(source, FileSource):
+        return read_columns(source, path) if source.columns else _FILE_READERS[source.kind](path)
+    if isinstance(source, ChatSource):
+        return _CHAT_READERS[source.kind](path, users=source.users)
     if isinstance(source, ConversationLogSource):
         return read_conversation_log(path, source.files)
     if isinstance(source, HuggingFaceSource):
-        return read_huggingface(path, source.split)
+        return read_huggingface(path, source.split, columns=source.columns)
     if isinstance(source, MultiDoGOSource):
         return read_multidogo(path, domains=source.domains, parts=source.parts, level=source.level)
     if isinstance(source, PublishedSource):
@@ -79,7 +98,7 @@ def _read(source: Source) -> Iterator[SourceRecord]:
 
 
 def content_hash(sources: Sequence[Source]) -> str:
-    """Content hash of all files that these sources read; `grpo.identity.code` digests the code of a generator.
+    """Content hash of all files that these sources read; `grpo.identity.code` digests the code of a function.
 
     Raises `DataError` for a file or folder that is missing.
     """
@@ -96,7 +115,7 @@ def content_hash(sources: Sequence[Source]) -> str:
 
 
 def _files(source: Source) -> Iterator[Path]:
-    if isinstance(source, GeneratorSource):
+    if isinstance(source, PythonSource):
         return
     root = local_path(source.path)
     if isinstance(source, ConversationLogSource):
@@ -105,7 +124,7 @@ def _files(source: Source) -> Iterator[Path]:
         return
     if not root.exists():
         raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
-    if isinstance(source, FileSource):
+    if isinstance(source, (FileSource, ChatSource)):
         yield root
     elif isinstance(source, MultiDoGOSource):
         yield from (part.path for part in find_multidogo(root, source.level, source.domains, source.parts))

@@ -11,6 +11,7 @@ import pytest
 from grpo.config.environments import (
     ConversationSettings,
     EnvironmentSettings,
+    ReplaySettings,
     SimulatedUserSettings,
     TaskSettings,
     Team,
@@ -27,6 +28,7 @@ PLAYED: dict[str, EnvironmentSettings] = {
     "late-parcel": ConversationSettings(kind="conversation"),
     "refund-lamp": SimulatedUserSettings(kind="simulated_user"),
     "clean-up": TaskSettings(kind="task"),
+    "logged-order": ReplaySettings(kind="replay"),
     "vague-bill": TriageSettings(kind="triage", teams=TEAMS),
 }
 

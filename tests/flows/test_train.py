@@ -203,7 +203,7 @@ def test_a_dropped_connection_is_tried_again(
     """A source that fails once and then delivers: the run goes through."""
     (tmp_path / "flaky_source.py").write_text(FLAKY.format(marker=str(tmp_path / "tried"), path=str(DESK_SCENARIOS)))
     monkeypatch.syspath_prepend(tmp_path)
-    scenarios = {"sources": [{"kind": "generator", "function": "flaky_source:records"}]}
+    scenarios = {"sources": [{"kind": "python", "object": "flaky_source:records"}]}
     document = run(module_config, home, name="flaky", scenarios=scenarios, registry={"model_name": "flaky"})
     assert (tmp_path / "tried").exists()
     assert document.ingestion.scenarios == 864

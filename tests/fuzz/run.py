@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pydantic_core import from_json
 
-from grpo.config.scenarios import ConversationLogSource, FileSource, GeneratorSource, HuggingFaceSource, Source
+from grpo.config.scenarios import ConversationLogSource, FileSource, HuggingFaceSource, PythonSource, Source
 from grpo.errors import GRPOError
 from grpo.retraining.champion import production_metrics
 from grpo.scenarios.data_errors import try_call
@@ -38,7 +38,7 @@ from tests.fuzz.samples import Cells, Content, Document, Lines, Sample, plain, s
 
 PATIENCE_S = 60
 OBJECTS: list[Any] = []
-"""Next values of the generator below."""
+"""Next values of the function below."""
 
 
 class Hang(BaseException):
@@ -75,13 +75,13 @@ Case = Callable[[], int]
 
 
 def objects() -> Iterator[Any]:
-    """The generator that is fuzzed."""
+    """The function that is fuzzed."""
     yield from OBJECTS
 
 
 def targets() -> list[str]:
     """Names of everything that is fuzzed."""
-    return [*(sample.name for sample in samples()), "parquet", "huggingface", "conversation_log", "generator"]
+    return [*(sample.name for sample in samples()), "parquet", "huggingface", "conversation_log", "python"]
 
 
 def fuzz(name: str, *, records: int, seed: int) -> Tally:
@@ -133,8 +133,8 @@ def _cases(name: str, folder: Path, draw: random.Random) -> Iterator[Case]:
         return _huggingface_cases(folder, draw)
     if name == "conversation_log":
         return _log_cases(folder, draw)
-    if name == "generator":
-        return _generator_cases(folder, draw)
+    if name == "python":
+        return _python_cases(folder, draw)
     (sample,) = (sample for sample in samples() if sample.name == name)
     return _sample_cases(sample, folder, draw)
 
@@ -333,8 +333,8 @@ def _log_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
             yield partial(case, mutate(whole, draw), flipped=True)
 
 
-def _generator_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    source = GeneratorSource(kind="generator", function=f"{__name__}:objects")
+def _python_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    source = PythonSource(kind="python", object=f"{__name__}:objects")
 
     def case(items: list[Any]) -> int:
         OBJECTS[:] = items

@@ -8,9 +8,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from grpo.config.scenarios import FileSource, MultiDoGOSource, PublishedSource, Source, Tau2Source
+from grpo.config.scenarios import ChatSource, FileSource, MultiDoGOSource, PublishedSource, Source, Tau2Source
 from tests.fuzz.mutate import LITERALS
 from tests.grpo.scenarios.datasets import test_abcd_sample as abcd
 from tests.grpo.scenarios.datasets import test_bfcl_multi_turn as bfcl
@@ -24,6 +24,8 @@ from tests.grpo.scenarios.datasets import test_taskmaster as taskmaster
 from tests.grpo.scenarios.datasets import test_tau2_bench as tau2
 from tests.places import PUBLISHED
 
+MAPPED = {"id": "ticket", "user_responses": "text", "metadata.category": "kind"}
+"""Columns of the table whose columns have names of their own."""
 CUT = 4
 """Records of a published file that are used."""
 
@@ -179,6 +181,68 @@ def _multidogo() -> dict[str, Content]:
     return {"turn/software/train.tsv": Cells(header=header, items=rows, delimiter="\t")}
 
 
+def _openai_chat(number: int) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": f'{{"order": "{number}"}}'}}
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": f"Where is order {number}?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": '{"state": "lost"}'},
+        {"role": "assistant", "content": "It is lost."},
+    ]
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    return {"id": f"s{number}", "messages": messages, "tools": [tool], "metadata": {"category": "missing"}}
+
+
+def _sharegpt_chat(number: int) -> dict[str, Any]:
+    turns = [
+        ("human", f"Where is order {number}?"),
+        ("function_call", f'{{"name": "look_up", "arguments": {{"order": "{number}"}}}}'),
+        ("observation", "lost"),
+        ("gpt", "It is lost."),
+    ]
+    return {"id": f"s{number}", "conversations": [{"from": speaker, "value": text} for speaker, text in turns]}
+
+
+def _turns(number: int, turn: int) -> list[dict[str, Any]]:
+    """Messages that the call of a turn reads."""
+    history = [{"role": "user", "content": f"Hi {number}."}]
+    again = [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Bye."}]
+    return history + (again if turn else [])
+
+
+def _langsmith_run(number: int, turn: int) -> dict[str, Any]:
+    return {
+        "id": f"r{number}{turn}",
+        "trace_id": f"t{number}{turn}",
+        "run_type": "llm",
+        "start_time": f"2026-11-20T09:0{turn}:00",
+        "inputs": {"messages": _turns(number, turn)},
+        "outputs": {"choices": [{"message": {"role": "assistant", "content": "Yes?"}}]},
+        "extra": {"metadata": {"thread_id": f"s{number}"}},
+    }
+
+
+def _langfuse_row(number: int, turn: int) -> dict[str, Any]:
+    return {
+        "id": f"r{number}{turn}",
+        "trace_id": f"t{number}{turn}",
+        "session_id": f"s{number}",
+        "type": "GENERATION",
+        "start_time": f"2026-11-20 09:0{turn}:00",
+        "input": json.dumps(_turns(number, turn)),
+        "output": {"role": "assistant", "content": "Yes?"},
+    }
+
+
+def _chat_file(kind: str) -> str:
+    return "chats.json" if kind == "sharegpt" else "chats.jsonl"
+
+
+def _chat(kind: Literal["openai_messages", "sharegpt", "langsmith", "langfuse"]) -> Callable[[Path], Source]:
+    return lambda folder: ChatSource(kind=kind, path=str(folder / _chat_file(kind)))
+
+
 def _pair(number: int) -> dict[str, str]:
     return {
         "chosen": f"\n\nHuman: Is {number} even?\n\nAssistant: Count it.",
@@ -229,6 +293,12 @@ def _made() -> list[Sample]:
         ("csv", "s.csv", Cells(header=own_columns, items=rows)),
         ("csv", "s.tsv", Cells(header=own_columns, items=rows, delimiter="\t")),
     ]
+    chats: list[tuple[Literal["openai_messages", "sharegpt", "langsmith", "langfuse"], Content, int]] = [
+        ("openai_messages", Lines(items=[_openai_chat(k) for k in range(4)]), 1),
+        ("sharegpt", Document(value=[_sharegpt_chat(k) for k in range(4)]), 1),
+        ("langsmith", Lines(items=[_langsmith_run(k, turn) for k in range(4) for turn in range(2)]), 2),
+        ("langfuse", Lines(items=[_langfuse_row(k, turn) for k in range(4) for turn in range(2)]), 2),
+    ]
     published: list[tuple[str, dict[str, Content], tuple[str, ...]]] = [
         ("abcd_sample", abcd_files, ("kb.json", "ontology.json")),
         ("banking77", {**card, "categories.json": Document(value=["card"])}, ("categories.json",)),
@@ -256,6 +326,17 @@ def _made() -> list[Sample]:
         *(
             Sample(name=Path(name).suffix[1:], files={name: content}, source=_file(kind, name))
             for kind, name, content in own
+        ),
+        Sample(
+            name="csv columns",
+            files={
+                "t.csv": Cells(header=["ticket", "text", "kind"], items=[[f"s{k}", f"Hi {k}.", "x"] for k in range(4)])
+            },
+            source=lambda folder: FileSource(kind="csv", path=str(folder / "t.csv"), columns=MAPPED),
+        ),
+        *(
+            Sample(name=kind, files={_chat_file(kind): content}, source=_chat(kind), fan=fan)
+            for kind, content, fan in chats
         ),
         *(Sample(name=k, files=f, companions=c, source=_published(k)) for k, f, c in published),
         Sample(

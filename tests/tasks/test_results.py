@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.scenarios import GeneratorSource
+from grpo.config.scenarios import PythonSource
 from grpo.errors import ArtifactError
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import stage
@@ -49,7 +49,7 @@ PLACE: list[Path] = []
 
 
 @stage
-def count(source: GeneratorSource, store: str) -> Counted:
+def count(source: PythonSource, store: str) -> Counted:
     """Count the values of a user's generator."""
     calls.append("count")
     return Counted(values=len(list(names())))
@@ -128,7 +128,7 @@ def test_lines_that_a_generator_reads_are_part_of_its_result(tmp_path: Path):
     """Twenty new lines in the file: computed again, and then a hit."""
     PLACE[:] = [tmp_path / "names.txt"]
     PLACE[0].write_text("a b c")
-    source = GeneratorSource(kind="generator", function=f"{__name__}:names")
+    source = PythonSource(kind="python", object=f"{__name__}:names")
     store = str(tmp_path / "store")
     assert count.fn(source, store).values == 3
     assert count.fn(source, store).reads.keys() == {str(PLACE[0])}
@@ -143,9 +143,9 @@ def test_a_declared_file_is_part_of_the_identity(tmp_path: Path):
     PLACE[:] = [tmp_path / "names.txt"]
     PLACE[0].write_text("a b c")
     declared = tmp_path / "declared.parquet"
-    source = GeneratorSource(kind="generator", function=f"{__name__}:names", files=(str(declared),))
+    source = PythonSource(kind="python", object=f"{__name__}:names", files=(str(declared),))
     store = str(tmp_path / "store")
-    with pytest.raises(Exception, match=r"declared\.parquet, which generator names, cannot be read"):
+    with pytest.raises(Exception, match=r"declared\.parquet, which python names, cannot be read"):
         count.fn(source, store)
     for content in ("1", "2", "2"):
         declared.write_text(content)

@@ -11,7 +11,7 @@ from grpo.config.base import with_paths_from
 from grpo.config.commented_yaml import commented_yaml
 from grpo.config.loading import parse_override
 from grpo.config.pipeline import load_config
-from grpo.errors import ConfigError, GRPOError
+from grpo.errors import BudgetError, ConfigError, GRPOError
 from grpo.storage.files import write_atomically
 from grpo_flows.cli.command import QUICKSTART, ConfigFile, Overrides, console, start_command
 from grpo_flows.cli.errors import FAILED, REFUSED, exit_codes
@@ -101,7 +101,7 @@ def ingest(
         Path | None, typer.Option(help="Folder of the tables and Data Docs; by default `ingest` in GRPO_HOME.")
     ] = None,
 ) -> None:
-    """Read, validate and split the scenarios of a config, without training.
+    """Read, validate and split the scenarios of a config, without training; shows counts, examples and quarantine.
 
     Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
     """
@@ -111,14 +111,19 @@ def ingest(
     from grpo.scenarios import expectations, split
     from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE
     from grpo.scenarios.ingest import ingest as ingest_sources
+    from grpo_flows.cli.ingestion import print_counts, print_examples, print_quarantined
 
     folder.mkdir(parents=True, exist_ok=True)
     tables = folder / SCENARIOS_FILE, folder / QUARANTINE_FILE
     bound = scenarios.max_quarantined_fraction
-    counts = ingest_sources(scenarios.sources, *tables, max_quarantined_fraction=bound)
-    console.print(f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined")
-    for reason, count in counts.reasons.items():
-        console.print(f"  {count} × {reason}")
+    try:
+        counts = ingest_sources(scenarios.sources, *tables, max_quarantined_fraction=bound)
+    except BudgetError:
+        print_quarantined(console, tables[1])
+        raise
+    print_counts(console, counts)
+    print_examples(console, tables[0])
+    print_quarantined(console, tables[1])
     docs = folder / "data_docs"
     suite = expectations.validate(tables[0], docs, validation_fraction=scenarios.validation_fraction)
     for warning in suite.warnings:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
-from grpo.scenarios.readers.speaker_turns import user_turns_and_replies
+from grpo.scenarios.conversation_log import ConversationLog, LogEntry, LoggedConversation
+from grpo.scenarios.data_errors import error_text, try_call
+from grpo.scenarios.logged_chat import user_fields
 from grpo.scenarios.records import SourceRecord
 
 SOURCE = "conversation_log"
@@ -23,8 +24,19 @@ def read_conversation_log(folder: Path, files: Sequence[str] | None = None) -> I
     damaged rest of a file, become a record with a problem.
     """
     for entry in ConversationLog(folder).read(files):
-        data = None if entry.conversation is None else _fields(entry.conversation)
-        yield SourceRecord(source=entry.source, line=entry.line, data=data, problem=entry.problem)
+        yield _record(entry)
+
+
+def _record(entry: LogEntry) -> SourceRecord:
+    """The conversation as a record; one without a user turn has a problem, as a row that was not read."""
+    conversation, problem, data = entry.conversation, entry.problem, None
+    if conversation is not None:
+        fields = try_call(lambda: _fields(conversation))
+        if isinstance(fields, Exception):
+            problem = error_text(fields)
+        else:
+            data = fields
+    return SourceRecord(source=entry.source, line=entry.line, data=data, problem=problem)
 
 
 def _fields(conversation: LoggedConversation) -> dict[str, Any]:
@@ -35,7 +47,7 @@ def _fields(conversation: LoggedConversation) -> dict[str, Any]:
         "id": f"conversation-{conversation.id}",
         "topic": conversation.category,
         "domain": conversation.domain,
-        "user_responses": user_turns_and_replies(lines, "user")[0],
+        **user_fields(lines, users="script"),
         "tools": conversation.tools,
         "world": conversation.world,
         "expected": conversation.expected.model_dump(),

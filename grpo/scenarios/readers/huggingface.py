@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,16 @@ from typing import Any
 from grpo.errors import DataError
 from grpo.scenarios.data_errors import error_text, try_call
 from grpo.scenarios.readers.arrow import BATCH_ROWS, ArrowRow, batch_rows
-from grpo.scenarios.readers.row_fields import row_record
+from grpo.scenarios.readers.mapped_columns import check_columns, map_columns
+from grpo.scenarios.readers.row_fields import Fields, row_record
 from grpo.scenarios.records import SourceRecord
 
 
-def read_huggingface(path: Path, split: str) -> Iterator[SourceRecord]:
+def read_huggingface(path: Path, split: str, *, columns: Mapping[str, str] | None = None) -> Iterator[SourceRecord]:
     """Read a folder of `save_to_disk`, without network; `split` is used where the folder holds several.
 
-    Raises `DataError` for a folder that is missing, damaged or not a saved dataset, and for a missing split.
+    With `columns` fields are read from the columns that are mapped to them. Raises `DataError` for a folder that is
+    missing, damaged or not a saved dataset, and for a missing split or column.
     """
     import datasets
 
@@ -31,10 +33,18 @@ def read_huggingface(path: Path, split: str) -> Iterator[SourceRecord]:
         if split not in dataset:
             raise DataError(f"{path} has no split {split!r}, only {', '.join(dataset)}; correct the source's split")
         dataset = dataset[split]
+    if columns:
+        check_columns(path, columns, dataset.column_names)
+        yield from map_columns(path, _records(path, dataset, fields=dict), columns)
+    else:
+        yield from _records(path, dataset, fields=None)
+
+
+def _records(path: Path, dataset: Any, fields: Fields | None) -> Iterator[SourceRecord]:
     claimed, number = len(dataset), 0
     for table in dataset.with_format("arrow").iter(batch_size=BATCH_ROWS):
         for row in _rows(table, number):
-            yield row_record(path, row)
+            yield row_record(path, row, fields)
         number += table.num_rows
     if number != claimed:
         raise DataError(f"{path} is damaged: it claims {claimed} rows and holds {number}; save the dataset again")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pydantic_core import from_json
 
@@ -28,6 +28,11 @@ def read_json(path: Path) -> Iterator[SourceRecord]:
     items = document.get("scenarios") if isinstance(document, dict) else document
     if not isinstance(items, list):
         raise DataError(f'{path} holds no records; expected a list, or an object with a list under "scenarios"')
+    yield from item_records(path, items)
+
+
+def item_records(path: Path, items: Sequence[Any]) -> Iterator[SourceRecord]:
+    """Items of a document as records by their numbers; one that is not an object has a problem."""
     for number, item in enumerate(items, start=1):
         if isinstance(item, dict):
             yield SourceRecord(source=str(path), line=number, data=item)

@@ -16,9 +16,11 @@ NESTED = ("user_responses", "tools", "world", "expected", "metadata")
 _SECTIONS = ("expected", "metadata")
 
 
-def row_record(
-    path: Path, row: ArrowRow, fields: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-) -> SourceRecord:
+Fields = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Fields of a record from the cells of a row."""
+
+
+def row_record(path: Path, row: ArrowRow, fields: Fields | None = None) -> SourceRecord:
     """A row as a record, with the fields that `fields` reads; a row that cannot be decoded has a problem."""
     data = try_call(lambda: (fields or to_fields)(row.cells))
     problem = row.problem or (error_text(data) if isinstance(data, Exception) else None)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo import progress
-from grpo.config.scenarios import FileSource, GeneratorSource, PublishedSource, Source
+from grpo.config.scenarios import FileSource, PublishedSource, PythonSource, Source
 from grpo.errors import BudgetError, DataError
 from grpo.scenarios.ingest import IngestCounts, SeenIds, ingest
 from grpo.scenarios.table import read_scenarios
@@ -143,7 +143,7 @@ def test_a_quarantined_record_does_not_take_its_id(tmp_path: Path) -> None:
 
 def test_values_that_json_cannot_hold_are_quarantined(tmp_path: Path) -> None:
     """Objects and half surrogate pairs from a generator are quarantined, not raised."""
-    counts, rows = run(tmp_path, GeneratorSource(kind="generator", function=f"{__name__}:strange"))
+    counts, rows = run(tmp_path, PythonSource(kind="python", object=f"{__name__}:strange"))
     assert counts.scenarios == 1
     assert [row["reason"].partition(":")[0] for row in rows] == [
         "cannot be stored as JSON",
@@ -154,7 +154,7 @@ def test_values_that_json_cannot_hold_are_quarantined(tmp_path: Path) -> None:
 
 def test_no_object_of_a_generator_stops_it(tmp_path: Path) -> None:
     """Thirteen objects, of which the last is a scenario; each other one is kept as text with its reason."""
-    counts, rows = run(tmp_path, GeneratorSource(kind="generator", function=f"{__name__}:hostile"))
+    counts, rows = run(tmp_path, PythonSource(kind="python", object=f"{__name__}:hostile"))
     assert (counts.records, counts.scenarios, counts.quarantined) == (13, 1, 12)
     assert [scenario.id for scenario in scenarios(tmp_path)] == ["good"]
     assert [row["line"] for row in rows] == list(range(1, 13))
@@ -168,10 +168,10 @@ def test_no_object_of_a_generator_stops_it(tmp_path: Path) -> None:
 
 def test_quarantine_is_the_same_in_every_process(tmp_path: Path) -> None:
     """An object's address in memory is left out: tables are artifacts named by their bytes."""
-    run(tmp_path, GeneratorSource(kind="generator", function=f"{__name__}:strange"))
+    run(tmp_path, PythonSource(kind="python", object=f"{__name__}:strange"))
     first = (tmp_path / "quarantine.parquet").read_bytes()
     kept = [object() for _ in range(100)]  # other addresses
-    run(tmp_path, GeneratorSource(kind="generator", function=f"{__name__}:strange"))
+    run(tmp_path, PythonSource(kind="python", object=f"{__name__}:strange"))
     assert (tmp_path / "quarantine.parquet").read_bytes() == first
     assert kept
 

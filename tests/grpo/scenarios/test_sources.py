@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo.config.scenarios import FileSource, GeneratorSource, PublishedSource, Source, Tau2Source
+from grpo.config.scenarios import FileSource, PublishedSource, PythonSource, Source, Tau2Source
 from grpo.errors import DataError
 from grpo.scenarios.reward_data import read_pairs
 from grpo.scenarios.sources import content_hash, read_records
@@ -30,10 +30,10 @@ def test_a_source_without_records_is_an_error(tmp_path: Path, kind: str, name: s
         list(read_records(source))
 
 
-def test_an_empty_generator_is_named_by_its_function() -> None:
-    """A generator has no path to name."""
-    with pytest.raises(DataError, match=r"source builtins:list \(generator\) is empty"):
-        list(read_records(GeneratorSource(kind="generator", function="builtins:list")))
+def test_an_empty_python_source_is_named_by_its_function() -> None:
+    """A function has no path to name."""
+    with pytest.raises(DataError, match=r"source builtins:list \(python\) is empty"):
+        list(read_records(PythonSource(kind="python", object="builtins:list")))
 
 
 def sample(name: str) -> Sample:

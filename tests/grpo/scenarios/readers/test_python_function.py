@@ -1,14 +1,15 @@
-"""Python generators as sources."""
+"""Functions of the user as sources."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from grpo.config.scenarios import GeneratorSource
-from grpo.errors import DataError
-from grpo.scenarios.readers.generator import read_generator
+from grpo.config.scenarios import PythonSource
+from grpo.errors import ConfigError, DataError
+from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.sources import read_records
 
@@ -34,6 +35,10 @@ def away():
 def nothing():
     return 7
 
+def numbered(first: int, last: int = 2):
+    for number in range(first, last + 1):
+        yield {"id": str(number)}
+
 constant = 3
 """
 
@@ -48,13 +53,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_generator_is_read_lazily(module: str) -> None:
     """The first records of an endless one are read."""
-    records = read_generator(f"{module}:endless")
+    records = read_python(f"{module}:endless", {})
     assert [next(records).data for _ in range(2)] == [{"id": "0"}, {"id": "1"}]
 
 
 def test_an_item_that_is_not_a_dict_is_a_problem(module: str) -> None:
     """The problem has the number of the item."""
-    _, second = read_generator(f"{module}:mixed")
+    _, second = read_python(f"{module}:mixed", {})
     assert (second.line, second.problem, second.source) == (2, "not a dict: list", f"{module}:mixed")
 
 
@@ -62,25 +67,48 @@ def test_an_item_that_is_not_a_dict_is_a_problem(module: str) -> None:
     ("function", "message"),
     [
         ("no_such_module:f", "module no_such_module cannot be imported"),
-        ("drawn_scenarios:absent", "has no function absent"),
-        ("drawn_scenarios:constant", "has no function constant"),
+        ("drawn_scenarios:absent", "module drawn_scenarios has no absent"),
+        ("drawn_scenarios:constant", "drawn_scenarios:constant is int; name a function that yields records"),
     ],
 )
 @pytest.mark.usefixtures("module")
 def test_a_missing_function_is_an_error(function: str, message: str) -> None:
     """The message distinguishes a missing module from a missing function."""
-    with pytest.raises(DataError, match=message):
-        list(read_generator(function))
+    with pytest.raises(ConfigError, match=message):
+        list(read_python(function, {}))
 
 
-def records(function: str) -> list[SourceRecord]:
+def records(function: str, **options: Any) -> list[SourceRecord]:
     """Records that ingestion reads."""
-    return list(read_records(GeneratorSource(kind="generator", function=function)))
+    return list(read_records(PythonSource(kind="python", object=function, options=options)))
+
+
+def test_options_are_arguments_of_the_function(module: str) -> None:
+    """Numbers 2 to 4."""
+    assert [record.data for record in records(f"{module}:numbered", first=2, last=4)] == [
+        {"id": "2"},
+        {"id": "3"},
+        {"id": "4"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": 1}, "has no option 'start'; it takes first, last"),
+        ({"first": "x"}, "option first: Input should be a valid integer"),
+        ({}, "option first: Field required"),
+    ],
+)
+def test_options_that_the_signature_does_not_take_are_refused(module: str, options: Any, message: str) -> None:
+    """The message names the option."""
+    with pytest.raises(ConfigError, match=message):
+        records(f"{module}:numbered", **options)
 
 
 def test_an_exception_of_a_generator_is_an_error_with_the_number_of_records_before_it(module: str) -> None:
     """A generator that raised cannot be continued."""
-    message = rf"source {module}:breaking \(generator\) cannot be read after record 1: RecursionError: deep"
+    message = rf"source {module}:breaking \(python\) cannot be read after record 1: RecursionError: deep"
     with pytest.raises(DataError, match=message):
         records(f"{module}:breaking")
 
@@ -101,11 +129,11 @@ def test_a_module_that_fails_while_it_is_imported_is_an_error(tmp_path: Path, mo
     """Any exception of the module, not only ImportError."""
     (tmp_path / "spoiled_scenarios.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DataError, match="module spoiled_scenarios cannot be imported: ZeroDivisionError"):
+    with pytest.raises(ConfigError, match=r"module spoiled_scenarios cannot be imported \(ZeroDivisionError"):
         records("spoiled_scenarios:f")
 
 
 def test_a_generator_that_does_not_end_is_an_error(module: str) -> None:
     """The limit is 10,000,000 records, here 1,000."""
     with pytest.raises(DataError, match="endless does not end after 1000 records"):
-        list(read_generator(f"{module}:endless", most=1000))
+        list(read_python(f"{module}:endless", {}, most=1000))

@@ -1,0 +1,65 @@
+"""Display of an ingestion: counts of the sources, examples, and quarantined records."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from grpo.scenarios.ingest import IngestCounts
+
+SHOWN = 5
+"""Examples, and quarantined records, that are printed."""
+_TURN_CHARS, _REASON_CHARS, _TOOLS = 100, 300, 5
+
+
+def print_counts(console: Console, counts: IngestCounts) -> None:
+    """Print the counts of each source, those of all, and the reasons of quarantine."""
+    for source in counts.sources:
+        users = f"{source.scripted} scripted, {source.goals} with a goal"
+        parts = f"{users}; {source.with_tools} with tools, {source.with_replay} with a replay"
+        totals = f"{source.records} records, {source.scenarios} scenarios ({parts}), {source.quarantined} quarantined"
+        console.print(Text(f"{printable(source.name)}: {totals}"), soft_wrap=True)
+    line = f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined"
+    console.print(line, soft_wrap=True)
+    for reason, count in counts.reasons.items():
+        console.print(Text(f"  {count} × {printable(reason)}"), soft_wrap=True)
+
+
+def print_examples(console: Console, scenarios_path: Path) -> None:
+    """Print the first scenarios: id, category, first turn of the user, tools."""
+    from grpo.scenarios.table import read_scenarios
+
+    for scenario in islice(read_scenarios(scenarios_path), SHOWN):
+        opening = scenario.user_responses[0] if scenario.user_responses else scenario.goal
+        names = [str(tool.get("name")) for tool in scenario.tools]
+        tools = ", ".join([*names[:_TOOLS], *(["…"] if len(names) > _TOOLS else [])])
+        heading = f"{scenario.id} [{scenario.metadata.category}]" + (f" tools: {tools}" if tools else "")
+        console.print(Text(f"  {printable(heading)}"), soft_wrap=True)
+        kind = "user" if scenario.user_responses else "goal"
+        console.print(Text(f"    {kind}: {printable(opening, _TURN_CHARS)}"), soft_wrap=True)
+
+
+def print_quarantined(console: Console, quarantine_path: Path) -> None:
+    """Print the first quarantined records with their places and reasons."""
+    from grpo.tables import open_parquet
+
+    file = open_parquet(quarantine_path)
+    count = file.metadata.num_rows
+    if not count:
+        return
+    console.print(f"first of {count} quarantined, all in {quarantine_path}:", markup=False, soft_wrap=True)
+    for row in next(file.iter_batches(batch_size=SHOWN, columns=["source", "line", "reason"])).to_pylist():
+        reason = printable(row["reason"], _REASON_CHARS)
+        console.print(Text(f"  {printable(row['source'])}:{row['line']}  {reason}"), soft_wrap=True)
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """One line of a text of others, shortened; characters that a terminal would obey are replaced."""
+    line = " ".join(text[: limit + 1].split())
+    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
+    return shown if len(text) <= limit else f"{shown[:limit]}…"

@@ -1,0 +1,117 @@
+"""Replay environment: a logged conversation again, with its tool calls answered from the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo.environments.environment import EnvironmentState
+from grpo.environments.tool_calling import ToolCallingEnvironment, calls_made, facts_communicated
+from grpo.errors import DataError
+from grpo.messages import ToolCall
+from grpo.scenarios.data_errors import excerpt
+from grpo.scenarios.scenario import Scenario
+from grpo.tools import equal_values
+from grpo.trajectories import Outcome
+
+_CALL_CHARS = 160
+_SHOWN = 5  # recorded calls in the answer to another one
+
+
+class ReplayEnvironment(ToolCallingEnvironment):
+    """Scripted user turns, and tool calls answered from `world.recorded` of the scenario.
+
+    A call has the result of the recorded call with the same name and arguments, compared by value. The k-th such call
+    has the result of the k-th recorded one, further calls that of the last:
+
+        recorded    state() → "open",   state() → "closed"
+        calls       state() → "open",   state() → "closed",   state() → "closed"
+
+    Any other call has an error as result, which names the recorded calls of the tool. `outcome.state` counts both:
+    `{"calls": 4, "unrecorded_calls": 1}`.
+
+    Success is that all `expected.calls` were made, and all `expected.facts` communicated; without expected calls it is
+    None, as are parts of an explicit `reward_basis` other than these two.
+    """
+
+    async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+        """Start with the user's first turn; no call is answered yet."""
+        state = await super().reset(scenario, seed=seed)
+        recorded_calls(state.scenario)
+        return state.after(metadata={**state.metadata, "calls": (), "unrecorded_calls": 0})
+
+    async def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario without a script, or whose recorded calls lack a name, arguments or a result."""
+        await super().check(scenario)
+        recorded_calls(scenario)
+
+    async def _execute(self, state: EnvironmentState, call: ToolCall) -> tuple[EnvironmentState, Any]:
+        recorded = recorded_calls(state.scenario)
+        results = [entry["result"] for entry in recorded if _same_call(entry["name"], entry["arguments"], call)]
+        made: tuple[ToolCall, ...] = state.metadata["calls"]
+        earlier = sum(_same_call(other.name, other.arguments, call) for other in made)
+        metadata = {**state.metadata, "calls": (*made, call)}
+        if results:
+            return state.after(metadata=metadata), results[min(earlier, len(results) - 1)]
+        metadata["unrecorded_calls"] += 1
+        return state.after(metadata=metadata), {"error": _not_recorded(call, recorded)}
+
+    def verify(self, state: EnvironmentState) -> Outcome:
+        """Check the expected calls and facts, and count the calls."""
+        expected, checks = state.scenario.expected, {}
+        basis = expected.basis if expected.reward_basis is not None else ("ACTION", "COMMUNICATE", "NL_ASSERTION")
+        if "ACTION" in basis and expected.calls:
+            checks["calls_made"] = calls_made(expected, state)
+        if "COMMUNICATE" in basis and expected.facts:
+            checks["facts_communicated"] = facts_communicated(expected, state)
+        judged = {"ACTION": bool(expected.calls), "COMMUNICATE": True, "NL_ASSERTION": not expected.assertions}
+        unjudged = tuple(part for part in basis if not judged.get(part, False))
+        calls = {"calls": len(state.metadata["calls"]), "unrecorded_calls": state.metadata["unrecorded_calls"]}
+        return Outcome.of(checks, unjudged=unjudged, state=calls)
+
+
+def recorded_calls(scenario: Scenario) -> Sequence[Mapping[str, Any]]:
+    """Recorded calls of a scenario, none where it has none.
+
+    Raises `DataError` for `world.recorded` that is not a list of `{"name", "arguments", "result"}`.
+    """
+    recorded = scenario.world.get("recorded", [])
+    if not isinstance(recorded, list):
+        raise DataError(_unplayable(scenario, f"world.recorded is {type(recorded).__name__}, not a list of calls"))
+    for number, call in enumerate(recorded):
+        entry = call if isinstance(call, dict) else {}
+        if not isinstance(entry.get("name"), str) or not isinstance(entry.get("arguments"), dict):
+            raise DataError(_unplayable(scenario, f"world.recorded.{number} has no name with arguments"))
+        if "result" not in entry:
+            raise DataError(_unplayable(scenario, f"world.recorded.{number}, a call of {entry['name']}, has no result"))
+    return recorded
+
+
+def _unplayable(scenario: Scenario, reason: str) -> str:
+    return f"scenario {scenario.id} cannot be replayed: {reason}; correct it, or leave the scenario out"
+
+
+def _same_call(name: str, arguments: Mapping[str, Any], call: ToolCall) -> bool:
+    return name == call.name and equal_values(arguments, call.arguments)
+
+
+def _not_recorded(call: ToolCall, recorded: Sequence[Mapping[str, Any]]) -> str:
+    """Error of a call that the log does not have, with the recorded calls of its tool, or else the recorded tools."""
+    same_tool = [_shown(entry["name"], entry["arguments"]) for entry in recorded if entry["name"] == call.name]
+    problem = f"not recorded: {_shown(call.name, call.arguments)} was never called in this log"
+    if same_tool:
+        return f"{problem}; recorded calls of {excerpt(call.name, _CALL_CHARS)}: {_listed(same_tool)}"
+    return f"{problem}; recorded tools: {_listed([entry['name'] for entry in recorded])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Different names in order, the first five."""
+    different = list(dict.fromkeys(excerpt(name, _CALL_CHARS) for name in names))
+    return ", ".join([*different[:_SHOWN], *(["…"] if len(different) > _SHOWN else [])]) or "none"
+
+
+def _shown(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as it is written in code, `look_up(order="7")`, shortened."""
+    written = ", ".join(f"{key}={excerpt(json.dumps(value), _CALL_CHARS)}" for key, value in arguments.items())
+    return excerpt(f"{name}({written})", _CALL_CHARS)

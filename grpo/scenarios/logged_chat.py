@@ -1,0 +1,183 @@
+"""Logged chats of a user, an agent and its tools, and the scenarios that they become.
+
+    message of the log                       users: script                          users: goal
+    system "You run the order desk."         context                                the same
+    user "Where is order 7?"                 user_responses[0]                      goal, first line
+    assistant look_up(order="7")             world.recorded[0], with its result     the same
+    tool {"state": "lost"}
+    assistant "It is lost."                  expected.responses[0]                  the same
+    user "Then I want my money back."        user_responses[1]                      goal, fact that is told on request
+
+The agent's greeting before the first user turn is part of the context. Calls are replayed by the environment `replay`;
+they are not `expected.calls`, because a log does not show that they were right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from grpo.config.scenarios import LoggedUsers
+from grpo.messages import Role
+from grpo.scenarios.data_errors import excerpt
+from grpo.scenarios.datasets.tool_schemas import infer_tool_schemas
+from grpo.scenarios.readers.speaker_turns import merge_speaker_turns, user_turns_and_replies
+
+MAX_MESSAGES = 2_000
+"""Messages of a chat at most, and tool calls of one message."""
+_SHOWN = 80  # characters of a value in a reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCall:
+    """Tool call of a log."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+    """Name by which its result refers to it; None in formats where results follow in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedMessage:
+    """Message of a log; developer messages are system messages."""
+
+    role: Role
+    content: str
+    calls: tuple[LoggedCall, ...] = ()
+    answers: str | None = None
+    """Id of the call whose result a tool's message is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedChat:
+    """Messages in order, and the tools that the agent could call."""
+
+    messages: tuple[LoggedMessage, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools of a scenario: `{"name", "description", "parameters"}`."""
+
+
+def chat_fields(chat: LoggedChat, *, users: LoggedUsers) -> dict[str, Any]:
+    """Fields of a scenario: its user, context, tools, recorded calls and reference replies.
+
+    Tools that were called and not declared get schemas inferred from their calls. Raises `ValueError` for a chat
+    without a user turn or with over 2,000 messages, and for a call without a result or a result without a call.
+    """
+    if len(chat.messages) > MAX_MESSAGES:
+        raise ValueError(f"over-long chat: {len(chat.messages)} messages, at most {MAX_MESSAGES}")
+    lines = [(message.role, message.content) for message in chat.messages if message.role in ("user", "assistant")]
+    user = user_fields(lines, users=users)
+    recorded = record_calls(chat.messages)
+    declared = {tool["name"] for tool in chat.tools}
+    calls = [(call["name"], call["arguments"]) for call in recorded if call["name"] not in declared]
+    tools = [*chat.tools, *infer_tool_schemas(calls)]
+    replies = [reply for reply in user_turns_and_replies(lines, "user")[1] if reply.strip()]
+    return {
+        **user,
+        "domain": "tool_use" if tools else "general",
+        "context": _context(chat.messages, lines),
+        "tools": tools,
+        "world": {"recorded": recorded} if recorded else {},
+        "expected": {"responses": replies},
+    }
+
+
+def user_fields(lines: Sequence[tuple[str, str]], *, users: LoggedUsers) -> dict[str, Any]:
+    """The user of a scenario, from lines of `user` and `assistant`: `user_responses`, or a `goal` in the user's words.
+
+    Raises `ValueError` for a chat without a user turn.
+    """
+    turns, _ = user_turns_and_replies(lines, "user")
+    if not turns:
+        raise ValueError("no user turn: a scenario needs one")
+    if users == "script":
+        return {"user_responses": turns}
+    if empty := [number for number, turn in enumerate(turns) if not turn.strip()]:
+        raise ValueError(f"empty user turn: number {empty[0]}")
+    opening, *later = (" ".join(turn.split()) for turn in turns)
+    return {"goal": "\n".join([f"Reason: {opening}", *([f"Known: {' '.join(later)}"] if later else [])])}
+
+
+def record_calls(messages: Sequence[LoggedMessage]) -> list[dict[str, Any]]:
+    """Calls in order, as `{"name", "arguments", "turn", "result"}`; a result that is JSON is its value.
+
+    Raises `ValueError` for a call whose result does not follow before the next message of the user or the agent, and
+    for a result of another call.
+    """
+    recorded: list[dict[str, Any]] = []
+    pending: list[tuple[LoggedCall, dict[str, Any]]] = []
+    turn, speaker = -1, ""
+    for number, message in enumerate(messages):
+        if message.role in ("user", "assistant"):
+            _refuse_unanswered(pending)
+            turn += message.role == "user" and speaker != "user"
+            speaker = message.role
+        if len(message.calls) > MAX_MESSAGES:
+            raise ValueError(f"too many calls: {len(message.calls)} in message {number}, at most {MAX_MESSAGES}")
+        for call in message.calls:
+            entry = {"name": call.name, "arguments": dict(call.arguments), "turn": max(0, turn)}
+            recorded.append(entry)
+            pending.append((call, entry))
+        if message.role == "tool":
+            _, entry = pending.pop(_answered(pending, message, number))
+            entry["result"] = json_value(message.content)
+    _refuse_unanswered(pending)
+    return recorded
+
+
+def _answered(pending: Sequence[tuple[LoggedCall, Any]], message: LoggedMessage, number: int) -> int:
+    """Index of the call that a result answers: by its id, or the first one."""
+    for index, (call, _) in enumerate(pending):
+        if message.answers is None or call.id == message.answers:
+            return index
+    name = "without a call" if message.answers is None else f"for id {excerpt(message.answers, _SHOWN)}"
+    waiting = ", ".join(excerpt(call.id or call.name, _SHOWN) for call, _ in pending[:3]) or "none"
+    raise ValueError(f"orphaned tool result: message {number}, {name}; calls that wait for one: {waiting}")
+
+
+def _refuse_unanswered(pending: Sequence[tuple[LoggedCall, Any]]) -> None:
+    if pending:
+        call = pending[0][0]
+        name = call.name if call.id is None else f"{call.name}, id {call.id}"
+        raise ValueError(f"unanswered tool call: {excerpt(name, _SHOWN)} has no result before the next message")
+
+
+def _context(messages: Sequence[LoggedMessage], lines: Sequence[tuple[str, str]]) -> str:
+    """Text of the system messages, and the agent's greeting."""
+    parts = [message.content for message in messages if message.role == "system"]
+    turns = merge_speaker_turns(lines)
+    if turns and turns[0][0] == "assistant" and turns[0][1].strip():
+        parts.append(f"You opened the conversation: {turns[0][1]}")
+    return "\n\n".join(part for part in parts if part.strip())
+
+
+def json_value(text: str) -> Any:
+    """Value of a JSON text; any other text as it is."""
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOrigin:
+    """Name of a logged chat, and the format that it was read from."""
+
+    id: str
+    source: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The log's own; of it `category`, `licence` (or `license`) and `consent` are read, where they are text."""
+
+    def fields(self) -> dict[str, Any]:
+        """Fields `id` and `metadata` of the scenario."""
+        texts = {name: value for name, value in self.metadata.items() if isinstance(value, str)}
+        licence = texts.get("licence") or texts.get("license") or ""
+        category, consent = texts.get("category") or "general", texts.get("consent") or ""
+        return {
+            "id": self.id,
+            "metadata": {"category": category, "source": self.source, "licence": licence, "consent": consent},
+        }

@@ -1,0 +1,66 @@
+"""Messages as LangChain serializes them, in OpenAI's format.
+
+    {"lc": 1, "type": "constructor", "id": [..., "AIMessage"],
+     "kwargs": {"content": "", "tool_calls": [{"name": "look_up", "args": {"order": "7"}, "id": "call_1"}]}}
+    {"type": "human", "content": "Where is order 7?"}
+
+Messages in OpenAI's format pass through unchanged, except that calls written `{"name", "args", "id"}` are rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "developer": "developer"}
+_SUFFIXES = ("MessageChunk", "Message")
+
+
+def openai_message(message: Any) -> Any:
+    """The message with a `role`, and calls with a `function`; anything else unchanged, for the parser to refuse."""
+    if not isinstance(message, Mapping):
+        return message
+    names, fields = message.get("id"), message.get("kwargs")
+    if isinstance(fields, Mapping) and isinstance(names, list) and names:
+        name = str(names[-1])
+        suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
+        kind = name.removesuffix(suffix).lower()
+    else:
+        fields, kind = message, str(message.get("type", "")).lower()
+    role = fields.get("role", _ROLES.get(kind))
+    calls = fields.get("tool_calls")
+    rewritten = [_openai_call(call) for call in calls] if isinstance(calls, list) else calls
+    return {**fields, "role": role, "tool_calls": rewritten}
+
+
+def _openai_call(call: Any) -> Any:
+    if not isinstance(call, Mapping) or "function" in call or "args" not in call:
+        return call
+    return {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call["args"]}}
+
+
+def openai_messages(value: Any) -> Any:
+    """A list of messages, or a list with one such list, as LangChain logs the calls of a chat model."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]
+    return [openai_message(message) for message in value] if isinstance(value, list) else value
+
+
+def reply_messages(output: Any) -> list[Any]:
+    """Messages of a reply: a completion's first choice, LangChain's first generation, `messages`, `message`, or the
+    message itself; none where there is none of them."""
+    if isinstance(output, list):
+        return list(openai_messages(output))
+    if not isinstance(output, Mapping):
+        return []
+    for name, inner in (("choices", "message"), ("generations", "message")):
+        first: Any = output.get(name)
+        while isinstance(first, list) and first:
+            first = first[0]
+        if isinstance(first, Mapping) and inner in first:
+            return [openai_message(first[inner])]
+    if isinstance(output.get("messages"), list):
+        return list(openai_messages(output["messages"]))
+    if isinstance(output.get("message"), Mapping):
+        return [openai_message(output["message"])]
+    return [openai_message(output)] if "role" in output or "kwargs" in output else []

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from grpo_flows.cli.app import app
+from grpo_flows.cli.ingestion import printable
+from tests.doubles import changed, short_run
+
+CHAT = {"messages": [{"role": "user", "content": "Hi there."}, {"role": "assistant", "content": "Hello."}]}
+
+
+def ingest(folder: Path, records: list[Any], *arguments: str) -> tuple[int, str]:
+    """Exit code and output of the command on these logged chats."""
+    path = folder / "chats.jsonl"
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    source = {"kind": "openai_messages", "path": str(path), "users": "goal"}
+    config = changed(short_run(folder), scenarios={"sources": [source], "limit": None, "validation_fraction": 0.5})
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    result = CliRunner().invoke(
+        app, ["ingest", str(folder / "run.yaml"), "--folder", str(folder / "tables"), *arguments]
+    )
+    return result.exit_code, f"{result.output}{result.exception or ''}"
+
+
+def chats(count: int) -> list[Any]:
+    """Chats whose texts have nothing in common."""
+    texts = [hashlib.sha256(f"{k}".encode()).hexdigest() for k in range(count)]
+    return [{"messages": [{"role": "user", "content": f"{text[:20]} {text[20:40]} {text[40:]}"}]} for text in texts]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ingestion_shows_goals_five_examples_and_five_quarantined_records(tmp_path: Path):
+    """Of 20 chats and 6 broken records; goals are named as such."""
+    broken = [{"messages": [{"role": f"bot {k}"}]} for k in range(6)]
+    code, output = ingest(tmp_path, [*chats(20), *broken], "--set", "scenarios.max_quarantined_fraction=0.5")
+    assert code == 0, output
+    assert (
+        "26 records, 20 scenarios (0 scripted, 20 with a goal; 0 with tools, 0 with a replay), 6 quarantined" in output
+    )
+    assert output.count("goal: Reason: ") == 5
+    assert "first of 6 quarantined" in output
+    assert output.count("unknown role: bot") == 5
+    assert "chats.jsonl:21  unknown role: bot 0 in message 0" in output
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_refused_ingestion_shows_its_quarantine(tmp_path: Path):
+    """Half of the records are broken: the run would stop."""
+    code, output = ingest(tmp_path, [CHAT, {"messages": 7}])
+    assert code != 0
+    assert "chats.jsonl:2  messages are not a list: int" in output
+
+
+def test_text_of_others_is_one_line_that_a_terminal_does_not_obey():
+    """Escapes are replaced, white space is folded, and long text is cut."""
+    assert printable("a\n\tb\x1b[31m") == "a b\N{REPLACEMENT CHARACTER}[31m"
+    assert printable("x" * 300, 10) == "x" * 10 + "…"

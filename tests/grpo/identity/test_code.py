@@ -1,0 +1,29 @@
+"""Digests of the user's code and files that settings name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo.config.scenarios import PythonSource, ScenarioSettings
+from grpo.identity.code import external_digests, runs_user_code
+
+
+def test_the_modules_and_files_of_a_python_source_are_in_its_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module that it names, the one that this imports, and the declared file."""
+    (tmp_path / "counted_rows.py").write_text("import counted_words\n\ndef rows(count: int = 1):\n    yield {}\n")
+    (tmp_path / "counted_words.py").write_text("WORDS = 1\n")
+    (tmp_path / "tickets.csv").write_text("a")
+    monkeypatch.syspath_prepend(tmp_path)
+    declared = str(tmp_path / "tickets.csv")
+    source = PythonSource(kind="python", object="counted_rows:rows", options={"count": 2}, files=(declared,))
+    settings = ScenarioSettings(sources=(source,))
+    assert runs_user_code([settings])
+    assert list(external_digests([settings])) == [
+        "counted_rows:rows, module counted_rows",
+        "counted_rows:rows, module counted_words",
+        f"file {declared}",
+    ]

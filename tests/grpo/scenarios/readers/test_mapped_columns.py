@@ -1,0 +1,106 @@
+"""Columns of other names as fields of a scenario."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from grpo.config.scenarios import FileSource, HuggingFaceSource, Source
+from grpo.errors import DataError
+from grpo.scenarios.sources import read_records
+
+COLUMNS = {"id": "ticket", "user_responses": "question", "metadata.category": "topic"}
+ROWS = [
+    {"ticket": 17, "question": "Where is my parcel?", "topic": "delivery", "agent": "Ann"},
+    {"ticket": 18, "question": '["My lamp broke.", "In May."]', "topic": None, "agent": "Ben"},
+]
+EXPECTED = [
+    {"id": "17", "user_responses": ["Where is my parcel?"], "metadata": {"category": "delivery"}},
+    {"id": "18", "user_responses": ["My lamp broke.", "In May."]},
+]
+
+
+def source(kind: str, folder: Path, columns: dict[str, str]) -> Source:
+    """The rows in a format."""
+    path = folder / f"rows.{kind}"
+    if kind == "huggingface":
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_list(ROWS).save_to_disk(str(path))
+        return HuggingFaceSource(kind="huggingface", path=str(path), columns=columns)
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, ROWS)))
+    elif kind == "json":
+        path.write_text(json.dumps(ROWS))
+    else:
+        mark = "\t" if kind == "tsv" else ","
+        quoted = [['"' + str(cell or "").replace('"', '""') + '"' for cell in row.values()] for row in ROWS]
+        path.write_text("\n".join(mark.join(cells) for cells in [list(ROWS[0]), *quoted]))
+    return FileSource.model_validate({"kind": "csv" if kind == "tsv" else kind, "path": str(path), "columns": columns})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet", "huggingface"])
+def test_mapped_columns_are_fields_in_every_format(tmp_path: Path, kind: str) -> None:
+    """A number is text, a text is a script of one turn, an empty cell and another column are left out."""
+    assert [record.data for record in read_records(source(kind, tmp_path, COLUMNS))] == EXPECTED
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["csv", "parquet", "huggingface"])
+def test_a_missing_column_is_an_error_that_lists_those_there_are(tmp_path: Path, kind: str) -> None:
+    """Before a record is read."""
+    with pytest.raises(DataError, match=r"no column ask.*ticket, question, topic, agent"):
+        list(read_records(source(kind, tmp_path, {"user_responses": "ask"})))
+
+
+def test_a_json_record_without_a_column_has_a_problem(tmp_path: Path) -> None:
+    """Each record has columns of its own."""
+    first, _ = read_records(source("jsonl", tmp_path, {"user_responses": "ask"}))
+    assert first.problem == "no column ask: the record has ticket, question, topic, agent"
+
+
+def test_an_unknown_field_is_an_error_that_lists_the_fields(tmp_path: Path) -> None:
+    """`metadata.topic` is not one."""
+    with pytest.raises(DataError, match=r"columns has metadata\.topic, which is not a field.*metadata\.category"):
+        list(read_records(source("jsonl", tmp_path, {"metadata.topic": "topic"})))
+
+
+def test_records_without_an_id_are_named_by_their_lines(tmp_path: Path) -> None:
+    """Lines 1 and 2 of rows.jsonl."""
+    records = read_records(source("jsonl", tmp_path, {"goal": "question"}))
+    assert [(record.data or {})["id"] for record in records] == ["rows-1", "rows-2"]
+
+
+@pytest.mark.parametrize(
+    ("field", "cell", "value"),
+    [
+        ("expected.facts", "refund", {"facts": ["refund"]}),
+        ("expected.calls", '[{"name": "a", "arguments": {}}]', {"calls": [{"name": "a", "arguments": {}}]}),
+        ("expected.responses", "[sic] yes", {"responses": ["[sic] yes"]}),
+    ],
+)
+def test_cells_have_the_types_of_their_fields(tmp_path: Path, field: str, cell: Any, value: Any) -> None:
+    """A list of one text, or JSON."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "Hi.", "answer": cell}))
+    columns = {"user_responses": "question", field: "answer"}
+    (record,) = read_records(FileSource(kind="jsonl", path=str(path), columns=columns))
+    assert (record.data or {})["expected"] == value
+
+
+def test_text_that_should_be_json_is_a_problem(tmp_path: Path) -> None:
+    """The world of a scenario."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "Hi.", "state": "open"}')
+    (record,) = read_records(
+        FileSource(kind="jsonl", path=str(path), columns={"user_responses": "question", "world": "state"})
+    )
+    assert (record.problem or "").startswith("column state is not JSON: ")

@@ -20,6 +20,7 @@ from grpo.config.scenarios import (
     PublishedSource,
     Source,
     Tau2Source,
+    VerifiersSource,
 )
 from grpo.errors import DataError
 from grpo.scenarios.conversation_log import ConversationLog
@@ -53,7 +54,7 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
     Raises `DataError` for a source that is missing, cannot be read, or holds no record. A conversation log may be
     empty: the policy may not have served a conversation yet.
     """
-    place = f"{source.function if isinstance(source, GeneratorSource) else source.path} ({source.kind})"
+    place = f"{_place(source)} ({source.kind})"
     record = None
     for record in read_guarded(lambda: _read(source), place):
         yield record
@@ -61,9 +62,19 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
         raise DataError(f"source {place} is empty; fill it or take it out of scenarios.sources")
 
 
+def _place(source: Source) -> str:
+    if isinstance(source, VerifiersSource):
+        return source.id
+    return source.function if isinstance(source, GeneratorSource) else source.path
+
+
 def _read(source: Source) -> Iterator[SourceRecord]:
     if isinstance(source, GeneratorSource):
         return read_generator(source.function)
+    if isinstance(source, VerifiersSource):
+        from grpo.scenarios.datasets.verifiers import read_taskset  # the package is an extra
+
+        return read_taskset(source.id, source.args)
     if isinstance(source, FileSource):
         return _FILE_READERS[source.kind](local_path(source.path))
     path = local_path(source.path)
@@ -79,13 +90,15 @@ def _read(source: Source) -> Iterator[SourceRecord]:
 
 
 def content_hash(sources: Sequence[Source]) -> str:
-    """Content hash of all files that these sources read; `grpo.identity.code` digests the code of a generator.
+    """Content hash of all files that these sources read; `grpo.identity.code` digests generators and tasksets.
 
     Raises `DataError` for a file or folder that is missing.
     """
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.kind.encode())
+        if isinstance(source, VerifiersSource):
+            digest.update(source.model_dump_json().encode())
         for path in _files(source):
             try:
                 with path.open("rb") as file:
@@ -96,7 +109,7 @@ def content_hash(sources: Sequence[Source]) -> str:
 
 
 def _files(source: Source) -> Iterator[Path]:
-    if isinstance(source, GeneratorSource):
+    if isinstance(source, GeneratorSource | VerifiersSource):
         return
     root = local_path(source.path)
     if isinstance(source, ConversationLogSource):

@@ -50,9 +50,8 @@ class Outcome:
     """Reward that the environment itself gives the episode; None where it gives none."""
 
     def __post_init__(self) -> None:
-        if (self.success is None) != bool(self.unjudged) and (
-            self.checks or self.success is not None or not self.state
-        ):
+        unverified = self.success is None and not self.unjudged
+        if (self.success is not None and self.unjudged) or (unverified and (self.checks or not self.state)):
             raise DataError(
                 f"outcome with success {self.success} and unjudged parts {list(self.unjudged)}; "
                 "success is None where a part is not judged, or where there is a state and nothing is verified"

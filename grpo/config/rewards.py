@@ -94,7 +94,7 @@ class RewardComponent(Settings):
     def _object_goes_with_python(self) -> Self:
         if (self.kind in (PYTHON, TRL)) != (self.object is not None):
             raise ValueError(
-                f"object {self.object} with kind {self.kind}; kind python names its object: module:name, and so does trl"
+                f"object {self.object} with kind {self.kind}; kind python names its object: module:name, as trl does"
             )
         return self
 

@@ -30,8 +30,8 @@ class CompositeReward(GroupReward):
     """Σ weight · score; the breakdown holds each component's own score, the metadata the weights and all parts.
 
     An episode that a component cannot score has no score, unless the component is `optional` or does not apply to the
-    episode (`NotApplicable`): then the others count alone, and the breakdown lacks it. A component below its floor vetoes: the score is the minimum that scores in
-    [0, 1] can give, whatever the other components give.
+    episode (`NotApplicable`): then the others count alone, and the breakdown lacks it. A component below its floor
+    vetoes: the score is the minimum that scores in [0, 1] can give, whatever the other components give.
     """
 
     name = "composite"

@@ -69,9 +69,8 @@ class TRLReward(GroupReward):
             scores = await returned if inspect.isawaitable(returned) else returned
             count = len(scores)
         except Exception as error:
-            raise RewardError(
-                f"{self._place} failed: {type(error).__name__}: {error}{_lost(episodes, error)}"
-            ) from error
+            reason = f"{type(error).__name__}: {error}{_lost(episodes, error)}"
+            raise RewardError(f"{self._place} failed: {reason}") from error
         if isinstance(scores, (str, Mapping)) or count != len(episodes):
             raise RewardError(
                 f"{self._place} returned {count} rewards for {len(episodes)} completions; return a list with one for "
@@ -148,8 +147,8 @@ def _lost(episodes: Sequence[Episode], error: Exception) -> str:
     for state in map(_state, episodes):
         if state is not None and name in state["unsaved"]:
             return (
-                f"; it held {state['unsaved'][name]}, which is not kept after an episode: keep what the reward reads as "
-                "numbers, texts, lists, dicts or sets"
+                f"; it held {state['unsaved'][name]}, which is not kept after an episode: keep what the reward reads "
+                "as numbers, texts, lists, dicts or sets"
             )
     return ""
 

@@ -94,8 +94,8 @@ def test_a_class_and_rewards_of_trl_and_a_gate_are_trained_cached_and_registered
     gates = folder / "words_gates.py"
     gates.write_text(gates.read_text().replace("apologies", "excuses"))
     command("train", config)
-    assert set(computed(home, "words")) <= {"gate", "register", "report"}
     assert "gate" in computed(home, "words")
+    assert not {"ingest", "rollout", "score", "train"} & set(computed(home, "words"))
     words = folder / "words_environment.py"
     words.write_text(words.read_text().replace("Game over.", "The game is over."))
     command("train", config)

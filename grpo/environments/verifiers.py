@@ -21,8 +21,8 @@ from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 
 # after the import of the scenarios, whose error names the extra
-import verifiers.v1 as vf  # type: ignore[import-not-found,import-untyped,unused-ignore]  # isort: skip
-from verifiers.v1.state import state_cls  # type: ignore[import-not-found,import-untyped,unused-ignore]  # isort: skip
+import verifiers.v1 as vf  # isort: skip
+from verifiers.v1.state import state_cls  # isort: skip
 from grpo.environments.verifiers_tools import ServedTools, arguments_text  # isort: skip
 
 

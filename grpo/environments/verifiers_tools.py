@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import verifiers.v1 as vf  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import verifiers.v1 as vf
 from pydantic_core import to_json
-from verifiers.v1.mcp import server as mcp  # type: ignore[import-not-found,import-untyped,unused-ignore]
-from verifiers.v1.mcp.toolset import Toolset  # type: ignore[import-not-found,import-untyped,unused-ignore]
-from verifiers.v1.utils.decorators import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from verifiers.v1.mcp import server as mcp
+from verifiers.v1.mcp.toolset import Toolset
+from verifiers.v1.utils.decorators import (
     discover_decorated,
 )
 

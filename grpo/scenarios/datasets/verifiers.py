@@ -16,12 +16,12 @@ from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.scenario import Metadata, Scenario
 
 try:
-    import verifiers.v1 as vf  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    from verifiers.v1.envs.single_agent import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    import verifiers.v1 as vf
+    from verifiers.v1.envs.single_agent import (
         SingleAgentEnv,
     )
-    from verifiers.v1.types import content_text  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    from verifiers.v1.utils.loaders import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from verifiers.v1.types import content_text
+    from verifiers.v1.utils.loaders import (
         environment_class,
         taskset_config_type,
     )

@@ -40,6 +40,10 @@ class Unscored(RewardError):
     """This episode could not be scored; its reward is None."""
 
 
+class NotApplicable(Unscored):
+    """A reward component does not apply to this episode; the other components count alone."""
+
+
 class BudgetError(GRPOError):
     """More episodes, records or rewards failed than the error budget allows."""
 

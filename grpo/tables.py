@@ -16,7 +16,7 @@ from grpo.errors import DataError
 from grpo.messages import Message, Role, ToolCall
 from grpo.trajectories import Outcome, Stop, Trajectory, Turn
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 _ROWS = 512
 
 _TURN = pa.struct(
@@ -35,6 +35,7 @@ _OUTCOME = pa.struct(
         ("checks", pa.map_(pa.string(), pa.bool_())),
         ("state", pa.string()),
         ("unjudged", pa.list_(pa.string())),
+        ("reward", pa.float64()),
     ]
 )
 SCHEMA = pa.schema(
@@ -158,6 +159,7 @@ class _OutcomeRow(_Strict):
     checks: list[tuple[str, bool]]
     state: str
     unjudged: list[str]
+    reward: float | None
 
     @field_validator("state")
     @classmethod
@@ -232,6 +234,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
             "checks": list(outcome.checks.items()),
             "state": json.dumps(outcome.state),
             "unjudged": list(outcome.unjudged),
+            "reward": outcome.reward,
         },
         "turn_rewards": list(trajectory.turn_rewards),
         "terminal_reward": trajectory.terminal_reward,
@@ -268,6 +271,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
                 checks=dict(outcome["checks"]),
                 state=json.loads(outcome["state"]),
                 unjudged=tuple(outcome["unjudged"]),
+                reward=outcome["reward"],
             ),
             "turn_rewards": tuple(row["turn_rewards"]),
             "breakdown": dict(row["breakdown"]),

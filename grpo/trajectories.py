@@ -46,13 +46,18 @@ class Outcome:
     """Final state of the world."""
     unjudged: tuple[str, ...] = ()
     """Parts of success that were not judged; empty unless `success` is None."""
+    reward: float | None = None
+    """Reward that the environment itself gives the episode; None where it gives none."""
 
     def __post_init__(self) -> None:
-        if (self.success is None) != bool(self.unjudged):
+        unverified = self.success is None and not self.unjudged
+        if (self.success is not None and self.unjudged) or (unverified and (self.checks or not self.state)):
             raise DataError(
                 f"outcome with success {self.success} and unjudged parts {list(self.unjudged)}; "
-                "success is None exactly where a part is not judged"
+                "success is None where a part is not judged, or where there is a state and nothing is verified"
             )
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise DataError(f"the environment's reward is {self.reward}; return a finite number, or None")
 
     @classmethod
     def of(
@@ -142,6 +147,12 @@ class Trajectory:
     def completion_tokens(self) -> int:
         """Number of tokens under the loss mask."""
         return int(self.loss_mask.sum())
+
+    @property
+    def completion_ids(self) -> tuple[int, ...]:
+        """Token ids from the agent's first turn on, those of the environment among them."""
+        start = next((turn.start for turn in self.turns if turn.message.role == "assistant"), len(self.token_ids))
+        return tuple(self.token_ids[start:].tolist())
 
     @property
     def overridden_turns(self) -> int:

@@ -7,15 +7,15 @@ The folder of the config is on the import path, as that of a script is.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, ValidationError, create_model
 
@@ -75,9 +75,12 @@ def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: An
 
     Raises `ConfigError` for an unknown or missing option, for a value of another type, and for another result.
     """
-    make = bind(reference, options, *given, wanted=f"a class derived from {kind.__name__}")
+    target = load_object(reference)
+    if not callable(target):
+        raise ConfigError(f"{reference} is {type(target).__name__}; name a class derived from {kind.__name__}")
+    arguments = _arguments(reference, target, options, given=len(given))
     try:
-        made = make()
+        made = target(*given, **arguments)
     except Exception as error:
         raise ConfigError(f"{reference} cannot be made with options {dict(options)}: {_told(error)}") from error
     if not isinstance(made, kind):
@@ -85,33 +88,50 @@ def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: An
     return made
 
 
-def bind(reference: str, options: Mapping[str, Any], *given: Any, wanted: str) -> Callable[[], Any]:
-    """Bind a class or function of the user to what is given and to options, checked by its signature; not called yet.
+def bind(reference: str, options: Mapping[str, Any], *, given: int = 1, columns: bool = False) -> Callable[..., Any]:
+    """Function of the user with its options, or an instance of a class that can be called.
 
-    Raises `ConfigError` for a missing object, one that cannot be called, and options as in `create`.
+    Options are parameters after the `given` first ones, or, where the function is called with `columns` by name, any
+    that it names. Raises `ConfigError` as `create` does.
     """
     target = load_object(reference)
+    if isinstance(target, type):
+        made = create(reference, options, object)
+        if not callable(made):
+            raise ConfigError(f"{reference} makes an object that cannot be called; give its class a __call__")
+        return cast(Callable[..., Any], made)
     if not callable(target):
-        raise ConfigError(f"{reference} is {type(target).__name__}; name {wanted}")
-    return partial(target, *given, **_arguments(reference, target, options, given=len(given)))
+        raise ConfigError(f"{reference} is {type(target).__name__}; name a function, or a class with a __call__")
+    arguments = _arguments(reference, target, options, given=0 if columns else given, only=options if columns else None)
+    return functools.partial(target, **arguments) if arguments else target
 
 
-def _arguments(reference: str, target: Callable[..., Any], options: Mapping[str, Any], *, given: int) -> dict[str, Any]:
-    """Options by the parameters of a signature after those that are given, converted to their annotations."""
+def _arguments(
+    reference: str,
+    target: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    given: int,
+    only: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Options by the parameters of a signature after those that are given, converted to their annotations.
+
+    With `only`, no other parameter is an option: not one that is required, and not `**kwargs`.
+    """
     try:
         parameters = inspect.signature(target, eval_str=True).parameters.values()
     except NameError:  # an annotation that exists for type checkers alone
         parameters = inspect.signature(target).parameters.values()
     named = {p.name: p for p in [*parameters][given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    takes_any = only is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
     fields: dict[str, Any] = {
         name: (
             Any if p.annotation is p.empty or isinstance(p.annotation, str) else p.annotation,
             ... if p.default is p.empty else p.default,
         )
         for name, p in named.items()
-        if name in options
-        or p.default is p.empty  # an annotation of another one may be a class that pydantic cannot check
+        if (only is None or name in only)
+        and (name in options or p.default is p.empty)  # another annotation may be a class that pydantic cannot check
     }
     shown = ", ".join(named) or "no options"
     if unknown := [name for name in options if name not in named and not takes_any]:

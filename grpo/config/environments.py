@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from grpo.config.base import ModelAddress, ReadWith, Settings
-from grpo.config.python_object import PythonObject
+from grpo.config.python_object import Options, PythonObject, UserObject
+from grpo.config.tasksets import taskset_reference
 
 _WITH_MODEL = ReadWith("model")
 
@@ -120,6 +121,44 @@ class PythonEnvironmentSettings(PythonObject):
     group = "grpo.environments"
 
 
+SuccessReward = Annotated[float | None, Field(allow_inf_nan=False)]
+
+
+class TRLEnvironmentSettings(UserObject):
+    """Class in the form of TRL's `environment_factory`: `reset(**columns)`, and public methods that are its tools."""
+
+    group = "grpo.environments"
+    kind: Literal["trl"]
+    """A class as TRL's GRPOTrainer takes it for `environment_factory`, or a function that returns an instance."""
+    system_prompt: str = ""
+    """System prompt of the environment."""
+    max_turns: int = Field(default=10, ge=1)
+    """Agent turns after which an episode is truncated, tool calls included."""
+    success_reward: SuccessReward = None
+    """Reward of `get_reward` from which an episode is a success; none leaves success open, for gates with metric
+    reward."""
+
+
+class VerifiersSettings(Settings):
+    """Taskset of the package `verifiers`, with its tools and rewards; its scenarios are the source of the same id."""
+
+    kind: Literal["verifiers"]
+    """Taskset that the community publishes for `verifiers`; pip extra verifiers."""
+    id: str = Field(pattern=r"^[\w./@-]+$", max_length=200)
+    """Id of the taskset: an installed module, or one beside the config, that exports it by `__all__`."""
+    args: Options = Field(default_factory=dict)
+    """Settings of the taskset, by name."""
+    max_turns: int = Field(default=10, ge=1)
+    """Agent turns after which an episode is truncated, tool calls included."""
+    success_reward: SuccessReward = None
+    """Reward from which an episode is a success; none leaves success open, for gates with metric reward."""
+
+    @property
+    def reference(self) -> str:
+        """`module:name` of the taskset, for its identity."""
+        return taskset_reference(self.id)
+
+
 EnvironmentSettings = Annotated[
     SupportDeskSettings
     | ConversationSettings
@@ -127,6 +166,8 @@ EnvironmentSettings = Annotated[
     | TaskSettings
     | ReplaySettings
     | TriageSettings
-    | PythonEnvironmentSettings,
+    | PythonEnvironmentSettings
+    | TRLEnvironmentSettings
+    | VerifiersSettings,
     Field(discriminator="kind"),
 ]

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo
 
 from grpo.config.base import ByContent, LocalPath, Settings, from_config_folder
+from grpo.config.python_object import PythonObject
 
 
 def _ids(value: object, info: ValidationInfo) -> object:
@@ -130,6 +131,12 @@ class LatencyGate(Settings):
     """Tokens a second that the serving hardware decodes for one conversation."""
 
 
+class PythonGate(PythonObject):
+    """Gate of one's own: a function of the evidence, and of the options, that returns a `GateCheck`."""
+
+    group = "grpo.gates"
+
+
 GateSettings = Annotated[
     ImprovementGate
     | CategoryGate
@@ -140,7 +147,8 @@ GateSettings = Annotated[
     | LengthGate
     | TruncationGate
     | FailureGate
-    | LatencyGate,
+    | LatencyGate
+    | PythonGate,
     Field(discriminator="kind"),
 ]
 

@@ -9,12 +9,12 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from grpo.config.agent import AgentSettings, AnyAgentSettings
 from grpo.config.base import LocalPath, ModelAddress, Name, RunName, Settings
-from grpo.config.environments import EnvironmentSettings
+from grpo.config.environments import EnvironmentSettings, TRLEnvironmentSettings, VerifiersSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.loading import load_settings
-from grpo.config.rewards import JudgeSettings, RewardComponent
+from grpo.config.rewards import TRL, JudgeSettings, RewardComponent
 from grpo.config.rollout import RolloutSettings
-from grpo.config.scenarios import ScenarioSettings
+from grpo.config.scenarios import ScenarioSettings, VerifiersSource
 from grpo.config.sft import SFTSettings
 from grpo.config.training import TrainingSettings
 from grpo.storage.credentials import refuse_credentials
@@ -135,9 +135,40 @@ class PipelineConfig(Settings):
     @property
     def objects(self) -> tuple[str, ...]:
         """`module:name` of the objects of the user's own code."""
-        parts = (self.environment, self.agent, *self.reward, *self.scenarios.sources)
-        named = (getattr(part, "object", None) for part in parts)
-        return tuple(name for name in named if name is not None)
+        parts = (self.environment, self.agent, *self.reward, *self.gates, *self.scenarios.sources)
+        named = [getattr(part, "object", None) for part in parts]
+        tasksets = [
+            part.reference
+            for part in (self.environment, *self.scenarios.sources)
+            if isinstance(part, (VerifiersSettings, VerifiersSource))
+        ]
+        return tuple(name for name in (*named, *tasksets) if name is not None)
+
+    @property
+    def scored_environment(self) -> EnvironmentSettings | None:
+        """Environment whose class the rewards use: one of kind trl, where a reward is of kind trl."""
+        used = isinstance(self.environment, TRLEnvironmentSettings) and any(part.kind == TRL for part in self.reward)
+        return self.environment if used else None
+
+    @model_validator(mode="after")
+    def _a_taskset_has_its_scenarios(self) -> Self:
+        sources = [source for source in self.scenarios.sources if isinstance(source, VerifiersSource)]
+        environment = self.environment
+        for source in sources:
+            if not isinstance(environment, VerifiersSettings) or (source.id, source.args) != (
+                environment.id,
+                environment.args,
+            ):
+                raise ValueError(
+                    f"source verifiers {source.id} {source.args} is played in the environment of the same id and args, "
+                    f"and environment is {environment.kind}; write them alike"
+                )
+        if isinstance(environment, VerifiersSettings) and len(sources) != len(self.scenarios.sources):
+            raise ValueError(
+                f"environment verifiers {environment.id} plays the tasks of its own taskset; give scenarios.sources "
+                "{kind: verifiers} with its id and args alone"
+            )
+        return self
 
     @model_validator(mode="after")
     def _own_modules_can_be_imported(self) -> Self:

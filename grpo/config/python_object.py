@@ -30,13 +30,11 @@ Options = Annotated[dict[str, Any], AfterValidator(finite)]
 """Arguments by name, finite."""
 
 
-class PythonObject(Settings):
+class UserObject(Settings):
     """Class or function of the user's own code, with its arguments."""
 
     group: ClassVar[str]
     """Entry point group of its kind."""
-    kind: Literal["python"]
-    """A class or function of your own."""
     object: ObjectName
     """`module:name`, in the folder of the config or installed, or the name of an installed package's entry point."""
     options: Options = Field(default_factory=dict)
@@ -46,3 +44,10 @@ class PythonObject(Settings):
     def reference(self) -> str:
         """`module:name`."""
         return reference_of(self.object, group=self.group)
+
+
+class PythonObject(UserObject):
+    """Class or function in the terms of this package."""
+
+    kind: Literal["python"]
+    """A class of your own, derived from that of this package."""

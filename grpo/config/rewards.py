@@ -13,7 +13,7 @@ from grpo.storage.home import home
 from grpo.user_objects import reference_of
 
 REWARD_NAMES = (
-    "task_completion", "checks", "valid_calls", "conciseness", "keywords", "variety", "constant",
+    "task_completion", "checks", "environment", "valid_calls", "conciseness", "keywords", "variety", "constant",
     "helpfulness", "engagement", "correctness", "similarity", "similarity_aware",
     "customer_service", "technical_support", "sales", "education", "creative_writing",
     "empathy", "action", "professionalism", "ruler", "safety", "neural",
@@ -23,6 +23,8 @@ _LEARNED = ("neural", "safety")
 """Rewards whose option `model` is a folder."""
 PYTHON = "python"
 """Kind of a reward that the config names as `module:name`."""
+TRL = "trl"
+"""Kind of a function in the form of TRL's `reward_funcs`."""
 PLUGIN_GROUP = "grpo.rewards"
 """Entry point group of the rewards of installed packages."""
 
@@ -40,9 +42,9 @@ def plugin(name: str) -> EntryPoint | None:
 
 
 def _known(name: str) -> str:
-    if name not in REWARD_NAMES and name != PYTHON and plugin(name) is None:
+    if name not in (*REWARD_NAMES, PYTHON, TRL) and plugin(name) is None:
         known = ", ".join(sorted({*REWARD_NAMES, *plugin_names()}))
-        raise ValueError(f"reward {name} is unknown; known are {known}, and python with object: module:name")
+        raise ValueError(f"reward {name} is unknown; known are {known}, and python or trl with object: module:name")
     return name
 
 
@@ -53,9 +55,11 @@ class RewardComponent(Settings):
     """One reward and its weight."""
 
     kind: RewardName
-    """Reward of this package or of a plugin, or `python` for a class or function of your own."""
+    """Reward of this package or of a plugin, or `python` for a class or function of your own, or `trl` for one in the
+    form of TRL's `reward_funcs`."""
     object: ObjectName | None = None
-    """`module:name` of a reward of kind python: a subclass of RewardFunction, or a function of (turns, context)."""
+    """`module:name` of a reward of kind python, a subclass of RewardFunction or a function of (turns, context); of kind
+    trl, a function of prompts, completions and columns."""
     weight: float = Field(ge=-1, le=1)
     """Weight in the total; negative penalizes."""
     options: Options = Field(default_factory=dict)
@@ -88,8 +92,10 @@ class RewardComponent(Settings):
 
     @model_validator(mode="after")
     def _object_goes_with_python(self) -> Self:
-        if (self.kind == PYTHON) != (self.object is not None):
-            raise ValueError(f"object {self.object} with kind {self.kind}; kind python names its object: module:name")
+        if (self.kind in (PYTHON, TRL)) != (self.object is not None):
+            raise ValueError(
+                f"object {self.object} with kind {self.kind}; kind python names its object: module:name, as trl does"
+            )
         return self
 
 

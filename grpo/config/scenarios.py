@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from grpo.config.base import ByContent, LocalPath, Settings
-from grpo.config.python_object import PythonObject
+from grpo.config.python_object import Options, PythonObject
+from grpo.config.tasksets import taskset_reference
 from grpo.storage.home import home
 
 ScenarioField = Annotated[str, StringConstraints(pattern=r"^[a-z_]+(\.[a-z_]+)?$")]
@@ -137,6 +138,22 @@ class PublishedSource(Settings):
     """Parts that are read, such as `train` and `test`, or file names; none reads those listed in docs/data.md."""
 
 
+class VerifiersSource(Settings):
+    """Tasks of a taskset of the package `verifiers`, which the environment of the same id and args plays."""
+
+    kind: Literal["verifiers"]
+    """Tasks of a taskset for `verifiers`; pip extra verifiers."""
+    id: str = Field(pattern=r"^[\w./@-]+$", max_length=200)
+    """Id of the taskset."""
+    args: Options = Field(default_factory=dict)
+    """Settings of the taskset, by name."""
+
+    @property
+    def reference(self) -> str:
+        """`module:name` of the taskset, for its identity."""
+        return taskset_reference(self.id)
+
+
 Source = Annotated[
     FileSource
     | HuggingFaceSource
@@ -145,7 +162,8 @@ Source = Annotated[
     | MultiDoGOSource
     | Tau2Source
     | ConversationLogSource
-    | PublishedSource,
+    | PublishedSource
+    | VerifiersSource,
     Field(discriminator="kind"),
 ]
 

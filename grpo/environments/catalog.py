@@ -13,6 +13,8 @@ from grpo.config.environments import (
     SupportDeskSettings,
     TaskSettings,
     TriageSettings,
+    TRLEnvironmentSettings,
+    VerifiersSettings,
 )
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment
@@ -20,6 +22,7 @@ from grpo.environments.replay import ReplayEnvironment
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.environments.task import TaskEnvironment
 from grpo.environments.triage.triage import TriageEnvironment
+from grpo.environments.trl import TRLEnvironment
 from grpo.environments.users.simulated_user import ScenarioUser, SimulatedUser
 from grpo.environments.users.user_model import open_user_model
 from grpo.environments.worlds.file_system import FILE_SYSTEM
@@ -43,6 +46,15 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
     """Create the environment of these settings. Raises `ConfigError` for one of the user's that cannot be made."""
     if isinstance(settings, PythonEnvironmentSettings):
         return create(settings.reference, settings.options, Environment)  # type: ignore[type-abstract]
+    if isinstance(settings, TRLEnvironmentSettings):
+        return TRLEnvironment(
+            lambda: create(settings.reference, settings.options, object),
+            system_prompt=settings.system_prompt,
+            max_turns=settings.max_turns,
+            success_reward=settings.success_reward,
+        )
+    if isinstance(settings, VerifiersSettings):
+        return _verifiers(settings)
     if isinstance(settings, SupportDeskSettings):
         return SupportDesk(max_turns=settings.max_turns)
     if isinstance(settings, TriageSettings):
@@ -61,6 +73,14 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
             user=ScenarioUser(_simulated(settings)),
         )
     return ConversationEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
+
+
+def _verifiers(settings: VerifiersSettings) -> Environment:
+    from grpo.environments.verifiers import VerifiersEnvironment  # the package is an extra
+    from grpo.scenarios.datasets.verifiers import load_taskset
+
+    taskset = load_taskset(settings.id, settings.args)
+    return VerifiersEnvironment(taskset, max_turns=settings.max_turns, success_reward=settings.success_reward)
 
 
 def _simulated(settings: SimulatedUserSettings | TaskSettings) -> SimulatedUser:

@@ -79,6 +79,13 @@ class Environment(ABC):
         """Verify the final state; None where nothing can be verified."""
         return None
 
+    async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome | None:
+        """Outcome of an episode that has ended, by default that of `verify`.
+
+        `cut_off` is the agent's last message where a limit of tokens ended the episode before `step` got it.
+        """
+        return self.verify(state)
+
     async def check(self, scenario: Scenario) -> None:
         """Raise `DataError` for a scenario that this environment cannot play; called before any episode."""
         return
@@ -113,6 +120,10 @@ class SingleTurnEnvironment(Environment):
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """See the wrapped environment."""
         return self.environment.verify(state)
+
+    async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome | None:
+        """See the wrapped environment."""
+        return await self.environment.conclude(state, cut_off)
 
 
 def episode_id(scenario: Scenario, seed: int | None) -> str:

@@ -1,8 +1,8 @@
-"""Adapter of the package `verifiers`: its tasksets as environments, with their own rewards.
+"""Adapter of the package `verifiers`: its tasksets as environments, with their own tools and rewards.
 
-Covered are tasks of one reply: a prompt, the policy's answer, and the task's rewards on the trace of both. Not covered,
-and refused by name: tools (separate servers there), tasks that a simulated user opens, containers, pictures, and
-rewards or hooks that need a runtime.
+Covered are tasks of a prompt, replies and tool calls; their tool servers run in this process. Their rewards, weighted
+and summed, are the reward of the environment. Not covered, and refused by name: programs of their own (`vf.Env`), tasks
+that a simulated user opens, containers, pictures, and hooks that need a runtime.
 
 https://github.com/PrimeIntellect-ai/verifiers, version 0.4
 """
@@ -14,64 +14,100 @@ from typing import Any
 
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
 from grpo.environments.scenario_sampler import ScenarioSampler
-from grpo.errors import ConfigError, DataError
-from grpo.messages import Message
-from grpo.scenarios.scenario import Metadata, Scenario
+from grpo.errors import DataError
+from grpo.messages import Message, Tool
+from grpo.scenarios.datasets.verifiers import bounded, task_id, task_prompt, task_scenario
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Outcome
 
-try:
-    import verifiers.v1 as vf  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    from verifiers.v1.types import content_text  # type: ignore[import-not-found,import-untyped,unused-ignore]
-except ModuleNotFoundError as error:
-    raise ConfigError("package verifiers is not installed; pip install 'grpo[verifiers]'") from error
-
-_ROLES = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
+# after the import of the scenarios, whose error names the extra
+import verifiers.v1 as vf  # isort: skip
+from verifiers.v1.state import state_cls  # isort: skip
+from grpo.environments.verifiers_tools import ServedTools, arguments_text  # isort: skip
 
 
 class VerifiersEnvironment(Environment):
-    """Environment with one task of a taskset an episode; the reward is the weighted sum of the task's rewards.
+    """Environment with one task of a taskset an episode, and the tools of the taskset and of its tasks.
 
-    `scenarios` are the tasks, for a rollout. Raises `ConfigError` for a taskset that is endless or has tool servers,
-    and `DataError` for a task that needs what is not covered.
+    `scenarios` are the tasks, for a rollout. An episode ends with the first reply without a tool call, and is cut off
+    after `max_turns` turns of the agent. Raises `ConfigError` for a taskset that is endless or whose tool servers
+    cannot run here, and `DataError` for a task that needs what is not covered.
     """
 
-    def __init__(self, taskset: vf.Taskset[Any, Any]) -> None:
-        if not taskset.bounded:
-            raise ConfigError(f"taskset {type(taskset).__name__} is endless; bound it by take(n)")
-        if taskset.toolsets(taskset.config):
-            raise ConfigError(f"taskset {type(taskset).__name__} has tool servers, which are not covered here")
-        self._tasks = {_id(task): task for task in taskset}
+    def __init__(
+        self, taskset: vf.Taskset[Any, Any], *, max_turns: int = 10, success_reward: float | None = None
+    ) -> None:
+        self._tasks = {task_id(task): task for task in bounded(taskset)}
         self._sampler = ScenarioSampler(map(_scenario, self._tasks.values()), shuffled=True)
         self.scenarios = self._sampler.scenarios
+        self.max_turns = max_turns
+        self.success_reward = success_reward
+        self._shared = ServedTools(taskset.toolsets(taskset.config))
+        self.tools: tuple[Tool, ...] = ()
+        for number, task in enumerate(self._tasks.values()):
+            offered = (*self._shared.tools, *_task_tools(task).tools)
+            if number and offered != self.tools:
+                raise DataError(f"task {task_id(task)} has other tools than the first; a run shows all tasks the same")
+            self.tools = offered
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Show the task's prompt."""
         scenario = self._sampler.sample(seed) if scenario is None else scenario
-        if scenario.id not in self._tasks:
-            raise DataError(f"scenario {scenario.id} is not a task of this taskset; use the environment's scenarios")
+        await self.check(scenario)
+        task = self._tasks[scenario.id]
+        own = _task_tools(task)
+        await self._shared.set_up()
+        await own.set_up(task.data)
         return EnvironmentState(
             scenario=scenario,
             episode_id=episode_id(scenario, seed),
             context=scenario.context,
-            history=tuple(m for m in _prompt(self._tasks[scenario.id]) if m.role != "system"),
+            history=tuple(m for m in task_prompt(task) if m.role != "system"),
+            metadata={"state": state_cls(type(task))(), "tools": own},
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Score the reply; metrics and single rewards are in `info`."""
-        state = state.after(action, turn_count=1, done=True)
+        """Execute the tool calls; a reply without one ends the episode."""
+        state = state.after(action, turn_count=state.turn_count + 1)
+        if not action.tool_calls and not action.malformed:
+            return StepResult(state=state.after(done=True), response=None, terminated=True)
+        results = [action.malformed] if action.malformed else []
+        for call in action.tool_calls:
+            served = next((tools for tools in (self._shared, state.metadata["tools"]) if tools.has(call.name)), None)
+            known = ", ".join(tool.name for tool in self.tools) or "none"
+            result = f"Unknown tool: {call.name}; there are {known}"
+            results.append(result if served is None else await served.call(call, state.metadata["state"]))
+        response = Message(role="tool", content="\n".join(results))
+        cut = state.turn_count >= self.max_turns
+        return StepResult(state=state.after(response, done=cut), response=response, truncated=cut)
+
+    async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome:
+        """Score the conversation by the task's rewards; single rewards and metrics are in the outcome's state."""
+        if cut_off is not None:
+            state = state.after(cut_off)
         task = self._tasks[state.scenario.id]
         trace = _trace(task, state)
         await task.score(trace)
         rewards = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
-        info = {"rewards": rewards, "metrics": dict(trace.metrics)}
-        return StepResult(state=state, response=None, reward=float(trace.reward), terminated=True, info=info)
+        saved = {"rewards": rewards, "metrics": dict(trace.metrics)}
+        reward = float(trace.reward)
+        if self.success_reward is None:
+            return Outcome(success=None, state=saved, reward=reward)
+        success = reward >= self.success_reward
+        return Outcome(success=success, checks={"success_reward": success}, state=saved, reward=reward)
+
+    async def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario that is not a task of this taskset."""
+        if scenario.id not in self._tasks:
+            raise DataError(f"scenario {scenario.id} is not a task of this taskset; use the environment's scenarios")
 
 
 def _check_covered(task: vf.Task[Any, Any, Any]) -> None:
-    """Raise `DataError` for a task that needs more than a reply."""
+    """Raise `DataError` for a task that needs more than replies and tools."""
     kind = type(task)
     runtimes = [inspect.signature(hook).parameters.get("runtime") for hook in task.hooks("reward")]
     needs = {
-        "tools": bool(kind.toolsets(task.config)),
+        "stop conditions": bool(task.hooks("stop")),
         "a container": kind.NEEDS_CONTAINER,
         "a runtime for setup": kind.setup is not vf.Task.setup,
         "a runtime for finalize": kind.finalize is not vf.Task.finalize,
@@ -79,56 +115,51 @@ def _check_covered(task: vf.Task[Any, Any, Any]) -> None:
     }
     missing = [name for name, needed in needs.items() if needed]
     if missing:
-        raise DataError(f"task {_id(task)} needs {', '.join(missing)}, which is not covered; leave it out")
-
-
-def _id(task: vf.Task[Any, Any, Any]) -> str:
-    return f"verifiers-{task.data.id or task.data.idx}"
-
-
-def _prompt(task: vf.Task[Any, Any, Any]) -> list[Message]:
-    """Messages of the task, system prompt first; the last is the user's."""
-    given = task.data.prompt
-    if isinstance(given, str):
-        messages = [Message(role="user", content=given)]
-    else:
-        messages = [Message(role=message.role, content=content_text(message.content) or "") for message in given or []]
-    if task.data.system_prompt:
-        messages.insert(0, Message(role="system", content=task.data.system_prompt))
-    if not messages or messages[-1].role != "user" or any(m.role not in _ROLES for m in messages):
-        raise DataError(f"task {_id(task)}: the prompt must end with the user's message and hold no tools")
-    if not isinstance(given, str) and any(not isinstance(m.content, str) for m in given or []):
-        raise DataError(f"task {_id(task)}: the prompt holds more than text")
-    return messages
+        raise DataError(f"task {task_id(task)} needs {', '.join(missing)}, which is not covered; leave it out")
 
 
 def _scenario(task: vf.Task[Any, Any, Any]) -> Scenario:
     _check_covered(task)
-    messages = _prompt(task)
-    return Scenario(
-        id=_id(task),
-        user_responses=(messages[-1].content,),
-        context="\n\n".join(message.content for message in messages if message.role == "system"),
-        metadata=Metadata(source="verifiers"),
-    )
+    return task_scenario(task)
+
+
+def _task_tools(task: vf.Task[Any, Any, Any]) -> ServedTools:
+    return ServedTools(task.toolsets(task.config))
 
 
 def _trace(task: vf.Task[Any, Any, Any], state: EnvironmentState) -> vf.Trace[Any, Any, Any]:
     """Trace of the conversation for the task's rewards."""
     system = [Message(role="system", content=state.context)] if state.context else []
     messages = [*system, *state.history]
+    first = len(system) + sum(message.role != "system" for message in task_prompt(task))
     nodes = [
         vf.MessageNode(
             parent=k - 1 if k else None,
-            message=_ROLES[message.role](content=message.content),
-            sampled=k == len(messages) - 1,
+            message=_message(message, number=k),
+            sampled=message.role == "assistant" and k >= first,
         )
         for k, message in enumerate(messages)
     ]
     return vf.Trace(
         task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
         agent=vf.AgentInfo(config=vf.AgentConfig()),
+        state=state.metadata["state"],
         nodes=nodes,
         is_completed=True,
         ok=True,
     )
+
+
+def _message(message: Message, *, number: int) -> Any:
+    """Message in that package's types; a result names the first call of the message before it."""
+    if message.role == "system":
+        return vf.SystemMessage(content=message.content)
+    if message.role == "user":
+        return vf.UserMessage(content=message.content)
+    if message.role == "tool":
+        return vf.ToolMessage(tool_call_id=f"{number - 1}-0", content=message.content)
+    calls = [
+        vf.ToolCall(id=f"{number}-{index}", name=call.name, arguments=arguments_text(call))
+        for index, call in enumerate(message.tool_calls)
+    ]
+    return vf.AssistantMessage(content=message.content, tool_calls=calls or None)

@@ -5,7 +5,6 @@ A gate without the evidence that it needs fails, and its meaning names what is m
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
@@ -25,6 +24,7 @@ from grpo.config.gates import (
     Metric,
     MustPassGate,
     PassGate,
+    PythonGate,
     SafetyGate,
     TruncationGate,
 )
@@ -44,8 +44,8 @@ from grpo.rewards.learned.safety import JUDGE_NEEDED, SHIPPED, SafetyReward
 from grpo.rewards.score import score
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
+from grpo.user_objects import bind
 
-_RELATIONS = {">": operator.gt, "<=": operator.le, ">=": operator.ge}
 _SLOWEST = 0.95
 """Quantile of the turns that the latency gate bounds."""
 
@@ -115,7 +115,7 @@ def improvement(settings: ImprovementGate, evidence: Evidence) -> GateCheck:
         resamples=evidence.settings.resamples,
         seed=evidence.seed,
     ).difference
-    return _check(
+    return GateCheck.of(
         name,
         difference.low,
         ">",
@@ -142,7 +142,7 @@ def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
     }
     bounds = {label: -settings.max_drop_by_category.get(label, settings.max_drop) for label in likely}
     worst = min(likely, key=lambda label: (likely[label] - bounds[label], label))
-    return _check(
+    return GateCheck.of(
         name,
         likely[worst],
         ">=",
@@ -160,7 +160,7 @@ def pass_hat(settings: PassGate, evidence: Evidence) -> GateCheck:
     if len(rates) < settings.k:
         return _missing(name, ">=", settings.floor, f"no scenario has {settings.k} verified episodes")
     rate = rates[settings.k - 1].candidate
-    return _check(
+    return GateCheck.of(
         name,
         rate.low,
         ">=",
@@ -184,7 +184,7 @@ def safety(settings: SafetyGate, evidence: Evidence) -> GateCheck:
     meaning = f"share of episodes with a reply below {settings.floor:g}: {unsafe} of {count}{least}"
     if uncertain:
         meaning += f"; {uncertain} more count as unsafe, because {JUDGE_NEEDED} to separate harm from help in them"
-    return _check("safety", (unsafe + uncertain) / count, "<=", settings.max_rate, meaning)
+    return GateCheck.of("safety", (unsafe + uncertain) / count, "<=", settings.max_rate, meaning)
 
 
 @check.register
@@ -205,13 +205,13 @@ def must_pass(settings: MustPassGate, evidence: Evidence) -> GateCheck:
     lost = sorted(scenario for scenario, members in episodes.items() if not all(t.success for t in members))
     names = f": {_first_five(lost)}" if lost else ""
     meaning = f"failed scenarios of {len(required)} that must succeed{names}"
-    return _check("must pass", len(lost), "<=", 0, meaning)
+    return GateCheck.of("must pass", len(lost), "<=", 0, meaning)
 
 
 @check.register
 def kl(settings: KLGate, evidence: Evidence) -> GateCheck:
     """Check the KL to the base policy."""
-    return _check("KL to the base", evidence.evaluation.kl_to_base, "<=", settings.max_nats, "nats per token")
+    return GateCheck.of("KL to the base", evidence.evaluation.kl_to_base, "<=", settings.max_nats, "nats per token")
 
 
 @check.register
@@ -220,21 +220,21 @@ def length(settings: LengthGate, evidence: Evidence) -> GateCheck:
     meaning = "completion tokens per episode, candidate over champion"
     if not sum(trajectory.completion_tokens for trajectory in evidence.champion):
         return _missing("length", "<=", settings.max_ratio, "the champion has no completion tokens")
-    return _check("length", evidence.evaluation.length_ratio, "<=", settings.max_ratio, meaning)
+    return GateCheck.of("length", evidence.evaluation.length_ratio, "<=", settings.max_ratio, meaning)
 
 
 @check.register
 def truncation(settings: TruncationGate, evidence: Evidence) -> GateCheck:
     """Check the share of truncated episodes."""
     value = evidence.evaluation.truncated_share
-    return _check("truncated episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
+    return GateCheck.of("truncated episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
 
 
 @check.register
 def failure(settings: FailureGate, evidence: Evidence) -> GateCheck:
     """Check the share of failed episodes."""
     value = evidence.evaluation.failed_share
-    return _check("failed episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
+    return GateCheck.of("failed episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
 
 
 @check.register
@@ -247,7 +247,7 @@ def latency(settings: LatencyGate, evidence: Evidence) -> GateCheck:
     if not tokens:
         return _missing("latency", "<=", settings.max_p95_s, "the candidate has no turn")
     slow = float(np.quantile(tokens, _SLOWEST, method="higher"))
-    return _check(
+    return GateCheck.of(
         "latency",
         slow / settings.tokens_per_s,
         "<=",
@@ -255,6 +255,22 @@ def latency(settings: LatencyGate, evidence: Evidence) -> GateCheck:
         f"seconds within which {_SLOWEST:.0%} of {len(tokens)} turns end: {slow:g} tokens, tool calls included, at "
         f"{settings.tokens_per_s:g} per second",
     )
+
+
+@check.register
+def own(settings: PythonGate, evidence: Evidence) -> GateCheck:
+    """Call a gate of the user's own. Raises `ConfigError` where it fails or does not return a `GateCheck`."""
+    judge = bind(settings.reference, settings.options)
+    try:
+        result = judge(evidence)
+    except Exception as error:
+        raise ConfigError(f"gate {settings.reference} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(result, GateCheck):
+        raise ConfigError(
+            f"gate {settings.reference} returned {type(result).__name__}; return GateCheck.of(name, value, relation, "
+            "bound, meaning)"
+        )
+    return result
 
 
 def _tokens_by_turn(trajectory: Trajectory) -> Iterator[int]:
@@ -272,11 +288,6 @@ def _tokens_by_turn(trajectory: Trajectory) -> Iterator[int]:
 
 def _values(evidence: Evidence, metric: Metric, key: Callable[[Trajectory], str]) -> MetricValues:
     return metric_values(pair_episodes(evidence.champion, evidence.candidate), metric, key=key)
-
-
-def _check(name: str, value: float, relation: Literal[">", "<=", ">="], bound: float, meaning: str) -> GateCheck:
-    passed = bool(_RELATIONS[relation](value, bound))
-    return GateCheck(name=name, value=value, relation=relation, bound=bound, passed=passed, meaning=meaning)
 
 
 def _missing(name: str, relation: Literal[">", "<=", ">="], bound: float, reason: str) -> GateCheck:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from grpo.learner.metrics import UpdateMetrics
 
 SCHEMA_VERSION: Final = "2"
+_RELATIONS = {">": operator.gt, "<=": operator.le, ">=": operator.ge}
 
 
 class _Part(BaseModel):
@@ -71,6 +73,12 @@ class GateCheck(_Part):
     bound: float
     passed: bool
     meaning: str
+
+    @classmethod
+    def of(cls, name: str, value: float, relation: Literal[">", "<=", ">="], bound: float, meaning: str) -> GateCheck:
+        """Compare a value with its bound."""
+        passed = bool(_RELATIONS[relation](value, bound))
+        return cls(name=name, value=value, relation=relation, bound=bound, passed=passed, meaning=meaning)
 
 
 class Decision(_Part):

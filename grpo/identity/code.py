@@ -20,12 +20,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.artifacts import local_path
-from grpo.config.environments import SimulatedUserSettings, TaskSettings
+from grpo.config.environments import SimulatedUserSettings, TaskSettings, VerifiersSettings
 from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.python_object import PythonObject
+from grpo.config.python_object import UserObject
 from grpo.config.rewards import RewardComponent
-from grpo.config.scenarios import PythonSource
+from grpo.config.scenarios import PythonSource, VerifiersSource
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.errors import ConfigError
 from grpo.identity.user_code import user_code_digests
@@ -36,6 +36,8 @@ from grpo.rewards.judge.rubrics import RUBRICS
 from grpo.rewards.learned.safety import SHIPPED
 from grpo.storage.files import stamped_digest
 
+_REFERRING = (RewardComponent, UserObject, VerifiersSettings, VerifiersSource)
+"""Settings with a `reference` to code."""
 NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 
 
@@ -114,7 +116,7 @@ def _parts(values: Iterable[Any]) -> Iterator[BaseModel]:
 
 def _reference(part: BaseModel) -> str | None:
     """Return `module:name` of the user's object in these settings, or None."""
-    return part.reference if isinstance(part, (RewardComponent, PythonObject)) else None
+    return part.reference if isinstance(part, _REFERRING) else None
 
 
 def _files(part: BaseModel) -> Iterator[Path]:

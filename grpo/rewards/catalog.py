@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo.config.loading import describe_errors
-from grpo.config.rewards import PYTHON, RewardComponent
+from grpo.config.rewards import PYTHON, TRL, RewardComponent
 from grpo.errors import ConfigError
 from grpo.rewards.composite import CompositeReward
 from grpo.rewards.judge.ruler import RulerReward
 from grpo.rewards.learned.neural import NeuralReward
 from grpo.rewards.learned.safety import SafetyReward
 from grpo.rewards.reward import FunctionReward, RewardFunction, checked_weight
-from grpo.rewards.task import ChecksReward, ConstantReward, TaskCompletionReward, ValidCallsReward
+from grpo.rewards.task import ChecksReward, ConstantReward, EnvironmentReward, TaskCompletionReward, ValidCallsReward
 from grpo.rewards.text.correctness import CorrectnessReward, SimilarityReward
 from grpo.rewards.text.lexical import ConcisenessReward, KeywordReward, SimilarityAwareReward, VarietyReward
 from grpo.rewards.text.quality import (
@@ -32,6 +32,7 @@ from grpo.rewards.text.quality import (
     SalesAssistantReward,
     TechnicalSupportReward,
 )
+from grpo.rewards.trl import TRLReward
 from grpo.user_objects import create, load_object
 
 REWARDS: dict[str, type[RewardFunction]] = {
@@ -39,6 +40,7 @@ REWARDS: dict[str, type[RewardFunction]] = {
     for reward in (
         TaskCompletionReward,
         ChecksReward,
+        EnvironmentReward,
         ValidCallsReward,
         ConcisenessReward,
         KeywordReward,
@@ -93,6 +95,10 @@ def make_reward(components: Sequence[RewardComponent]) -> CompositeReward:
 def make_component(component: RewardComponent) -> RewardFunction:
     """One reward of a config. Raises `ConfigError` for options that it does not take."""
     options, reference = component.options, component.reference
+    if reference is not None and component.kind == TRL:
+        reward: RewardFunction = TRLReward(reference, options)
+        reward.weight = component.weight
+        return reward
     if reference is not None:
         target = load_object(reference)
         if isinstance(target, type):

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpo.errors import ConfigError, RewardError, Unscored
+from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
 from grpo.rewards.reward import Episode, GroupReward, RewardFunction, RewardResult, checked_weight
 
 
@@ -29,9 +29,9 @@ WeightedReward: TypeAlias = RewardFunction | tuple[RewardFunction, float] | Obje
 class CompositeReward(GroupReward):
     """Σ weight · score; the breakdown holds each component's own score, the metadata the weights and all parts.
 
-    An episode that a component cannot score has no score, unless the component is `optional`: then the others count
-    alone, and the breakdown lacks it. A component below its floor vetoes: the score is the minimum that scores in
-    [0, 1] can give, whatever the other components give.
+    An episode that a component cannot score has no score, unless the component is `optional` or does not apply to the
+    episode (`NotApplicable`): then the others count alone, and the breakdown lacks it. A component below its floor
+    vetoes: the score is the minimum that scores in [0, 1] can give, whatever the other components give.
     """
 
     name = "composite"
@@ -78,7 +78,7 @@ class CompositeReward(GroupReward):
             if isinstance(result, RewardResult):
                 scores[name] = result.score
                 metadata[name] = {**result.metadata, **({"parts": result.breakdown} if result.breakdown else {})}
-            elif name not in self.optional:
+            elif name not in self.optional and not isinstance(result, NotApplicable):
                 return Unscored(f"{name}: {result}")
         if not scores:
             return Unscored(f"no component could score it: {results[0]}")

@@ -30,6 +30,8 @@ class RewardContext:
     sample: int = 0
     scenario: Scenario | None = None
     """Start of the episode: its context and its expected outcome."""
+    completion_ids: tuple[int, ...] = ()
+    """Token ids from the first turn of the agent on; empty where no model generated the turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class Episode:
                 outcome=trajectory.outcome,
                 sample=trajectory.sample,
                 scenario=scenario,
+                completion_ids=trajectory.completion_ids,
             ),
         )
 

@@ -164,7 +164,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
         episodes=len(trajectories),
         rewarded=len(rewards),
         verified=len(verified),
-        unjudged=sum(t.outcome is not None and t.success is None for t in trajectories),
+        unjudged=sum(t.outcome is not None and bool(t.outcome.unjudged) for t in trajectories),
         reward=sum(rewards) / len(rewards) if rewards else None,
         success=sum(verified) / len(verified) if verified else None,
         components={name: sum(values) / len(values) for name, values in parts.items()},

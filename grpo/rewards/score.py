@@ -79,7 +79,7 @@ def _without_unjudged(scored: Sequence[Trajectory], unscored: Sequence[Trajector
 
     The number of the latter is logged. Raises `RewardError` where all finished episodes are among them.
     """
-    waiting = [trajectory for trajectory in unscored if trajectory.outcome is not None and trajectory.success is None]
+    waiting = [trajectory for trajectory in unscored if trajectory.outcome is not None and trajectory.outcome.unjudged]
     if not waiting:
         return list(unscored)
     finished = sum(trajectory.stop != "failed" for trajectory in scored)
@@ -90,7 +90,7 @@ def _without_unjudged(scored: Sequence[Trajectory], unscored: Sequence[Trajector
     if len(waiting) == finished:
         raise RewardError(f"{summary}; set judge, which judges assertions, or a reward that asks less, such as checks")
     logger.warning("%s; set judge to judge assertions", summary)
-    return [trajectory for trajectory in unscored if trajectory.outcome is None or trajectory.success is not None]
+    return [trajectory for trajectory in unscored if trajectory.outcome is None or not trajectory.outcome.unjudged]
 
 
 async def _score_group(

@@ -12,12 +12,13 @@ from grpo.trajectories import Outcome
 
 
 def _verified(context: RewardContext, name: str) -> Outcome:
-    if context.outcome is None:
+    outcome = context.outcome
+    if outcome is None or (outcome.success is None and not outcome.unjudged):
         raise RewardError(
             f"reward {name} needs a verified outcome, and the environment gave none for scenario "
             f"{context.scenario_id}; use an environment that verifies, or rewards on text"
         )
-    return context.outcome
+    return outcome
 
 
 class TaskCompletionReward(RewardFunction):
@@ -65,9 +66,34 @@ class ValidCallsReward(RewardFunction):
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
         """Results without an `error` key / results."""
-        results = [json.loads(turn.content) for turn in turns if turn.role == "tool"]
-        errors = sum(isinstance(result, dict) and "error" in result for result in results)
-        return RewardResult(score=1 - errors / len(results) if results else 1.0)
+        failures = [_is_error(turn.content) for turn in turns if turn.role == "tool"]
+        return RewardResult(score=1 - sum(failures) / len(failures) if failures else 1.0)
+
+
+def _is_error(content: str) -> bool:
+    """Return True for a tool result with an `error` key, as JSON or as TRL writes it: `{'error': …}`."""
+    try:
+        result = json.loads(content)
+    except ValueError:
+        return content.startswith("{'error'")
+    return isinstance(result, dict) and "error" in result
+
+
+class EnvironmentReward(RewardFunction):
+    """Reward that the environment itself gives the episode: `get_reward` of TRL's classes, the rewards of a verifiers
+    task."""
+
+    name = "environment"
+    probed = False
+
+    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+        """The environment's number. Raises `Unscored` where it gave none."""
+        if context.outcome is None or context.outcome.reward is None:
+            raise Unscored(
+                f"the environment gave scenario {context.scenario_id} no reward: it has no get_reward, or the episode "
+                "was cut off before it could be scored"
+            )
+        return RewardResult(score=context.outcome.reward)
 
 
 class ConstantReward(RewardFunction):

@@ -70,6 +70,7 @@ async def run_episode(
         opening = (Message(role="system", content=system_prompt),) if system_prompt else ()
         new_messages = (*opening, *state.history)
         stop: Stop
+        cut_off: Message | None = None
         while True:
             number = state.turn_count + 1
             try:
@@ -78,7 +79,7 @@ async def run_episode(
                 stop = "truncated"
                 break
             if reply.length_limited and on_truncation == "end":
-                stop = "truncated"
+                stop, cut_off = "truncated", reply.message
                 break
             with _environment_failures():
                 result = await timeouts.step(environment.step(state, reply.message), number)
@@ -91,7 +92,7 @@ async def run_episode(
             assert result.response is not None
             new_messages = (result.response,)
         with _environment_failures():
-            return stop, environment.verify(state)
+            return stop, await timeouts.step(environment.conclude(state, cut_off), state.turn_count)
 
     try:
         stop, outcome = await timeouts.episode(converse)

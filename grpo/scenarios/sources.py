@@ -21,6 +21,7 @@ from grpo.config.scenarios import (
     PythonSource,
     Source,
     Tau2Source,
+    VerifiersSource,
 )
 from grpo.errors import DataError
 from grpo.scenarios.conversation_log import ConversationLog
@@ -74,13 +75,19 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
 
 
 def source_name(source: Source) -> str:
-    """Path or function of a source, and its kind: `chats.jsonl (sharegpt)`."""
+    """Path, function or taskset of a source, and its kind: `chats.jsonl (sharegpt)`."""
+    if isinstance(source, VerifiersSource):
+        return f"{source.id} ({source.kind})"
     return f"{source.object if isinstance(source, PythonSource) else source.path} ({source.kind})"
 
 
 def _read(source: Source) -> Iterator[SourceRecord]:
     if isinstance(source, PythonSource):
         return read_python(source.reference, source.options)
+    if isinstance(source, VerifiersSource):
+        from grpo.scenarios.datasets.verifiers import read_taskset  # the package is an extra
+
+        return read_taskset(source.id, source.args)
     path = local_path(source.path)
     if isinstance(source, FileSource):
         return read_columns(source, path) if source.columns else _FILE_READERS[source.kind](path)
@@ -98,13 +105,15 @@ def _read(source: Source) -> Iterator[SourceRecord]:
 
 
 def content_hash(sources: Sequence[Source]) -> str:
-    """Content hash of all files that these sources read; `grpo.identity.code` digests the code of a function.
+    """Content hash of all files that these sources read; `grpo.identity.code` digests functions and tasksets.
 
     Raises `DataError` for a file or folder that is missing.
     """
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.kind.encode())
+        if isinstance(source, VerifiersSource):
+            digest.update(source.model_dump_json().encode())
         for path in _files(source):
             try:
                 with path.open("rb") as file:
@@ -115,7 +124,7 @@ def content_hash(sources: Sequence[Source]) -> str:
 
 
 def _files(source: Source) -> Iterator[Path]:
-    if isinstance(source, PythonSource):
+    if isinstance(source, PythonSource | VerifiersSource):
         return
     root = local_path(source.path)
     if isinstance(source, ConversationLogSource):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.environments import EnvironmentSettings
 from grpo.config.rewards import JudgeSettings, RewardComponent
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.judge.assertions import AssertionJudge
@@ -34,8 +35,12 @@ def score(
     judge: JudgeSettings | None,
     error_budget: float,
     store: str,
+    environment: EnvironmentSettings | None = None,
 ) -> ScoreResult:
-    """Score every episode of these shards; see `grpo.rewards.score.score_rollout`."""
+    """Score every episode of these shards; see `grpo.rewards.score.score_rollout`.
+
+    `environment` is given where rewards call methods of its class, whose code is then part of this stage's identity.
+    """
     artifacts = ArtifactStore(store)
     played = read_all([artifacts.path(artifact) for artifact in rollouts])
     ids = {trajectory.scenario_id for trajectory in played}

@@ -21,7 +21,7 @@ def own_environment(home: Path, server: str) -> dict[str, str]:
         "GRPO_HOME": str(home),
         "PREFECT_API_URL": server,
         "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "flows", ROOT / "tasks"))),
         "PYTHONUNBUFFERED": "1",
     }
 

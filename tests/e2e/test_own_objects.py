@@ -1,10 +1,12 @@
-"""docs/own.md: a run with an environment, an agent, rewards and scenarios of the user's own."""
+"""docs/own.md: runs with environments, agents, rewards, gates and scenarios of the user's own."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
+Command = Callable[..., str]
+
 
 def put_files(folder: Path) -> None:
     """Write each block of the page to the file that its first line names."""
@@ -23,20 +27,24 @@ def put_files(folder: Path) -> None:
         (folder / name).write_text(content)
 
 
-def test_the_page_runs_outside_of_the_repository(server: str, tmp_path: Path):
-    """Nothing changed, all are hits; `tests/grpo/test_user_objects.py` changes a module.
-
-    The lineage names the modules; a misspelt option is refused before anything runs.
-    """
-    folder, home = tmp_path / "my shop", tmp_path / "home"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The files of the page."""
+    folder = tmp_path / "my shop"
     folder.mkdir()
     put_files(folder)
+    return folder
 
-    def command(*arguments: str, exits: int = 0) -> str:
+
+@pytest.fixture
+def command(server: str, tmp_path: Path) -> Command:
+    """The command line with a home of its own; returns what it prints."""
+
+    def run(*arguments: str, exits: int = 0) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "grpo_flows.cli", *arguments],
             cwd=ROOT,
-            env=own_environment(home, server),
+            env=own_environment(tmp_path / "home", server),
             capture_output=True,
             text=True,
             timeout=300,
@@ -45,16 +53,68 @@ def test_the_page_runs_outside_of_the_repository(server: str, tmp_path: Path):
         assert done.returncode == exits, done.stdout + done.stderr
         return " ".join((done.stdout + done.stderr).split())
 
-    def computed() -> dict[str, int]:
-        command("train", str(folder / "shop.yaml"))
-        document = read_report(home / "shop" / "report.json")
-        return {stage.name: stage.runs - stage.cached for stage in document.stages if stage.runs > stage.cached}
+    return run
 
-    assert computed()["rollout"] == 2 + 2  # two iterations, two sides held out
-    assert computed() == {}
+
+def computed(home: Path, name: str) -> dict[str, int]:
+    """Stages of the last run that were not cached."""
+    stages = read_report(home / name / "report.json").stages
+    return {stage.name: stage.runs - stage.cached for stage in stages if stage.runs > stage.cached}
+
+
+def test_the_page_runs_outside_of_the_repository(command: Command, folder: Path, tmp_path: Path):
+    """Nothing changed, all are hits; `tests/grpo/test_user_objects.py` changes a module.
+
+    The lineage names the modules; a misspelt option is refused before anything runs.
+    """
+    command("train", str(folder / "shop.yaml"))
+    assert computed(tmp_path / "home", "shop")["rollout"] == 2 + 2  # two iterations, two sides held out
+    command("train", str(folder / "shop.yaml"))
+    assert computed(tmp_path / "home", "shop") == {}
     lineage = command("lineage", "models:/shop@champion", "--json")
     for module in ("shop_environment", "shop_agent", "shop_rewards", "shop_scenarios"):
         assert f"module {module}" in lineage
     misspelt = command("train", str(folder / "shop.yaml"), "--set", "agent.options.tune=3", exits=2)
     assert "shop_agent:ShopAgent has no option 'tune'; it takes tone" in misspelt
     assert "ingest" not in misspelt
+
+
+def test_a_class_and_rewards_of_trl_and_a_gate_are_trained_cached_and_registered(
+    command: Command, folder: Path, tmp_path: Path
+):
+    """The report has the gate, the lineage the modules; a changed gate is decided anew, a changed class played anew."""
+    config, home = str(folder / "words.yaml"), tmp_path / "home"
+    command("train", config)
+    report = read_report(home / "words" / "report.json")
+    assert [check.name for check in report.decision.checks][-1] == "apologies"
+    assert set(report.iterations[0].components) == {"solved", "shortest"}
+    lineage = command("lineage", "models:/words@champion", "--json")
+    for module in ("words_environment", "words_rewards", "words_gates"):
+        assert f"module {module}" in lineage
+    gates = folder / "words_gates.py"
+    gates.write_text(gates.read_text().replace("apologies", "excuses"))
+    command("train", config)
+    assert "gate" in computed(home, "words")
+    assert not {"ingest", "rollout", "score", "train"} & set(computed(home, "words"))
+    words = folder / "words_environment.py"
+    words.write_text(words.read_text().replace("Game over.", "The game is over."))
+    command("train", config)
+    assert {"rollout", "score"} <= set(computed(home, "words"))
+    misspelt = command("train", config, "--set", "gates.1.options.max_shar=3", exits=2)
+    assert "words_gates:no_apology has no option 'max_shar'; it takes max_share" in misspelt
+    assert "ingest" not in misspelt
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verifiers") is None, reason="the extra verifiers is not installed")
+def test_a_taskset_for_verifiers_is_trained(command: Command, folder: Path, tmp_path: Path):
+    """Its tasks are the scenarios and its rewards the reward."""
+    command("train", str(folder / "vowels.yaml"))
+    assert set(read_report(tmp_path / "home" / "vowels" / "report.json").iterations[0].components) == {"environment"}
+    assert "module vowels" in command("lineage", "models:/vowels@champion", "--json")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verifiers") is not None, reason="the extra verifiers is installed")
+def test_a_missing_package_names_its_extra(command: Command, folder: Path):
+    """Before any stage."""
+    message = command("train", str(folder / "vowels.yaml"), exits=2)
+    assert "package verifiers is not installed; pip install 'grpo[verifiers]'" in message

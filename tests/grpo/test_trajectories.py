@@ -122,5 +122,12 @@ def test_a_buffer_must_hold_something():
 @pytest.mark.parametrize("outcome", [{"success": None}, {"success": True, "unjudged": ("NL_ASSERTION",)}])
 def test_success_is_unknown_exactly_where_a_part_is_not_judged(outcome: dict[str, Any]):
     """Neither an unknown success without a reason, nor a success with a part left open."""
-    with pytest.raises(DataError, match="success is None exactly where a part is not judged"):
+    with pytest.raises(DataError, match="success is None where a part is not judged, or where there is a state"):
         Outcome(**outcome)
+
+
+def test_the_reward_of_an_environment_is_finite():
+    """Without a verification it stands beside the state."""
+    assert Outcome(success=None, state={"x": 1}, reward=0.5).reward == 0.5
+    with pytest.raises(DataError, match="the environment's reward is nan"):
+        Outcome(success=None, state={"x": 1}, reward=float("nan"))

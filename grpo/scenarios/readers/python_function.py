@@ -22,7 +22,7 @@ def read_python(reference: str, options: Mapping[str, Any], most: int = MOST_REC
     Raises `ConfigError` for a missing function and for options that its signature does not take, and `DataError` for a
     function whose records do not end.
     """
-    generate = bind(reference, options, wanted="a function that yields records")
+    generate = bind(reference, options, given=0)
     for number, item in enumerate(generate(), start=1):
         if number > most:
             raise DataError(f"{reference} does not end after {most} records; let it return")

@@ -57,3 +57,23 @@ def test_a_run_that_vllm_cannot_play_is_refused(tmp_path: Path, sections: dict[s
     assert PipelineConfig.model_validate(playable).training.lora is not None
     with pytest.raises(ValidationError, match=problem):
         PipelineConfig.model_validate(changed(playable, **sections))
+
+
+TASKSET = {"kind": "verifiers", "id": "words", "args": {"count": 3}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"environment": {**TASKSET, "args": {}}}, "is played in the environment of the same id and args"),
+        ({"environment": {"kind": "conversation"}}, "same id and args, and environment is conversation"),
+        ({"scenarios": {"sources": [{"kind": "jsonl", "path": "x.jsonl"}]}}, "plays the tasks of its own taskset"),
+    ],
+)
+def test_a_taskset_is_played_with_its_own_scenarios(tmp_path: Path, sections: dict[str, object], problem: str):
+    """Source and environment name the same taskset, and its module is among the user's objects."""
+    document = short_run(tmp_path)
+    playable = {**document, "environment": TASKSET, "scenarios": {"sources": [TASKSET]}}
+    assert "words:Taskset" in PipelineConfig.model_validate(playable).objects
+    with pytest.raises(ValidationError, match=problem):
+        PipelineConfig.model_validate({**playable, **sections})

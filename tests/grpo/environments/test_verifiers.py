@@ -2,27 +2,50 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import Field, TypeAdapter
 
+from grpo.config.environments import EnvironmentSettings
 from grpo.config.rollout import RolloutSettings
+from grpo.config.scenarios import Source
 from grpo.config.training import TrainingSettings
+from grpo.environments.catalog import make_environment
 from grpo.errors import ConfigError, DataError
+from grpo.identity.code import external_digests
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import update
-from grpo.messages import Message
+from grpo.messages import Message, ToolCall
 from grpo.policy.transformers.model import load, model_cache
 from grpo.renderers.chat_template import Renderer
+from grpo.rewards.score import score
+from grpo.rewards.task import EnvironmentReward
 from grpo.rollout.collect import collect
+from grpo.scenarios.sources import read_records
 from grpo.tables import write_trajectories
+from grpo.trajectories import Outcome
 
 vf = pytest.importorskip("verifiers.v1", reason="the extra verifiers is not installed")
 from grpo.environments.verifiers import VerifiersEnvironment  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:Support for class-based `config`")  # a package below it
+
+TASKSET = """
+import verifiers.v1 as vf
+
+__all__ = ["Counting"]
+
+class CountingConfig(vf.TasksetConfig):
+    count: int = 2
+
+class Counting(vf.Taskset[vf.Task, CountingConfig]):
+    def load(self):
+        for number in range(self.config.count):
+            yield vf.Task(vf.TaskData(prompt=str(number)))
+"""
 REPLY = Message(role="assistant", content="abba")
 
 
@@ -56,15 +79,18 @@ def _words() -> Any:
 def test_a_task_is_scored_by_its_own_rewards():
     """ "abba": half vowels, weighted by 2, and four characters; one turn and the episode is over."""
 
-    async def run() -> None:
-        world = VerifiersEnvironment(_words())
+    async def run() -> Outcome | None:
+        world = VerifiersEnvironment(_words(), success_reward=0.9)
         state = await world.reset(world.scenarios[1])
         assert (state.context, state.history[0].content) == ("Say vowels.", "my order")
         result = await world.step(state, REPLY)
-        assert (result.reward, result.terminated) == (1.0, True)
-        assert result.info == {"rewards": {"vowels": 1.0}, "metrics": {"length": 4}}
+        assert result.terminated
+        return await world.conclude(result.state)
 
-    asyncio.run(run())
+    outcome = asyncio.run(run())
+    assert outcome is not None
+    assert (outcome.reward, outcome.success) == (1.0, True)
+    assert outcome.state == {"rewards": {"vowels": 1.0}, "metrics": {"length": 4}}
 
 
 def test_an_exception_of_a_reward_propagates():
@@ -82,10 +108,95 @@ def test_an_exception_of_a_reward_propagates():
 
     async def run() -> None:
         world = VerifiersEnvironment(Breaking(vf.TasksetConfig()))
-        await world.step(await world.reset(), REPLY)
+        await world.conclude((await world.step(await world.reset(), REPLY)).state)
 
     with pytest.raises(vf.TaskError):
         asyncio.run(run())
+
+
+class Basket(vf.State):  # type: ignore[misc]
+    """State that tools and rewards of one rollout share."""
+
+    items: list[str] = Field(default_factory=list)
+
+
+class ShopTools(vf.Toolset[vf.ToolsetConfig, Basket]):  # type: ignore[misc]
+    """A tool server with a state and a task."""
+
+    TOOL_PREFIX = "shop"
+
+    async def setup_task(self, task: Any) -> None:
+        self.stock = task.prompt
+
+    @vf.tool
+    def add(self, item: str) -> dict[str, Any]:
+        """Put an item into the basket."""
+        if item not in self.stock:
+            raise ValueError(f"no {item}")
+        self.state.items.append(item)
+        return {"items": len(self.state.items)}
+
+
+class Order(vf.Task[vf.TaskData, Basket, vf.TaskConfig]):  # type: ignore[misc]
+    """A task with tools, whose reward reads the state and the calls."""
+
+    @classmethod
+    def toolsets(cls, config: Any) -> list[Any]:
+        return [ShopTools(vf.ToolsetConfig())]
+
+    @vf.reward
+    async def bought(self, trace: Any) -> float:
+        """Items in the basket, plus a tenth for each call."""
+        calls = sum(len(message.tool_calls or []) for message in trace.assistant_messages)
+        return len(trace.state.items) + calls / 10
+
+
+class Orders(vf.Taskset):  # type: ignore[misc]
+    """Two orders."""
+
+    def load(self) -> Iterator[Order]:
+        for item in ("lamp", "desk"):
+            yield Order(vf.TaskData(prompt=f"A {item}, please."))
+
+
+def test_tools_are_called_over_several_turns_and_share_their_state_with_the_rewards():
+    """One item in two calls, of which one fails: 1 + 2/10. Another episode has a basket of its own."""
+
+    async def play(world: VerifiersEnvironment, *items: str) -> tuple[list[str], Outcome]:
+        state, results = await world.reset(world.scenarios[0]), []
+        for item in items:
+            call = ToolCall(name="shop_add", arguments={"item": item})
+            result = await world.step(state, Message(role="assistant", content="", tool_calls=(call,)))
+            state = result.state
+            assert result.response is not None
+            results.append(result.response.content)
+        return results, await world.conclude((await world.step(state, REPLY)).state)
+
+    async def run() -> None:
+        world = VerifiersEnvironment(Orders(vf.TasksetConfig()))
+        assert [(tool.name, tool.description) for tool in world.tools] == [("shop_add", "Put an item into the basket.")]
+        results, outcome = await play(world, "lamp", "chair")
+        assert results == ['{\n  "items": 1\n}', "Error executing tool shop_add: no chair"]
+        assert outcome.reward == pytest.approx(1.2)
+        assert (await play(world))[1].reward == 0
+
+    asyncio.run(run())
+
+
+def test_a_config_names_a_taskset_and_its_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By id, with args; its tasks are the scenarios, its module is part of the identity, a misspelt arg is refused."""
+    (tmp_path / "counting_words.py").write_text(TASKSET)
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {"kind": "verifiers", "id": "counting-words", "args": {"count": 3}}
+    settings = TypeAdapter(EnvironmentSettings).validate_python(named)
+    source = TypeAdapter(Source).validate_python(named)
+    assert [record.data["user_responses"] for record in read_records(source) if record.data] == [["0"], ["1"], ["2"]]
+    assert [scenario.user_responses for scenario in make_environment(settings).scenarios] == [("0",), ("1",), ("2",)]
+    assert "counting_words:Taskset, module counting_words" in external_digests([settings])
+    with pytest.raises(ConfigError, match=r"taskset counting-words: args.cuont: Extra inputs"):
+        make_environment(settings.model_copy(update={"args": {"cuont": 3}}))
+    with pytest.raises(ConfigError, match="taskset no-words cannot be loaded"):
+        make_environment(settings.model_copy(update={"id": "no-words"}))
 
 
 def test_a_task_that_needs_more_than_a_reply_is_refused():
@@ -149,11 +260,11 @@ def test_a_verifiers_environment_is_trained_unchanged(tmp_path: Path, tiny_folde
             run_seed=0,
             iteration=iteration,
         )
-        means.append(float(np.mean([trajectory.turn_rewards[0] for trajectory in played])))
+        means.append(float(np.mean([trajectory.outcome.reward for trajectory in played if trajectory.outcome])))
         if means[-1] > means[0] + 0.5:
             break
         scored, target = tmp_path / f"{iteration}.parquet", tmp_path / str(iteration + 1)
-        write_trajectories(scored, [replace(trajectory, terminal_reward=0.0) for trajectory in played], provenance={})
+        write_trajectories(scored, score(played, EnvironmentReward()), provenance={})
         update([scored], checkpoint, base, target, plan, seed=0, iteration=iteration)
         checkpoint = target
     assert means[-1] > means[0] + 0.3

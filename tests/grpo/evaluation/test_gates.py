@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from grpo.config.gates import (
     LengthGate,
     MustPassGate,
     PassGate,
+    PythonGate,
     SafetyGate,
     TruncationGate,
     compared_metric,
@@ -333,3 +335,58 @@ def test_five_of_many_scenarios_are_named():
     assert "failed scenarios of 7 that must succeed: 0, 1, 2, 3, 4 and 2 more" in seven.meaning
     five = check(MustPassGate(scenarios=tuple("01234")), _evidence(_side("1" * 5), _side("0" * 5)))
     assert five.meaning.endswith("failed scenarios of 5 that must succeed: 0, 1, 2, 3, 4")
+
+
+OWN_GATES = """
+from grpo.evaluation.schema import GateCheck
+
+def no_apology(evidence, word: str = "sorry", max_share: float = 0.0):
+    replies = [t.messages[-1].content for t in evidence.candidate]
+    share = sum(word in reply for reply in replies) / len(replies)
+    return GateCheck.of("apologies", share, "<=", max_share, f"share of episodes that end with {word!r}")
+
+class Floor:
+    def __init__(self, floor: float):
+        self.floor = floor
+
+    def __call__(self, evidence):
+        return GateCheck.of("floor", evidence.evaluation.overall.candidate.mean, ">=", self.floor, "success")
+
+def undecided(evidence):
+    return True
+
+def fails(evidence):
+    return 1 / 0
+"""
+
+
+def _own(name: str, **options: object) -> PythonGate:
+    return PythonGate.model_validate({"kind": "python", "object": f"own_gates:{name}", "options": options})
+
+
+@pytest.fixture
+def own_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates in a module of the user's."""
+    (tmp_path / "own_gates.py").write_text(OWN_GATES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_gates", raising=False)
+
+
+def test_a_gate_of_ones_own_decides_with_the_others(own_gates: None):
+    """Functions and classes, with options: one of four replies is an apology."""
+    replies = ["ok", "ok", "sorry", "ok"]
+    after = [_played(str(k), True, reply=reply) for k, reply in enumerate(replies)]
+    evidence = _evidence(_side("0000"), after)
+    decision = gate(evidence, (_own("no_apology"), _own("Floor", floor=0.9)))
+    assert (decision.verdict, decision.reason) == ("refuse", "apologies is 0.25, must be <= 0")
+    assert gate(evidence, (_own("no_apology", max_share=0.25), _own("Floor", floor=0.9))).verdict == "promote"
+
+
+def test_a_gate_of_ones_own_that_gives_no_check_is_refused(own_gates: None):
+    """Another result, an exception, and a misspelt option."""
+    with pytest.raises(ConfigError, match=r"gate own_gates:undecided returned bool; return GateCheck\.of"):
+        check(_own("undecided"), CLEAR)
+    with pytest.raises(ConfigError, match="gate own_gates:fails failed: ZeroDivisionError"):
+        check(_own("fails"), CLEAR)
+    with pytest.raises(ConfigError, match="own_gates:no_apology has no option 'wrod'; it takes word, max_share"):
+        check(_own("no_apology", wrod="x"), CLEAR)

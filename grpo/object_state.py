@@ -1,0 +1,79 @@
+"""State of an object of the user's own, as JSON: an episode's environment is read where rewards are computed.
+
+    Wordle().guess("crane")     {"class": "words:Wordle", "attributes": {"reward": 0.4, "seen": {"(set)": ["crane"]}}}
+
+Attributes that JSON cannot hold, such as a connection, are left out and named.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from grpo.errors import DataError
+from grpo.user_objects import load_object
+
+_PLAIN = (str, int, float, bool, type(None))
+_TUPLE, _SET, _PAIRS = "(tuple)", "(set)", "(pairs)"
+
+
+def save_state(instance: object) -> dict[str, Any]:
+    """Class and attributes of an object, those in `__slots__` excepted.
+
+    Raises `DataError` for a class that cannot be imported by its name.
+    """
+    kind = type(instance)
+    if "." in kind.__qualname__:
+        raise DataError(
+            f"class {kind.__module__}.{kind.__qualname__} is defined inside a function or class, where rewards cannot "
+            "import it; move it to the top of its module"
+        )
+    attributes, unsaved = {}, {}
+    for name, value in vars(instance).items():
+        try:
+            attributes[name] = _encode(value)
+        except TypeError:
+            unsaved[name] = type(value).__name__
+    return {"class": f"{kind.__module__}:{kind.__name__}", "attributes": attributes, "unsaved": unsaved}
+
+
+def load_state(state: Mapping[str, Any]) -> Any:
+    """Object of the saved class with the saved attributes; its `__init__` is not called."""
+    instance = object.__new__(load_object(state["class"]))
+    vars(instance).update({name: _decode(value) for name, value in state["attributes"].items()})
+    return instance
+
+
+def _encode(value: Any) -> Any:
+    """Value in JSON, with marks for tuples, sets and keys that are not text. Raises `TypeError` for another type."""
+    if type(value) in _PLAIN:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TypeError("JSON has finite numbers")
+        return value
+    if type(value) is list:
+        return [_encode(part) for part in value]
+    if type(value) is tuple:
+        return {_TUPLE: [_encode(part) for part in value]}
+    if type(value) in (set, frozenset):
+        return {_SET: sorted((_encode(part) for part in value), key=json.dumps)}
+    if type(value) is dict:
+        if all(type(key) is str for key in value) and not value.keys() & {_TUPLE, _SET, _PAIRS}:
+            return {key: _encode(part) for key, part in value.items()}
+        return {_PAIRS: [[_encode(key), _encode(part)] for key, part in value.items()]}
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_TUPLE}:
+        return tuple(map(_decode, value[_TUPLE]))
+    if value.keys() == {_SET}:
+        return set(map(_decode, value[_SET]))
+    if value.keys() == {_PAIRS}:
+        return {_decode(key): _decode(part) for key, part in value[_PAIRS]}
+    return {key: _decode(part) for key, part in value.items()}

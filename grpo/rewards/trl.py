@@ -1,0 +1,161 @@
+"""Adapter of reward functions in the form of TRL's `reward_funcs`.
+
+    def accuracy(completions, answer, **kwargs) -> list[float | None]:
+
+The function is called once for the group of a scenario, as TRL 1.16 calls it, with lists of one entry an episode:
+
+    prompts           messages before the agent's first turn, `{"role", "content"}`
+    completions       messages from that turn on, results of tools among them
+    completion_ids    their token ids
+    environments      instances of a class of kind trl, with the attributes that they had at the end of the episode
+    a column          each field of the scenario, of its metadata and of its `world`
+    log_metric, log_extra    functions; both are kept in the metadata of the scores
+
+None, as in TRL, leaves this component out of that episode's sum (there by `nansum`); NaN is an error. Episodes that
+failed are not in the group. `trainer_state` is refused: no trainer exists where rewards are computed, and champion and
+candidate are compared by one reward.
+
+https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
+from grpo.messages import Message
+from grpo.object_state import load_state
+from grpo.rewards.reward import Episode, GroupReward, RewardResult
+from grpo.scenarios.columns import accepted, columns
+from grpo.user_objects import bind
+
+_PASSED = ("prompt", "completion", "completion_ids")
+"""Columns that TRL does not pass."""
+
+
+class TRLReward(GroupReward):
+    """Scores a group with a function of prompts, completions and columns.
+
+    The reward hacking check probes it only where the function has an attribute `probed` that is true: most of TRL's
+    rewards look for one form or one answer, which the check's honest replies do not have.
+    """
+
+    def __init__(self, reference: str, options: Mapping[str, Any] | None = None, *, weight: float = 1.0) -> None:
+        self._function = bind(reference, options or {}, columns=True)
+        self._bound = frozenset(self._function.keywords if isinstance(self._function, functools.partial) else ())
+        inner = self._function.func if isinstance(self._function, functools.partial) else self._function
+        self.name = getattr(inner, "__name__", type(inner).__name__)
+        super().__init__(weight=weight)
+        self.probed = bool(getattr(inner, "probed", False))  # type: ignore[misc]
+        self._place = f"{reference} ({_file(inner)})"
+        state = inspect.signature(self._function).parameters.get("trainer_state")
+        if state is not None and state.default is state.empty:
+            raise ConfigError(
+                f"{self._place} needs trainer_state, which does not exist where rewards are computed; give it a "
+                "default, or write the schedule as several configs"
+            )
+
+    async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
+        """Call the function with the group. Raises `RewardError` for an exception and for another result."""
+        notes = _Notes(len(episodes))
+        arguments = {**_arguments(episodes), "log_metric": notes.log_metric, "log_extra": notes.log_extra}
+        unbound = {name: value for name, value in arguments.items() if name not in self._bound}
+        try:
+            returned = self._function(**accepted(self._function, unbound))
+            scores = await returned if inspect.isawaitable(returned) else returned
+            count = len(scores)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}{_lost(episodes, error)}"
+            raise RewardError(f"{self._place} failed: {reason}") from error
+        if isinstance(scores, (str, Mapping)) or count != len(episodes):
+            raise RewardError(
+                f"{self._place} returned {count} rewards for {len(episodes)} completions; return a list with one for "
+                "each, None where it does not apply"
+            )
+        return [self._result(score, notes.of(index)) for index, score in enumerate(scores)]
+
+    def _result(self, score: Any, metadata: Mapping[str, Any]) -> RewardResult | Unscored:
+        if score is None:
+            return NotApplicable(f"{self.name} does not apply")
+        if isinstance(score, str) or not hasattr(score, "__float__") or not math.isfinite(float(score)):
+            raise RewardError(
+                f"{self._place} returned {score!r} for a completion; return a finite number, or None where it does not "
+                "apply"
+            )
+        return RewardResult(score=float(score), metadata=metadata)
+
+
+class _Notes:
+    """Metrics and columns that a function logs."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._metrics: dict[str, float] = {}
+        self._extra: dict[str, list[Any]] = {}
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Keep a number of the group."""
+        self._metrics[name] = float(value)
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """Keep one value for each completion."""
+        if len(values) != self._count:
+            raise ValueError(f"log_extra {column!r} got {len(values)} values for {self._count} completions")
+        self._extra[column] = [value if isinstance(value, str | float | None) else str(value) for value in values]
+
+    def of(self, index: int) -> dict[str, Any]:
+        extra = {name: values[index] for name, values in self._extra.items()}
+        return {**({"metrics": self._metrics} if self._metrics else {}), **({"extra": extra} if extra else {})}
+
+
+def _arguments(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Arguments of TRL's contract, each a list with one entry an episode."""
+    parts = [_split(episode.turns) for episode in episodes]
+    rows = [columns(episode.context.scenario) if episode.context.scenario else {} for episode in episodes]
+    arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in rows[0] if name not in _PASSED}
+    arguments |= {
+        "prompts": [prompt for prompt, _ in parts],
+        "completions": [completion for _, completion in parts],
+        "completion_ids": [list(episode.context.completion_ids) for episode in episodes],
+    }
+    states = [_state(episode) for episode in episodes]
+    if all(state is not None for state in states):
+        arguments["environments"] = [load_state(state) for state in states if state is not None]
+    return arguments
+
+
+def _split(turns: Sequence[Message]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Messages before the agent's first turn, and from it on."""
+    first = next((index for index, turn in enumerate(turns) if turn.role == "assistant"), len(turns))
+    messages = [turn.to_template() for turn in turns]
+    return messages[:first], messages[first:]
+
+
+def _state(episode: Episode) -> Mapping[str, Any] | None:
+    """Saved state of an instance of the user's environment, or None."""
+    state = {} if episode.context.outcome is None else episode.context.outcome.state
+    return state if state.keys() == {"class", "attributes", "unsaved"} else None
+
+
+def _lost(episodes: Sequence[Episode], error: Exception) -> str:
+    """Explanation of a missing attribute that was not kept after the episode."""
+    name = error.name if isinstance(error, AttributeError) else None
+    for state in map(_state, episodes):
+        if state is not None and name in state["unsaved"]:
+            return (
+                f"; it held {state['unsaved'][name]}, which is not kept after an episode: keep what the reward reads "
+                "as numbers, texts, lists, dicts or sets"
+            )
+    return ""
+
+
+def _file(function: Callable[..., Any]) -> str:
+    target = function if inspect.isfunction(function) else type(function)
+    try:
+        return inspect.getsourcefile(target) or target.__module__
+    except TypeError:
+        return target.__module__

@@ -1,0 +1,56 @@
+"""Saved state of objects of the user's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import DataError
+from grpo.object_state import load_state, save_state
+
+WORDS = """
+class Words:
+    def __init__(self):
+        self.reward = 0.5
+        self.seen = {"crane", "slate"}
+        self.board = {(0, 1): [1, None], "name": "x"}
+        self.client = object()
+
+    def count(self):
+        return len(self.seen)
+
+def nested():
+    class Inner:
+        pass
+    return Inner()
+"""
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A module of the user's."""
+    (tmp_path / "saved_words.py").write_text(WORDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "saved_words", raising=False)
+    import saved_words  # type: ignore[import-not-found]
+
+    return saved_words
+
+
+def test_attributes_return_through_json(words):
+    """Sets, tuples as keys and methods are there again; a connection is named and left out."""
+    state = json.loads(json.dumps(save_state(words.Words())))
+    restored = load_state(state)
+    assert type(restored) is words.Words
+    assert (restored.reward, restored.count(), restored.board) == (0.5, 2, {(0, 1): [1, None], "name": "x"})
+    assert state["unsaved"] == {"client": "object"}
+    assert not hasattr(restored, "client")
+
+
+def test_a_class_inside_a_function_is_refused(words):
+    """Rewards could not import it."""
+    with pytest.raises(DataError, match=r"saved_words.nested.<locals>.Inner is defined inside a function"):
+        save_state(words.nested())

@@ -112,6 +112,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
             config=config,
             run_key=run.key(config),
             decision=decision,
+            evaluation=evaluation,
             candidate=candidate.checkpoint,
             champion=champion,
             scenarios=data.artifact,

@@ -91,12 +91,12 @@ def task_and_data(provenance: Provenance) -> Iterator[str]:
 
 def limits(provenance: Provenance) -> Iterator[str]:
     """Statements about what was not measured."""
-    measured = provenance.heldout
-    count = "no held-out scenarios" if measured is None else f"{measured.scenarios} held-out scenarios"
+    heldout = provenance.heldout
+    count = "" if heldout is None else f"{heldout.scenarios} "
     unsafe = "" if any("safety" in name for name in provenance.checks) else " No gate checked the safety of replies."
     yield "### Limits"
     yield (
-        f"Measured on {count} of this task and the users of its environment; other tasks, languages and users were "
+        f"Measured on {count}held-out scenarios of this task and the users of its environment; other tasks, languages and users were "
         f"not measured.{unsafe}"
     )
 

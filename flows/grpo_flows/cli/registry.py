@@ -206,8 +206,13 @@ def runs(
 def export(
     model: ModelAddress,
     folder: Annotated[Path, typer.Argument(help="Folder to make.")],
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Write the adapters apart from their base, instead of merged into it.")
+    ] = False,
 ) -> None:
     """Export a version as a plain Hugging Face folder: weights with adapters merged, chat template, model card.
+
+    The command that serves the folder with vLLM is printed, and stands in its README.md.
 
     Example: grpo export models:/support-desk@champion champion
     """
@@ -218,10 +223,9 @@ def export(
 
     with settings.without_gc():
         models = registry()
-    lineage = write(models, model, folder)
-    console.print(
-        f"{lineage.name} version {lineage.version}: {folder}; README.md has the commands that serve it", soft_wrap=True
-    )
+    exported = write(models, model, folder, adapters=adapters)
+    console.print(f"{exported.lineage.name} version {exported.lineage.version}: {folder}", soft_wrap=True)
+    console.print(exported.command, soft_wrap=True)
 
 
 def _find_report(run: str, home: Path) -> Path:

@@ -96,8 +96,8 @@ def limits(provenance: Provenance) -> Iterator[str]:
     unsafe = "" if any("safety" in name for name in provenance.checks) else " No gate checked the safety of replies."
     yield "### Limits"
     yield (
-        f"Measured on {count}held-out scenarios of this task and the users of its environment; other tasks, languages and users were "
-        f"not measured.{unsafe}"
+        f"Measured on {count}held-out scenarios of this task and the users of its environment; other tasks, "
+        f"languages and users were not measured.{unsafe}"
     )
 
 

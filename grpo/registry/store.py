@@ -27,6 +27,7 @@ from grpo.registry.promotions import (
     CHAMPION,
     Actor,
     ChampionChange,
+    PlannedChange,
     PromotionLog,
     missing_champion,
 )
@@ -309,6 +310,19 @@ class Registry:
         change = self.promotions(model).rollback(reason=reason, by=by, verify=self._verifier(model))
         self.describe(model)
         return change
+
+    def plan_promotion(self, model: str, version: int, *, reason: str, by: Actor) -> PlannedChange:
+        """Plan of `promote`, whose files are verified; writes nothing. Raises `ArtifactError` for a damaged version."""
+        checks = self.provenance(self._version(model, version)).checks
+        self._verifier(model)(version)
+        return self.promotions(model).plan_promotion(version, reason=reason, by=by, checks=checks)
+
+    def plan_rollback(self, model: str, *, reason: str, by: Actor) -> PlannedChange:
+        """Plan of `rollback`, as `plan_promotion`."""
+        plan = self.promotions(model).plan_rollback(reason=reason, by=by)
+        assert plan.change is not None
+        self._verifier(model)(plan.change.champion)
+        return plan
 
     def describe(self, model: str) -> None:
         """Write the description of a model again, as after each promotion and rollback."""

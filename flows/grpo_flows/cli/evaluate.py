@@ -14,6 +14,7 @@ from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import AddressError, ConfigError, DataError, PolicyError
 from grpo.storage.files import write_atomically
 from grpo_flows.cli.command import console, start_command
+from grpo_flows.cli.dry_runs import DryRunOption, print_outline, scratch_services
 from grpo_flows.cli.errors import exit_codes
 from grpo_flows.local import settings
 
@@ -49,6 +50,7 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", help="section.key=value over the config, or key=value of the agent; may be repeated."),
     ] = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Measure a model on held-out scenarios, or chat with it: interactively, with one message, or with a file.
 
@@ -66,6 +68,19 @@ def evaluate(
         assert config is not None
         pipeline = load_config(config, options)
         _check_files(pipeline, model, scenarios_file, num_episodes)
+        path = output_file or home / pipeline.name / "evaluation.json"
+        scenarios = None if scenarios_file is None else str(scenarios_file)
+        if dry_run:
+            with scratch_services():
+                from grpo_flows.plans.evaluate import plan_evaluation
+
+                print_outline(
+                    console,
+                    plan_evaluation(
+                        pipeline, model=model, scenarios_file=scenarios, num_episodes=num_episodes, output=path
+                    ),
+                )
+            return
         from grpo_flows.local.servers import prefect_server
 
         with prefect_server(home, meanwhile=partial(settings.import_packages, "grpo_flows.evaluate", "mlflow")) as url:
@@ -74,12 +89,11 @@ def evaluate(
             from grpo_flows.evaluate import evaluate as flow
 
             console.print(f"evaluation {pipeline.name}: Prefect at {url}, records in {home}")
-            path = output_file or home / pipeline.name / "evaluation.json"
             with show_progress(console):
                 document = flow(
                     pipeline,
                     model=model,
-                    scenarios_file=None if scenarios_file is None else str(scenarios_file),
+                    scenarios_file=scenarios,
                     num_episodes=num_episodes,
                     output_file=str(path),
                 )

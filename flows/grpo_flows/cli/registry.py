@@ -12,7 +12,8 @@ import typer
 
 from grpo.errors import AddressError
 from grpo_flows.cli.command import ModelAddress, Reason, console, start_command
-from grpo_flows.cli.errors import FAILED
+from grpo_flows.cli.dry_runs import DryRunOption, print_outline, print_planned_change, scratch_services
+from grpo_flows.cli.errors import FAILED, REFUSED
 from grpo_flows.local import settings
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def promote(
     model: Annotated[str, typer.Argument(help="models:/NAME@candidate, or models:/NAME/3.")],
     reason: Reason,
     force: Annotated[bool, typer.Option(help="Promote against the verdict; the history records it.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Promote a version: the alias champion moves to it, the alias previous to the version that it replaces.
 
@@ -34,11 +36,18 @@ def promote(
     """
     home = start_command()
     from grpo_flows.cli.display import print_change
-    from grpo_tasks.registry import registry
+    from grpo_tasks.registry import existing_registry
 
-    models = registry()
     with settings.without_gc():
+        models = _required(existing_registry())
         version = models.resolve(model)
+    if dry_run:
+        from grpo.registry.promotions import Actor
+
+        plan = models.plan_promotion(version.name, version.version, reason=reason, by=Actor.here())
+        if not print_planned_change(console, version.name, plan, force=force):
+            raise typer.Exit(REFUSED)
+        return
 
     def promote_here() -> ChampionChange | None:
         from grpo.registry.promotions import Actor
@@ -56,6 +65,7 @@ def promote(
 def rollback(
     model: Annotated[str, typer.Argument(help="models:/NAME@champion.")],
     reason: Reason,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Roll back to the version that the champion has replaced.
 
@@ -65,7 +75,15 @@ def rollback(
         raise AddressError(f"{model!r}: a rollback replaces a champion; write models:/NAME@champion")
     home, name = start_command(), address["name"]
     from grpo_flows.cli.display import print_change
-    from grpo_tasks.registry import registry
+    from grpo_tasks.registry import existing_registry, registry
+
+    if dry_run:
+        from grpo.registry.promotions import Actor
+
+        with settings.without_gc():
+            models = _required(existing_registry())
+        print_planned_change(console, name, models.plan_rollback(name, reason=reason, by=Actor.here()))
+        return
 
     def roll_back_here() -> ChampionChange:
         from grpo.registry.promotions import Actor
@@ -125,7 +143,7 @@ def lineage(
         print_lineage(console, document)
 
 
-def reproduce(model: ModelAddress) -> None:
+def reproduce(model: ModelAddress, dry_run: DryRunOption = False) -> None:
     """Train a version again from its recorded config, and compare the weights.
 
     Exit code 0 where they are equal bit for bit, as they are on the CPU; 1 otherwise, with the differences.
@@ -133,6 +151,15 @@ def reproduce(model: ModelAddress) -> None:
     Example: grpo reproduce models:/support-desk@champion
     """
     home = start_command()
+    if dry_run:
+        from grpo_tasks.registry import existing_registry
+
+        _required(existing_registry())
+        with scratch_services():
+            from grpo_flows.plans.reproduce import plan_reproduction
+
+            print_outline(console, plan_reproduction(model))
+        return
     from grpo_flows.local.servers import prefect_server
 
     with prefect_server(home):

@@ -75,14 +75,14 @@ def test_a_folder_that_exists_and_a_version_that_does_not_are_refused(
 
 @pytest.fixture
 def adapted(registry: Registry, tiny_folder: Path, tmp_path: Path) -> TransformersPolicy:
-    """The policy of the only version of `adapted`, whose checkpoint has adapters."""
+    """The policy of the only version of `exported-adapted`, whose checkpoint has adapters."""
     store = ArtifactStore(str(tmp_path / "store"))
     base = put_folder(store, "checkpoint", lambda folder: save_base(load(tiny_folder), folder))
     checkpoint, policy = put_adapted(store, tiny_folder, base)
     tags = {"run_key": str(tmp_path), "policy": policy.hash, "verdict": "promote", "champion_sha256": base.sha256}
     tags |= {"checkpoint_uri": checkpoint.uri, "checkpoint_sha256": checkpoint.sha256}
     run_id = registry.open_run("tests", "run", run_key=str(tmp_path), params={})
-    registry.register("adapted", run_id, policy, tags=tags, provenance=make_provenance())
+    registry.register("exported-adapted", run_id, policy, tags=tags, provenance=make_provenance())
     return policy
 
 
@@ -94,16 +94,16 @@ def _logits(model: torch.nn.Module) -> torch.Tensor:
 def test_adapters_are_exported_merged_or_apart(registry: Registry, adapted: TransformersPolicy, tmp_path: Path):
     """Both compute what the trained policy does, loaded by transformers alone; the command for vLLM fits each."""
     wanted = _logits(adapted.model)
-    export(registry, "models:/adapted@candidate", tmp_path / "merged")
+    export(registry, "models:/exported-adapted@candidate", tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.allclose(_logits(merged), wanted, atol=1e-4)
-    exported = export(registry, "models:/adapted@candidate", tmp_path / "apart", adapters=True)
+    exported = export(registry, "models:/exported-adapted@candidate", tmp_path / "apart", adapters=True)
     apart = AutoModelForCausalLM.from_pretrained(tmp_path / "apart" / "adapters")
     assert torch.allclose(_logits(apart), wanted, atol=1e-4)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "apart" / "base")
     assert not torch.allclose(_logits(base), wanted, atol=1e-2)
     assert exported.command.startswith(f"vllm serve {tmp_path / 'apart' / 'base'} ")
-    lora = f"--enable-lora --max-lora-rank 8 --lora-modules adapted={tmp_path / 'apart' / 'adapters'}"
+    lora = f"--enable-lora --max-lora-rank 8 --lora-modules exported-adapted={tmp_path / 'apart' / 'adapters'}"
     assert exported.command.endswith(lora)
     assert exported.command in (tmp_path / "apart" / "README.md").read_text()
     names = {path.name for path in (tmp_path / "apart").rglob("*")}

@@ -118,13 +118,13 @@ def test_a_heldout_result_is_read_back_from_its_tag():
 
 def test_versions_are_listed_newest_first_with_their_results(registry: Registry, policy: TransformersPolicy):
     """Those of this pipeline and those of others, of one model or of all."""
-    _register(registry, policy, "listed", "k1")
-    registry.promote("listed", 1, reason="first", by=ANNA)
-    put_version(registry, "listed", "foreign", against="k1", verdict="refuse")
-    newest, oldest = list_versions(registry, "listed")
+    _register(registry, policy, "cards-listed", "k1")
+    registry.promote("cards-listed", 1, reason="first", by=ANNA)
+    put_version(registry, "cards-listed", "foreign", against="k1", verdict="refuse")
+    newest, oldest = list_versions(registry, "cards-listed")
     assert (newest.version, newest.verdict, newest.heldout, newest.run) == (2, "refuse", None, None)
-    assert (oldest.address, oldest.aliases) == ("models:/listed/1", ["candidate", "champion"])
+    assert (oldest.address, oldest.aliases) == ("models:/cards-listed/1", ["candidate", "champion"])
     assert (oldest.heldout, oldest.run) == (HELDOUT, "run of k1")
-    assert {row.name for row in list_versions(registry)} >= {"listed"}
-    with pytest.raises(AddressError, match=r"no model 'absent' is registered; there are .*listed"):
+    assert {row.name for row in list_versions(registry)} >= {"cards-listed"}
+    with pytest.raises(AddressError, match=r"no model 'absent' is registered; there are .*cards-listed"):
         list_versions(registry, "absent")

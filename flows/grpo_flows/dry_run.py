@@ -36,11 +36,13 @@ _MEASURED = 8
 _ONCE = ("evaluate", "gate", "register")
 
 
-class _Part(BaseModel):
+class Plan(BaseModel):
+    """Base of plans."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class PlannedStage(_Part):
+class PlannedStage(Plan):
     """One stage of the run."""
 
     name: str
@@ -52,7 +54,7 @@ class PlannedStage(_Part):
     """State of the others."""
 
 
-class Episodes(_Part):
+class Episodes(Plan):
     """Upper bounds on the episodes; None where the split is not in the cache."""
 
     train: int
@@ -65,7 +67,7 @@ class Episodes(_Part):
         return self.train + (self.heldout or 0)
 
 
-class DryRun(_Part):
+class DryRun(Plan):
     """See the module."""
 
     stages: tuple[PlannedStage, ...]

@@ -16,8 +16,8 @@ from grpo.policy.catalog import pinned
 from grpo.scenarios.subset import select_scenarios
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
-from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios
-from grpo_tasks.evaluate_policy import evaluate_policy
+from grpo_flows.pipeline import Scenarios, base_policy, collect_heldout, prepare_scenarios
+from grpo_tasks.evaluate_policy import EvaluatePolicyResult, evaluate_policy
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.models import stored_checkpoint
 
@@ -40,23 +40,10 @@ def evaluate(
         output_file: Path of the result, by default evaluation.json beside the report.
 
     """
-    model = model or f"models:/{config.registry.model_name}@champion"
+    model = model or champion_address(config)
     config = select_scenarios(config, scenarios_file, num_episodes)
     with stage_executor(config.rollout):
-        checkpoint = stored_checkpoint(model)
-        if checkpoint is None:
-            model = pinned(model)
-            checkpoint = base_policy(config.policy.model_copy(update={"model": model}), config.store).checkpoint
-        data = prepare_scenarios(
-            config.scenarios,
-            store=config.store,
-            validation_fraction=None if scenarios_file is None else 1.0,
-            environment=config.environment,
-        )
-        heldout = collect_heldout(config, checkpoint, data.artifact, data.split)
-        evaluated = evaluate_policy(
-            scored=heldout.scored, settings=config.evaluation, seed=config.seed, store=config.store
-        )
+        model, data, evaluated = measure(config, model, whole=scenarios_file is not None)
     document = EvaluationDocument(
         name=config.name,
         model=model,
@@ -71,6 +58,32 @@ def evaluate(
     write_atomically(path, document.model_dump_json(indent=1))
     _attach(document, path)
     return document
+
+
+def champion_address(config: PipelineConfig) -> str:
+    """Address of the champion of a config's model."""
+    return f"models:/{config.registry.model_name}@champion"
+
+
+def measure(config: PipelineConfig, model: str, *, whole: bool) -> tuple[str, Scenarios, EvaluatePolicyResult]:
+    """Evaluate a model by the stages of a training; `whole` holds out every scenario.
+
+    Returns the model's address, pinned if it is on a hub, with the scenarios and the measurement.
+    """
+    checkpoint = stored_checkpoint(model)
+    if checkpoint is None:
+        model = pinned(model)
+    data = prepare_scenarios(
+        config.scenarios,
+        store=config.store,
+        validation_fraction=1.0 if whole else None,
+        environment=config.environment,
+    )
+    if checkpoint is None:
+        checkpoint = base_policy(config.policy.model_copy(update={"model": model}), config.store).checkpoint
+    heldout = collect_heldout(config, checkpoint, data.artifact, data.split)
+    evaluated = evaluate_policy(scored=heldout.scored, settings=config.evaluation, seed=config.seed, store=config.store)
+    return model, data, evaluated
 
 
 def _attach(document: EvaluationDocument, path: Path) -> None:

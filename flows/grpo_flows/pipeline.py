@@ -24,7 +24,7 @@ from grpo.config.scenarios import ScenarioSettings
 from grpo.environments.catalog import make_environment
 from grpo.errors import RemovedError
 from grpo.evaluation.gates import check_gate_scenarios
-from grpo.evaluation.schema import FineTuning, IterationMetrics, SliceMetrics
+from grpo.evaluation.schema import FineTuning, IterationMetrics, RolloutRecord, SliceMetrics
 from grpo.identity.cache_identity import model_digest
 from grpo.registry.retention import REGISTERED, Retention, run_owner
 from grpo.rewards.rollout_summary import RolloutSummary
@@ -205,10 +205,11 @@ def _collect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One iteration of training: its metrics and the policy that it leaves."""
+    """One iteration of training: its metrics, its episodes and the policy that it leaves."""
 
     iteration: IterationMetrics
     policy: Checkpoint
+    rollouts: RolloutRecord
 
 
 class RunCheckpoints:
@@ -356,7 +357,8 @@ def _steps(
         if checkpoints is not None:
             checkpoints.add(trained.checkpoint)
         policy = trained
-        yield Step(iteration=_iteration(index, rollouts, trained), policy=trained)
+        episodes = RolloutRecord(part=index, scored=rollouts.scored)
+        yield Step(iteration=_iteration(index, rollouts, trained), policy=trained, rollouts=episodes)
 
 
 def _iteration(index: int, rollouts: Rollouts, trained: TrainResult) -> IterationMetrics:

@@ -55,10 +55,8 @@ def reproduce(model: str) -> Reproduction:
     then = models.provenance(models.resolve(model))
     home().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="reproduce-", dir=home()) as scratch:
-        config = PipelineConfig.model_validate({**then.config, "store": f"{scratch}/store"})
-        _unchanged("scenarios.sources", then.sources, content_hash(config.scenarios.sources))
-        _unchanged("policy.model", then.model, model_digest(config.policy))
-        now = retrain_aside(config)
+        config = require_unchanged(then)
+        now = retrain_aside(config.model_copy(update={"store": f"{scratch}/store"}))
     return Reproduction(model=model, expected=then.policies, reproduced=now.policies, differences=then.differences(now))
 
 
@@ -80,6 +78,14 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
         external_digests=inputs.after(executor.reads).external_digests,
         policies=(*dict.fromkeys((base.policy, start.policy)), *(step.policy.policy for step in steps)),
     )
+
+
+def require_unchanged(then: Provenance) -> PipelineConfig:
+    """Config of a version whose sources and base model are what they were; raises `ReproductionError` otherwise."""
+    config = PipelineConfig.model_validate(then.config)
+    _unchanged("scenarios.sources", then.sources, content_hash(config.scenarios.sources))
+    _unchanged("policy.model", then.model, model_digest(config.policy))
+    return config
 
 
 def _unchanged(setting: str, then: str, now: str) -> None:

@@ -52,7 +52,7 @@ def retrain(config: RetrainConfig) -> RetrainingReport:
 
     """
     pipeline, folder = config.load_pipeline(), home() / config.name
-    pending = _pending_path(config, pipeline)
+    pending = pending_path(config, pipeline)
     plan = _read_pending(pending)
     if plan is None:
         with stage_executor():
@@ -75,7 +75,7 @@ def retrain_if_idle(config: RetrainConfig) -> RetrainingReport | None:
     """
     pipeline = config.load_pipeline()
     evaluates = any(trigger.kind == "heldout_reward" for trigger in config.triggers)
-    if evaluates or _pending_path(config, pipeline).exists():
+    if evaluates or pending_path(config, pipeline).exists():
         return None
     with executed_by(InProcessExecutor()):
         triggers = check(config, pipeline).triggers
@@ -257,7 +257,7 @@ def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, flo
     return interval.mean, interval.high
 
 
-def _pending_path(config: RetrainConfig, pipeline: PipelineConfig) -> Path:
+def pending_path(config: RetrainConfig, pipeline: PipelineConfig) -> Path:
     """File of the retraining that has begun and not ended, with these settings and this code."""
     settings = [config.model_dump(mode="json"), pipeline.model_dump(mode="json")]
     identity = short_digest([settings, code_digest(), external_digests([config, pipeline])])

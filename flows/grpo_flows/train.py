@@ -21,6 +21,7 @@ from grpo.evaluation.schema import (
     FineTuning,
     Ingestion,
     ReportDocument,
+    RolloutRecord,
     RunProvenance,
     StageTiming,
 )
@@ -112,6 +113,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
             config=config,
             run_key=run.key(config),
             decision=decision,
+            evaluation=evaluation,
             candidate=candidate.checkpoint,
             champion=champion,
             scenarios=data.artifact,
@@ -125,6 +127,10 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
         decision = _promote(version, decision)
         shown = shown_conversations(before.scored, after.scored, candidate.checkpoint, config.store)
         tuned = measure_fine_tuning(config, data, base, start, candidate)
+        heldout = (
+            RolloutRecord(part="before", scored=(before.scored,)),
+            RolloutRecord(part="after", scored=(after.scored,)),
+        )
         return _report(
             config,
             run,
@@ -139,6 +145,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
             evaluation,
             shown,
             tuned,
+            heldout,
         )
 
 
@@ -184,6 +191,7 @@ def _report(
     evaluation: Evaluation | None = None,
     shown: tuple[EpisodePair, ...] = (),
     tuned: FineTuning | None = None,
+    heldout: tuple[RolloutRecord, ...] = (),
 ) -> Promotion:
     """Write the report, and attach it to the records of Prefect and MLflow."""
     counts, wall, timings = data.ingested.counts, time.time() - started_at, executor.timings()
@@ -204,6 +212,7 @@ def _report(
         iterations=tuple(step.iteration for step in steps),
         evaluation=evaluation,
         conversations=shown,
+        rollouts=(*(step.rollouts for step in steps), *heldout),
         removed=tuple(checkpoint.uri for checkpoint in checkpoints.removed),
         stages=timings,
         wall_s=wall,

@@ -36,6 +36,7 @@ from grpo.tuning.study_summary import StudySummary, summarize_study
 from grpo.tuning.tracking import StudyTracker
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policy
 from grpo_tasks.executor import one_thread, stage_executor
+from grpo_tasks.split import SplitResult
 from grpo_tasks.study_report import report_study, study_record
 from grpo_tasks.validation_split import validation_split
 
@@ -68,13 +69,9 @@ def tune(config: TuneConfig) -> Tuned:
     """
     config = config.model_copy(update={"base": pin_models(config.base)})
     base = config.base
-    with stage_executor(base.rollout):  # shared by all trials, which take these stages from the cache
+    with stage_executor(base.rollout):
         check_rewards(base.reward)
-        data = prepare_scenarios(base.scenarios, store=base.store, environment=base.environment)
-        start = starting_policy(base, base_policy(base.policy, base.store)).policy
-        split = validation_split(
-            scenarios=data.artifact, split=data.split.split, share=config.validation_fraction, store=base.store
-        )
+        start, split = shared_stages(config)
     inputs = RunInputs.of(base)
     settings = config.model_dump(mode="json", exclude={*_NOT_IDENTITY, "base"}) | {"base": run_settings(base)}
     identity = short_digest([settings, inputs.sources, start, code_digest(), inputs.user_code])
@@ -104,6 +101,17 @@ def tune(config: TuneConfig) -> Tuned:
     return Tuned(
         best_params=summary.best_params, best_reward=summary.best_reward, config=page.with_name(BEST), report=page
     )
+
+
+def shared_stages(config: TuneConfig) -> tuple[str, SplitResult]:
+    """Stages that all trials take from the cache: the hash of their first policy, and the split into training and
+    validation scenarios."""
+    base = config.base
+    data = prepare_scenarios(base.scenarios, store=base.store, environment=base.environment)
+    split = validation_split(
+        scenarios=data.artifact, split=data.split.split, share=config.validation_fraction, store=base.store
+    )
+    return starting_policy(base, base_policy(base.policy, base.store)).policy, split
 
 
 def _run_trials(

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from grpo.artifacts import Artifact
 from grpo.learner.metrics import UpdateMetrics
 
 SCHEMA_VERSION: Final = "2"
@@ -142,6 +143,15 @@ class EpisodePair(_Part):
     candidate: ReportEpisode
 
 
+class RolloutRecord(_Part):
+    """Scored episodes of one iteration, or of one policy on the held-out scenarios."""
+
+    part: Literal["before", "after"] | int
+    """`before`: the champion or base; `after`: the candidate; a number: the index of an iteration."""
+    scored: tuple[Artifact, ...]
+    """Parquet files in the store of the run."""
+
+
 class StageTiming(_Part):
     """Time of one stage: `compute_s` in the stage itself, `wall_s` including the wait for it."""
 
@@ -224,6 +234,8 @@ class ReportDocument(_Part):
     iterations: tuple[IterationMetrics, ...]
     evaluation: Evaluation | None
     conversations: tuple[EpisodePair, ...]
+    rollouts: tuple[RolloutRecord, ...] = ()
+    """All episodes of the run in the store, in the order of their generation."""
     removed: tuple[str, ...] = ()
     """URIs of checkpoints that the run removed, because no run or version references them."""
     stages: tuple[StageTiming, ...]

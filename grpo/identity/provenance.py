@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from pydantic import BaseModel
 
 from grpo.config.pipeline import PipelineConfig
-from grpo.evaluation.schema import Decision
+from grpo.evaluation.schema import Decision, Evaluation, Interval
 from grpo.identity.code import code_digest, commit, package_versions
 from grpo.registry import Provenance
+from grpo.registry.provenance import Estimate, HeldOut
 
 
 def provenance(
@@ -23,6 +24,7 @@ def provenance(
     policies: Iterable[str],
     champion: str = "",
     decision: Decision | None = None,
+    evaluation: Evaluation | None = None,
 ) -> Provenance:
     """Everything that the result of this config depends on, as it is now."""
     import torch  # not needed to read the registry
@@ -42,7 +44,25 @@ def provenance(
         champion=champion,
         decision=decision.reason if decision else "",
         checks={check.name: check.value for check in decision.checks} if decision else {},
+        conditions={check.name: f"{check.relation} {check.bound:g}" for check in decision.checks} if decision else {},
+        failed_gates=tuple(check.name for check in decision.checks if not check.passed) if decision else (),
+        heldout=_heldout(evaluation) if evaluation else None,
     )
+
+
+def _heldout(evaluation: Evaluation) -> HeldOut:
+    overall = evaluation.overall
+    return HeldOut(
+        metric=evaluation.metric,
+        candidate=_estimate(overall.candidate),
+        champion=_estimate(overall.champion),
+        scenarios=overall.candidate.count,
+        confidence=evaluation.confidence,
+    )
+
+
+def _estimate(interval: Interval) -> Estimate:
+    return Estimate(mean=interval.mean, low=interval.low, high=interval.high)
 
 
 def parameters(config: BaseModel) -> dict[str, str]:

@@ -1,64 +1,130 @@
-"""Export of a registered model as a plain Hugging Face folder for another server."""
+"""Export of a registered model as plain Hugging Face folders for another server.
+
+DIR/config.json  model.safetensors  tokenizer.json  chat_template.jinja  README.md       adapters merged
+DIR/base  DIR/adapters  README.md                                                        adapters apart
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
+from grpo.artifacts import MANIFEST, ArtifactStore
 from grpo.errors import ConfigError
+from grpo.policy.transformers.adapters import CONFIG
 from grpo.policy.transformers.model import context_limit
 from grpo.registry.lineage import Lineage, trace_lineage
+from grpo.registry.markdown import escaped
+from grpo.registry.model_card import limits, result, task_and_data
+from grpo.registry.serving import tool_parser, vllm_command
 from grpo.registry.store import Registry
+from grpo.storage.documents import Document
+
+if TYPE_CHECKING:
+    from grpo.policy.weights.registered import ModelVersion
 
 CARD = "README.md"
+_BASE, _ADAPTERS = "base", "adapters"
 
 
-def export(models: Registry, address: str, folder: Path) -> Lineage:
-    """Write weights with adapters merged, tokenizer, chat template and a model card; returns the version's lineage.
+class Exported(Document):
+    """Version of an exported folder, and the command that serves it."""
 
-    The files are those that are registered, verified by their digest. The folder appears when it is complete.
-    Raises `ConfigError` for one that exists, `AddressError` for a version that does not.
+    lineage: Lineage
+    command: str
+
+
+def export(models: Registry, address: str, folder: Path, *, adapters: bool = False) -> Exported:
+    """Write weights, tokenizer, chat template and a model card that `transformers` and vLLM read without this package.
+
+    Adapters are merged, or with `adapters` apart from their base. The files are those that are registered, verified by
+    their digest. The folder appears when it is complete. Raises `ConfigError` for one that exists, and for a version
+    without adapters where they are asked for, `AddressError` for a version that does not exist.
     """
     if folder.exists():
         raise ConfigError(f"{folder} exists; name a folder that does not")
+    if not str(folder).isprintable():
+        raise ConfigError(f"{str(folder)!r} has control characters; name another folder")
     version = models.resolve(address)
     lineage = trace_lineage(models, version)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    try:
+        command = (_write_apart if adapters else _write_merged)(models, version, partial, folder)
+        (partial / CARD).write_text(folder_card(lineage, folder, command, adapters=adapters), encoding="utf-8")
+        partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Exported(lineage=lineage, command=command)
+
+
+def _write_merged(models: Registry, version: ModelVersion, partial: Path, folder: Path) -> str:
     with models.model_folder(version) as registered:
         shutil.copytree(registered / "model", partial)
         shutil.copytree(registered / "components" / "tokenizer", partial, dirs_exist_ok=True)
-    context = context_limit(AutoConfig.from_pretrained(str(partial), trust_remote_code=False))
-    (partial / CARD).write_text(model_card(lineage, folder, context=context), encoding="utf-8")
-    partial.replace(folder)
-    return lineage
+    context, parser = _limits(partial)
+    return vllm_command(folder, version.name, context=context, parser=parser)
 
 
-def model_card(lineage: Lineage, folder: Path, *, context: int) -> str:
-    """Model card in Markdown: result, data, training, and commands that serve the folder."""
-    provenance = lineage.provenance
-    training = provenance.config.get("training")
-    algorithm = training.get("algorithm") if isinstance(training, dict) else None
-    gates = "\n".join(
-        f"| {name} | {'none' if value is None else f'{value:.4g}'} |" for name, value in provenance.checks.items()
+def _write_apart(models: Registry, version: ModelVersion, partial: Path, folder: Path) -> str:
+    """Write the base and the adapters of the registered checkpoint; both have the tokenizer."""
+    from grpo.learner.checkpoints import OPTIMIZER, STATE, read_state
+
+    checkpoint = version.checkpoint
+    store = ArtifactStore(checkpoint.uri.rsplit("/", 2)[0])
+    trained = store.path(checkpoint)
+    base = read_state(trained).base
+    if base is None:
+        raise ConfigError(
+            f"{version.name} version {version.version} was trained without adapters (training.lora); leave out "
+            "--adapters"
+        )
+    own = shutil.ignore_patterns(STATE, OPTIMIZER, MANIFEST, "critic.safetensors")
+    shutil.copytree(store.path(base), partial / _BASE, ignore=own)
+    shutil.copytree(trained, partial / _ADAPTERS, ignore=own)
+    path = partial / _ADAPTERS / CONFIG
+    settings = json.loads(path.read_bytes()) | {"base_model_name_or_path": str((folder / _BASE).resolve())}
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    places = (folder / _ADAPTERS, int(settings["r"]))
+    context, parser = _limits(partial / _BASE)
+    return vllm_command(folder / _BASE, version.name, context=context, parser=parser, adapters=places)
+
+
+def _limits(folder: Path) -> tuple[int, str | None]:
+    """Context and parser of tool calls of a model folder."""
+    context = context_limit(AutoConfig.from_pretrained(str(folder), trust_remote_code=False))
+    return context, tool_parser(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False))
+
+
+def folder_card(lineage: Lineage, folder: Path, command: str, *, adapters: bool) -> str:
+    """Model card of an exported folder in Markdown."""
+    provenance, name = lineage.provenance, lineage.name
+    layout = (
+        f"`{_BASE}` is the base model, `{_ADAPTERS}` are the adapters, which name their base by its absolute path; "
+        "after the folder is moved, change `base_model_name_or_path` in `adapter_config.json`."
+        if adapters
+        else "A Hugging Face folder with the adapters, where the training had some, merged into the weights."
     )
-    return f"""# {lineage.name}, version {lineage.version}
-
-Trained with {str(algorithm or "grpo").upper()} in {len(provenance.policies) - 1} iterations, seed {provenance.seed}.
-
-**{lineage.tags.get("verdict", "no verdict")}**: {provenance.decision}
-
-| gate | value |
-| --- | --- |
-{gates}
-
-Policy `{provenance.policies[-1]}`, compared with `{provenance.champion}`; scenarios `{provenance.scenarios}`, sources
-`{provenance.sources}`, base `{provenance.model}`, code `{provenance.code}`.
-
-The chat template renders tools and their results as in training. To serve it:
-
-    vllm serve {folder} --served-model-name {lineage.name} --max-model-len {context} --generation-config vllm
-    transformers serve {folder}
-"""
+    parts = [
+        f"# {escaped(name)}, version {lineage.version}",
+        *result(provenance, lineage.tags.get("verdict", "no verdict")),
+        *task_and_data(provenance),
+        "### Digests",
+        f"Policy {escaped(provenance.policies[-1])}, compared with {escaped(provenance.champion)}; scenarios "
+        f"{escaped(provenance.scenarios)}, sources {escaped(provenance.sources)}, base {escaped(provenance.model)}, "
+        f"code {escaped(provenance.code)}.",
+        *limits(provenance),
+        "### Use",
+        f"{layout} The chat template renders tools and their results as in training.",
+        f"    {command}",
+        *([] if adapters else [f"    transformers serve {shlex.quote(str(folder))}"]),
+        "The request names the model:",
+        "    curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"""      -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'""",
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -86,6 +86,27 @@ class PromotionState(Document):
     """Change in progress, or interrupted before it took effect; the next change removes it."""
 
 
+class PromotionRule(Document):
+    """Rule of a promotion."""
+
+    name: str
+    refusal: str | None
+    """Reason why the version is refused; None where it keeps the rule."""
+
+
+class PlannedChange(Document):
+    """A promotion or rollback that was not made."""
+
+    champion: int | None
+    """Version that the alias `champion` names now."""
+    previous: int | None
+    """Version that the alias `previous` names now."""
+    change: ChampionChange | None
+    """Record that would be written; None where the version is champion already."""
+    rules: tuple[PromotionRule, ...]
+    """Rules of a promotion; none of a rollback."""
+
+
 class PromotionLog:
     """Promotions and rollbacks of one model."""
 
@@ -119,29 +140,12 @@ class PromotionLog:
         """
         with self._lock:
             state, _ = self._settle()
-            candidate = self._version(version)
-            if state.champion == version:
-                if state.history:
-                    return None
-                state = state.model_copy(update={"champion": None})  # the first promotion was interrupted: record it
-            refusal = self._refusal_reason(candidate, state)
+            change, rules = self._promotion(state, version, reason=reason, by=by, checks=checks)
+            refusal = next((rule.refusal for rule in rules if rule.refusal is not None), None)
+            if change is None:
+                return None
             if refusal and not force:
                 raise PromotionRefused(f"{refusal}; --force with a reason overrides this")
-            previous = state.champion
-            if previous is None:  # a deleted champion
-                previous = _before(version, champion_stack(state.history), self._existing_versions())
-            change = ChampionChange(
-                number=len(state.history) + 1,
-                action="promote",
-                champion=version,
-                replaced=state.champion,
-                previous=previous,
-                reason=reason,
-                by=by,
-                at=_now(),
-                forced=bool(refusal),
-                checks=checks or {},
-            )
             if verify is not None:
                 verify(version)
             self._apply(change)
@@ -155,51 +159,109 @@ class PromotionLog:
         """
         with self._lock:
             state, interrupted = self._settle()
-            history = state.history
-            if (done := _already_done(history, interrupted, reason, by)) is not None:
+            if (done := _already_done(state.history, interrupted, reason, by)) is not None:
                 return done
-            if state.champion is None and not history:
-                raise NothingToRollBack(f"model {self._model} has no champion, so there is nothing to roll back")
-            last, stack = state.champion or history[-1].champion, champion_stack(history)
-            existing = self._existing_versions()
-            target = _before(last, stack, existing)
-            if target is None:
-                raise NothingToRollBack(
-                    f"model {self._model} has no version before {last} to go back to; promote one by its number"
-                )
-            change = ChampionChange(
-                number=len(history) + 1,
-                action="rollback",
-                champion=target,
-                replaced=state.champion,
-                previous=_before(target, stack, existing),
-                reason=reason,
-                by=by,
-                at=_now(),
-            )
+            change = self._rollback(state, reason=reason, by=by)
             if verify is not None:
-                verify(target)
+                verify(change.champion)
             self._apply(change)
             return change
 
-    def _refusal_reason(self, candidate: ModelVersion, state: PromotionState) -> str | None:
+    def plan_promotion(
+        self, version: int, *, reason: str, by: Actor, checks: dict[str, float | None] | None = None
+    ) -> PlannedChange:
+        """The promotion as `promote` would make it now, and the rules that it keeps or breaks; writes nothing."""
+        state = self.state()
+        change, rules = self._promotion(state, version, reason=reason, by=by, checks=checks)
+        return PlannedChange(champion=state.champion, previous=self._previous(), change=change, rules=rules)
+
+    def plan_rollback(self, *, reason: str, by: Actor) -> PlannedChange:
+        """The rollback as `rollback` would make it now; writes nothing. Raises `NothingToRollBack`."""
+        state = self.state()
+        change = self._rollback(state, reason=reason, by=by)
+        return PlannedChange(champion=state.champion, previous=self._previous(), change=change, rules=())
+
+    def _previous(self) -> int | None:
+        return _alias(self._registered_model(), PREVIOUS)
+
+    def _promotion(
+        self,
+        state: PromotionState,
+        version: int,
+        *,
+        reason: str,
+        by: Actor,
+        checks: dict[str, float | None] | None,
+    ) -> tuple[ChampionChange | None, tuple[PromotionRule, ...]]:
+        """Record of a promotion, and its rules; no record for a version that is champion already."""
+        candidate = self._version(version)
+        if state.champion == version:
+            if state.history:
+                return None, ()
+            state = state.model_copy(update={"champion": None})  # the first promotion was interrupted: record it
+        rules = tuple(self._rules(candidate, state))
+        previous = state.champion
+        if previous is None:  # a deleted champion
+            previous = _before(version, champion_stack(state.history), self._existing_versions())
+        change = ChampionChange(
+            number=len(state.history) + 1,
+            action="promote",
+            champion=version,
+            replaced=state.champion,
+            previous=previous,
+            reason=reason,
+            by=by,
+            at=_now(),
+            forced=any(rule.refusal for rule in rules),
+            checks=checks or {},
+        )
+        return change, rules
+
+    def _rollback(self, state: PromotionState, *, reason: str, by: Actor) -> ChampionChange:
+        """Record of a rollback. Raises `NothingToRollBack` without an earlier version."""
+        history = state.history
+        if state.champion is None and not history:
+            raise NothingToRollBack(f"model {self._model} has no champion, so there is nothing to roll back")
+        last, stack = state.champion or history[-1].champion, champion_stack(history)
+        existing = self._existing_versions()
+        target = _before(last, stack, existing)
+        if target is None:
+            raise NothingToRollBack(
+                f"model {self._model} has no version before {last} to go back to; promote one by its number"
+            )
+        return ChampionChange(
+            number=len(history) + 1,
+            action="rollback",
+            champion=target,
+            replaced=state.champion,
+            previous=_before(target, stack, existing),
+            reason=reason,
+            by=by,
+            at=_now(),
+        )
+
+    def _rules(self, candidate: ModelVersion, state: PromotionState) -> Iterator[PromotionRule]:
+        """Rules of a promotion, each with the reason where the version breaks it."""
         name = f"{self._model} version {candidate.version}"
-        verdict = candidate.tags.get("verdict")
+        verdict, refusal = candidate.tags.get("verdict"), None
         if verdict != "promote":
-            return f"{name} has the verdict {verdict!r}; only a version that passed its gates is promoted"
-        number = int(candidate.version)
+            refusal = f"{name} has the verdict {verdict!r}; only a version that passed its gates is promoted"
+        yield PromotionRule(name="passed its gates", refusal=refusal)
+        number, refusal = int(candidate.version), None
         if changes := [change for change in state.history if number in (change.champion, change.replaced)]:
             last = changes[-1]
-            return f"{name} was in service before, until a {last.action} to version {last.champion} ({last.reason})"
+            refusal = f"{name} was in service before, until a {last.action} to version {last.champion} ({last.reason})"
+        yield PromotionRule(name="was not in service before", refusal=refusal)
+        refusal = None
         if state.champion is not None:
             champion = self._version(state.champion)
             if candidate.tags.get("champion_sha256") != champion.tags.get("checkpoint_sha256"):
-                return (
+                refusal = (
                     f"{name} was evaluated against another policy than that of version {state.champion}, the champion"
                 )
         elif state.history:
-            return missing_champion(self._model)
-        return None
+            refusal = missing_champion(self._model)
+        yield PromotionRule(name="was evaluated against the present champion", refusal=refusal)
 
     def _version(self, version: int) -> ModelVersion:
         from mlflow.exceptions import MlflowException

@@ -2,12 +2,63 @@
 
 from __future__ import annotations
 
+import re
+from typing import Literal, Self
+
 from pydantic import Field, JsonValue
 
 from grpo.storage.documents import Document
 
 PROVENANCE = "provenance"
 """Key in the metadata of a registered model."""
+
+
+_NUMBER = r"(-?[0-9.]+(?:e-?[0-9]+)?)"
+_ESTIMATE = rf"{_NUMBER} \[{_NUMBER}, {_NUMBER}\]"
+_HELDOUT = re.compile(rf"(success|reward) {_ESTIMATE}, champion {_ESTIMATE}, ([0-9]+) scenarios, {_NUMBER} % intervals")
+
+
+class Estimate(Document):
+    """A mean with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+class HeldOut(Document):
+    """Held-out result of a version, and of the champion that it was compared with.
+
+    As text, in a tag that people read too: `success 0.81 [0.74, 0.88], champion 0.41 [0.35, 0.47], 120 scenarios,
+    95 % intervals`.
+    """
+
+    metric: Literal["success", "reward"]
+    candidate: Estimate
+    champion: Estimate
+    scenarios: int
+    confidence: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.metric} {self.candidate}, champion {self.champion}, {self.scenarios} scenarios, "
+            f"{100 * self.confidence:.4g} % intervals"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Read the text of a tag, rounded to four digits; None for any other text."""
+        if (match := _HELDOUT.fullmatch(text)) is None:
+            return None
+        metric, *numbers = match.groups()
+        candidate, champion = (dict(zip(("mean", "low", "high"), numbers[k : k + 3], strict=True)) for k in (0, 3))
+        return cls.model_validate(
+            {"metric": metric, "candidate": candidate, "champion": champion}
+            | {"scenarios": numbers[6], "confidence": float(numbers[7]) / 100}
+        )
 
 
 class Provenance(Document):
@@ -39,6 +90,11 @@ class Provenance(Document):
     """Reason of the gates' verdict."""
     checks: dict[str, float | None]
     """Values of the gates."""
+    conditions: dict[str, str] = Field(default_factory=dict)
+    """Conditions of the gates, such as `> 0`, by name."""
+    failed_gates: tuple[str, ...] = ()
+    heldout: HeldOut | None = None
+    """Result on the held-out scenarios; None for a version that was not evaluated."""
 
     def differences(self, now: Provenance) -> dict[str, tuple[str, str]]:
         """Differing values, (then, now) by name, ordered by likely cause: code, packages, data, machine."""

@@ -20,11 +20,14 @@ from grpo.policy.weights.registered import (
     resolve_version,
     version_by_alias,
 )
+from grpo.registry.markdown import escaped
+from grpo.registry.model_card import model_description, version_card
 from grpo.registry.promotions import (
     CANDIDATE,
     CHAMPION,
     Actor,
     ChampionChange,
+    PlannedChange,
     PromotionLog,
     missing_champion,
 )
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
 MODEL_DIGEST = "model_sha256"
 """Tag of a version: digest of the files of its registered model."""
+HELDOUT = "heldout"
+"""Tag of a version: its held-out result as text, see `HeldOut`."""
 _FETCHED_NOTE = "registered_model_meta"
 
 
@@ -215,7 +220,7 @@ class Registry:
         tags: Mapping[str, str],
         provenance: Provenance,
     ) -> ModelVersion:
-        """Log the policy as a chat model, register it, and set the alias `candidate` to the newest version.
+        """Log the policy as a chat model and register it with its card; the alias `candidate` names the newest version.
 
         A second registration with the same `run_key` returns the existing version. A version is created in one
         transaction with its tags after its files are complete, so a killed process leaves none or a complete one.
@@ -231,6 +236,8 @@ class Registry:
                 address, model_id = log_chat_model(policy, run_id, provenance)
                 with self._fetched(address) as folder:
                     described = {**tags, MODEL_DIGEST: model_digest(folder)}
+                if provenance.heldout is not None:
+                    described[HELDOUT] = str(provenance.heldout)
                 with self._named(model):
                     version = as_version(
                         self.client.create_model_version(
@@ -239,7 +246,35 @@ class Registry:
                     )
             if self.versions(model)[-1].version == version.version:
                 self.client.set_registered_model_alias(model, CANDIDATE, str(version.version))
+            self._write_card(version, provenance)
+            self._describe(model)
             return version
+
+    def _write_card(self, version: ModelVersion, provenance: Provenance) -> None:
+        """Write the description of a version, which a process that was killed may have left out."""
+        if self.client.get_model_version(version.name, str(version.version)).description:
+            return
+        info = self.client.get_run(version.run_id).info
+        page = f"#/experiments/{info.experiment_id}/runs/{info.run_id}"
+        run = f"[{escaped(info.run_name or info.run_id)}]({page}), with its [report]({page}/artifacts/report.html)"
+        card = version_card(
+            version.name, provenance, version.tags.get("verdict", "no verdict"), run=run, address=version.address
+        )
+        self.client.update_model_version(version.name, str(version.version), description=card)
+
+    def _describe(self, model: str) -> None:
+        """Write the description of a model: its champion, and the card of that version or of the newest one."""
+        state, newest = self.promotions(model).state(), self.versions(model)[-1].version
+        shown = newest if state.champion is None else state.champion
+        text = model_description(
+            model,
+            champion=state.champion,
+            change=state.history[-1] if state.history else None,
+            newest=newest,
+            card=self.client.get_model_version(model, str(shown)).description or "",
+        )
+        if self.client.get_registered_model(model).description != text:
+            self.client.update_registered_model(model, text)
 
     @contextmanager
     def _named(self, model: str) -> Iterator[None]:
@@ -264,13 +299,35 @@ class Registry:
     ) -> ChampionChange | None:
         """Make a verified version champion; None where it is champion already. Raises as `PromotionLog.promote`."""
         checks = self.provenance(self._version(model, version)).checks
-        return self.promotions(model).promote(
+        change = self.promotions(model).promote(
             version, reason=reason, by=by, force=force, checks=checks, verify=self._verifier(model)
         )
+        self.describe(model)
+        return change
 
     def rollback(self, model: str, *, reason: str, by: Actor) -> ChampionChange:
         """Make the version before the champion champion again. Raises as `PromotionLog.rollback`."""
-        return self.promotions(model).rollback(reason=reason, by=by, verify=self._verifier(model))
+        change = self.promotions(model).rollback(reason=reason, by=by, verify=self._verifier(model))
+        self.describe(model)
+        return change
+
+    def plan_promotion(self, model: str, version: int, *, reason: str, by: Actor) -> PlannedChange:
+        """Plan of `promote`, whose files are verified; writes nothing. Raises `ArtifactError` for a damaged version."""
+        checks = self.provenance(self._version(model, version)).checks
+        self._verifier(model)(version)
+        return self.promotions(model).plan_promotion(version, reason=reason, by=by, checks=checks)
+
+    def plan_rollback(self, model: str, *, reason: str, by: Actor) -> PlannedChange:
+        """Plan of `rollback`, as `plan_promotion`."""
+        plan = self.promotions(model).plan_rollback(reason=reason, by=by)
+        assert plan.change is not None
+        self._verifier(model)(plan.change.champion)
+        return plan
+
+    def describe(self, model: str) -> None:
+        """Write the description of a model again, as after each promotion and rollback."""
+        with self._exclusive(model):
+            self._describe(model)
 
     def _verifier(self, model: str) -> Callable[[int], None]:
         """Check of a version's files before it becomes champion."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ArtifactError
-from grpo.evaluation.schema import Decision
+from grpo.evaluation.schema import Decision, Evaluation
 from grpo.identity.code import code_digest
 from grpo.identity.provenance import parameters, provenance
 from grpo.registry import ModelVersion
@@ -32,6 +32,7 @@ def register(
     config: PipelineConfig,
     run_key: str,
     decision: Decision,
+    evaluation: Evaluation,
     candidate: Artifact,
     champion: Artifact,
     scenarios: Artifact,
@@ -74,6 +75,7 @@ def register(
         policies=policies,
         champion=against,
         decision=decision,
+        evaluation=evaluation,
     )
     retention = Retention(artifacts)
     for needed in (candidate, champion):

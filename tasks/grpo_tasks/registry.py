@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from grpo.policy.weights.registered import tracking_uri
 from grpo.registry import Registry
 from grpo.storage.databases import is_database
@@ -12,3 +14,11 @@ def registry() -> Registry:
     """The registry of this machine, or the one that MLFLOW_TRACKING_URI names."""
     uri = tracking_uri()
     return Registry(uri, artifact_root=f"file://{home()}/mlartifacts" if is_database(uri) else None)
+
+
+def existing_registry() -> Registry | None:
+    """The registry; None where it is a file of this machine that no run has made yet, which opening it would."""
+    uri = tracking_uri()
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        return None
+    return registry()

@@ -24,7 +24,15 @@ LINES = [line for page in pages() for line in commands_of(page)] + examples()
 QUICKSTART = "data/configs/quickstart.yaml"
 PLACEHOLDERS = {"CONFIG": QUICKSTART, "NAME": "helpfulness"}
 """Values for the words in capitals."""
-RUN = {"check-reward": (0, 3), "doctor": (0, 1), "ingest": (0,), "init": (0,), "runs": (0,), "schema": (0,)}
+RUN = {
+    "check-reward": (0, 3),
+    "doctor": (0, 1),
+    "ingest": (0,),
+    "init": (0,),
+    "runs": (0,),
+    "models": (0, 2),
+    "schema": (0,),
+}
 """Commands that are run, and their exit codes. Of ingestions only that of the quickstart is run: others take minutes,
 and data that is not here."""
 PARSED_ONLY = {
@@ -37,7 +45,8 @@ PARSED_ONLY = {
     "lineage": "needs a registered model; the tests of the registry run it",
     "pretrain": "takes twenty minutes",
     "promote": "needs a registered model; the tests of the registry run it",
-    "report": "needs the report of a run; tests/flows/cli/test_registry.py runs it",
+    "report": "needs the report of a run; tests/flows/cli/test_runs.py runs it",
+    "show": "needs the report of a run; tests/flows/cli/test_runs.py runs it",
     "reproduce": "trains a model again; the tests of the registry run it",
     "retrain": "trains; the tests of retraining run it",
     "rollback": "needs a registered model; the tests of the registry run it",

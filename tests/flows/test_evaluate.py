@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from grpo import progress
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, RegistryError
+from grpo.evaluation.recorded_episodes import read_part
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import EvaluationDocument, ReportDocument
 from grpo_flows.cli.app import app
@@ -89,6 +90,52 @@ def test_a_model_is_the_same_by_alias_by_number_and_by_folder(config: PipelineCo
         for model in (f"models:/evaluated/{version.version}", version.checkpoint.uri, str(DESK_MODEL))
     ]
     assert found == [trained.lineage.candidate_policy] * 2 + [trained.lineage.base_policy]
+
+
+def test_a_dry_run_finds_what_the_evaluation_finds(config: PipelineConfig, trained: ReportDocument, home: Path):
+    """The number of episodes, and that none of the played ones is played again."""
+    from grpo_flows.plans.evaluate import plan_evaluation
+
+    assert trained.evaluation is not None
+    outline = plan_evaluation(
+        config, model="models:/evaluated@candidate", scenarios_file=None, num_episodes=None, output=home / "new.json"
+    )
+    assert outline.facts["scenarios"] == f"{trained.ingestion.heldout} held out"
+    assert outline.facts["stages"].startswith("in the cache: ingest, validate, split, rollout, score")
+    assert not (home / "new.json").exists()
+
+
+def test_a_reproduction_can_be_planned(config: PipelineConfig, trained: ReportDocument):
+    """The inputs are those of the training."""
+    from grpo_flows.plans.reproduce import plan_reproduction
+
+    outline = plan_reproduction("models:/evaluated@candidate")
+    assert outline.facts["sources and base model"] == "unchanged"
+    assert outline.facts["differences"].startswith("none")
+
+
+def test_the_report_names_all_episodes_of_the_run(config: PipelineConfig, trained: ReportDocument):
+    """Those of each iteration, and the held-out ones of both policies."""
+    assert trained.evaluation is not None
+    assert [record.part for record in trained.rollouts] == [0, "before", "after"]
+    before, after = (read_part(trained, part) for part in ("before", "after"))
+    assert {trajectory.policy_hash for trajectory in after} == {trained.evaluation.candidate_policy}
+    assert {trajectory.policy_hash for trajectory in before} == {trained.evaluation.champion_policy}
+    assert len(read_part(trained, 0)) == config.rollout.scenarios * config.rollout.group_size
+
+
+def test_mlflow_shows_the_card_and_the_report(trained: ReportDocument):
+    """The version's description is Markdown with its result; the page is an artifact of its run."""
+    from grpo_tasks.registry import registry
+
+    models = registry()
+    version = models.resolve("models:/evaluated@candidate")
+    files = {item.path for item in models.client.list_artifacts(version.run_id)}
+    assert {"report.html", "report.json", "report.png"} <= files
+    card = models.client.get_model_version("evaluated", str(version.version)).description
+    assert trained.evaluation is not None
+    assert f"| this version | {trained.evaluation.overall.candidate.mean:.3f} |" in card
+    assert version.tags["heldout"].startswith("success ")
 
 
 def test_the_numbers_stand_in_prefects_pages(config: PipelineConfig, trained: ReportDocument):

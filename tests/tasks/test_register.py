@@ -6,13 +6,14 @@ import pytest
 
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig, PolicySettings
-from grpo.evaluation.schema import Decision
+from grpo.evaluation.schema import Decision, Evaluation
 from grpo.policy.transformers.model import load
 from grpo.registry import ModelVersion
 from grpo_tasks.load_base import load_base
 from grpo_tasks.register import register
 from grpo_tasks.warm_start import warm_start
 from tests.doubles import short_run
+from tests.grpo.evaluation.test_html_report import evaluation
 from tests.tasks.adapted import put_adapted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
@@ -32,6 +33,7 @@ def test_a_version_is_known_by_the_weights_that_the_next_run_starts_from(
         config=PipelineConfig.model_validate(short_run(tmp_path)),
         run_key=f"known-{adapted}",
         decision=Decision(verdict="promote", reason="every gate passed"),
+        evaluation=Evaluation.model_validate(evaluation()),
         candidate=candidate,
         champion=under.checkpoint,
         scenarios=under.checkpoint,
@@ -41,6 +43,7 @@ def test_a_version_is_known_by_the_weights_that_the_next_run_starts_from(
         policies=(under.policy,),
         store=str(tmp_path / "store"),
     ).version
+    assert version.tags["heldout"].startswith("success 0.813 [0.753, 0.873], champion 0.412")
     started = load(store.path(warm_start.fn(champion=candidate, store=str(tmp_path / "store")).model)).hash
     assert version.tags["merged" if adapted else "policy"] == started
     assert ("merged" in version.tags, version.tags["policy"] == started) == (adapted, not adapted)

@@ -12,14 +12,15 @@ import typer
 from grpo_flows.cli.errors import with_exit_codes
 from grpo_flows.cli.evaluate import evaluate
 from grpo_flows.cli.prepare import check_reward, doctor, ingest, init, schema
-from grpo_flows.cli.registry import export, lineage, promote, report, reproduce, rollback, runs
+from grpo_flows.cli.registry import export, lineage, models, promote, reproduce, rollback
+from grpo_flows.cli.runs import report, runs, show
 from grpo_flows.cli.servers import deploy, down, env, migrate, ui, up
 from grpo_flows.cli.train import pretrain, retrain, train, tune
 from grpo_flows.local import settings
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
-    train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, runs, report, export,
+    train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, runs, report, show, models, export,
     init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, pretrain,
 ):  # fmt: skip
     app.command()(with_exit_codes(command))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
         config = AgentConfig(**given)
     except ValidationError as error:
         raise ConfigError("; ".join(describe_errors(error, given))) from error
-    agent = MultiTurnAgent(config, policy=_checkpoint(model))
+    agent = MultiTurnAgent(config, policy=checkpoint_policy(model))
     asyncio.run(agent.initialize())
     return agent
 
@@ -45,16 +45,28 @@ def chat(agent: MultiTurnAgent, lines: Iterable[str]) -> Iterator[str]:
                 yield runner.run(manager.generate_multiturn_response(conversation.conversation_id, line.strip()))
 
 
-def reply_to_each(agent: MultiTurnAgent, conversations: Sequence[list[Message]]) -> list[dict[str, Any]]:
+def reply_once(agent: MultiTurnAgent, conversation: Sequence[Message]) -> str:
+    """Reply to a whole conversation."""
+    return asyncio.run(agent.generate_response([message.to_template() for message in conversation]))
+
+
+def reply_to_each(
+    reply: Callable[[Sequence[Message]], str], conversations: Sequence[list[Message]]
+) -> list[dict[str, Any]]:
     """Each conversation with its reply, for JSON: `{"messages": […], "reply": "…"}`."""
-    with asyncio.Runner() as runner:
-        return [
-            {
-                "messages": [{"role": message.role, "content": message.content} for message in conversation],
-                "reply": runner.run(agent.generate_response([message.to_template() for message in conversation])),
-            }
-            for conversation in conversations
-        ]
+    return [
+        {
+            "messages": [{"role": message.role, "content": message.content} for message in conversation],
+            "reply": reply(conversation),
+        }
+        for conversation in conversations
+    ]
+
+
+def unanswered_calls(agent: MultiTurnAgent, reply: str) -> list[str]:
+    """Tool calls in a reply, which nothing answers outside of an environment."""
+    assert agent.renderer is not None
+    return list(map(str, agent.renderer.parse_text(reply).tool_calls))
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
@@ -84,7 +96,7 @@ def _conversation(item: object, place: str) -> list[Message]:
     return parsed
 
 
-def _checkpoint(model: str) -> Any:
+def checkpoint_policy(model: str) -> Any:
     """The policy of a registered version or of a checkpoint in a store; None for any other address."""
     if "://" in model:
         return None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from grpo.evaluation.schema import EvaluationDocument, Interval, PolicyEvaluation, ReportDocument
     from grpo.policy.weights.sources import ModelPlan
     from grpo.registry import ChampionChange, Lineage
+    from grpo.registry.versions import VersionSummary
     from grpo.retraining.reports import RetrainingReport
     from grpo.retraining.triggers import TriggerResult
     from grpo.rewards.hacking.check import ProbeResult
@@ -201,6 +202,20 @@ def print_runs(console: Console, documents: Sequence[ReportDocument]) -> None:
         finished = document.created[:16].replace("T", " ")
         table.add_row(document.name, finished, document.decision.verdict, heldout, f"{document.wall_s:,.0f} s")
     console.print(table)
+
+
+def print_versions(console: Console, versions: Sequence[VersionSummary]) -> None:
+    """Print two lines a version: address and aliases, then held-out result, verdict, date and run."""
+    for version in versions:
+        aliases = Text(", ".join(version.aliases), "green" if "champion" in version.aliases else "")
+        console.print(version.address, aliases, soft_wrap=True)
+        facts = (
+            "no held-out result" if version.heldout is None else str(version.heldout),
+            f"verdict {version.verdict or 'unknown'}",
+            f"registered {version.registered[:16].replace('T', ' ')}",
+            f"run {version.run or 'unknown'}",
+        )
+        console.print(f"  {'; '.join(facts)}", soft_wrap=True)
 
 
 def print_change(console: Console, model: str, change: ChampionChange | None) -> None:

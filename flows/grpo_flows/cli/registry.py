@@ -1,4 +1,4 @@
-"""Commands for runs and registered models: promote, rollback, lineage, reproduce, report, runs, export."""
+"""Commands for registered models: models, promote, rollback, lineage, reproduce, export."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo.errors import AddressError, ConfigError
+from grpo.errors import AddressError
 from grpo_flows.cli.command import ModelAddress, Reason, console, start_command
-from grpo_flows.cli.errors import FAILED
+from grpo_flows.cli.dry_runs import DryRunOption, print_outline, print_planned_change, scratch_services
+from grpo_flows.cli.errors import FAILED, REFUSED
 from grpo_flows.local import settings
 
 if TYPE_CHECKING:
-    from grpo.registry import ChampionChange
+    from grpo.registry import ChampionChange, Registry
 
 _CHAMPION = re.compile(r"^models:/(?P<name>\w[\w.-]*)@champion$")
 
@@ -25,6 +26,7 @@ def promote(
     model: Annotated[str, typer.Argument(help="models:/NAME@candidate, or models:/NAME/3.")],
     reason: Reason,
     force: Annotated[bool, typer.Option(help="Promote against the verdict; the history records it.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Promote a version: the alias champion moves to it, the alias previous to the version that it replaces.
 
@@ -34,11 +36,18 @@ def promote(
     """
     home = start_command()
     from grpo_flows.cli.display import print_change
-    from grpo_tasks.registry import registry
+    from grpo_tasks.registry import existing_registry
 
-    models = registry()
     with settings.without_gc():
+        models = _required(existing_registry())
         version = models.resolve(model)
+    if dry_run:
+        from grpo.registry.promotions import Actor
+
+        plan = models.plan_promotion(version.name, version.version, reason=reason, by=Actor.here())
+        if not print_planned_change(console, version.name, plan, force=force):
+            raise typer.Exit(REFUSED)
+        return
 
     def promote_here() -> ChampionChange | None:
         from grpo.registry.promotions import Actor
@@ -56,6 +65,7 @@ def promote(
 def rollback(
     model: Annotated[str, typer.Argument(help="models:/NAME@champion.")],
     reason: Reason,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Roll back to the version that the champion has replaced.
 
@@ -65,7 +75,15 @@ def rollback(
         raise AddressError(f"{model!r}: a rollback replaces a champion; write models:/NAME@champion")
     home, name = start_command(), address["name"]
     from grpo_flows.cli.display import print_change
-    from grpo_tasks.registry import registry
+    from grpo_tasks.registry import existing_registry, registry
+
+    if dry_run:
+        from grpo.registry.promotions import Actor
+
+        with settings.without_gc():
+            models = _required(existing_registry())
+        print_planned_change(console, name, models.plan_rollback(name, reason=reason, by=Actor.here()))
+        return
 
     def roll_back_here() -> ChampionChange:
         from grpo.registry.promotions import Actor
@@ -125,7 +143,7 @@ def lineage(
         print_lineage(console, document)
 
 
-def reproduce(model: ModelAddress) -> None:
+def reproduce(model: ModelAddress, dry_run: DryRunOption = False) -> None:
     """Train a version again from its recorded config, and compare the weights.
 
     Exit code 0 where they are equal bit for bit, as they are on the CPU; 1 otherwise, with the differences.
@@ -133,6 +151,15 @@ def reproduce(model: ModelAddress) -> None:
     Example: grpo reproduce models:/support-desk@champion
     """
     home = start_command()
+    if dry_run:
+        from grpo_tasks.registry import existing_registry
+
+        _required(existing_registry())
+        with scratch_services():
+            from grpo_flows.plans.reproduce import plan_reproduction
+
+            print_outline(console, plan_reproduction(model))
+        return
     from grpo_flows.local.servers import prefect_server
 
     with prefect_server(home):
@@ -147,67 +174,49 @@ def reproduce(model: ModelAddress) -> None:
         raise typer.Exit(FAILED)
 
 
-def report(
-    run: Annotated[str, typer.Argument(help="Name of a run, or path of its report.json or its folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print report.json itself, and write nothing.")] = False,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-) -> None:
-    """Print the result of a run, and write its page again from report.json.
-
-    Example: grpo report quickstart
-    """
-    home = start_command(services=False)
-    document_path = _find_report(run, home)
-    from grpo.evaluation.report import read_report, write_report
-
-    document = read_report(document_path)
-    if as_json:
-        typer.echo(document.model_dump_json(indent=1))
-        return
-    from grpo_flows.cli.display import print_summary
-
-    page = write_report(document, document_path.parent, data_docs=None)[0]
-    print_summary(console, document)
-    console.print(f"report: {page}", soft_wrap=True)
-    if show:
-        typer.launch(page.as_uri())
-
-
-def runs(
+def models(
+    name: Annotated[str | None, typer.Argument(help="Name of a registered model; all by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List the runs of GRPO_HOME with their results, the newest first.
+    """List registered models and their versions, the newest first.
 
-    Example: grpo runs
+    Each with its address, aliases, held-out success with its interval, verdict, date and run.
+
+    Example: grpo models support-desk
     """
-    home = start_command(services=False)
-    from grpo.errors import DataError
-    from grpo.evaluation.report import read_report
-    from grpo_flows.cli.display import print_runs
+    start_command()
+    from grpo.registry.versions import list_versions
+    from grpo_flows.cli.display import print_versions
+    from grpo_tasks.registry import existing_registry
 
-    reports = []
-    for path in home.glob("*/report.json"):
-        try:
-            reports.append(read_report(path))
-        except DataError as error:
-            typer.echo(f"{path} is left out: {error}", err=True)
-    reports.sort(key=lambda document: document.created, reverse=True)
+    with settings.without_gc():
+        registered = existing_registry()
+    versions = [] if registered is None and name is None else list_versions(_required(registered), name)
     if as_json:
-        rows = [
-            document.model_dump(mode="json", include={"name", "created", "decision", "wall_s"}) for document in reports
-        ]
-        typer.echo(json.dumps(rows, indent=1))
-    elif reports:
-        print_runs(console, reports)
+        typer.echo(json.dumps([version.model_dump(mode="json") for version in versions], indent=1))
+    elif versions:
+        print_versions(console, versions)
     else:
-        console.print(f"no runs in {home}", soft_wrap=True)
+        console.print("no model is registered; a run registers one when it ends: grpo train CONFIG", soft_wrap=True)
+
+
+def _required(registered: Registry | None) -> Registry:
+    """The registry of this process; raises `AddressError` where it was never written to."""
+    if registered is None:
+        raise AddressError("no model is registered here; a run registers one when it ends: grpo train CONFIG")
+    return registered
 
 
 def export(
     model: ModelAddress,
     folder: Annotated[Path, typer.Argument(help="Folder to make.")],
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Write the adapters apart from their base, instead of merged into it.")
+    ] = False,
 ) -> None:
     """Export a version as a plain Hugging Face folder: weights with adapters merged, chat template, model card.
+
+    The command that serves the folder with vLLM is printed, and stands in its README.md.
 
     Example: grpo export models:/support-desk@champion champion
     """
@@ -218,16 +227,6 @@ def export(
 
     with settings.without_gc():
         models = registry()
-    lineage = write(models, model, folder)
-    console.print(
-        f"{lineage.name} version {lineage.version}: {folder}; README.md has the commands that serve it", soft_wrap=True
-    )
-
-
-def _find_report(run: str, home: Path) -> Path:
-    """The report.json of a run of this home, or at a path."""
-    for path in (Path(run), Path(run) / "report.json", home / run / "report.json"):
-        if path.is_file():
-            return path.resolve()
-    known = sorted(path.parent.name for path in home.glob("*/report.json"))
-    raise ConfigError(f"no report of {run!r} in {home}; there are {', '.join(known) or 'none'}")
+    exported = write(models, model, folder, adapters=adapters)
+    console.print(f"{exported.lineage.name} version {exported.lineage.version}: {folder}", soft_wrap=True)
+    console.print(exported.command, soft_wrap=True)

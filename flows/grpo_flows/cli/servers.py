@@ -12,12 +12,13 @@ import typer
 
 from grpo.errors import ConfigError
 from grpo_flows.cli.command import console, start_command
+from grpo_flows.cli.dry_runs import DryRunOption, print_outline, scratch_services
 from grpo_flows.local import settings
 
 Deployments = Annotated[Path, typer.Option(help="File of the deployments.")]
 
 
-def up(deployments: Deployments = Path("prefect.yaml")) -> None:
+def up(deployments: Deployments = Path("prefect.yaml"), dry_run: DryRunOption = False) -> None:
     """Start Prefect, MLflow and the workers on this machine, and deploy; running processes are left alone.
 
     Then `eval "$(grpo env)"` gives Prefect's own commands the address and login, `prefect deployment run
@@ -26,6 +27,17 @@ def up(deployments: Deployments = Path("prefect.yaml")) -> None:
     Example: grpo up
     """
     home = start_command()
+    if dry_run:
+        with scratch_services():
+            from grpo_flows.local.stack import running_services
+            from grpo_flows.plans.deployments import plan_deployments
+
+            outline = plan_deployments(deployments, gpu_slots=None)
+            services = {
+                name: "runs, left alone" if runs else "started" for name, runs in running_services(home).items()
+            }
+            print_outline(console, outline.model_copy(update={"facts": {**services, **outline.facts}}))
+        return
     from grpo_flows.local.login import password_hint
     from grpo_flows.local.stack import up as start
 
@@ -92,6 +104,7 @@ def deploy(
         int | None,
         typer.Option(envvar="GPU_SLOTS", min=1, help="Stages that may hold a GPU at once; the devices of all workers."),
     ] = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Create or update work pools, GPU slots and deployments on the server that PREFECT_API_URL names.
 
@@ -100,6 +113,12 @@ def deploy(
     Example: grpo deploy --gpu-slots 4
     """
     start_command()
+    if dry_run:
+        with scratch_services():
+            from grpo_flows.plans.deployments import plan_deployments
+
+            print_outline(console, plan_deployments(deployments, gpu_slots=gpu_slots))
+        return
     from grpo_flows.local.deployments import deploy as deploy_file
 
     deploy_file(deployments, gpu_slots=gpu_slots)

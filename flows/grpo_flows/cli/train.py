@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ import typer
 
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo_flows.cli.command import ConfigFile, Overrides, console, start_command
+from grpo_flows.cli.dry_runs import DryRunOption, print_outline, scratch_services
 from grpo_flows.cli.errors import REFUSED
 from grpo_flows.local import settings
 
@@ -20,7 +19,7 @@ from grpo_flows.local import settings
 def train(
     config: ConfigFile,
     override: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what the run would do, and stop.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Run the pipeline: ingest, validate, split, rollout, score, train, evaluate, gate, register, report.
 
@@ -62,23 +61,18 @@ def train(
 
 
 def _dry_run(config: PipelineConfig, home: Path, *, origin: str) -> None:
-    """Print what a run would do; Prefect, which creates its home folder at import, gets a temporary one."""
-    kept = os.environ["PREFECT_HOME"]
-    with tempfile.TemporaryDirectory() as scratch:
-        os.environ["PREFECT_HOME"] = scratch
-        try:
-            from grpo_flows.cli.display import print_dry_run
-            from grpo_flows.cli.doctor import check_config
-            from grpo_flows.dry_run import dry_run as estimate
-            from grpo_flows.local.checks import check_servers, require
+    """Print what a run would do."""
+    with scratch_services():
+        from grpo_flows.cli.display import print_dry_run
+        from grpo_flows.cli.doctor import check_config
+        from grpo_flows.dry_run import dry_run as estimate
+        from grpo_flows.local.checks import check_servers, require
 
-            require(check_servers(home))
-            check_config(config)
-            planned = estimate(config)
-            console.print(f"{origin} is a valid configuration of run {config.name}", soft_wrap=True)
-            print_dry_run(console, planned)
-        finally:
-            os.environ["PREFECT_HOME"] = kept
+        require(check_servers(home))
+        check_config(config)
+        planned = estimate(config)
+        console.print(f"{origin} is a valid configuration of run {config.name}", soft_wrap=True)
+        print_dry_run(console, planned)
 
 
 def retrain(
@@ -91,6 +85,7 @@ def retrain(
             help="Check the triggers only, and emit grpo.drift-detected if one fires against a champion.",
         ),
     ] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Train the champion on new conversations if a trigger fires; without one, end in seconds with exit code 0.
 
@@ -101,6 +96,17 @@ def retrain(
     from grpo.config.retraining import RetrainConfig
 
     retraining = load_settings(config, RetrainConfig, tuple(override or ()))
+    if dry_run:
+        with scratch_services():
+            from grpo_flows.cli.display import print_triggers
+            from grpo_flows.plans.retrain import plan_retraining
+
+            outline, results = plan_retraining(retraining)
+            print_outline(console, outline)
+            if results:
+                print_triggers(console, results)
+        console.print(f"the run that is repeated: grpo train {retraining.pipeline} --dry-run", soft_wrap=True)
+        return
     from grpo_flows.local.servers import prefect_environment, prefect_server, running_prefect_server
 
     if not check and running_prefect_server(home) is None:
@@ -146,6 +152,7 @@ def tune(
     storage: Annotated[
         str | None, typer.Option(help="sqlite:///PATH or postgresql://user@host/database; the password in PGPASSWORD.")
     ] = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Tune the hyperparameters of a run, and write the best as a config for `grpo train`.
 
@@ -160,6 +167,14 @@ def tune(
     options = {"n_trials": trials, "parallel": parallel, "storage": storage}
     given = [f"{name}={value}" for name, value in options.items() if value is not None]
     tuning = load_settings(config, TuneConfig, (*(override or ()), *given))
+    if dry_run:
+        with scratch_services():
+            from grpo_flows.cli.doctor import check_config
+            from grpo_flows.plans.tune import plan_study
+
+            check_config(tuning.base)
+            print_outline(console, plan_study(tuning))
+        return
     from grpo_flows.local.servers import prefect_server
 
     with prefect_server(home, meanwhile=partial(settings.import_packages, "grpo_flows.tune", "mlflow")) as url:
@@ -177,13 +192,20 @@ def tune(
         console.print(f"report: {tuned.report}", soft_wrap=True)
 
 
-def pretrain() -> None:
+def pretrain(dry_run: DryRunOption = False) -> None:
     """Make the embedded scenario pack and base model again; takes twenty minutes on two cores.
 
     Example: grpo pretrain
     """
     home = start_command()
     from grpo.config.pretrain import PretrainConfig
+
+    if dry_run:
+        with scratch_services():
+            from grpo_flows.plans.pretrain import plan_pretraining
+
+            print_outline(console, plan_pretraining(PretrainConfig()))
+        return
     from grpo_flows.local.servers import prefect_server
 
     with prefect_server(home):

@@ -105,6 +105,13 @@ def down(home: Path) -> list[str]:
         ]
 
 
+def running_services(home: Path) -> dict[str, bool]:
+    """Each process of the stack, and whether it runs."""
+    workers = [worker_service(home, pool, prefect_url="", mlflow_url="") for pool in POOLS]
+    services = (prefect_service(home), mlflow_service(home), supervisor_service(home, {}), *workers)
+    return {service.name: service.process() is not None for service in services}
+
+
 def supervisor_service(home: Path, environment: dict[str, str | None]) -> Service:
     """The supervisor process of the others."""
     return Service(name="supervisor", home=home, arguments=("grpo_flows.local.supervisor",), environment=environment)

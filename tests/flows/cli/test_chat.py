@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from grpo.policy.transformers.model import load
 from grpo_flows.cli.app import app
+from tests.places import ROOT
 
 
 @pytest.fixture
@@ -77,7 +78,8 @@ def test_a_model_folder_generates_by_its_options(tiny_folder: Path):
     ("arguments", "message"),
     [
         ([], "name a CONFIG"),
-        (["config.yaml", "--checkpoint", "x"], "CONFIG is not read with --checkpoint"),
+        (["config.yaml", "--checkpoint", "x", "--dry-run"], "--dry-run is not read with --checkpoint"),
+        (["--checkpoint", "x", "--scenario", "y"], "--scenario is one of a CONFIG"),
         (["--checkpoint", "x", "--num-episodes", "3"], "--num-episodes is not read with --checkpoint"),
         (["config.yaml", "--message", "x"], "--message is not read without --checkpoint"),
         (["--checkpoint", "x", "--message", "x", "--input", "y"], "exclude each other"),
@@ -91,3 +93,42 @@ def test_options_that_do_not_go_together_are_wrong_input(arguments: list[str], m
     result = _evaluate(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+
+
+QUICKSTART = str(ROOT / "data" / "configs" / "quickstart.yaml")
+CALL = '<tool_call>{"name": "look_up", "arguments": {"order": "8945"}}</tool_call>'
+
+
+def test_the_tools_of_a_config_answer_the_calls(tmp_path: Path):
+    """The call acts on the world of the named scenario; calls and results stand beside the reply."""
+    path = tmp_path / "calls.yaml"
+    path.write_text(yaml.safe_dump([CALL, "It costs 28."]))
+    arguments = (QUICKSTART, "--checkpoint", f"stub://{path}", "--scenario", "desk-00293")
+    arguments += ("--set", "rollout.max_new_tokens=200", "--set", "rollout.max_context=4096")
+    result = _evaluate(*arguments, "--message", "What does order 8945 cost?")
+    assert (result.exit_code, result.stdout) == (0, "It costs 28.\n")
+    assert 'call {"name": "look_up", "arguments": {"order": "8945"}}' in result.stderr
+    assert 'result {"price": 28, "days": 30, "state": "delivered", "charges": 1}' in result.stderr
+    assert _evaluate(*arguments, lines="One\n\nTwo\n").stdout == "It costs 28.\nIt costs 28.\n"
+
+
+def test_a_call_that_no_tool_answers_is_named(tmp_path: Path):
+    """Without a config the reply is the call itself, and stderr has the remedy."""
+    path = tmp_path / "calls.yaml"
+    path.write_text(yaml.safe_dump([CALL]))
+    result = _evaluate("--checkpoint", f"stub://{path}", "--message", "Hello")
+    assert (result.exit_code, result.stdout) == (0, f"{CALL}\n")
+    assert "no tool answers" in result.stderr
+    assert "name a CONFIG" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("environment={kind: conversation}", "has no tools"), ("seed=7", "no scenario 'desk-none'")],
+)
+def test_a_config_without_tools_and_an_unknown_scenario_are_wrong_input(script: str, override: str, message: str):
+    """Exit code 2, before a reply."""
+    scenario = [] if "kind" in override else ["--scenario", "desk-none"]
+    result = _evaluate(QUICKSTART, "--checkpoint", script, "--message", "Hi", "--set", override, *scenario)
+    assert result.exit_code == 2
+    assert message in result.stderr

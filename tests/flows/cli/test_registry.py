@@ -1,3 +1,5 @@
+"""Commands for registered models, against a real MLflow store."""
+
 from __future__ import annotations
 
 import json
@@ -6,86 +8,101 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from grpo.evaluation.schema import ReportDocument
+from grpo.policy.transformers.model import load
+from grpo.registry import Registry
 from grpo_flows.cli.app import app
-from tests.grpo.evaluation.test_html_report import document
+from tests.grpo.registry.making import ANNA, make_provenance, serving
+from tests.grpo.registry.test_model_card import GATES
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
 
 
-def _report(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["report", *arguments])
+def _grpo(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a run in a home of its own: only report.json is left of it."""
-    monkeypatch.setenv("GRPO_HOME", str(tmp_path))
-    folder = tmp_path / "weekly"
-    folder.mkdir()
-    (folder / "report.json").write_text(document().model_dump_json())
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Registry:
+    """A champion, version 1, a refused version 2, and a promotable version 3."""
+    folder = tmp_path_factory.mktemp("home")
+    registry = Registry(f"sqlite:///{folder}/mlflow.db", artifact_root=f"file://{folder}/mlartifacts")
+    policy = load(tiny_folder)
+    for key, verdict, against in (("k1", "promote", "base"), ("k2", "refuse", "k1"), ("k3", "promote", "k1")):
+        tags = {"run_key": key, "policy": key, "verdict": verdict, "checkpoint_uri": f"store/{key}"}
+        tags |= {"checkpoint_sha256": key, "champion_sha256": against}
+        run_id = registry.open_run("tests", f"run {key}", run_key=key, params={})
+        registry.register("desk", run_id, policy, tags=tags, provenance=make_provenance(**GATES))
+        if key == "k1":
+            registry.promote("desk", 1, reason="first", by=ANNA)
+    return registry
+
+
+@pytest.fixture(autouse=True)
+def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The registry's home, or an empty one."""
+    if "registry" in request.fixturenames:
+        uri = request.getfixturevalue("registry").tracking_uri
+        folder = Path(uri.removeprefix("sqlite:///")).parent
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    else:
+        folder = tmp_path / "empty"
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("GRPO_HOME", str(folder))
     return folder
 
 
-@pytest.mark.parametrize("named", ["weekly", "{folder}", "{folder}/report.json"])
-def test_a_run_is_found_by_name_and_by_path(run: Path, named: str):
-    """Its page is written again, and its decision printed."""
-    result = _report(named.format(folder=run))
+def test_models_are_listed_with_aliases_result_verdict_and_run(registry: Registry):
+    """The newest first; `--json` has the same as one document."""
+    result = _grpo("models", "desk")
     assert result.exit_code == 0
-    assert "decision: promote" in result.output
-    assert "held-out success candidate 0.813" in result.output
-    assert "<html" in (run / "report.html").read_text()
+    lines = result.stdout.splitlines()
+    assert lines[0::2] == ["models:/desk/3 candidate", "models:/desk/2 ", "models:/desk/1 champion"]
+    facts = "success 0.8125 [0.74, 0.88], champion 0.412 [0.35, 0.47], 120 scenarios, 95 % intervals; verdict refuse; "
+    assert facts in lines[3]
+    assert lines[3].endswith("run run k2")
+    listed = json.loads(_grpo("models", "--json").stdout)
+    assert [(row["address"], row["heldout"]["candidate"]["mean"]) for row in listed] == [
+        (f"models:/desk/{number}", 0.8125) for number in (3, 2, 1)
+    ]
+    missing = _grpo("models", "absent")
+    assert (missing.exit_code, "there are desk" in missing.stderr) == (2, True)
 
 
-def test_json_prints_the_document_itself(run: Path):
-    """`--json` prints nothing else, and leaves the folder as it is."""
-    result = _report("weekly", "--json")
-    assert ReportDocument.model_validate_json(result.stdout) == document()
-    assert [path.name for path in run.iterdir()] == ["report.json"]
-
-
-def test_a_run_that_is_not_there_is_wrong_input(run: Path):
-    """The error names those that are."""
-    result = _report("monthly")
-    assert result.exit_code == 2
-    assert "there are weekly" in result.stderr
+def test_a_home_without_models_stays_as_it_is(home: Path):
+    """No database is made by looking."""
+    result = _grpo("models")
+    assert (result.exit_code, "no model is registered" in result.stdout) == (0, True)
+    assert json.loads(_grpo("models", "--json").stdout) == []
+    for arguments in (("models", "desk"), ("promote", "models:/desk/1", "--reason", "x", "--dry-run")):
+        assert _grpo(*arguments).exit_code == 2
+    assert not home.exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("model", "force", "code", "text"),
     [
-        ("{", "cannot be read as a report"),
-        ("[1]", "cannot be read as a report"),
-        (json.dumps({"schema_version": "0"}), "schema version '0', this code reads 2"),
-        (json.dumps({"schema_version": "2", "name": "weekly"}), "Field required"),
+        ("models:/desk/3", False, 0, "champion: version 1 → version 3\n  previous: none → version 1\n"),
+        ("models:/desk/2", False, 3, "passed its gates: no, desk version 2 has the verdict 'refuse'"),
+        ("models:/desk/2", True, 0, "refused, but for --force"),
+        ("models:/desk@champion", False, 0, "champion already; nothing would be changed"),
     ],
 )
-def test_a_document_that_cannot_be_read_is_an_error_with_its_reason(run: Path, content: str, message: str):
-    """Exit code 1, no traceback, and no page of it."""
-    (run / "report.json").write_text(content)
-    result = _report("weekly")
-    assert result.exit_code == 1
-    assert message in result.stderr
-    assert not (run / "report.html").exists()
+def test_a_dry_promotion_shows_the_aliases_and_the_rules(
+    registry: Registry, model: str, force: bool, code: int, text: str
+):
+    """The exit code is that of the promotion; nothing changes."""
+    before = dict(registry.client.get_registered_model("desk").tags)
+    result = _grpo("promote", model, "--reason", "x", "--dry-run", *(["--force"] if force else []))
+    assert (result.exit_code, text in result.stdout) == (code, True), result.output
+    assert serving(registry, "desk") == (1, None)
+    assert dict(registry.client.get_registered_model("desk").tags) == before
 
 
-def test_runs_are_listed_with_their_results_the_newest_first(run: Path):
-    """A report that cannot be read is left out, and named."""
-    older = document().model_copy(update={"name": "daily", "created": "2020-01-02T03:04:05+00:00"})
-    (run.parent / "daily").mkdir()
-    (run.parent / "daily" / "report.json").write_text(older.model_dump_json())
-    (run.parent / "torn").mkdir()
-    (run.parent / "torn" / "report.json").write_text("{")
-    result = CliRunner().invoke(app, ["runs"])
-    assert result.exit_code == 0
-    assert result.stdout.index(document().name) < result.stdout.index("daily")
-    assert "2020-01-02 03:04" in result.stdout
-    assert "0.813" in result.stdout
-    assert "torn" in result.stderr
-    listed = json.loads(CliRunner().invoke(app, ["runs", "--json"]).stdout)
-    assert [row["name"] for row in listed] == [document().name, "daily"]
-
-
-def test_a_home_without_runs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Exit code 0."""
-    monkeypatch.setenv("GRPO_HOME", str(tmp_path))
-    result = CliRunner().invoke(app, ["runs"])
-    assert (result.exit_code, "no runs in" in result.stdout) == (0, True)
+def test_a_dry_rollback_shows_where_it_would_go(registry: Registry):
+    """Without an earlier version it fails as the rollback would."""
+    result = _grpo("rollback", "models:/desk@champion", "--reason", "x", "--dry-run")
+    assert (result.exit_code, "no version before 1" in result.stderr) == (1, True)
+    registry.promote("desk", 3, reason="better", by=ANNA)
+    result = _grpo("rollback", "models:/desk@champion", "--reason", "x", "--dry-run")
+    assert "champion: version 3 → version 1\n  previous: version 1 → none\n" in result.stdout
+    assert serving(registry, "desk") == (3, 1)

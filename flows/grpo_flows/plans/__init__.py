@@ -1,0 +1,1 @@
+"""Plans of commands: what they would do, found out without writing or starting anything."""

@@ -1,0 +1,68 @@
+"""Plan of a deployment: pools, queue, deployments and schedules of a file."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo.config.loading import load_settings
+from grpo.errors import ConfigError
+from grpo_flows.local.deployments import GPU_SLOTS, POOLS, TRAINING
+from grpo_flows.plans.outline import Outline
+
+_STEP = "load_parameters"
+
+
+def plan_deployments(file: Path, *, gpu_slots: int | None) -> Outline:
+    """Read a file of deployments and the configs that it names; asks no server.
+
+    Raises `ConfigError` for a file or a config that cannot be used.
+    """
+    if not file.is_file():
+        raise ConfigError(f"no deployments at {file}; call this in the project's folder, or name a file")
+    try:
+        deployments = yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"]
+        facts = {_title(deployment): _describe(deployment, file.parent) for deployment in deployments}
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ConfigError(f"{file} is not a file of deployments: {error!r}") from error
+    slots = f"{gpu_slots}" if gpu_slots is not None else "as they are, else one for each device of this machine"
+    return Outline(
+        title=f"deployments of {file}; existing ones are updated, a paused schedule stays paused",
+        facts={
+            "work pools": f"{', '.join(POOLS)} of type process",
+            "queue": f"{TRAINING} in pool {POOLS[0]}, one run at a time",
+            f"limit {GPU_SLOTS}": slots,
+            **facts,
+        },
+    )
+
+
+def _title(deployment: Mapping[str, Any]) -> str:
+    return f"{deployment['entrypoint'].rpartition('.')[2]}/{deployment['name']}"
+
+
+def _describe(deployment: Mapping[str, Any], folder: Path) -> str:
+    pool = deployment["work_pool"]
+    queue = f", queue {pool['work_queue_name']}" if pool.get("work_queue_name") else ""
+    parts = [f"pool {pool['name']}{queue}", *map(_schedule, deployment.get("schedules", ()))]
+    parts += [f"trigger {trigger['name']}" for trigger in deployment.get("triggers", ())]
+    return "; ".join((*parts, *_configs(deployment, folder)))
+
+
+def _schedule(schedule: Mapping[str, Any]) -> str:
+    when = schedule.get("cron") or schedule.get("interval") or schedule.get("rrule")
+    return f"schedule {when} {schedule.get('timezone', 'UTC')}"
+
+
+def _configs(deployment: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Configs that the build steps load, which must be valid."""
+    for step in deployment.get("build") or ():
+        for name, options in step.items():
+            if name.endswith(_STEP) and options.get("file"):
+                kind = options.get("kind", "grpo.config.pipeline:PipelineConfig")
+                load_settings(folder / options["file"], pkgutil.resolve_name(kind))
+                yield f"config {options['file']}"

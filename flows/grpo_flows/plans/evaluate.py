@@ -1,0 +1,34 @@
+"""Plan of an evaluation: model, scenarios, episodes and cached stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.config.pipeline import PipelineConfig
+from grpo.scenarios.subset import select_scenarios
+from grpo_flows.evaluate import champion_address, measure
+from grpo_flows.plans.outline import Outline, follow
+from grpo_tasks.models import stored_checkpoint
+from grpo_tasks.split import SplitResult
+
+
+def plan_evaluation(
+    config: PipelineConfig, *, model: str | None, scenarios_file: str | None, num_episodes: int | None, output: Path
+) -> Outline:
+    """Follow an evaluation through the cache. Raises as the evaluation for a model or scenarios that do not exist."""
+    address = model or champion_address(config)
+    config = select_scenarios(config, scenarios_file, num_episodes)
+    checkpoint = stored_checkpoint(address)
+    followed = follow(lambda: measure(config, address, whole=scenarios_file is not None))
+    split, samples = followed.first(SplitResult), config.evaluation.samples
+    unknown = "unknown until split has run"
+    return Outline(
+        title=f"evaluation {config.name}",
+        facts={
+            "model": address if checkpoint is None else f"{address}, checkpoint {checkpoint.uri}",
+            "scenarios": unknown if split is None else f"{split.heldout} held out",
+            "episodes": unknown if split is None else f"{split.heldout * samples:,}, {samples} for each scenario",
+            "stages": followed.stages,
+            "output": f"{output}, {'replaced' if output.exists() else 'new'}",
+        },
+    )

@@ -1,0 +1,39 @@
+"""Plan of a reproduction: inputs that differ from those of the version, and the amount of training."""
+
+from __future__ import annotations
+
+from grpo.identity.cache_identity import RunInputs
+from grpo.identity.provenance import provenance
+from grpo_flows.plans.outline import Outline
+from grpo_flows.reproduce import require_unchanged
+from grpo_tasks.registry import registry
+
+
+def plan_reproduction(model: str) -> Outline:
+    """Compare the inputs of a version with those of now. Raises `ReproductionError` as the reproduction would."""
+    models = registry()
+    version = models.resolve(model)
+    then = models.provenance(version)
+    config = require_unchanged(then)
+    inputs = RunInputs.of(config)
+    now = provenance(
+        config,
+        sources=inputs.sources,
+        scenarios=then.scenarios,
+        model=inputs.model,
+        external_digests={**then.external_digests, **inputs.external_digests},
+        policies=then.policies,
+    )
+    pairs = then.differences(now).items()
+    different = "; ".join(f"{name}: was {before}, is {today}" for name, (before, today) in pairs)
+    count = config.training.iterations
+    return Outline(
+        title=f"reproduction of {version.address}",
+        facts={
+            "iterations": f"{count}, without the cache",
+            "training episodes": f"at least {count * config.rollout.scenarios * config.rollout.group_size:,}",
+            "sources and base model": "unchanged",
+            "differences": different or "none: equal weights are expected on the CPU",
+            "registered": "nothing",
+        },
+    )

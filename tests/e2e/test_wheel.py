@@ -68,7 +68,7 @@ def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: st
     document = read_report(home / "shop" / "report.json")
     assert document.decision.verdict == "promote"
     assert "shop" in command(shop, "grpo", "runs")
-    assert "models:/shop/1 champion" in command(shop, "grpo", "models", "shop")
+    assert "models:/shop/1 candidate, champion" in command(shop, "grpo", "models", "shop")
     command(shop, "grpo", "train", "grpo://configs/quickstart.yaml", "--dry-run")
     command(shop, "grpo", "check-reward", "helpfulness")
     (deployment,) = yaml.safe_load((shop / "prefect.yaml").read_text())["deployments"]

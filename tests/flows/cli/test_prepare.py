@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from grpo.artifacts import local_path
 from grpo.config.pipeline import load_config
 from grpo_flows.cli.app import app
-from tests.places import ROOT
+from tests.places import DESK_SCENARIOS, ROOT
 
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
 
@@ -64,3 +67,39 @@ def test_check_reward_prints_the_score_of_each_probe(arguments: list[str], code:
     assert result.exit_code == code
     assert shown in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("name", ["config", "retrain", "tune"])
+def test_the_schema_accepts_the_shipped_configs_and_scenarios(name: str):
+    """As an editor checks them; a misspelt key is refused."""
+    check = Draft202012Validator(json.loads(CliRunner().invoke(app, ["schema", name]).stdout))
+    configs = {"config": QUICKSTART.with_name("triage.yaml"), "retrain": QUICKSTART.with_name("retrain.yaml")}
+    document = yaml.safe_load(configs.get(name, QUICKSTART.with_name("tune.yaml")).read_text())
+    if name == "tune":
+        document["base"] = yaml.safe_load(QUICKSTART.read_text())  # an editor knows the form without the file's name
+    assert [error.message for error in check.iter_errors(document)] == []
+    assert not check.is_valid({**document, "nmae": "x"})
+
+
+def test_the_schema_of_a_scenario_accepts_the_pack():
+    """Each line of the shipped one."""
+    check = Draft202012Validator(json.loads(CliRunner().invoke(app, ["schema", "scenario"]).stdout))
+    lines = DESK_SCENARIOS.read_text().splitlines()
+    assert len(lines) == 864
+    assert all(check.is_valid(json.loads(line)) for line in lines)
+
+
+def test_a_project_is_made_once(tmp_path: Path):
+    """A second time it is refused before a file is written; a name that no run can have, as well."""
+    folder = tmp_path / "shop"
+    assert CliRunner().invoke(app, ["init", str(folder)]).exit_code == 0
+    (folder / "agent.py").write_text("mine")
+    again = CliRunner().invoke(app, ["init", str(folder)])
+    assert again.exit_code == 2
+    assert (folder / "agent.py").read_text() == "mine"
+    assert CliRunner().invoke(app, ["init", str(tmp_path / "a b!")]).exit_code == 2
+    assert not (tmp_path / "a b!").exists()
+    assert CliRunner().invoke(app, ["init"]).exit_code == 2
+    config = load_config(folder / "grpo.yaml")
+    assert (config.name, config.registry.model_name) == ("shop", "shop")
+    assert sum(1 for line in (folder / "grpo.yaml").read_text().splitlines() if line.strip()) <= 26

@@ -13,7 +13,7 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
 from grpo_tasks.evaluate import evaluate
-from grpo_tasks.remote import decode, write_result_artifact
+from grpo_tasks.remote import decode, receive_code, write_result_artifact
 from grpo_tasks.results import StageResult
 from grpo_tasks.rollout import rollout
 from grpo_tasks.stage import Stage
@@ -23,13 +23,14 @@ STAGES: dict[str, Stage[..., Any]] = {"rollout": rollout, "train": train, "evalu
 
 
 @flow(name="stage", persist_result=False)
-def run_stage(stage: str, inputs: dict[str, Any], sources: str) -> State[Any]:
+def run_stage(stage: str, inputs: dict[str, Any], sources: str, code: dict[str, Any] | None = None) -> State[Any]:
     """Run one stage here, or take it from this machine's cache.
 
     Args:
         stage: Its name.
         inputs: Its inputs, as JSON.
         sources: Digest of the sender's code, which must be that of this machine.
+        code: Artifact with the sources of the user's own modules, which are imported here.
 
     """
     try:
@@ -38,12 +39,14 @@ def run_stage(stage: str, inputs: dict[str, Any], sources: str) -> State[Any]:
                 f"this worker runs grpo sources {source_digest()}, the run that sent stage {stage} {sources}; "
                 "install the same version on both"
             )
-        return Completed(message=run_received(STAGES[stage], inputs).model_dump_json())
+        return Completed(message=run_received(STAGES[stage], inputs, code).model_dump_json())
     except GRPOError as error:
         return Failed(message=f"{type(error).__name__}: {error}")
 
 
-def run_received(stage: Stage[..., StageResult], inputs: dict[str, Any]) -> Artifact:
+def run_received(
+    stage: Stage[..., StageResult], inputs: dict[str, Any], code: dict[str, Any] | None = None
+) -> Artifact:
     """Run a stage on inputs from another machine, and leave its result in the store."""
     given = decode(stage, inputs)
     store = ArtifactStore(given["store"])
@@ -52,4 +55,6 @@ def run_received(stage: Stage[..., StageResult], inputs: dict[str, Any]) -> Arti
             f"this worker has no folder {store.uri}, the store of the run that sent stage {stage.name}; set `store` to "
             "an address that both machines reach, for example s3://bucket/artifacts"
         )
+    if code is not None:
+        receive_code(store, Artifact.model_validate(code))
     return write_result_artifact(store, stage(**given))

@@ -28,7 +28,7 @@ from grpo.config.rewards import RewardComponent
 from grpo.config.scenarios import PythonSource, VerifiersSource
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.errors import ConfigError
-from grpo.identity.user_code import user_code_digests
+from grpo.identity.user_code import module_files, user_code_digests
 from grpo.policy.catalog import STUB, VLLM, is_weights
 from grpo.policy.weights.sources import model_identity
 from grpo.rewards.catalog import reward_files
@@ -80,6 +80,12 @@ def commit() -> str | None:
 
     head = git("rev-parse", "HEAD")
     return f"{head}+" if head and git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def user_code_files(values: Iterable[Any]) -> dict[str, Path]:
+    """Source files of the user's modules that these settings name, by their path below an import folder."""
+    references = {reference for part in _parts(values) if (reference := _reference(part)) is not None}
+    return {name: path for reference in sorted(references) for name, path in module_files(reference).items()}
 
 
 def runs_user_code(values: Iterable[Any]) -> bool:

@@ -67,6 +67,24 @@ def user_code_digests(reference: str) -> Mapping[str, str]:
     return dict(sorted(identity.items()))
 
 
+def module_files(reference: str) -> dict[str, Path]:
+    """Source files of the user's modules that `package.module:name` imports, by their path below an import folder.
+
+    Modules of installed packages are left out. Raises as `user_code_digests`.
+    """
+    files: dict[str, Path] = {}
+    for entry in user_code_digests(reference):
+        kind, _, module = entry.partition(" ")
+        spec = _spec(module) if kind == "module" else None
+        if spec is None or spec.origin is None or _is_installed(spec):
+            continue
+        parts = module.split(".")
+        is_package = spec.submodule_search_locations is not None
+        name = Path(*parts, "__init__.py") if is_package else Path(*parts).with_suffix(Path(spec.origin).suffix)
+        files[name.as_posix()] = Path(spec.origin)
+    return files
+
+
 def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
     """Find a module without importing it; its parent packages are imported."""
     try:

@@ -1,14 +1,15 @@
 """Remote stages: sent to a deployment on another work pool, such as that of the GPU workers, and waited for.
 
-The inputs travel as JSON, the result comes back as an artifact in the store, whose address is the message of the flow
-run's last state. A `GRPOError` comes back as its type and text. The flow at the other end is
-`grpo_flows.stage.run_stage`.
+The inputs travel as JSON, the sources of the user's modules as an artifact in the store; the result comes back as one,
+whose address is the message of the flow run's last state. A `GRPOError` comes back as its type and text. The flow at
+the other end is `grpo_flows.stage.run_stage`.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import shutil
 import threading
 import time
 from types import TracebackType
@@ -28,7 +29,8 @@ from pydantic import BaseModel, ConfigDict, create_model
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import ComputeSettings
 from grpo.errors import ConfigError, GRPOError
-from grpo.identity.code import source_digest
+from grpo.identity.code import source_digest, user_code_files
+from grpo.user_objects import make_importable
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import Stage
 
@@ -118,6 +120,23 @@ def decode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
     return dict(_inputs(stage).model_validate(inputs))
 
 
+def write_code_artifact(store: ArtifactStore, inputs: dict[str, Any]) -> Artifact | None:
+    """Store the sources of the user's modules that a stage imports; None where its inputs name none."""
+    files = user_code_files(inputs.values())
+    if not files:
+        return None
+    with store.new_folder("code") as new:
+        for name, path in files.items():
+            (new.path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, new.path / name)
+    return new.artifact
+
+
+def receive_code(store: ArtifactStore, code: Artifact) -> None:
+    """Make the user's modules of another machine importable here, after what is installed or on the path already."""
+    make_importable(store.path(code))
+
+
 def write_result_artifact(store: ArtifactStore, result: StageResult) -> Artifact:
     """Store a result, for the machine that sent the stage."""
     with store.new_file("result", ".json") as new:
@@ -142,7 +161,13 @@ def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> Flo
     """Create a run of the deployment; one attempt of a task run creates one."""
     context = TaskRunContext.get()
     attempt = f"{context.task_run.id}-{context.task_run.run_count}" if context else None
-    parameters = {"stage": stage.name, "inputs": encode(stage, inputs), "sources": source_digest()}
+    code = write_code_artifact(ArtifactStore(inputs["store"]), inputs)
+    parameters = {
+        "stage": stage.name,
+        "inputs": encode(stage, inputs),
+        "sources": source_digest(),
+        "code": None if code is None else code.model_dump(),
+    }
     try:
         created = run_deployment(
             deployment, parameters=parameters, flow_run_name=stage.name, timeout=0, idempotency_key=attempt

@@ -103,7 +103,7 @@ def test_an_environment_error_fails_its_episode_with_the_reason(policy: Transfor
     trajectories = _collect(policy, BrokenTool(max_turns=3), error_budget=0.5)
     (first, *_) = [t for t in trajectories if t.scenario_id == "s1"]
     assert (first.stop, first.outcome) == ("failed", None)
-    assert first.error == "KeyError: 'order table'"
+    assert first.error == "KeyError: 'order table' (test_collect.py:41, step)"
 
 
 def test_too_many_failures_stop_the_run(policy: TransformersPolicy, stopping: None):

@@ -192,4 +192,4 @@ def test_tokens_mask_and_log_probabilities_have_their_types_without_a_reply_too(
     arrays = (trajectory.token_ids, trajectory.loss_mask, trajectory.sampler_logprobs)
     assert [array.dtype.name for array in arrays] == ["int32", "bool", "float32"]
     assert all((len(array) == 0) is fails for array in arrays)
-    assert trajectory.error == ("LookupError: no such order" if fails else None)
+    assert trajectory.error == ("LookupError: no such order (test_episode.py:177, reset)" if fails else None)

@@ -156,7 +156,7 @@ def test_timeouts_count_against_the_error_budget(renderer: Renderer):
 def test_a_timeout_error_of_the_environment_is_kept(renderer: Renderer):
     """The tool's own message is the reason."""
     trajectories = _collect(renderer, Hanging("s1", failure=TimeoutError("the order service is slow")))
-    assert trajectories[1].error == "TimeoutError: the order service is slow"
+    assert trajectories[1].error == "TimeoutError: the order service is slow (test_timeouts.py:71, step)"
 
 
 def test_a_policy_error_stops_the_run(renderer: Renderer):

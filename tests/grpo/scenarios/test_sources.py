@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,10 +32,17 @@ def test_a_source_without_records_is_an_error(tmp_path: Path, kind: str, name: s
         list(read_records(source))
 
 
-def test_an_empty_python_source_is_named_by_its_function() -> None:
+def no_records() -> list[Any]:
+    return []
+
+
+def test_an_empty_python_source_is_named_by_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function has no path to name."""
-    with pytest.raises(DataError, match=r"source builtins:list \(python\) is empty"):
-        list(read_records(PythonSource(kind="python", object="builtins:list")))
+    module = ModuleType("empty_shop")
+    module.no_records = no_records  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "empty_shop", module)
+    with pytest.raises(DataError, match=r"source empty_shop:no_records \(python\) is empty"):
+        list(read_records(PythonSource(kind="python", object="empty_shop:no_records")))
 
 
 def sample(name: str) -> Sample:

@@ -68,7 +68,7 @@ def test_an_item_that_is_not_a_dict_is_a_problem(module: str) -> None:
     [
         ("no_such_module:f", "module no_such_module cannot be imported"),
         ("drawn_scenarios:absent", "module drawn_scenarios has no absent"),
-        ("drawn_scenarios:constant", "drawn_scenarios:constant is int; name a function that yields records"),
+        ("drawn_scenarios:constant", "drawn_scenarios:constant is int; name a function"),
     ],
 )
 @pytest.mark.usefixtures("module")

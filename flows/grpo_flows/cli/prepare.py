@@ -13,6 +13,7 @@ from grpo.config.loading import parse_override
 from grpo.config.pipeline import load_config
 from grpo.errors import BudgetError, ConfigError, GRPOError
 from grpo.storage.files import write_atomically
+from grpo.user_objects import make_importable
 from grpo_flows.cli.command import QUICKSTART, ConfigFile, Overrides, console, start_command
 from grpo_flows.cli.errors import FAILED, REFUSED, exit_codes
 from grpo_flows.local import settings
@@ -134,7 +135,7 @@ def ingest(
 
 
 def check_reward(
-    reward: Annotated[str, typer.Argument(help="Name of a reward, of this package or of a plugin.")],
+    reward: Annotated[str, typer.Argument(help="A reward of this package or a plugin, or module:name of your own.")],
     option: Annotated[list[str] | None, typer.Option("--set", help="option=value; may be repeated.")] = None,
 ) -> None:
     """Test a reward for reward hacking: score known exploits, and exit with code 3 if one of them pays off.
@@ -145,6 +146,7 @@ def check_reward(
     from grpo.rewards.hacking.check import probe_reward
     from grpo_flows.cli.display import print_reward_check
 
+    make_importable(Path.cwd())
     with exit_codes(wrong_input=(GRPOError,)):
         results = probe_reward(reward_named(reward, **dict(map(parse_override, option or ()))))
     print_reward_check(console, reward, results)

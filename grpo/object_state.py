@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from grpo.errors import DataError
+from grpo.errors import DataError, RewardError
 from grpo.user_objects import load_object
 
 _PLAIN = (str, int, float, bool, type(None))
-_TUPLE, _SET, _PAIRS = "(tuple)", "(set)", "(pairs)"
+_TUPLE, _SET, _FROZENSET, _PAIRS = "(tuple)", "(set)", "(frozenset)", "(pairs)"
 
 
 def save_state(instance: object) -> dict[str, Any]:
@@ -31,19 +32,31 @@ def save_state(instance: object) -> dict[str, Any]:
             "import it; move it to the top of its module"
         )
     attributes, unsaved = {}, {}
-    for name, value in vars(instance).items():
+    for name, value in getattr(instance, "__dict__", {}).items():
         try:
             attributes[name] = _encode(value)
-        except TypeError:
+        except (TypeError, RecursionError):  # another type, or a value that holds itself
             unsaved[name] = type(value).__name__
     return {"class": f"{kind.__module__}:{kind.__name__}", "attributes": attributes, "unsaved": unsaved}
 
 
 def load_state(state: Mapping[str, Any]) -> Any:
-    """Object of the saved class with the saved attributes; its `__init__` is not called."""
-    instance = object.__new__(load_object(state["class"]))
+    """Object of the saved class with the saved attributes; its `__init__` is not called.
+
+    An attribute that was not saved raises `RewardError` where it is read, also where the class has a default for it.
+    """
+    kind = load_object(state["class"])
+    lost = {name: property(partial(_refuse, kind.__name__, name, type_)) for name, type_ in state["unsaved"].items()}
+    instance = object.__new__(type(kind.__name__, (kind,), lost) if lost else kind)
     vars(instance).update({name: _decode(value) for name, value in state["attributes"].items()})
     return instance
+
+
+def _refuse(kind: str, name: str, held: str, instance: object) -> None:
+    raise RewardError(
+        f"{kind}.{name} held {held}, which is not kept after an episode: keep what the reward reads as numbers, texts, "
+        "lists, dicts or sets"
+    )
 
 
 def _encode(value: Any) -> Any:
@@ -57,9 +70,10 @@ def _encode(value: Any) -> Any:
     if type(value) is tuple:
         return {_TUPLE: [_encode(part) for part in value]}
     if type(value) in (set, frozenset):
-        return {_SET: sorted((_encode(part) for part in value), key=json.dumps)}
+        mark = _SET if type(value) is set else _FROZENSET
+        return {mark: sorted((_encode(part) for part in value), key=json.dumps)}
     if type(value) is dict:
-        if all(type(key) is str for key in value) and not value.keys() & {_TUPLE, _SET, _PAIRS}:
+        if all(type(key) is str for key in value) and not value.keys() & {_TUPLE, _SET, _FROZENSET, _PAIRS}:
             return {key: _encode(part) for key, part in value.items()}
         return {_PAIRS: [[_encode(key), _encode(part)] for key, part in value.items()]}
     raise TypeError(f"{type(value).__name__} is not JSON")
@@ -74,6 +88,8 @@ def _decode(value: Any) -> Any:
         return tuple(map(_decode, value[_TUPLE]))
     if value.keys() == {_SET}:
         return set(map(_decode, value[_SET]))
+    if value.keys() == {_FROZENSET}:
+        return frozenset(map(_decode, value[_FROZENSET]))
     if value.keys() == {_PAIRS}:
         return {_decode(key): _decode(part) for key, part in value[_PAIRS]}
     return {key: _decode(part) for key, part in value.items()}

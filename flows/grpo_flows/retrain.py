@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from grpo.artifacts import Artifact, ArtifactStore
+from grpo.artifacts import Artifact, ArtifactStore, local_path
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
@@ -282,5 +282,5 @@ def _write_pending(path: Path, plan: PendingRetraining) -> None:
 def _snapshot(source: Source) -> Source:
     """The log as it is now: later entries belong to the next retraining."""
     if isinstance(source, ConversationLogSource) and source.files is None:
-        return source.model_copy(update={"files": ConversationLog(Path(source.path)).files()})
+        return source.model_copy(update={"files": ConversationLog(local_path(source.path)).files()})
     return source

@@ -13,7 +13,7 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
 from grpo_tasks.evaluate import evaluate
-from grpo_tasks.remote import decode, receive_code, write_result_artifact
+from grpo_tasks.remote import check_modules, decode, receive_code, write_result_artifact
 from grpo_tasks.results import StageResult
 from grpo_tasks.rollout import rollout
 from grpo_tasks.stage import Stage
@@ -23,7 +23,13 @@ STAGES: dict[str, Stage[..., Any]] = {"rollout": rollout, "train": train, "evalu
 
 
 @flow(name="stage", persist_result=False)
-def run_stage(stage: str, inputs: dict[str, Any], sources: str, code: dict[str, Any] | None = None) -> State[Any]:
+def run_stage(
+    stage: str,
+    inputs: dict[str, Any],
+    sources: str,
+    code: dict[str, Any] | None = None,
+    modules: dict[str, str] | None = None,
+) -> State[Any]:
     """Run one stage here, or take it from this machine's cache.
 
     Args:
@@ -31,6 +37,7 @@ def run_stage(stage: str, inputs: dict[str, Any], sources: str, code: dict[str, 
         inputs: Its inputs, as JSON.
         sources: Digest of the sender's code, which must be that of this machine.
         code: Artifact with the sources of the user's own modules, which are imported here.
+        modules: Digests of these modules and versions of the packages that they import, which must be those here.
 
     """
     try:
@@ -39,13 +46,16 @@ def run_stage(stage: str, inputs: dict[str, Any], sources: str, code: dict[str, 
                 f"this worker runs grpo sources {source_digest()}, the run that sent stage {stage} {sources}; "
                 "install the same version on both"
             )
-        return Completed(message=run_received(STAGES[stage], inputs, code).model_dump_json())
+        return Completed(message=run_received(STAGES[stage], inputs, code, modules).model_dump_json())
     except GRPOError as error:
         return Failed(message=f"{type(error).__name__}: {error}")
 
 
 def run_received(
-    stage: Stage[..., StageResult], inputs: dict[str, Any], code: dict[str, Any] | None = None
+    stage: Stage[..., StageResult],
+    inputs: dict[str, Any],
+    code: dict[str, Any] | None = None,
+    modules: dict[str, str] | None = None,
 ) -> Artifact:
     """Run a stage on inputs from another machine, and leave its result in the store."""
     given = decode(stage, inputs)
@@ -57,4 +67,5 @@ def run_received(
         )
     if code is not None:
         receive_code(store, Artifact.model_validate(code))
+    check_modules(given, modules or {})
     return write_result_artifact(store, stage(**given))

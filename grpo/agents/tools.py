@@ -14,11 +14,14 @@ An agent has a toolbox of its own; an environment whose tools are functions can 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import json
 import logging
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from grpo.errors import ConfigError
@@ -125,7 +128,7 @@ async def call_function(
         async with limit:
             if inspect.iscoroutinefunction(function):
                 return await function(*given, **arguments)
-            returned = await asyncio.to_thread(function, *given, **arguments)
+            returned = await call_on_thread(function, *given, **arguments)
             return await returned if inspect.isawaitable(returned) else returned
     except ToolError:
         raise
@@ -134,6 +137,32 @@ async def call_function(
             raise FunctionFailed(error_result("timeout", f"{name} took longer than {timeout_s} s")) from None
         _log_once(name, error)
         raise FunctionFailed(error_result("exception", f"{type(error).__name__}: {error}"[:300])) from error
+
+
+async def call_on_thread(function: Callable[..., Any], *given: Any, **arguments: Any) -> Any:
+    """Call a sync function on a thread of its own, in a copy of this context.
+
+    `asyncio.to_thread` has a few threads for all calls, where one that hangs delays the others, and keeps the process
+    from ending. Here a function that nobody waits for any more ends with the process.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(error: BaseException | None, value: Any) -> None:
+        if not future.done():  # the caller may have given it up
+            future.set_result(value) if error is None else future.set_exception(error)
+
+    def run() -> None:
+        error, value = None, None
+        try:
+            value = function(*given, **arguments)
+        except BaseException as raised:  # noqa: BLE001 - it is raised where the call is awaited
+            error = raised
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, error, value)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    return await future
 
 
 def _log_once(name: str, error: Exception) -> None:

@@ -88,10 +88,19 @@ def from_config_folder(value: Any, info: ValidationInfo) -> Any:
     folder: Path | None = (info.context or {}).get(FOLDER)
     if not isinstance(value, str) or isinstance(value, Override) or folder is None or _is_uri(value):
         return value
-    path = Path(os.path.normpath(Path.cwd() / folder / Path(value).expanduser()))
-    if path.is_relative_to(shipped_folder()):
+    if value.startswith(("/", "~")):
+        return str(Path(value).expanduser())
+    path = Path(os.path.normpath(Path.cwd() / folder / value))
+    if path.is_relative_to(shipped_folder()) and path.exists():
         return f"{SCHEME}{path.relative_to(shipped_folder()).as_posix()}"
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _place_from_config_folder(value: Any, info: ValidationInfo) -> Any:
+    """Path from the folder of its YAML file, also below the shipped files."""
+    path = from_config_folder(value, info)
+    shipped = isinstance(path, str) and path.startswith(SCHEME) and path != value
+    return str(shipped_folder() / path.removeprefix(SCHEME)) if shipped else path
 
 
 def _model_from_config_folder(value: Any, info: ValidationInfo) -> Any:
@@ -127,8 +136,10 @@ def with_paths_from(settings: S, folder: Path) -> S:
         elif isinstance(value, str) and any(isinstance(mark, ByContent) for mark in marks):
             changes[name] = _relative(value, folder)
         elif isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in marks):
-            is_path = _is_model_path(value) or Path(value).exists()
-            changes[name] = _relative(value, folder) if is_path else value
+            scheme, separator, rest = value.rpartition("://")
+            is_local = not separator or scheme in _LOCAL_SCHEMES
+            is_path = is_local and (_is_model_path(rest) or Path(rest).exists())
+            changes[name] = f"{scheme}{separator}{_relative(rest, folder)}" if is_path else value
         elif isinstance(value, tuple) and any(isinstance(mark, ByContent) for mark in marks):
             changes[name] = tuple(_relative(item, folder) for item in value)
     changed = {name: value for name, value in changes.items() if value != getattr(settings, name)}
@@ -150,6 +161,8 @@ _LOCAL_SCHEMES = ("stub", "vllm")
 """Schemes of model addresses with a path behind them."""
 LocalPath = Annotated[str, BeforeValidator(from_config_folder), ByContent()]
 """File or folder, relative to the folder of the YAML file; `grpo://scenarios/support_desk.jsonl` is a shipped one."""
+LocalPlace = Annotated[str, BeforeValidator(_place_from_config_folder), ByContent()]
+"""File or folder that is written to, imported from or grows, relative to the folder of the YAML file."""
 ModelAddress = Annotated[str, BeforeValidator(_model_from_config_folder), _ModelMark()]
 """Model, see `grpo.policy.catalog`; a relative path counts from the folder of the YAML file."""
 

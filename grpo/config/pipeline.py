@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from grpo.config.agent import AgentSettings, AnyAgentSettings
-from grpo.config.base import LocalPath, ModelAddress, Name, RunName, Settings
+from grpo.config.base import LocalPlace, ModelAddress, Name, RunName, Settings
 from grpo.config.environments import EnvironmentSettings, TRLEnvironmentSettings, VerifiersSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.loading import load_settings
@@ -97,7 +97,7 @@ class PipelineConfig(Settings):
     """Name of the run and of its report's folder."""
     seed: int = Field(default=0, ge=0)
     """Seed of all random numbers of the run."""
-    store: Annotated[LocalPath, AfterValidator(refuse_credentials)] = Field(default_factory=_home_store)
+    store: Annotated[LocalPlace, AfterValidator(refuse_credentials)] = Field(default_factory=_home_store)
     """Folder or fsspec URI of the stages' results and artifacts, by default `artifacts` in GRPO_HOME; its credentials
     come from the environment."""
     save_total_limit: int | None = Field(default=1, ge=1)
@@ -128,7 +128,7 @@ class PipelineConfig(Settings):
     """Registration of the trained model."""
     compute: ComputeSettings = ComputeSettings()
     """Placement of the stages."""
-    import_from: LocalPath | None = None
+    import_from: LocalPlace | None = None
     """Folder of your own modules, which can be imported from then on; by default that of the YAML file where it names
     any. On another machine they are installed, or lie in a folder of PYTHONPATH."""
 

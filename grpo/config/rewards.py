@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from grpo.config.base import LocalPath, Settings, from_config_folder
+from grpo.config.base import LocalPath, LocalPlace, Settings, from_config_folder
 from grpo.config.python_object import ObjectName, Options
 from grpo.storage.home import home
 from grpo.user_objects import reference_of
@@ -130,7 +130,7 @@ class JudgeSettings(Settings):
     """Consecutive failed questions that open the circuit breaker."""
     cooldown_s: float = Field(default=60.0, gt=0)
     """Seconds for which the circuit breaker stays open."""
-    folder: LocalPath = Field(default_factory=lambda: str(home() / "judge"))
+    folder: LocalPlace = Field(default_factory=lambda: str(home() / "judge"))
     """Folder of the cached answers and the ledger of costs; by default `judge` in GRPO_HOME."""
     prompt_price: float | None = Field(default=None, ge=0)
     """Price of a million prompt tokens, in any one currency."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from grpo.config.base import ByContent, LocalPath, Settings
+from grpo.config.base import ByContent, LocalPath, LocalPlace, Settings
 from grpo.config.python_object import Options, PythonObject
 from grpo.config.tasksets import taskset_reference
 from grpo.storage.home import home
@@ -108,7 +108,7 @@ class ConversationLogSource(Settings):
 
     kind: Literal["conversation_log"]
     """Conversations that were logged in service."""
-    path: LocalPath = Field(default_factory=lambda: str(home() / "conversations"))
+    path: LocalPlace = Field(default_factory=lambda: str(home() / "conversations"))
     """Folder of the log, by default `conversations` in GRPO_HOME; a missing folder is an empty log."""
     files: tuple[str, ...] | None = None
     """Files of the log to read, relative to the folder; none reads all."""

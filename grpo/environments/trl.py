@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from grpo.agents.tools import call_on_thread
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, Tool, ToolCall
@@ -121,7 +122,7 @@ class TRLEnvironment(Environment):
         try:
             if call.name not in self._tool_names:
                 raise ValueError(f"Tool {call.name} not found.")
-            result = getattr(instance, call.name)(**call.arguments)
+            result = await call_on_thread(getattr(instance, call.name), **call.arguments)
             return await result if inspect.isawaitable(result) else result
         except Exception as error:  # noqa: BLE001 — the model reads a tool's exception
             return {"error": str(error)}

@@ -35,6 +35,7 @@ from grpo.rewards.catalog import reward_files
 from grpo.rewards.judge.rubrics import RUBRICS
 from grpo.rewards.learned.safety import SHIPPED
 from grpo.storage.files import stamped_digest
+from grpo.storage.shipped import package_folder, shipped_folder
 
 _REFERRING = (RewardComponent, UserObject, VerifiersSettings, VerifiersSource)
 """Settings with a `reference` to code."""
@@ -43,11 +44,11 @@ NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "
 
 @functools.cache
 def source_digest() -> str:
-    """Digest of the sources of `grpo`, of the stages in `tasks` beside it, and of the rubrics."""
-    digest, package = hashlib.sha256(), Path(__file__).parents[1]
-    for root in (package, package.parent / "tasks", RUBRICS):
+    """Digest of the sources of `grpo` and of the stages, and of the rubrics; the same in a checkout and in a wheel."""
+    digest, shipped = hashlib.sha256(), shipped_folder()
+    for root in (*(package_folder(name) for name in ("grpo", "grpo_tasks")), RUBRICS):
         for path in sorted(root.rglob("*")):
-            if path.suffix in (".py", ".j2", ".yaml"):
+            if path.suffix in (".py", ".j2", ".yaml") and (root == RUBRICS or not path.is_relative_to(shipped)):
                 digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo.storage.files import file_digest
+from grpo.storage.shipped import package_folder, shipped_folder
 
 _LISTINGS = ("os.listdir", "os.scandir")
 _SYSTEM = ("/proc", "/sys", "/dev")
 _STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
 _INSTALLED = Path(sysconfig.get_path("purelib")).resolve()
-_PROJECT = tuple(Path(__file__).resolve().parents[2] / name for name in ("grpo", "tasks", "flows"))
+_PROJECT = tuple(map(package_folder, ("grpo", "grpo_tasks", "grpo_flows")))
 _recorder: ContextVar[ReadRecorder | None] = ContextVar("read_recorder", default=None)
 
 
@@ -53,7 +54,9 @@ class ReadRecorder:
         roots = (*map(str, (*_PROJECT, *exclude)), *_SYSTEM)
         paths = sorted({_source(path) for path in self._read - self._written} | self._listed)
         return {
-            path: current_digest(path) for path in paths if not _below(path, roots) and not _of_the_installation(path)
+            path: current_digest(path)
+            for path in paths
+            if _below(path, (str(shipped_folder()),)) or not (_below(path, roots) or _of_the_installation(path))
         }
 
 

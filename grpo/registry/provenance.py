@@ -13,7 +13,7 @@ PROVENANCE = "provenance"
 """Key in the metadata of a registered model."""
 
 
-_NUMBER = r"(-?[0-9.]+(?:e-?[0-9]+)?)"
+_NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
 _ESTIMATE = rf"{_NUMBER} \[{_NUMBER}, {_NUMBER}\]"
 _HELDOUT = re.compile(rf"(success|reward) {_ESTIMATE}, champion {_ESTIMATE}, ([0-9]+) scenarios, {_NUMBER} % intervals")
 

@@ -69,7 +69,7 @@ class TRLReward(GroupReward):
             scores = await returned if inspect.isawaitable(returned) else returned
             count = len(scores)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}{_lost(episodes, error)}"
+            reason = f"{type(error).__name__}: {error}"
             raise RewardError(f"{self._place} failed: {reason}") from error
         if isinstance(scores, (str, Mapping)) or count != len(episodes):
             raise RewardError(
@@ -139,18 +139,6 @@ def _state(episode: Episode) -> Mapping[str, Any] | None:
     """Saved state of an instance of the user's environment, or None."""
     state = {} if episode.context.outcome is None else episode.context.outcome.state
     return state if state.keys() == {"class", "attributes", "unsaved"} else None
-
-
-def _lost(episodes: Sequence[Episode], error: Exception) -> str:
-    """Explanation of a missing attribute that was not kept after the episode."""
-    name = error.name if isinstance(error, AttributeError) else None
-    for state in map(_state, episodes):
-        if state is not None and name in state["unsaved"]:
-            return (
-                f"; it held {state['unsaved'][name]}, which is not kept after an episode: keep what the reward reads "
-                "as numbers, texts, lists, dicts or sets"
-            )
-    return ""
 
 
 def _file(function: Callable[..., Any]) -> str:

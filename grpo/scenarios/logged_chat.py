@@ -14,6 +14,7 @@ they are not `expected.calls`, because a log does not show that they were right.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,11 +157,12 @@ def _context(messages: Sequence[LoggedMessage], lines: Sequence[tuple[str, str]]
 
 
 def json_value(text: str) -> Any:
-    """Value of a JSON text; any other text as it is."""
+    """Value of a JSON text that is written so again; any other text as it is, such as `1.10`."""
     try:
-        return from_json(text, allow_inf_nan=False)
+        value = from_json(text, allow_inf_nan=False)
     except ValueError:
         return text
+    return value if isinstance(value, (dict, list)) or json.dumps(value) == text else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

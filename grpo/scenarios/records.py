@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -28,6 +31,12 @@ class SourceRecord:
     """The record's text in a text source; empty where `data` has the same content."""
     problem: str | None = None
     """Reason that the record cannot be read. The text before a colon is the same for all records with this reason."""
+
+
+def record_name(path: Path, record: SourceRecord) -> str:
+    """Id of a record without one: file, place and digest, so that files of one name in two folders do not collide."""
+    digest = hashlib.sha256(json.dumps(record.data, sort_keys=True, default=str).encode(errors="replace")).hexdigest()
+    return f"{path.stem}-{record.line}-{digest[:6]}"
 
 
 Published = TypeVar("Published", bound=BaseModel)

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import ComputeSettings
 from grpo.errors import ConfigError, GRPOError
-from grpo.identity.code import source_digest, user_code_files
+from grpo.identity.code import external_digests, source_digest, user_code_files
 from grpo.user_objects import make_importable
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import Stage
@@ -137,6 +137,23 @@ def receive_code(store: ArtifactStore, code: Artifact) -> None:
     make_importable(store.path(code))
 
 
+def module_digests(inputs: dict[str, Any]) -> dict[str, str]:
+    """Digests of the user's modules that a stage's inputs name, and versions of the packages that they import."""
+    digests = external_digests(inputs.values())
+    return {name: digest for name, digest in digests.items() if ", module " in name or ", package " in name}
+
+
+def check_modules(inputs: dict[str, Any], modules: dict[str, str]) -> None:
+    """Raise `ConfigError` where the user's modules are not here as they were on the machine that sent the stage."""
+    here = module_digests(inputs)
+    for name in sorted({*here, *modules}):
+        if here.get(name) != modules.get(name):
+            raise ConfigError(
+                f"{name}: this worker has {here.get(name, 'none')}, the run that sent the stage "
+                f"{modules.get(name, 'none')}; remove the other version from the worker's path, or install the same"
+            )
+
+
 def write_result_artifact(store: ArtifactStore, result: StageResult) -> Artifact:
     """Store a result, for the machine that sent the stage."""
     with store.new_file("result", ".json") as new:
@@ -167,6 +184,7 @@ def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> Flo
         "inputs": encode(stage, inputs),
         "sources": source_digest(),
         "code": None if code is None else code.model_dump(),
+        "modules": module_digests(inputs),
     }
     try:
         created = run_deployment(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.errors import DataError
+from grpo.errors import DataError, RewardError
 from grpo.object_state import load_state, save_state
 
 WORDS = """
@@ -21,6 +21,12 @@ class Words:
 
     def count(self):
         return len(self.seen)
+
+class Board:
+    pixels = None
+
+class Slots:
+    __slots__ = ("x",)
 
 def nested():
     class Inner:
@@ -44,10 +50,32 @@ def test_attributes_return_through_json(words):
     """Sets, tuples as keys and methods are there again; a connection is named and left out."""
     state = json.loads(json.dumps(save_state(words.Words())))
     restored = load_state(state)
-    assert type(restored) is words.Words
+    assert isinstance(restored, words.Words)
     assert (restored.reward, restored.count(), restored.board) == (0.5, 2, {(0, 1): [1, None], "name": "x"})
     assert state["unsaved"] == {"client": "object"}
-    assert not hasattr(restored, "client")
+    with pytest.raises(RewardError, match=r"Words\.client held object, which is not kept after an episode"):
+        _ = restored.client
+
+
+def test_a_default_of_the_class_does_not_stand_for_a_lost_value(words):
+    """Reading it would score what never happened."""
+    instance = words.Board()
+    instance.pixels = b"x"
+    restored = load_state(json.loads(json.dumps(save_state(instance))))
+    with pytest.raises(RewardError, match=r"Board\.pixels held bytes"):
+        getattr(restored, "pixels", None)
+
+
+def test_values_that_json_cannot_hold_are_named(words):
+    """A list that holds itself; a frozen set stays one, and can be a key; slots are left out."""
+    instance = words.Words()
+    instance.loop = [instance.board]
+    instance.loop.append(instance.loop)
+    instance.board = {frozenset({1}): "x"}
+    state = json.loads(json.dumps(save_state(instance)))
+    assert state["unsaved"] == {"client": "object", "loop": "list"}
+    assert load_state(state).board == {frozenset({1}): "x"}
+    assert save_state(words.Slots())["attributes"] == {}
 
 
 def test_a_class_inside_a_function_is_refused(words):

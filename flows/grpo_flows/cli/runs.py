@@ -10,6 +10,7 @@ import typer
 
 from grpo.errors import ConfigError, DataError
 from grpo_flows.cli.command import console, start_command
+from grpo_flows.cli.console import printable
 
 
 def report(
@@ -54,7 +55,7 @@ def runs(
         try:
             reports.append(read_report(path))
         except DataError as error:
-            typer.echo(f"{path} is left out: {error}", err=True)
+            typer.echo(printable(f"{path} is left out: {error}"), err=True)
     reports.sort(key=lambda document: document.created, reverse=True)
     if as_json:
         rows = [

@@ -68,8 +68,9 @@ def _messages(inputs: Any, outputs: Any) -> list[Any]:
 
 
 def parsed(value: Any) -> Any:
-    """Value of a field that may be JSON in a text."""
-    return json_value(value) if isinstance(value, str) else value
+    """Object or list of a field that may be JSON in a text; `7` and `true` are words of a chat."""
+    inner = json_value(value) if isinstance(value, str) else value
+    return inner if isinstance(inner, (dict, list)) else value
 
 
 def _map(value: Any) -> Mapping[str, Any]:

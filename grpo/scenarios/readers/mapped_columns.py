@@ -22,7 +22,7 @@ from grpo.scenarios.readers.arrow import ParquetRows
 from grpo.scenarios.readers.csv_file import read_cells
 from grpo.scenarios.readers.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.parquet import read_parquet
-from grpo.scenarios.records import SourceRecord, convert_record
+from grpo.scenarios.records import SourceRecord, convert_record, record_name
 from grpo.scenarios.scenario import Expected, Metadata, Scenario
 
 _TEXTS = ("user_responses", "expected.responses", "expected.facts", "expected.assertions")
@@ -80,10 +80,10 @@ def check_columns(path: Path, mapped: Mapping[str, str], present: Sequence[str] 
 def map_columns(path: Path, records: Iterable[SourceRecord], mapped: Mapping[str, str]) -> Iterator[SourceRecord]:
     """Replace the data of each record, cells by column, by the fields that are mapped; empty cells are left out.
 
-    A record without an id is named by its file and line. One that lacks a column has a problem.
+    A record without an id is named by its file, place and digest. One that lacks a column has a problem.
     """
     for record in records:
-        yield convert_record(record, partial(_fields, f"{path.stem}-{record.line}", mapped))
+        yield convert_record(record, partial(_fields, record_name(path, record), mapped))
 
 
 def _fields(name: str, mapped: Mapping[str, str], cells: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from grpo.config.scenarios import LoggedUsers
 from grpo.scenarios.logged_chat import ChatOrigin, LoggedChat, chat_fields
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
 from grpo.scenarios.readers.record_file import read_objects
-from grpo.scenarios.records import SourceRecord, convert_record
+from grpo.scenarios.records import SourceRecord, convert_record, record_name
 
 SOURCE = "openai_messages"
 """`metadata.source` of these scenarios."""
@@ -27,7 +27,7 @@ SOURCE = "openai_messages"
 def read_openai_messages(path: Path, *, users: LoggedUsers) -> Iterator[SourceRecord]:
     """Read one chat a record; a chat that is broken becomes a record with a problem."""
     for record in read_objects(path):
-        yield convert_record(record, partial(_fields, name=f"{path.stem}-{record.line}", users=users))
+        yield convert_record(record, partial(_fields, name=record_name(path, record), users=users))
 
 
 def _fields(data: dict[str, Any], *, name: str, users: LoggedUsers) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from grpo.scenarios.logged_chat import MAX_MESSAGES, LoggedCall, LoggedChat, Log
 from grpo.scenarios.readers.openai_format import parse_arguments, parse_tools
 from grpo.scenarios.readers.openai_messages import origin
 from grpo.scenarios.readers.record_file import read_objects
-from grpo.scenarios.records import SourceRecord, convert_record
+from grpo.scenarios.records import SourceRecord, convert_record, record_name
 
 SOURCE = "sharegpt"
 """`metadata.source` of these scenarios."""
@@ -47,7 +47,7 @@ _SHOWN = 80  # characters of a value in a reason
 def read_sharegpt(path: Path, *, users: LoggedUsers) -> Iterator[SourceRecord]:
     """Read one chat a record; a chat that is broken becomes a record with a problem."""
     for record in read_objects(path):
-        yield convert_record(record, partial(_fields, name=f"{path.stem}-{record.line}", users=users))
+        yield convert_record(record, partial(_fields, name=record_name(path, record), users=users))
 
 
 def _fields(data: dict[str, Any], *, name: str, users: LoggedUsers) -> dict[str, Any]:

@@ -245,3 +245,21 @@ def test_an_environment_may_use_a_toolbox():
     results = [json.loads(m.content) for m in trajectory.messages if m.role == "tool"]
     assert results[0] == 42
     assert results[1]["error"]["type"] == "unknown_tool"
+
+
+def test_tools_that_hang_do_not_delay_others():
+    """Forty hanging calls, more than a pool of threads would have, and one that answers."""
+    box, release = Toolbox(timeout_s=0.5), threading.Event()
+    box.register("hang", lambda: release.wait(20))
+    box.register("fast", lambda: "here")
+
+    async def calls() -> Any:
+        hanging = [asyncio.create_task(box.run(_call("hang"))) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        answer = await box.run(_call("fast"))
+        return answer, await asyncio.gather(*hanging)
+
+    answer, others = run(calls())
+    release.set()
+    assert answer == "here"
+    assert {other["error"]["type"] for other in others} == {"timeout"}

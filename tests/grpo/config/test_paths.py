@@ -3,9 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from grpo.artifacts import local_path
-from grpo.config.base import with_paths_from
+from grpo.config.base import FOLDER, with_paths_from
 from grpo.config.loading import load_settings
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
@@ -67,12 +68,30 @@ def test_paths_count_from_the_folder_of_the_config(project: Path):
         ("models:/shop@champion", "models:/shop@champion"),
         ("s3://bucket/model/3fa1#3fa1", "s3://bucket/model/3fa1#3fa1"),
         ("grpo://models/desk_clerk", "grpo://models/desk_clerk"),
-        (str(DESK_MODEL), "grpo://models/desk_clerk"),
+        (str(DESK_MODEL), str(DESK_MODEL)),
     ],
 )
 def test_the_address_of_a_model_is_a_path_where_it_can_be_one(project: Path, written: str, read: str):
     """Names on the hub, registered versions and objects in a store stay as they are."""
     assert load_config(write(project, written)).policy.model == read
+
+
+def test_an_absolute_path_stays_so(project: Path):
+    """Also below the working folder: it means the same for a worker elsewhere."""
+    path = project / "data" / "x.jsonl"
+    config = (write(project).read_text()).replace("data/orders.jsonl", str(path))
+    (project / "run.yaml").write_text(config)
+    assert source_path(load_config(project / "run.yaml")) == str(path)
+
+
+@pytest.mark.parametrize("setting", ["store: ../artifacts", "import_from: ."])
+def test_places_below_the_shipped_files_are_paths(setting: str):
+    """They are written to or imported from, so that they are no addresses of shipped files."""
+    path = ROOT / "data" / "configs" / "quickstart.yaml"
+    name, _, value = setting.partition(": ")
+    document = {**yaml.safe_load(path.read_text()), name: value}
+    config = PipelineConfig.model_validate(document, context={FOLDER: path.parent})
+    assert Path(getattr(config, name)).resolve() == (path.parent / value).resolve()
 
 
 def test_a_path_on_the_command_line_counts_from_the_working_folder(project: Path):

@@ -171,7 +171,7 @@ def test_environments_are_the_instances_at_the_end_of_their_episodes():
         "class": "trl_rewards:Game", "attributes": {"points": 4}, "unsaved": {"client": "Client"}
     }  # fmt: skip
     assert numbers(score([component("game_reward")], "a", state=state)) == [0.4]
-    with pytest.raises(RewardError, match=r"lost .*no attribute 'client'; it held Client, which is not kept"):
+    with pytest.raises(RewardError, match=r"lost .*Game\.client held Client, which is not kept"):
         score([component("lost")], "a", state=state)
 
 

@@ -118,7 +118,8 @@ def test_a_broken_chat_is_refused_with_its_reason(messages: tuple[LoggedMessage,
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [('{"a": [1]}', {"a": [1]}), ("7", 7), ("lost", "lost"), ("NaN", "NaN"), ("[" * 500, "[" * 500)]
+    ("text", "value"),
+    [('{"a": [1]}', {"a": [1]}), ("7", 7), ("1.10", "1.10"), ("lost", "lost"), ("NaN", "NaN"), ("[" * 500, "[" * 500)],
 )
 def test_a_result_that_is_json_is_its_value(text: str, value: object) -> None:
     """Any other text stays text."""

@@ -37,8 +37,8 @@ def probe_reward(reward: RewardFunction) -> list[ProbeResult]:
     """
     if not reward.probed:
         raise RewardError(
-            f"reward {reward.name} is not probed: probed is False for controls, verified outcomes, judges that cost, and "
-            "rewards that do not score replies"
+            f"reward {reward.name} is not probed: `probed` is False for controls, verified outcomes, judges that "
+            "cost, and rewards that do not score replies"
         )
     with asyncio.Runner() as runner:
         replies = [case.honest for case in CASES]

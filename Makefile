@@ -19,7 +19,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not e2e'
 
 e2e: $(READY)
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m e2e
+	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m e2e
 
 vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest -q -m vllm tests/vllm

@@ -113,7 +113,7 @@ def content_hash(sources: Sequence[Source]) -> str:
     for source in sources:
         digest.update(source.kind.encode())
         if isinstance(source, (FileSource, ChatSource)):
-            digest.update(Path(source.path).name.encode())  # its ending chooses the reader, its stem names records
+            digest.update(local_path(source.path).name.encode())  # chooses the reader, names records
         if isinstance(source, VerifiersSource):
             digest.update(source.model_dump_json().encode())
         for path in _files(source):

@@ -78,7 +78,7 @@ def test_controls_and_verified_outcomes_are_not_probed(kind: str):
     """They do not read text, or cost by the call."""
     options = {"model": "openai+http://127.0.0.1:9/v1#judge"} if kind == "ruler" else {}
     check_rewards([RewardComponent(kind=kind, weight=1.0, options=options)])
-    with pytest.raises(RewardError, match="nothing to probe"):
+    with pytest.raises(RewardError, match="is not probed"):
         probe_reward(reward_named(kind, **options))
 
 

@@ -23,7 +23,7 @@ def replace(state: State, order: str) -> tuple[State, Any]:
 
 def _record(state: State, order: str) -> dict[str, Any]:
     if order not in state["orders"]:
-        raise ToolError(f"there is no order {order}")
+        raise ToolError(f"order {order} does not exist")
     return state["orders"][order]
 
 

@@ -39,7 +39,7 @@ def test_a_replaced_order_is_a_success():
 
 def test_an_unknown_order_is_an_error_that_the_agent_reads():
     environment, state = play(call("replace", "2"))
-    assert "there is no order 2" in state.history[-1].content
+    assert "order 2 does not exist" in state.history[-1].content
     assert not environment.verify(state).success
 
 

@@ -143,7 +143,7 @@ async def call_on_thread(function: Callable[..., Any], *given: Any, **arguments:
     """Call a sync function on a thread of its own, in a copy of this context.
 
     `asyncio.to_thread` has a few threads for all calls, where one that hangs delays the others, and keeps the process
-    from ending. Here a function that nobody waits for any more ends with the process.
+    from ending. Here a function that was given up ends with the process.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()

@@ -25,7 +25,7 @@ FILES = dict(re.findall(r"^`([\w.]+)`\n\n```\w+\n(.*?)```", PAGE, flags=re.DOTAL
 
 @pytest.fixture
 def ingested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Scenario]]:
-    """What the command prints in the folder of the files, and its scenarios."""
+    """Output of the command in the folder of the files, and its scenarios."""
     for name, content in FILES.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -86,7 +86,7 @@ def test_an_absolute_path_stays_so(project: Path):
 
 @pytest.mark.parametrize("setting", ["store: ../artifacts", "import_from: ."])
 def test_places_below_the_shipped_files_are_paths(setting: str):
-    """They are written to or imported from, so that they are no addresses of shipped files."""
+    """They are written to or imported from, and stay paths."""
     path = ROOT / "data" / "configs" / "quickstart.yaml"
     name, _, value = setting.partition(": ")
     document = {**yaml.safe_load(path.read_text()), name: value}

@@ -140,7 +140,7 @@ def test_expected_facts_must_be_communicated_too() -> None:
 
 
 def test_parts_of_a_reward_basis_that_a_log_cannot_verify_stay_open() -> None:
-    """There is no state of a world."""
+    """The state of a world does not exist there."""
     expected = {"calls": [{"name": "state", "arguments": {}}], "reward_basis": ["DB", "ACTION"]}
     outcome = play(scenario(expected=expected), call("state"))[1]
     assert (outcome.checks, outcome.unjudged) == ({"calls_made": True}, ("DB",))

@@ -132,7 +132,7 @@ def test_a_class_of_trl_is_played_by_its_tools():
 
 
 def test_each_episode_has_an_instance_of_its_own():
-    """What one episode did is not in the next."""
+    """An episode does not see the one before."""
     world = environment("WordleEnv")
     assert play(world, guess("crane"))[1].state["attributes"]["done"] is True  # type: ignore[union-attr]
     assert play(world)[1].state["attributes"]["done"] is False  # type: ignore[union-attr]

@@ -51,7 +51,7 @@ class LoggedRun:
     time: str
     """Its start; times of one export are compared as texts."""
     messages: list[Any] | None
-    """Messages that a model read, and its reply, in OpenAI's format; None for another step, such as a tool or a chain."""
+    """Messages that a model read, and its reply, in OpenAI's format; None for a tool or a chain."""
     tools: Any = None
     is_model: bool = True
     """False for the input and output of a whole trace, which are read where no call of a model has messages."""

@@ -80,6 +80,17 @@ class TokenTranscript:
         self._length_limited = False
         self._reply: Reply | None = None
 
+    def resume(
+        self, session: Session, sampling: Sampling, *, on_token: Callable[[SampledToken], bool | None] | None = None
+    ) -> TokenTranscript:
+        """Copy this conversation for its next turn in another session, which reads all of its tokens again."""
+        copy = TokenTranscript(session, self.renderer, sampling, max_context=self.max_context, on_token=on_token)
+        copy.ids, copy.mask, copy.logprobs = list(self.ids), list(self.mask), list(self.logprobs)
+        copy.turns, copy.conversation, copy.instructions = list(self.turns), list(self.conversation), self.instructions
+        copy._raw, copy._shown, copy._unread = list(self._raw), list(self._shown), list(self.ids)
+        copy._length_limited = self._length_limited
+        return copy
+
     def begin_turn(self, agent: Agent, messages: Sequence[Message] = (), context: Context | None = None) -> None:
         """Start a turn of the agent, after new messages of the environment."""
         self.agent, self.context = agent, context

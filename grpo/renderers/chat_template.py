@@ -130,6 +130,10 @@ class Renderer:
         """Decode sampled token ids and parse them into a message."""
         return self._variant.format.parse(self.decode(token_ids), self.tools, begun=self._variant.begun)
 
+    def settled_content(self, token_ids: Sequence[int]) -> str:
+        """Beginning of the content of an unfinished reply that no further token changes; see `ReplyFormat`."""
+        return self._variant.format.settled_content(self.decode(token_ids))
+
     def parse_text(self, text: str) -> Message:
         """Parse a complete reply that was not sampled after a prompt: a script's, or one that an agent changed."""
         return self._variant.format.parse(text, self.tools)

@@ -92,6 +92,33 @@ class ReplyFormat:
         content = message.content if message.malformed else self._unwrap(message.content)
         return replace(message, content=content, reasoning=reasoning)
 
+    def settled_content(self, text: str) -> str:
+        """Beginning of the content that no further token changes, of an unfinished reply.
+
+        Held back: what may become reasoning, a call, or a text around the content, and white space at the end. A family
+        that reasons has no settled content before its reasoning ends, one with channels none before the reply ends.
+        """
+        if self.channels:
+            return ""
+        text = text.rstrip("\ufffd").lstrip()
+        if self.opening.startswith(text):
+            return ""
+        text = text.removeprefix(self.opening)
+        if self.reasoning is not None:
+            _, closed, text = text.partition(self.reasoning[1])
+            text = text.lstrip()
+            if not closed or self.header.startswith(text):
+                return ""
+            text = text.removeprefix(self.header)
+        formats = (TAGGED_JSON,) if self.calls is None else (self.calls, TAGGED_JSON)
+        text = text[: min(form.call_start(text) for form in formats)].strip()
+        before, after = self.around
+        if before.startswith(text):
+            return ""
+        text = text.removeprefix(before).lstrip()
+        held = next((size for size in range(len(after), 0, -1) if text.endswith(after[:size])), 0)
+        return text[: len(text) - held].rstrip()
+
     def _split(self, text: str, *, begun: bool) -> tuple[str | None, str]:
         """Reasoning and the rest; reasoning without an end leaves no rest.
 

@@ -18,7 +18,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+import regex
 
 from grpo.messages import Tool, ToolCall
 
@@ -51,16 +53,20 @@ class Marks:
 class ToolFormat(ABC):
     """Parser of the calls in a reply."""
 
+    _beginning: ClassVar[str] = r'\[?\s*\{\s*"(?:name|type|function)"'
+    """Expression with which a call begins where no marker opens it."""
+
     def __init__(self, marks: Marks) -> None:
         self._bare = marks.bare
         self._open = re.compile(_core(marks.opening) + r"\s*")
+        self._partial = regex.compile(rf"\s*{self._open.pattern}{self._beginning}" if self._bare else self._open.pattern)
         self._between = None if marks.between is None else pattern(marks.between)
         self._close = re.compile(r"\s*" + _core(marks.closing))
 
     def parse(self, text: str, tools: Sequence[Tool]) -> tuple[str, tuple[ToolCall, ...]]:
         """Content and calls of a reply; raises `MalformedCall` with the text of a call that cannot be parsed."""
         match = self._open.match(text, len(text) - len(text.lstrip())) if self._bare else self._open.search(text)
-        if match is None or (self._bare and not self._begins(text, match.end())):
+        if match is None or (self._bare and re.match(self._beginning, text[match.end() :]) is None):
             return text, ()
         contents, calls = [text[: match.start()]], []
         start = position = match.end()
@@ -88,9 +94,12 @@ class ToolFormat(ABC):
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
         """Calls that begin at a position, and the position after them; raises `ValueError` for another text."""
 
-    def _begins(self, text: str, position: int) -> bool:
-        """Check that a text without a marker begins as a call."""
-        return re.match(r'\[?\s*\{\s*"(name|type|function)"', text[position:]) is not None
+    def call_start(self, text: str) -> int:
+        """Position from which an unfinished reply is a call, or may become one; its length if it is content so far."""
+        if self._bare:
+            return len(text) if self._partial.match(text, partial=True) is None else 0
+        match = self._partial.search(text, partial=True)
+        return len(text) if match is None else int(match.start())
 
     def _body(self, text: str, start: int) -> str:
         closing = self._close.search(text, start) if self._close.pattern.strip(r"\s*") else None
@@ -189,6 +198,8 @@ class UnquotedCalls(ToolFormat):
 class PythonCalls(ToolFormat):
     """Calls in Python with literal keyword arguments, parsed and never evaluated."""
 
+    _beginning = r"[\w.\-]+\("
+
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
         closings = list(self._close.finditer(text, position))
         closing = closings[-1 if self._bare else 0] if closings else None  # a bare bracket ends a list as well
@@ -197,9 +208,6 @@ class PythonCalls(ToolFormat):
         if not isinstance(listed, ast.List):  # as in [f()][g()], which is an index
             raise ValueError("not a list of calls")
         return list(map(_python_call, listed.elts)), end if closing else len(text)
-
-    def _begins(self, text: str, position: int) -> bool:
-        return re.match(r"[\w.\-]+\(", text[position:]) is not None
 
 
 def _python_call(node: ast.expr) -> ToolCall:

@@ -1,0 +1,250 @@
+"""Requests of OpenAI's chat API: every parameter has its effect, or the request is refused with the parameter's name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from grpo.config.agent import StrategyName
+from grpo.messages import Message, Tool, ToolCall
+from grpo.serving.api_errors import APIError
+
+MAX_MESSAGES = 2000
+MAX_TOOLS = 128
+ConversationId = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class TextPart(_Part):
+    """Part of a message; this model reads text alone."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(_Part):
+    """Name and arguments of a call, the arguments as JSON text."""
+
+    name: str = Field(min_length=1, max_length=200)
+    arguments: str
+
+
+class CallPart(_Part):
+    """Tool call of an assistant message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def to_call(self, place: str) -> ToolCall:
+        """Parse the arguments; raises `APIError` unless they are a JSON object."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise APIError.invalid(f"{place} is not a JSON object: {self.function.arguments[:80]!r}", param=place)
+        return ToolCall(name=self.function.name, arguments=arguments)
+
+
+class ChatMessage(_Part):
+    """Message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: None = None
+    refusal: None = None
+    tool_calls: list[CallPart] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Content as one text."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class FunctionTool(_Part):
+    """Description of a function that the client runs."""
+
+    name: str = Field(pattern=r"^[\w-]{1,64}$")
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: Literal[False] | None = None
+
+
+class ToolPart(_Part):
+    """Tool that the client runs."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class StreamOptions(_Part):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class TextFormat(_Part):
+    """Format of the reply: text."""
+
+    type: Literal["text"]
+
+
+class SamplingRequest(_Part):
+    """Parameters of sampling that chat and completions share."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(default=1, ge=1, le=16)
+    stop: str | list[str] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    user: str | None = Field(default=None, max_length=512)
+    presence_penalty: Literal[0] | None = None
+    frequency_penalty: Literal[0] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
+
+    @field_validator("presence_penalty", "frequency_penalty", mode="before")
+    @classmethod
+    def _zero(cls, value: object) -> object:
+        return 0 if isinstance(value, float) and value == 0 else value
+
+    @model_validator(mode="after")
+    def _options_are_read(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are read with stream alone")
+        if len(self.stops) > 4 or not all(self.stops):
+            raise ValueError("stop has 1 to 4 texts, none empty")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end the reply."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def to_seed(self) -> int | None:
+        """Seed as a number of 64 bits without sign."""
+        return None if self.seed is None else self.seed % 2**64
+
+
+class ChatRequest(SamplingRequest):
+    """Body of `POST /v1/chat/completions`, and two fields of our own: `conversation_id` and `strategy`."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[ToolPart] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    response_format: TextFormat | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    conversation_id: ConversationId | None = None
+    strategy: StrategyName | None = None
+
+    @model_validator(mode="after")
+    def _are_consistent(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is read with logprobs alone")
+        if self.tool_choice is not None and not self.tools:
+            raise ValueError("tool_choice is read with tools alone")
+        names = [tool.function.name for tool in self.tools or ()]
+        if len({*names}) != len(names):
+            raise ValueError("two tools have one name")
+        if unknown := {*(self.metadata or {})} - {"conversation_id"}:
+            raise ValueError(f"metadata has conversation_id alone, got {', '.join(sorted(unknown))}")
+        if self.store is False:
+            raise ValueError("store false: this server logs every conversation that it answers")
+        return self
+
+    @property
+    def conversation(self) -> str | None:
+        """Id of the conversation that this request continues, if it is given."""
+        return self.conversation_id or (self.metadata or {}).get("conversation_id")
+
+    @property
+    def max_reply_tokens(self) -> int | None:
+        """Tokens of a reply at most."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def to_tools(self) -> tuple[Tool, ...]:
+        """Tools that the client runs; none with `tool_choice` none."""
+        if self.tool_choice == "none":
+            return ()
+        functions = [tool.function for tool in self.tools or ()]
+        return tuple(
+            Tool(name=function.name, description=function.description, parameters=function.parameters)
+            for function in functions
+        )
+
+    def to_messages(self) -> tuple[Message, ...]:
+        """Messages as the policy was trained on them.
+
+        Results of several calls become one message with the list of results, in the order of the calls. Raises
+        `APIError` for a message of the wrong kind, or a result of another call.
+        """
+        messages: list[Message] = []
+        calls: list[CallPart] = []
+        results: dict[str, str] = {}
+        for index, part in enumerate(self.messages):
+            place = f"messages[{index}]"
+            if part.role == "tool":
+                if part.tool_call_id not in {call.id for call in calls} - {*results}:
+                    raise APIError.invalid(
+                        f"{place}.tool_call_id {part.tool_call_id!r} is not an open call of the message before",
+                        param=f"{place}.tool_call_id",
+                    )
+                results[part.tool_call_id] = part.text
+                if len(results) == len(calls):
+                    messages.append(_tool_results([results[call.id] for call in calls]))
+                    calls, results = [], {}
+                continue
+            if calls:
+                raise APIError.invalid(f"{place} follows calls without their results", param=place)
+            if part.role != "assistant" and (part.tool_calls or part.content is None):
+                raise APIError.invalid(f"{place} is a {part.role} message without text", param=f"{place}.content")
+            if part.role == "system" and messages:
+                raise APIError.invalid(f"{place}: the system message comes first", param=place)
+            calls = list(part.tool_calls or ())
+            parsed = tuple(call.to_call(f"{place}.tool_calls[{k}].function.arguments") for k, call in enumerate(calls))
+            role = "system" if part.role == "developer" else part.role
+            messages.append(Message(role=role, content=part.text, tool_calls=parsed))
+        if calls or messages[-1].role not in ("user", "tool"):
+            raise APIError.invalid("the last message is one of the user, or the result of a call", param="messages")
+        return tuple(messages)
+
+
+def _tool_results(results: Sequence[str]) -> Message:
+    """Result of one call as it is, of several as a JSON list."""
+    if len(results) == 1:
+        return Message(role="tool", content=results[0])
+    return Message(role="tool", content=json.dumps([_parsed(result) for result in results], ensure_ascii=False))
+
+
+def _parsed(result: str) -> Any:
+    try:
+        return json.loads(result)
+    except (ValueError, RecursionError):
+        return result
+
+
+def conversation_digest(
+    owner: str, user: str | None, tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]
+) -> str:
+    """Digest by which a conversation of a client without ids is known again: its owner, user, tools and messages."""
+    document = [owner, user, list(tools), [message.to_template() for message in messages]]
+    return hashlib.sha256(json.dumps(document, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

@@ -1,0 +1,165 @@
+"""Bodies of OpenAI's chat API: a whole completion, and the chunks of a stream, which join to the same message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from grpo.messages import Message
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Sampled token with its log-probability and the likeliest alternatives."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """OpenAI's form."""
+        top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in self.top]
+        return {
+            "token": self.text,
+            "logprob": self.logprob,
+            "bytes": list(self.text.encode()),
+            "top_logprobs": top,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one choice, or of all."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+    """Prompt tokens that earlier turns of the conversation had processed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """OpenAI's form."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Finished reply."""
+
+    index: int
+    message: Message
+    finish_reason: FinishReason
+    turn_id: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What the chunks and the whole body of one request have in common."""
+
+    id: str
+    created: int
+    model: str
+    conversation_id: str
+    fingerprint: str
+    """Version and digest of the weights."""
+
+    def body(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        """Body of a response that is not streamed."""
+        return {
+            **self._head("chat.completion"),
+            "choices": [
+                {
+                    "index": choice.index,
+                    "message": _message(choice),
+                    "finish_reason": choice.finish_reason,
+                    "logprobs": _logprobs(choice.logprobs),
+                }
+                for choice in choices
+            ],
+            "usage": usage.to_json(),
+        }
+
+    def chunk(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        *,
+        finish_reason: FinishReason | None = None,
+        logprobs: Sequence[TokenLogprob] | None = None,
+    ) -> dict[str, Any]:
+        """A chunk of one choice."""
+        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": _logprobs(logprobs)}
+        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+
+    def last_chunks(
+        self, choice: Choice, sent: str, logprobs: Sequence[TokenLogprob] | None
+    ) -> Iterable[dict[str, Any]]:
+        """Chunks after `sent` was streamed: the rest of the content, each call whole, and the reason of the end."""
+        rest = choice.message.content[len(sent) :]
+        if rest or logprobs:
+            yield self.chunk(choice.index, {"content": rest}, logprobs=logprobs)
+        for position, call in enumerate(tool_calls(choice)):
+            yield self.chunk(choice.index, {"tool_calls": [{"index": position, **call}]})
+        yield self.chunk(choice.index, {}, finish_reason=choice.finish_reason)
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """Last chunk of a stream with `include_usage`."""
+        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage.to_json()}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "conversation_id": self.conversation_id,
+        }
+
+
+def tool_calls(choice: Choice) -> list[dict[str, Any]]:
+    """Tool calls of a reply, each with an id made of its turn and position."""
+    return [
+        {
+            "id": f"call_{choice.turn_id[:20]}_{position}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+        }
+        for position, call in enumerate(choice.message.tool_calls)
+    ]
+
+
+def event(data: Mapping[str, Any] | str) -> bytes:
+    """Server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()
+
+
+DONE = event("[DONE]")
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    content = choice.message.content
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content if content or not choice.message.tool_calls else None,
+        "refusal": None,
+    }
+    if choice.message.reasoning is not None:
+        message["reasoning_content"] = choice.message.reasoning
+    if calls := tool_calls(choice):
+        message["tool_calls"] = calls
+    return message
+
+
+def _logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    return None if tokens is None else {"content": [token.to_json() for token in tokens], "refusal": None}

@@ -1,0 +1,174 @@
+"""Conversations in memory: found again by id, or by the messages of a client that keeps no id.
+
+    client sends          known as
+    u1                    a new conversation
+    u1 a1 u2              the digest of (u1 a1) is that of an answered turn: its next turn
+    u1 a1 u2'             that turn has a successor already: a fork, a conversation of its own
+    u1 x u2               no turn has that digest: a new conversation, whose earlier messages are context
+    u1 a1 u2              two turns have that digest: ambiguous, so it is a new conversation as well
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpo.agents.transcript import TokenTranscript
+from grpo.messages import Message, Tool
+from grpo.serving.api_errors import APIError
+from grpo.serving.chat_request import conversation_digest
+
+if TYPE_CHECKING:
+    from grpo.serving.versions import ServedVersion
+
+Joined = Literal["new", "id", "prefix", "fork", "unknown prefix", "ambiguous", "other version"]
+"""How a request was joined to its conversation."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AnsweredTurn:
+    """Turn that was answered, from which its conversation goes on."""
+
+    turn_id: str
+    conversation_id: str
+    owner: str
+    user: str | None
+    version: ServedVersion
+    tools: tuple[Tool, ...]
+    messages: tuple[Message, ...]
+    """The conversation as the client knows it, the reply last."""
+    transcript: TokenTranscript
+    continued: bool = False
+    """Another turn follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """Place of a request: its conversation, the turn before, and the messages that are new."""
+
+    conversation_id: str
+    before: AnsweredTurn | None
+    new: tuple[Message, ...]
+    history: tuple[Message, ...]
+    """The conversation as the client knows it, without the reply to come."""
+    joined: Joined
+
+
+class Conversations:
+    """Answered turns of a server, the least recently used dropped above `max_tokens` of all together."""
+
+    def __init__(self, *, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._tokens = 0
+        self._turns: OrderedDict[str, AnsweredTurn] = OrderedDict()
+        self._by_digest: dict[str, list[str]] = {}
+        self._last: dict[str, str] = {}
+        """Last turn of each conversation."""
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def find(
+        self,
+        messages: tuple[Message, ...],
+        *,
+        conversation_id: str | None,
+        owner: str,
+        user: str | None,
+        tools: tuple[Tool, ...],
+        version: ServedVersion,
+    ) -> Continuation:
+        """Find the turn that a request continues; raises `APIError` for an unknown id or changed tools."""
+        if conversation_id is not None:
+            return self._by_id(messages, conversation_id, owner=owner, tools=tools, current=version)
+        last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=None)
+        if last is None:
+            return _new(messages, "new")
+        digest = conversation_digest(owner, user, _described(tools), messages[: last + 1])
+        known = [self._turns[turn] for turn in self._by_digest.get(digest, ())]
+        if len(known) != 1:
+            return _new(messages, "ambiguous" if known else "unknown prefix")
+        before = known[0]
+        if before.version.retired:
+            return _new(messages, "other version")
+        self._turns.move_to_end(before.turn_id)
+        return Continuation(
+            conversation_id=uuid.uuid4().hex if before.continued else before.conversation_id,
+            before=before,
+            new=messages[last + 1 :],
+            history=messages,
+            joined="fork" if before.continued else "prefix",
+        )
+
+    def _by_id(
+        self,
+        messages: tuple[Message, ...],
+        conversation_id: str,
+        *,
+        owner: str,
+        tools: tuple[Tool, ...],
+        current: ServedVersion,
+    ) -> Continuation:
+        """The last turn of a conversation; `messages` are the new ones, or the whole conversation with them."""
+        before = self._turns.get(self._last.get(conversation_id, ""))
+        if before is None or before.owner != owner:
+            raise APIError.not_found(
+                f"no conversation {conversation_id!r}; leave conversation_id out and send the whole conversation",
+                param="conversation_id",
+            )
+        if _described(before.tools) != _described(tools):
+            raise APIError.invalid(
+                f"conversation {conversation_id} began with other tools; start another conversation", param="tools"
+            )
+        known = len(before.messages)
+        whole = len(messages) > known and messages[:known] == before.messages
+        new = messages[known:] if whole else messages
+        if any(message.role in ("assistant", "system") for message in new):
+            raise APIError.invalid(
+                f"messages are neither new ones of conversation {conversation_id} nor the whole of it", param="messages"
+            )
+        history = (*before.messages, *new)
+        if before.version.retired:
+            return _new(history, "other version")
+        self._turns.move_to_end(before.turn_id)
+        return Continuation(
+            conversation_id=conversation_id, before=before, new=new, history=history, joined="id"
+        )
+
+    def add(self, turn: AnsweredTurn, before: AnsweredTurn | None) -> None:
+        """Remember an answered turn, and drop the least recently used ones that are too many."""
+        if before is not None:
+            before.continued = True
+        self._turns[turn.turn_id] = turn
+        self._tokens += len(turn.transcript.ids)
+        self._last[turn.conversation_id] = turn.turn_id
+        self._by_digest.setdefault(_digest(turn), []).append(turn.turn_id)
+        while self._tokens > self._max_tokens and len(self._turns) > 1:
+            self._forget(next(iter(self._turns.values())))
+
+    def _forget(self, turn: AnsweredTurn) -> None:
+        del self._turns[turn.turn_id]
+        self._tokens -= len(turn.transcript.ids)
+        if self._last.get(turn.conversation_id) == turn.turn_id:
+            del self._last[turn.conversation_id]
+        others = self._by_digest[_digest(turn)]
+        others.remove(turn.turn_id)
+        if not others:
+            del self._by_digest[_digest(turn)]
+
+
+def _new(messages: tuple[Message, ...], joined: Joined) -> Continuation:
+    return Continuation(
+        conversation_id=uuid.uuid4().hex, before=None, new=messages, history=messages, joined=joined
+    )
+
+
+def _digest(turn: AnsweredTurn) -> str:
+    return conversation_digest(turn.owner, turn.user, _described(turn.tools), turn.messages)
+
+
+def _described(tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
+    return [tool.to_template() for tool in tools]

@@ -1,0 +1,195 @@
+"""Versions that a server answers with: the newest, and earlier ones whose conversations go on.
+
+    alias champion     3 ─────────────────► 4
+    new conversations  3 ───────────────────┤ 4          version 4 is loaded beside 3, then answers
+    conversations of 3 3 ──────────────────────► idle    3 leaves when they have been idle for a while
+
+A conversation stays with its version. A third version retires the oldest at once, when its running turns have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.errors import GRPOError
+from grpo.messages import Tool
+from grpo.policy.policy import Policy, Sampler, Session
+from grpo.policy.transformers.model import TransformersPolicy
+from grpo.renderers.chat_template import Renderer
+from grpo.serving.engine import Engine, EngineStats
+
+logger = logging.getLogger(__name__)
+_RENDERERS = 64
+"""Sets of tools whose renderers are kept."""
+_KEPT_VERSIONS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A version as it is loaded: policy, agent, and the settings that its gates have measured it with."""
+
+    model: str
+    """Name of the registered model, by which clients ask for it."""
+    version: str
+    """Name and version, `support-desk/3`."""
+    policy: Policy
+    agent: MultiTurnAgent
+    system_prompt: str = ""
+    """System message of conversations that begin without one."""
+    temperature: float = 1.0
+    max_new_tokens: int = 512
+    max_context: int | None = None
+    """Tokens of a conversation at most; None is the policy's context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Sizes of the engine of each version."""
+
+    concurrency: int = 64
+    """Turns that are generated at once."""
+    prefill_chunk: int = 256
+    """Prompt tokens of a conversation that are read in one forward pass."""
+    prefix_cache_bytes: int = 2**30
+    """Keys and values of idle conversations."""
+
+
+class ServedVersion:
+    """A loaded version with its engine."""
+
+    def __init__(self, served: ServedModel, settings: EngineSettings) -> None:
+        self.served = served
+        self.retired = False
+        self.running = 0
+        """Turns in progress."""
+        self.last_used = time.monotonic()
+        self._settings = settings
+        self._exits = AsyncExitStack()
+        self._samplers: dict[str, Sampler] = {}
+        self.renderer = lru_cache(maxsize=_RENDERERS)(self._make_renderer)
+
+    async def start(self) -> Self:
+        """Start the engine."""
+        await self._sampler(self.renderer(()))
+        return self
+
+    async def close(self) -> None:
+        """Stop the engine, and let go of the model."""
+        self.retired = True
+        self.renderer.cache_clear()
+        self._samplers.clear()
+        await self._exits.aclose()
+
+    async def open(self, renderer: Renderer) -> Session:
+        """Open a session for one turn."""
+        return (await self._sampler(renderer)).open()
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of a conversation at most."""
+        limit = self.served.policy.max_context
+        return min(limit, self.served.max_context or limit)
+
+    def stats(self) -> EngineStats | None:
+        """Counters of the engine; None for a model on another server."""
+        engine = next(iter(self._samplers.values()), None)
+        return engine.stats() if isinstance(engine, Engine) else None
+
+    async def _sampler(self, renderer: Renderer) -> Sampler:
+        """One engine for all sets of tools, as it reads tokens; a model on another server has one sampler for each."""
+        policy = self.served.policy
+        local = isinstance(policy, TransformersPolicy)
+        key = "" if local else repr(renderer.tools)
+        if key not in self._samplers:
+            sampler = (
+                Engine(
+                    policy,
+                    renderer,
+                    concurrency=self._settings.concurrency,
+                    prefill_chunk=self._settings.prefill_chunk,
+                    prefix_cache_bytes=self._settings.prefix_cache_bytes,
+                )
+                if isinstance(policy, TransformersPolicy)
+                else policy.sampler(concurrency=self._settings.concurrency, renderer=renderer)
+            )
+            self._samplers[key] = await self._exits.enter_async_context(sampler)
+        return self._samplers[key]
+
+    def _make_renderer(self, tools: tuple[str, ...]) -> Renderer: ...
+
+
+class Versions:
+    """Versions of one model, the newest of which answers new conversations."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        idle_s: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._idle_s = idle_s
+        self._clock = clock
+        self._versions: list[ServedVersion] = []
+        self.swaps = 0
+
+    @property
+    def current(self) -> ServedVersion | None:
+        """Version of new conversations; None before the first is loaded."""
+        return self._versions[-1] if self._versions else None
+
+    @property
+    def loaded(self) -> Sequence[ServedVersion]:
+        """All loaded versions, oldest first."""
+        return tuple(self._versions)
+
+    async def add(self, served: ServedModel) -> None:
+        """Start a version beside the others; new conversations go to it from now on."""
+        version = await ServedVersion(served, self._settings).start()
+        self.swaps += bool(self._versions)
+        self._versions.append(version)
+        logger.info("%s answers new conversations", served.version)
+        await self.retire_idle()
+
+    async def retire_idle(self) -> None:
+        """Stop versions without running turns that are idle, or too many."""
+        for index, version in enumerate(self._versions[:-1]):
+            too_many = index < len(self._versions) - _KEPT_VERSIONS
+            idle = self._clock() - version.last_used > self._idle_s
+            if version.running == 0 and (too_many or idle):
+                self._versions.remove(version)
+                await version.close()
+                logger.info("%s is retired", version.served.version)
+                await self.retire_idle()
+                return
+
+    async def watch(self, next_version: Callable[[str], ServedModel | None], *, every_s: float) -> None:
+        """Load each new version that `next_version` finds, given the one that answers, until cancelled.
+
+        It is called on a thread. An error is logged, and the version that answers goes on.
+        """
+        while True:
+            await asyncio.sleep(every_s)
+            current = self.current
+            try:
+                served = await asyncio.to_thread(next_version, current.served.version if current else "")
+                if served is not None:
+                    await self.add(served)
+                await self.retire_idle()
+            except (GRPOError, OSError) as error:
+                logger.warning("the registry was not read: %s", error)
+
+    async def close(self) -> None:
+        """Stop all versions."""
+        for version in self._versions:
+            await version.close()
+        self._versions.clear()

@@ -1,0 +1,1 @@
+"""Serving of a policy: its engine, its access rules and its log."""

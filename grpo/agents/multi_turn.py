@@ -29,7 +29,7 @@ from grpo.agents.transcript import Reply, TokenTranscript, current_transcript
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message, Tool
-from grpo.policy.policy import Policy, Sampling
+from grpo.policy.policy import Policy, SampledToken, Sampling
 from grpo.renderers.chat_template import Renderer
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class MultiTurnAgent(Agent):
             MultiTurnAgent.generate_response,
             MultiTurnAgent.generate_reply,
         )
-        tokens: asyncio.Queue[int | None] = asyncio.Queue()
+        tokens: asyncio.Queue[SampledToken | None] = asyncio.Queue()
         token_ids: list[int] = []
         sent = ""
         async with self.open_transcript(on_token=None if overridden else tokens.put_nowait) as transcript:
@@ -120,7 +120,7 @@ class MultiTurnAgent(Agent):
             response = asyncio.create_task(respond())
             try:
                 while (token := await tokens.get()) is not None:
-                    token_ids.append(token)
+                    token_ids.append(token.id)
                     stable = stable_prefix(
                         transcript.renderer.decode(token_ids), reasoning=self.config.enable_reasoning
                     )
@@ -188,7 +188,9 @@ class MultiTurnAgent(Agent):
                 )
 
     @asynccontextmanager
-    async def open_transcript(self, *, on_token: Callable[[int], None] | None = None) -> AsyncIterator[TokenTranscript]:
+    async def open_transcript(
+        self, *, on_token: Callable[[SampledToken], bool | None] | None = None
+    ) -> AsyncIterator[TokenTranscript]:
         """Open a conversation with the agent's policy, sampled with the config's settings.
 
         Raises `PolicyError` before `initialize`.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from grpo.agents.agent import Agent, Context
 from grpo.errors import PolicyError
 from grpo.messages import Message
-from grpo.policy.policy import Generation, Prompt, Sampling, Session
+from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling, Session
 from grpo.renderers.chat_template import Renderer
 from grpo.trajectories import Turn
 
@@ -56,7 +56,7 @@ class TokenTranscript:
         sampling: Sampling,
         *,
         max_context: int,
-        on_token: Callable[[int], None] | None = None,
+        on_token: Callable[[SampledToken], bool | None] | None = None,
     ) -> None:
         self.renderer = renderer
         self.sampling = sampling
@@ -78,6 +78,7 @@ class TokenTranscript:
         self._shown: list[Message] = []  # with overridden replies: what the agent's prompts are compared with
         self._unread: list[int] = []
         self._length_limited = False
+        self._unended = False
         self._reply: Reply | None = None
 
     def resume(
@@ -112,6 +113,7 @@ class TokenTranscript:
         prompt = Prompt(new_ids=self._unread, messages=tuple(messages), on_token=self._on_token)
         generation = await self._session.generate(prompt, self.sampling)
         self._unread, self._length_limited = [], generation.stop == "length"
+        self._unended = generation.stop != "stop"
         text = self.renderer.decode(generation.token_ids).strip()
         message = generation.message or self.renderer.parse_reply(generation.token_ids)
         self._append_completion(message, generation)
@@ -164,13 +166,13 @@ class TokenTranscript:
                 "generate_response pass the conversation on unchanged, or add the same prefix each time"
             )
         new = list(messages[count:])
-        added = [self.renderer.stop_id] if self._length_limited else []  # the stop token that was not generated
+        added = [self.renderer.stop_id] if self._unended else []  # the stop token that was not generated
         if count:
             ended_by = (*self.ids, *added)[-1]
             ids = [*added, *self.renderer.build_continuation(self._raw, new, ended_by=ended_by)]
         else:
             ids = self.renderer.build_prompt(new)
-        self._length_limited = False
+        self._length_limited = self._unended = False
         start, stop = len(self.ids), len(self.ids) + len(ids)
         self.turns += [Turn(message=message, start=start, stop=start) for message in new[:-1]]
         self.turns.append(Turn(message=new[-1], start=start, stop=stop))

@@ -32,6 +32,8 @@ class Sampling:
     """Nucleus probability mass."""
     top_k: int = 0
     """Number of likeliest tokens to sample from; 0 is all."""
+    top_logprobs: int = 0
+    """Number of likeliest tokens whose log-probabilities are returned with each sampled token."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -40,6 +42,8 @@ class Sampling:
             raise ConfigError(f"top_p {self.top_p} must be above 0 and at most 1, top_k {self.top_k} at least 0")
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens {self.max_new_tokens} must be at least 1")
+        if self.top_logprobs < 0:
+            raise ConfigError(f"top_logprobs {self.top_logprobs} must be at least 0")
 
     @property
     def unfiltered(self) -> bool:
@@ -57,6 +61,19 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampledToken:
+    """Token of a turn in progress, with log-probabilities at the turn's temperature (of the model, for greedy turns).
+
+    They are those before top-p, top-k and greedy decoding.
+    """
+
+    id: int
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    """(token, log-probability) of the likeliest tokens, likeliest first; empty without `Sampling.top_logprobs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """Prompt of one turn, as tokens and as messages."""
 
@@ -64,8 +81,8 @@ class Prompt:
     """Prompt tokens after those that the session has already read or generated."""
     messages: tuple[Message, ...] = ()
     """The whole conversation, system prompt first."""
-    on_token: Callable[[int], None] | None = None
-    """Callback for each sampled token, called by backends that generate token by token."""
+    on_token: Callable[[SampledToken], bool | None] | None = None
+    """Callback for each sampled token, called by backends that generate token by token; True ends the turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +92,14 @@ class Generation:
     token_ids: list[int]
     logprobs: list[float] | None
     """None if the backend does not return them: the turn can be scored, not trained on."""
-    stop: Literal["stop", "length"]
+    stop: Literal["stop", "length", "callback"]
+    """The stop token, a limit, or `Prompt.on_token` ended the turn."""
     message: Message | None = None
     """The message, if the backend returns messages; else it is parsed from the tokens."""
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
+    """`SampledToken.top_logprobs` of each token; None without `Sampling.top_logprobs`."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not read anew, because the backend kept their keys and values from another session."""
 
 
 class Session(Protocol):

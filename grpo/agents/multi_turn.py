@@ -75,6 +75,15 @@ class MultiTurnAgent(Agent):
         self.policy = policy
         self.renderer = self.renderer or make_renderer(policy, self.tools)
 
+    @property
+    def overrides_replies(self) -> bool:
+        """True for a subclass that may change a reply after sampling, or that samples several texts in a turn."""
+        kind = type(self)
+        return (kind.generate_response, kind.generate_reply) != (
+            MultiTurnAgent.generate_response,
+            MultiTurnAgent.generate_reply,
+        )
+
     async def generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None = None) -> str:
         """Reply to a conversation; a string is one user message."""
         history = to_messages(messages)
@@ -99,15 +108,10 @@ class MultiTurnAgent(Agent):
 
         A subclass with hooks may still change its reply, which is then sent as one chunk.
         """
-        kind = type(self)
-        overridden = (kind.generate_response, kind.generate_reply) != (
-            MultiTurnAgent.generate_response,
-            MultiTurnAgent.generate_reply,
-        )
         tokens: asyncio.Queue[SampledToken | None] = asyncio.Queue()
         token_ids: list[int] = []
         sent = ""
-        async with self.open_transcript(on_token=None if overridden else tokens.put_nowait) as transcript:
+        async with self.open_transcript(on_token=None if self.overrides_replies else tokens.put_nowait) as transcript:
 
             async def respond() -> str:
                 current_transcript.set(transcript)

@@ -72,6 +72,8 @@ class TokenTranscript:
         self.context: Context | None = None
         self.instructions: str | None = None
         """System prompt of the agent, fixed at the start of the conversation."""
+        self.cached_tokens = 0
+        """Prompt tokens that the backend did not read again, because another session had read them."""
         self._session = session
         self._on_token = on_token
         self._raw: list[Message] = []  # as sampled: what the chat template continues
@@ -89,7 +91,7 @@ class TokenTranscript:
         copy.ids, copy.mask, copy.logprobs = list(self.ids), list(self.mask), list(self.logprobs)
         copy.turns, copy.conversation, copy.instructions = list(self.turns), list(self.conversation), self.instructions
         copy._raw, copy._shown, copy._unread = list(self._raw), list(self._shown), list(self.ids)
-        copy._length_limited = self._length_limited
+        copy._length_limited, copy._unended = self._length_limited, self._unended
         return copy
 
     def begin_turn(self, agent: Agent, messages: Sequence[Message] = (), context: Context | None = None) -> None:
@@ -112,6 +114,7 @@ class TokenTranscript:
             )
         prompt = Prompt(new_ids=self._unread, messages=tuple(messages), on_token=self._on_token)
         generation = await self._session.generate(prompt, self.sampling)
+        self.cached_tokens += generation.cached_tokens
         self._unread, self._length_limited = [], generation.stop == "length"
         self._unended = generation.stop != "stop"
         text = self.renderer.decode(generation.token_ids).strip()

@@ -119,6 +119,11 @@ class Renderer:
             position = following
         return ids, mask
 
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Number of tokens of the messages' texts, without those of the template."""
+        texts = [text for message in messages for text in (message.content, *map(str, message.tool_calls))]
+        return sum(len(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"])
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode sampled token ids without the stop token; an incomplete character at the end is U+FFFD."""
         ids = list(token_ids)
@@ -130,9 +135,9 @@ class Renderer:
         """Decode sampled token ids and parse them into a message."""
         return self._variant.format.parse(self.decode(token_ids), self.tools, begun=self._variant.begun)
 
-    def settled_content(self, token_ids: Sequence[int]) -> str:
+    def settled_content(self, text: str) -> str:
         """Beginning of the content of an unfinished reply that no further token changes; see `ReplyFormat`."""
-        return self._variant.format.settled_content(self.decode(token_ids))
+        return self._variant.format.settled_content(text)
 
     def parse_text(self, text: str) -> Message:
         """Parse a complete reply that was not sampled after a prompt: a script's, or one that an agent changed."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from grpo.config.agent import StrategyName
 from grpo.messages import Message, Tool, ToolCall
-from grpo.serving.api_errors import APIError
+from grpo.serving.api_errors import invalid_request
 
 MAX_MESSAGES = 2000
 MAX_TOOLS = 128
@@ -50,7 +50,7 @@ class CallPart(_Part):
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
-            raise APIError.invalid(f"{place} is not a JSON object: {self.function.arguments[:80]!r}", param=place)
+            raise invalid_request(f"{place} is not a JSON object: {self.function.arguments[:80]!r}", param=place)
         return ToolCall(name=self.function.name, arguments=arguments)
 
 
@@ -204,7 +204,7 @@ class ChatRequest(SamplingRequest):
             place = f"messages[{index}]"
             if part.role == "tool":
                 if part.tool_call_id not in {call.id for call in calls} - {*results}:
-                    raise APIError.invalid(
+                    raise invalid_request(
                         f"{place}.tool_call_id {part.tool_call_id!r} is not an open call of the message before",
                         param=f"{place}.tool_call_id",
                     )
@@ -214,17 +214,17 @@ class ChatRequest(SamplingRequest):
                     calls, results = [], {}
                 continue
             if calls:
-                raise APIError.invalid(f"{place} follows calls without their results", param=place)
+                raise invalid_request(f"{place} follows calls without their results", param=place)
             if part.role != "assistant" and (part.tool_calls or part.content is None):
-                raise APIError.invalid(f"{place} is a {part.role} message without text", param=f"{place}.content")
+                raise invalid_request(f"{place} is a {part.role} message without text", param=f"{place}.content")
             if part.role == "system" and messages:
-                raise APIError.invalid(f"{place}: the system message comes first", param=place)
+                raise invalid_request(f"{place}: the system message comes first", param=place)
             calls = list(part.tool_calls or ())
             parsed = tuple(call.to_call(f"{place}.tool_calls[{k}].function.arguments") for k, call in enumerate(calls))
             role = "system" if part.role == "developer" else part.role
             messages.append(Message(role=role, content=part.text, tool_calls=parsed))
         if calls or messages[-1].role not in ("user", "tool"):
-            raise APIError.invalid("the last message is one of the user, or the result of a call", param="messages")
+            raise invalid_request("the last message is one of the user, or the result of a call", param="messages")
         return tuple(messages)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from grpo.messages import Message
 
@@ -38,7 +38,17 @@ class Usage:
     prompt: int
     completion: int
     cached: int = 0
-    """Prompt tokens that earlier turns of the conversation had processed."""
+    """Prompt tokens that were not read again."""
+
+    @classmethod
+    def total(cls, parts: Iterable[Usage]) -> Self:
+        """Tokens of all choices; the prompt counts once, as they share it."""
+        usages = list(parts)
+        return cls(
+            prompt=max((usage.prompt for usage in usages), default=0),
+            completion=sum(usage.completion for usage in usages),
+            cached=max((usage.cached for usage in usages), default=0),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """OpenAI's form."""

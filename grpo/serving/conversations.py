@@ -1,11 +1,11 @@
 """Conversations in memory: found again by id, or by the messages of a client that keeps no id.
 
-    client sends          known as
-    u1                    a new conversation
-    u1 a1 u2              the digest of (u1 a1) is that of an answered turn: its next turn
-    u1 a1 u2'             that turn has a successor already: a fork, a conversation of its own
-    u1 x u2               no turn has that digest: a new conversation, whose earlier messages are context
-    u1 a1 u2              two turns have that digest: ambiguous, so it is a new conversation as well
+client sends          known as
+u1                    a new conversation
+u1 a1 u2              the digest of (u1 a1) is that of an answered turn: its next turn
+u1 a1 u2'             that turn has a successor already: a fork, a conversation of its own
+u1 x u2               no turn has that digest: a new conversation, whose earlier messages are context
+u1 a1 u2              two turns have that digest: ambiguous, so it is a new conversation as well
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo.agents.transcript import TokenTranscript
 from grpo.messages import Message, Tool
-from grpo.serving.api_errors import APIError
+from grpo.serving.api_errors import APIError, invalid_request
 from grpo.serving.chat_request import conversation_digest
 
 if TYPE_CHECKING:
@@ -79,11 +79,10 @@ class Conversations:
         owner: str,
         user: str | None,
         tools: tuple[Tool, ...],
-        version: ServedVersion,
     ) -> Continuation:
         """Find the turn that a request continues; raises `APIError` for an unknown id or changed tools."""
         if conversation_id is not None:
-            return self._by_id(messages, conversation_id, owner=owner, tools=tools, current=version)
+            return self._by_id(messages, conversation_id, owner=owner, tools=tools)
         last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=None)
         if last is None:
             return _new(messages, "new")
@@ -110,41 +109,45 @@ class Conversations:
         *,
         owner: str,
         tools: tuple[Tool, ...],
-        current: ServedVersion,
     ) -> Continuation:
         """The last turn of a conversation; `messages` are the new ones, or the whole conversation with them."""
         before = self._turns.get(self._last.get(conversation_id, ""))
         if before is None or before.owner != owner:
-            raise APIError.not_found(
+            raise APIError(
+                404,
                 f"no conversation {conversation_id!r}; leave conversation_id out and send the whole conversation",
                 param="conversation_id",
+                code="conversation_not_found",
             )
+        if before.continued:
+            message = f"a turn of conversation {conversation_id} is in progress; wait for its end"
+            raise APIError(409, message, param="conversation_id", code="conversation_busy")
         if _described(before.tools) != _described(tools):
-            raise APIError.invalid(
+            raise invalid_request(
                 f"conversation {conversation_id} began with other tools; start another conversation", param="tools"
             )
         known = len(before.messages)
         whole = len(messages) > known and messages[:known] == before.messages
         new = messages[known:] if whole else messages
         if any(message.role in ("assistant", "system") for message in new):
-            raise APIError.invalid(
+            raise invalid_request(
                 f"messages are neither new ones of conversation {conversation_id} nor the whole of it", param="messages"
             )
         history = (*before.messages, *new)
         if before.version.retired:
             return _new(history, "other version")
         self._turns.move_to_end(before.turn_id)
-        return Continuation(
-            conversation_id=conversation_id, before=before, new=new, history=history, joined="id"
-        )
+        return Continuation(conversation_id=conversation_id, before=before, new=new, history=history, joined="id")
 
-    def add(self, turn: AnsweredTurn, before: AnsweredTurn | None) -> None:
-        """Remember an answered turn, and drop the least recently used ones that are too many."""
-        if before is not None:
-            before.continued = True
+    def add(self, turn: AnsweredTurn, *, is_last: bool) -> None:
+        """Remember an answered turn, and drop the least recently used ones that are too many.
+
+        `is_last` for the turn that a request with the conversation's id continues.
+        """
         self._turns[turn.turn_id] = turn
         self._tokens += len(turn.transcript.ids)
-        self._last[turn.conversation_id] = turn.turn_id
+        if is_last:
+            self._last[turn.conversation_id] = turn.turn_id
         self._by_digest.setdefault(_digest(turn), []).append(turn.turn_id)
         while self._tokens > self._max_tokens and len(self._turns) > 1:
             self._forget(next(iter(self._turns.values())))
@@ -161,9 +164,7 @@ class Conversations:
 
 
 def _new(messages: tuple[Message, ...], joined: Joined) -> Continuation:
-    return Continuation(
-        conversation_id=uuid.uuid4().hex, before=None, new=messages, history=messages, joined=joined
-    )
+    return Continuation(conversation_id=uuid.uuid4().hex, before=None, new=messages, history=messages, joined=joined)
 
 
 def _digest(turn: AnsweredTurn) -> str:

@@ -10,14 +10,16 @@ A conversation stays with its version. A third version retires the oldest at onc
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
 
+from grpo.agents.backend import make_renderer
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.errors import GRPOError
 from grpo.messages import Tool
@@ -44,6 +46,8 @@ class ServedModel:
     agent: MultiTurnAgent
     system_prompt: str = ""
     """System message of conversations that begin without one."""
+    tools: tuple[Tool, ...] = ()
+    """Tools of its environment, which a client that names no tools is asked to run."""
     temperature: float = 1.0
     max_new_tokens: int = 512
     max_context: int | None = None
@@ -74,7 +78,7 @@ class ServedVersion:
         self._settings = settings
         self._exits = AsyncExitStack()
         self._samplers: dict[str, Sampler] = {}
-        self.renderer = lru_cache(maxsize=_RENDERERS)(self._make_renderer)
+        self._renderers: OrderedDict[str, Renderer] = OrderedDict()
 
     async def start(self) -> Self:
         """Start the engine."""
@@ -84,7 +88,7 @@ class ServedVersion:
     async def close(self) -> None:
         """Stop the engine, and let go of the model."""
         self.retired = True
-        self.renderer.cache_clear()
+        self._renderers.clear()
         self._samplers.clear()
         await self._exits.aclose()
 
@@ -123,7 +127,16 @@ class ServedVersion:
             self._samplers[key] = await self._exits.enter_async_context(sampler)
         return self._samplers[key]
 
-    def _make_renderer(self, tools: tuple[str, ...]) -> Renderer: ...
+    def renderer(self, tools: tuple[Tool, ...]) -> Renderer:
+        """Renderer with the client's tools and those of the agent; the last ones are kept."""
+        key = json.dumps([tool.to_template() for tool in tools], sort_keys=True)
+        renderer = self._renderers.pop(key, None)
+        if renderer is None:
+            renderer = make_renderer(self.served.policy, (*tools, *self.served.agent.tools))
+        self._renderers[key] = renderer
+        if len(self._renderers) > _RENDERERS:
+            self._renderers.popitem(last=False)
+        return renderer
 
 
 class Versions:

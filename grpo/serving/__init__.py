@@ -1,0 +1,1 @@
+"""Serving of a policy: engine, OpenAI's API, log."""

@@ -1,7 +1,7 @@
 """Errors of the HTTP API in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
 
-429 is a limit of the caller, 503 a limit of this server. Both carry Retry-After in whole seconds and retry-after-ms, which
-OpenAI's clients obey up to two minutes; `x-should-retry: false` stands where a second try cannot succeed.
+429 is a limit of the caller, 503 a limit of this server. Both carry Retry-After in whole seconds and retry-after-ms,
+which OpenAI's clients obey up to two minutes; `x-should-retry: false` stands where a second try cannot succeed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _http(request: Request, error: Exception) -> Response:
     if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
         return error_response(APIError(404, f"unknown address {place}", code="unknown_url", headers=error.headers))
     if error.status_code == 405:
-        return error_response(APIError(405, f"method not allowed: {place}", code="method_not_allowed", headers=error.headers))
+        return error_response(
+            APIError(405, f"method not allowed: {place}", code="method_not_allowed", headers=error.headers)
+        )
     kind = SERVER_ERROR if error.status_code >= 500 else INVALID_REQUEST
     return error_response(APIError(error.status_code, str(error.detail), type=kind, headers=error.headers))
 

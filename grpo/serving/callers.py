@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,7 +38,7 @@ class Caller:
     key_hash: str
     """sha256 of the key, or of issuer and subject of the token: the identity that logs and limits use."""
     scopes: frozenset[Scope]
-    limits: CallerLimits = CallerLimits()
+    limits: CallerLimits = field(default_factory=CallerLimits)
 
 
 def sha256(text: str) -> str:

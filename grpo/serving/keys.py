@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import secrets
 import stat
 import threading
@@ -21,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo.errors import ConfigError
 from grpo.serving.callers import Caller, CallerLimits, Scope, sha256
-from grpo.storage.files import storage_errors, write_atomically
+from grpo.storage.files import write_atomically
 from grpo.storage.locks import file_lock
 
 PREFIX = "sk-grpo-"
@@ -62,16 +61,21 @@ class KeyStore:
                 self._read = (stamp, () if stamp is None else self._load())
             return self._read[1]
 
-    def create(self, name: str, scopes: Collection[Scope], limits: CallerLimits | None = None) -> str:
-        """Create a key and return its secret, which is not kept. Raises `ConfigError` for a name that is taken."""
+    def create(self, name: str, scopes: Collection[str], limits: CallerLimits | None = None) -> str:
+        """Create a key and return its secret, which is not kept.
+
+        Raises `ConfigError` for a name that is taken or invalid, and for an unknown scope.
+        """
         secret = PREFIX + secrets.token_urlsafe(32)
         try:
-            key = APIKey(
-                name=name,
-                sha256=sha256(secret),
-                scopes=frozenset(scopes),
-                limits=limits or CallerLimits(),
-                created=datetime.now(UTC).replace(microsecond=0),
+            key = APIKey.model_validate(
+                {
+                    "name": name,
+                    "sha256": sha256(secret),
+                    "scopes": frozenset(scopes),
+                    "limits": limits or CallerLimits(),
+                    "created": datetime.now(UTC).replace(microsecond=0),
+                }
             )
         except ValidationError as error:
             raise ConfigError(f"key {name!r}: {_faults(error)}") from error
@@ -83,7 +87,10 @@ class KeyStore:
         return secret
 
     def revoke(self, name: str) -> APIKey:
-        """Remove a key; a running server refuses it from the next request on. Raises `ConfigError` for an unknown name."""
+        """Remove a key; a running server refuses it from the next request on.
+
+        Raises `ConfigError` for an unknown name.
+        """
         with file_lock(self._lock_path()):
             keys = self.list()
             revoked = next((key for key in keys if key.name == name), None)
@@ -119,7 +126,9 @@ class KeyStore:
         try:
             mode = stat.S_IMODE(self._path.stat().st_mode)
             if mode & 0o077:
-                raise ConfigError(f"key file {self._path} has mode {mode:04o}, others can read it: chmod 600 {self._path}")
+                raise ConfigError(
+                    f"key file {self._path} has mode {mode:04o}, others can read it: chmod 600 {self._path}"
+                )
             text = self._path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"key file {self._path} cannot be read: {error.strerror}") from error

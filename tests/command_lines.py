@@ -98,8 +98,12 @@ def parse(line: CommandLine) -> dict[str, Any]:
     assert name in commands(), f"{line}: no command {name}; there are {', '.join(commands())}"
     if "--help" in rest:
         return {}
+    command = commands()[name]
+    if rest and rest[0] in getattr(command, "commands", {}):
+        name, *rest = rest
+        command = command.commands[name]
     try:
-        with commands()[name].make_context(name, rest) as context:
+        with command.make_context(name, rest) as context:
             return dict(context.params)
     except _USAGE as error:
         if line.mentioned and type(error).__name__ == "MissingParameter":

@@ -13,12 +13,13 @@ from grpo.errors import ConfigError
 
 HIDDEN = "***"
 _LOGIN = re.compile(r"(?<=://)([^/@\s:]*):([^/\s]+)@")
-_HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{12,}")
+_TOKEN = re.compile(r"\b(?:hf_[A-Za-z0-9]{12,}|sk-[A-Za-z0-9_-]{16,}|eyJ[\w-]+\.[\w-]+\.[\w-]*)")
+"""Tokens of a hub, API keys, JSON Web Tokens."""
 _PARAMETER = re.compile(r"((?:password|passwd|token|secret|key|signature)[\w-]*)=[^&\s]+", re.IGNORECASE)
 
 
 def masked(text: str, *, known: str = "") -> str:
-    """Mask the passwords of URIs and the tokens of a hub in a text, and the password of a `known` URI anywhere in it.
+    """Mask the passwords of URIs, tokens and API keys in a text, and the password of a `known` URI anywhere in it.
 
     postgresql://grpo:s3cret@db/prefect?sslpassword=x → postgresql://grpo:***@db/prefect?sslpassword=***
     """
@@ -26,7 +27,7 @@ def masked(text: str, *, known: str = "") -> str:
     if password is not None:
         for form in {password[2], unquote(password[2])}:
             text = text.replace(form, HIDDEN)
-    return _PARAMETER.sub(rf"\1={HIDDEN}", _HUB_TOKEN.sub(HIDDEN, _LOGIN.sub(rf"\1:{HIDDEN}@", text)))
+    return _PARAMETER.sub(rf"\1={HIDDEN}", _TOKEN.sub(HIDDEN, _LOGIN.sub(rf"\1:{HIDDEN}@", text)))
 
 
 class MaskedRecord(logging.LogRecord):

@@ -67,13 +67,18 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def write_atomically(path: Path, content: str) -> None:
-    """Write a text file atomically: a reader sees the old content or the new one."""
+def write_atomically(path: Path, content: str, *, mode: int = 0o666) -> None:
+    """Write a text file atomically: a reader sees the old content or the new one.
+
+    The file has `mode`, less the umask, from its creation on.
+    """
     with storage_errors(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            partial.write_text(content, encoding="utf-8")
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(content)
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)

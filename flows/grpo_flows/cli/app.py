@@ -11,6 +11,7 @@ import typer
 
 from grpo_flows.cli.errors import with_exit_codes
 from grpo_flows.cli.evaluate import evaluate
+from grpo_flows.cli.keys import keys
 from grpo_flows.cli.prepare import check_reward, doctor, ingest, init, schema
 from grpo_flows.cli.registry import export, lineage, models, promote, reproduce, rollback
 from grpo_flows.cli.runs import report, runs, show
@@ -24,6 +25,7 @@ for command in (
     init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, pretrain,
 ):  # fmt: skip
     app.command()(with_exit_codes(command))
+app.add_typer(keys, name="keys")
 
 
 def _print_version(asked: bool) -> None:

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from grpo.errors import ConfigError
-from grpo.storage.files import storage_errors
+from grpo.storage.files import storage_errors, write_atomically
 from grpo.storage.locks import file_lock
 
 SERVER, CLIENT = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
@@ -35,7 +35,7 @@ def login(home: Path) -> str:
     file = login_file(home)
     with storage_errors(str(file)), file_lock(file.with_suffix(".lock")):
         if not file.exists():
-            _write_private(file, f"grpo:{secrets.token_urlsafe(32)}\n")
+            write_atomically(file, f"grpo:{secrets.token_urlsafe(32)}\n", mode=0o600)
         if file.stat().st_mode & 0o077:
             file.chmod(0o600)
         return validate_login(file.read_text(encoding="utf-8").strip(), place=str(file))
@@ -56,15 +56,3 @@ def validate_login(text: str, *, place: str) -> str:
             "at least 12 printable ASCII characters, or remove it and a new one is generated"
         )
     return text
-
-
-def _write_private(file: Path, content: str) -> None:
-    """Write a file atomically, with mode 0600 from its creation on."""
-    partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(content)
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)

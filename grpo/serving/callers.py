@@ -1,0 +1,46 @@
+"""Callers of the server: name, scopes and limits."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Scope = Literal["chat", "feedback", "admin"]
+SCOPES: tuple[Scope, ...] = ("chat", "feedback", "admin")
+
+
+class CallerLimits(BaseModel):
+    """Limits of one caller; None is unlimited."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests admitted in any 60 seconds."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Prompt and completion tokens of the requests admitted in any 60 seconds."""
+    parallel: int | None = Field(default=None, ge=1)
+    """Requests that run at once."""
+    tokens_per_day: int | None = Field(default=None, ge=1)
+    """Token budget of a day in UTC, which survives a restart."""
+    tokens_per_month: int | None = Field(default=None, ge=1)
+    """Token budget of a calendar month in UTC, which survives a restart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Authenticated caller of a request."""
+
+    name: str
+    """Name of the key, or subject of the token."""
+    key_hash: str
+    """sha256 of the key, or of issuer and subject of the token: the identity that logs and limits use."""
+    scopes: frozenset[Scope]
+    limits: CallerLimits = field(default_factory=CallerLimits)
+
+
+def sha256(text: str) -> str:
+    """Hexadecimal sha256 of a text; undecodable bytes count as they are."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()

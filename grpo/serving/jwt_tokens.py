@@ -1,0 +1,119 @@
+"""JSON Web Tokens of an issuer as credentials; signature, issuer, audience, expiry and subject are required."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import jwt
+
+from grpo.errors import ConfigError
+from grpo.serving.callers import SCOPES, Caller, CallerLimits, sha256
+
+SHARED_SECRET = frozenset({"HS256", "HS384", "HS512"})
+PUBLIC_KEY = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
+_SECRET_BYTES = 32
+"""RFC 7518, section 3.2: a shared secret is at least as long as the hash of HS256."""
+_REQUIRED = ("exp", "iss", "aud", "sub")
+_REASONS: dict[type[jwt.PyJWTError], str] = {
+    jwt.ExpiredSignatureError: "it has expired",
+    jwt.InvalidAlgorithmError: "its algorithm is not accepted",
+    jwt.InvalidSignatureError: "its signature is wrong",
+    jwt.InvalidIssuerError: "its issuer is not accepted",
+    jwt.InvalidAudienceError: "it is for another audience",
+    jwt.ImmatureSignatureError: "it is not valid yet",
+    jwt.MissingRequiredClaimError: "a claim is missing; it needs exp, iss, aud and sub",
+}
+
+
+class TokenError(Exception):
+    """A token that is not valid, with a reason that does not quote it."""
+
+
+class TokenVerifier:
+    """Verification of the tokens of one issuer for one audience.
+
+    The claim `sub` names the caller, `scope` holds its scopes separated by spaces; scopes of other services are
+    ignored. All callers have the same `limits`, counted for each subject. Raises `ConfigError` for algorithms that are
+    unknown or mix shared secrets with public keys (a public key would then pass as a secret), and for an unusable key.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        algorithms: Collection[str],
+        issuer: str,
+        audience: str,
+        limits: CallerLimits | None = None,
+        leeway_s: float = 0.0,
+    ) -> None:
+        chosen = frozenset(algorithms)
+        if not chosen or not (chosen <= SHARED_SECRET or chosen <= PUBLIC_KEY):
+            raise ConfigError(
+                f"algorithms {sorted(chosen)} of tokens: name some of {', '.join(sorted(PUBLIC_KEY))} for a public "
+                f"key, or of {', '.join(sorted(SHARED_SECRET))} for a shared secret"
+            )
+        if not issuer or not audience:
+            raise ConfigError("tokens need an issuer and an audience, the values of their claims `iss` and `aud`")
+        if chosen <= SHARED_SECRET and len(key.encode()) < _SECRET_BYTES:
+            raise ConfigError(f"the secret of tokens has {len(key.encode())} bytes; take at least {_SECRET_BYTES}")
+        self._algorithms = sorted(chosen)
+        self._key = key
+        for algorithm in self._algorithms:
+            _check_key(key, algorithm)
+        self._issuer, self._audience, self._leeway_s = issuer, audience, leeway_s
+        self._limits = limits or CallerLimits()
+
+    def caller(self, token: str) -> Caller:
+        """The caller that a token names. Raises `TokenError`."""
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                self._key,
+                algorithms=self._algorithms,
+                issuer=self._issuer,
+                audience=self._audience,
+                leeway=self._leeway_s,
+                options={"require": list(_REQUIRED)},
+            )
+        except jwt.PyJWTError as error:
+            raise TokenError(_REASONS.get(type(error), "it is malformed")) from error
+        subject, scope = claims["sub"], claims.get("scope", "")
+        if not subject or not isinstance(scope, str):
+            raise TokenError("its claim `sub` is empty, or `scope` is not a string")
+        words = scope.split()
+        return Caller(
+            name=subject,
+            key_hash=sha256(f"{self._issuer}\0{subject}"),
+            scopes=frozenset(known for known in SCOPES if known in words),
+            limits=self._limits,
+        )
+
+
+def read_key(*, variable: str | None = None, file: Path | None = None) -> str:
+    """Read the shared secret or public key (PEM) from an environment variable or a file. Raises `ConfigError`."""
+    if (variable is None) == (file is None):
+        raise ConfigError("the key of tokens comes from an environment variable or from a file; name one of the two")
+    if variable is not None:
+        place, text = f"environment variable {variable}", os.environ.get(variable, "")
+    else:
+        assert file is not None
+        place = f"file {file}"
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"the key of tokens in {place} cannot be read: {reason}") from error
+    if not text.strip():
+        raise ConfigError(f"the key of tokens in {place} is empty; put the secret or the public key there")
+    return text.strip()
+
+
+def _check_key(key: str, algorithm: str) -> None:
+    try:
+        jwt.get_algorithm_by_name(algorithm).prepare_key(key)
+    except (jwt.PyJWTError, ValueError, TypeError) as error:
+        raise ConfigError(f"the key of tokens does not fit {algorithm}; a public key is a PEM file") from error

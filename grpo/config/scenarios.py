@@ -122,7 +122,7 @@ class ServedSource(Settings):
     path: LocalPlace = Field(default_factory=lambda: str(home() / "served"))
     """Folder of the log, by default `served` in GRPO_HOME; a missing folder is an empty log."""
     segments: tuple[str, ...] | None = None
-    """Segments to read, those that may grow with their end in bytes (`20261122T030000-3fa1c0:81920`); none reads all."""
+    """Segments to read, those that may grow with their end in bytes (`20261122T030000-3fa1:81920`); none reads all."""
     users: LoggedUsers = "script"
     """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource, Source
@@ -55,7 +55,7 @@ class CurationCounts(Document):
     redacted: dict[str, int]
     """Distinct values of personal data that were replaced, by kind."""
     redacted_conversations: int
-    served: dict[str, int] = {}
+    served: dict[str, int] = Field(default_factory=dict)
     """Counts of the joins of serving logs, see `grpo.scenarios.served.join`."""
 
 

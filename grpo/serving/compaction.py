@@ -74,8 +74,8 @@ def expire(folder: Path, retention_days: int, *, today: date | None = None) -> i
 def erase(folder: Path, *, user: str | None = None, conversation_id: str | None = None, wait_s: float = _WAIT_S) -> int:
     """Erase the turns and feedback of all conversations of a user, or of one conversation; returns their number.
 
-    Turns that are in progress meanwhile are left out by readers and by the next compaction. Raises `StorageError` where a
-    process writes to its segment for longer than `wait_s`, `DataError` for a table that cannot be read.
+    Turns that are in progress meanwhile are left out by readers and by the next compaction. Raises `StorageError` where
+    a process writes to its segment for longer than `wait_s`, `DataError` for a table that cannot be read.
     """
     if (user is None) == (conversation_id is None) or not (user or conversation_id):
         raise ConfigError(f"erase a user or a conversation, got user {user!r}, conversation_id {conversation_id!r}")
@@ -84,12 +84,11 @@ def erase(folder: Path, *, user: str | None = None, conversation_id: str | None 
         for path in log.segments().values():
             _close(path, documents, wait_s)
             _compact(folder, [path])
+        names = _conversations(log, user) if user else {str(conversation_id)}
         erasure = Erasure(
             time=datetime.now(UTC),
-            users=frozenset([name_digest(user)] if user is not None else []),
-            conversations=frozenset(
-                map(name_digest, _conversations(log, user) if user is not None else [conversation_id])
-            ),
+            users=frozenset([name_digest(user)] if user else []),
+            conversations=frozenset(map(name_digest, names)),
         )
         _write(documents / f"{uuid.uuid4().hex}.json", lambda file: file.write(erasure_document(erasure).encode()))
         return sum(_remove(path, erasure) for path in log.tables())
@@ -105,8 +104,8 @@ def _close(path: Path, documents: Path, wait_s: float) -> None:
                 return
         if monotonic() >= deadline:
             raise StorageError(
-                f"cannot erase: segment {path} was written for {wait_s:g} s by a process that does not begin another one; "
-                "end that process and erase again"
+                f"cannot erase: a process writes to segment {path} and did not begin another one in {wait_s:g} s; end that "
+                "process and erase again"
             )
 
 

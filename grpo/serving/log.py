@@ -1,11 +1,11 @@
 """Write-ahead log of a served policy: a record is durable before it is acknowledged.
 
     append ─┐                                        ┌─ acknowledged
-    append ─┼→ queue → thread: one write, fdatasync ─┼─ acknowledged      segments/….log ─compaction→ turns/DAY/….parquet
-    append ─┘                                        └─ acknowledged                                  feedback/DAY/….parquet
+    append ─┼→ queue → thread: one write, fdatasync ─┼─ acknowledged      segments/….log → compaction → DAY/….parquet
+    append ─┘                                        └─ acknowledged
 
-A segment ends by its size, its age or an erasure. Closed segments, and those of killed processes, are compacted by a second
-thread. Any number of processes write to one folder, each to its own segment.
+A segment ends by its size, its age or an erasure. Closed segments, and those of killed processes, are compacted by a
+second thread. Any number of processes write to one folder, each to its own segment.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class ServingLog:
     async def append(self, record: Record) -> None:
         """Write a record; returns when it is durable.
 
-        A call that is cancelled may have written it. Raises `StorageError` where it could not be written, for example on
-        a full disk: it is not in the log then. Raises `DataError` for a record that JSON cannot hold.
+        A call that is cancelled may have written it. Raises `StorageError` where it could not be written, for example
+        on a full disk: it is not in the log then. Raises `DataError` for a record that JSON cannot hold.
         """
         line = encode(record)
         if not self._open:

@@ -30,7 +30,7 @@ class Segment:
         self._descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(hidden, self.path)
+            hidden.rename(self.path)
             sync_folder(self.path.parent)
         except OSError:
             self.close()

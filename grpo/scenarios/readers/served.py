@@ -1,4 +1,4 @@
-"""Serving log as scenarios: the user's turns, the records or the calls of the conversation, and its expected outcome."""
+"""Serving log as scenarios: the user's turns, the conversation's records or calls, and its expected outcome."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
     erasures/7c1f….json                              digests of the users and conversations that were erased
 
 A segment is the truth until it is gone: a compaction that was killed left Parquet files, which are not read while the
-segment is there. A snapshot names segments, those that may grow with their end: `20261122T030000-3fa1c0…:81920`. It reads
-the same records before and after compaction.
+segment is there. A snapshot names segments, those that may grow with their end: `20261122T030000-3fa1c0…:81920`. It
+reads the same records before and after compaction.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ class ServedLog:
 
     def tables(self, name: str = "*") -> list[Path]:
         """Parquet files of a compacted segment, or of all."""
-        return [
-            path for kind in (TURNS, FEEDBACK, DAMAGED) for path in sorted(self.folder.glob(f"{kind}/*/{name}.parquet"))
-        ]
+        kinds = (TURNS, FEEDBACK, DAMAGED)
+        return [path for kind in kinds for path in sorted(self.folder.glob(f"{kind}/*/{name}.parquet"))]
 
     def snapshot(self) -> tuple[str, ...]:
         """Names of all segments, those that may grow with the end of their last complete record."""
@@ -89,9 +88,10 @@ class ServedLog:
         for pinned in snapshot:
             name, _, end = pinned.partition(":")
             content = _bytes(self.folder / SEGMENTS / f"{name}{SEGMENT_SUFFIX}")
-            contents = (
-                [path.read_bytes() for path in self.tables(name)] if content is None else [content[: int(end or 0)]]
-            )
+            if content is None:
+                contents = [path.read_bytes() for path in self.tables(name)]
+            else:
+                contents = [content[: int(end) if end else None]]
             for part in (pinned.encode(), *contents):
                 digest.update(hashlib.sha256(part).digest())
         for path in sorted(self.folder.glob(f"{ERASURES}/*.json")):

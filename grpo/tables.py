@@ -19,7 +19,7 @@ from grpo.trajectories import Outcome, Stop, Trajectory, Turn
 SCHEMA_VERSION = "5"
 _ROWS = 512
 
-_TURN = pa.struct(
+TURN = pa.struct(
     [
         ("role", pa.string()),
         ("content", pa.string()),
@@ -38,6 +38,11 @@ _OUTCOME = pa.struct(
         ("reward", pa.float64()),
     ]
 )
+TOKEN_COLUMNS = [
+    ("token_ids", pa.list_(pa.int32())),
+    ("loss_mask", pa.list_(pa.bool_())),
+    ("sampler_logprobs", pa.list_(pa.float32())),
+]
 SCHEMA = pa.schema(
     [
         ("scenario_id", pa.string()),
@@ -49,10 +54,8 @@ SCHEMA = pa.schema(
         ("policy_hash", pa.string()),
         ("renderer_hash", pa.string()),
         ("temperature", pa.float64()),
-        ("turns", pa.list_(_TURN)),
-        ("token_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        ("sampler_logprobs", pa.list_(pa.float32())),
+        ("turns", pa.list_(TURN)),
+        *TOKEN_COLUMNS,
         ("stop", pa.string()),
         ("error", pa.string()),
         ("outcome", _OUTCOME),
@@ -101,7 +104,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     if version != SCHEMA_VERSION:
         raise DataError(f"{path} has trajectory schema version {version}, this code reads {SCHEMA_VERSION}")
     for batch in file.iter_batches(batch_size=_ROWS):
-        columns = {name: batch.column(name) for name in ("token_ids", "loss_mask", "sampler_logprobs")}
+        columns = {name: batch.column(name) for name, _ in TOKEN_COLUMNS}
         light = batch.select([name for name in SCHEMA.names if name not in columns]).to_pylist()
         for index, row in enumerate(light):
             row["token_ids"] = columns["token_ids"][index].values.to_numpy(zero_copy_only=False)
@@ -211,17 +214,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "policy_hash": trajectory.policy_hash,
         "renderer_hash": trajectory.renderer_hash,
         "temperature": trajectory.temperature,
-        "turns": [
-            {
-                "role": turn.message.role,
-                "content": turn.message.content,
-                "tool_calls": calls_to_json(turn.message.tool_calls),
-                "malformed": turn.message.malformed,
-                "start": turn.start,
-                "stop": turn.stop,
-            }
-            for turn in trajectory.turns
-        ],
+        "turns": turns_to_rows(trajectory.turns),
         "token_ids": trajectory.token_ids,
         "loss_mask": trajectory.loss_mask,
         "sampler_logprobs": trajectory.sampler_logprobs,
@@ -248,19 +241,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
     return Trajectory(
         **{
             **row,
-            "turns": tuple(
-                Turn(
-                    message=Message(
-                        role=turn["role"],
-                        content=turn["content"],
-                        tool_calls=calls_from_json(turn["tool_calls"]),
-                        malformed=turn["malformed"],
-                    ),
-                    start=turn["start"],
-                    stop=turn["stop"],
-                )
-                for turn in row["turns"]
-            ),
+            "turns": turns_from_rows(row["turns"]),
             "token_ids": np.asarray(row["token_ids"], dtype=np.int32),
             "loss_mask": np.asarray(row["loss_mask"], dtype=np.bool_),
             "sampler_logprobs": np.asarray(row["sampler_logprobs"], dtype=np.float32),
@@ -285,6 +266,38 @@ def _reward_metadata(trajectory: Trajectory) -> str:
         return json.dumps(dict(trajectory.reward_metadata))
     except TypeError as error:
         raise DataError(f"{trajectory.place}: metadata of its reward cannot be written as JSON: {error}") from error
+
+
+def turns_to_rows(turns: Iterable[Turn]) -> list[dict[str, Any]]:
+    """Rows of the type `TURN`."""
+    return [
+        {
+            "role": turn.message.role,
+            "content": turn.message.content,
+            "tool_calls": calls_to_json(turn.message.tool_calls),
+            "malformed": turn.message.malformed,
+            "start": turn.start,
+            "stop": turn.stop,
+        }
+        for turn in turns
+    ]
+
+
+def turns_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Turn, ...]:
+    """Turns of the rows written by `turns_to_rows`."""
+    return tuple(
+        Turn(
+            message=Message(
+                role=row["role"],
+                content=row["content"],
+                tool_calls=calls_from_json(row["tool_calls"]),
+                malformed=row["malformed"],
+            ),
+            start=row["start"],
+            stop=row["stop"],
+        )
+        for row in rows
+    )
 
 
 def calls_to_json(calls: tuple[ToolCall, ...]) -> str | None:

@@ -14,7 +14,7 @@ from prefect.states import Completed
 from grpo.artifacts import Artifact, ArtifactStore, local_path
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
-from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, Source
+from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, ServedSource, Source
 from grpo.errors import GRPOError
 from grpo.identity.cache_identity import short_digest
 from grpo.identity.code import code_digest, external_digests
@@ -23,6 +23,7 @@ from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
 from grpo.retraining.data_lineage import STARTED_FROM
 from grpo.retraining.reports import PendingRetraining, RetrainingReport, TriggerReport
 from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.sources import content_hash
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
@@ -283,4 +284,6 @@ def _snapshot(source: Source) -> Source:
     """The log as it is now: later entries belong to the next retraining."""
     if isinstance(source, ConversationLogSource) and source.files is None:
         return source.model_copy(update={"files": ConversationLog(local_path(source.path)).files()})
+    if isinstance(source, ServedSource) and source.segments is None:
+        return source.model_copy(update={"segments": ServedLog(local_path(source.path)).snapshot()})
     return source

@@ -167,7 +167,7 @@ ModelAddress = Annotated[str, BeforeValidator(_model_from_config_folder), _Model
 """Model, see `grpo.policy.catalog`; a relative path counts from the folder of the YAML file."""
 
 HOME_FOLDERS = frozenset(
-    {"artifacts", "conversations", "ingest", "judge", "locks", "mlartifacts", "prefect", "services"}
+    {"artifacts", "conversations", "ingest", "judge", "locks", "mlartifacts", "prefect", "served", "services"}
 )
 """Folders of a home that are not the report of a run."""
 

@@ -114,6 +114,19 @@ class ConversationLogSource(Settings):
     """Files of the log to read, relative to the folder; none reads all."""
 
 
+class ServedSource(Settings):
+    """Log of `grpo serve`: each conversation is a scenario with the same user turns."""
+
+    kind: Literal["served"]
+    """Turns that were served, and the feedback on them."""
+    path: LocalPlace = Field(default_factory=lambda: str(home() / "served"))
+    """Folder of the log, by default `served` in GRPO_HOME; a missing folder is an empty log."""
+    segments: tuple[str, ...] | None = None
+    """Segments to read, those that may grow with their end in bytes (`20261122T030000-3fa1:81920`); none reads all."""
+    users: LoggedUsers = "script"
+    """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
+
+
 class PublishedSource(Settings):
     """Published data set in its original files, see docs/data.md."""
 
@@ -162,6 +175,7 @@ Source = Annotated[
     | MultiDoGOSource
     | Tau2Source
     | ConversationLogSource
+    | ServedSource
     | PublishedSource
     | VerifiersSource,
     Field(discriminator="kind"),

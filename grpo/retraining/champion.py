@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,15 +12,17 @@ from mlflow.exceptions import MlflowException
 from pydantic import Field
 
 from grpo.artifacts import Artifact, ArtifactStore, local_path
-from grpo.config.scenarios import ConversationLogSource, Source
+from grpo.config.scenarios import ConversationLogSource, ServedSource, Source
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Evaluation
 from grpo.registry import ModelVersion, Registry
 from grpo.retraining.curation import CONVERSATIONS, REDACTED
 from grpo.retraining.data_lineage import TrainingData, data_lineage
 from grpo.retraining.filters import masked_user_text
-from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
+from grpo.scenarios.data_errors import try_call
 from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
 from grpo.storage.documents import Document
@@ -132,9 +134,7 @@ def production_metrics(sources: Iterable[Source], model: str, since: datetime | 
 
     Damaged files are skipped here; curation counts them.
     """
-    logs = (source for source in sources if isinstance(source, ConversationLogSource))
-    entries = itertools.chain.from_iterable(ConversationLog(local_path(log.path)).read(log.files) for log in logs)
-    logged = (entry.conversation for entry in entries if entry.conversation is not None)
+    logged = itertools.chain.from_iterable(map(_logged, sources))
     served = sorted(
         (item for item in logged if item.model == model and (since is None or item.time >= since)),
         key=lambda item: (item.time, item.id),
@@ -143,6 +143,18 @@ def production_metrics(sources: Iterable[Source], model: str, since: datetime | 
         "reward": [item.reward for item in served if item.reward is not None],
         "rating": [item.rating for item in served if item.rating is not None],
     }
+
+
+def _logged(source: Source) -> Iterator[LoggedConversation]:
+    """Conversations of a log; none of another source."""
+    if isinstance(source, ConversationLogSource):
+        entries = ConversationLog(local_path(source.path)).read(source.files)
+        yield from (entry.conversation for entry in entries if entry.conversation is not None)
+    elif isinstance(source, ServedSource):
+        for conversation in join_served(source).conversations:
+            logged = try_call(conversation.logged)
+            if not isinstance(logged, Exception):
+                yield logged
 
 
 def _scenarios(artifacts: ArtifactStore, champion: Champion) -> Iterable[Scenario]:

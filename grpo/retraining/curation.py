@@ -8,16 +8,15 @@ A rejected conversation leaves its id, the filter and the reason, never its text
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from grpo.config.retraining import CurationSettings
-from grpo.config.scenarios import Source
+from grpo.config.scenarios import ServedSource, Source
 from grpo.errors import BudgetError
 from grpo.retraining.filters import (
     ConsentFilter,
@@ -33,6 +32,8 @@ from grpo.retraining.filters import (
 from grpo.retraining.redaction import Redacted
 from grpo.scenarios.data_errors import excerpt
 from grpo.scenarios.quarantine import ParsedRecords, parse_records, reason_from_error
+from grpo.scenarios.readers.served import join_served, served_records
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import SCHEMA, TableWriter, scenario_row
@@ -54,6 +55,8 @@ class CurationCounts(Document):
     redacted: dict[str, int]
     """Distinct values of personal data that were replaced, by kind."""
     redacted_conversations: int
+    served: dict[str, int] = Field(default_factory=dict)
+    """Counts of the joins of serving logs, see `grpo.scenarios.served.join`."""
 
 
 def curate_conversations(
@@ -69,7 +72,7 @@ def curate_conversations(
     `known` are the training scenarios, `heldout` those that must not leak into training. Raises `BudgetError` when
     more than `settings.max_unreadable_fraction` of the records are unreadable.
     """
-    parsed = _read(sources)
+    parsed, joins = _read(sources)
     _check(parsed, settings.max_unreadable_fraction)
     before_redaction: tuple[Filter, ...] = (
         SchemaFilter(),
@@ -116,13 +119,23 @@ def curate_conversations(
         rejected=dict(rejected.most_common()),
         redacted=dict(redacted.most_common()),
         redacted_conversations=redacted_conversations,
+        served=dict(joins),
     )
 
 
-def _read(sources: Sequence[Source]) -> ParsedRecords[Scenario]:
-    """Parse all records of the sources; an empty log gives none."""
-    records = list(itertools.chain.from_iterable(map(read_records, sources)))
-    return parse_records(records, Scenario) if records else ParsedRecords(items=(), quarantined=())
+def _read(sources: Sequence[Source]) -> tuple[ParsedRecords[Scenario], Counter[str]]:
+    """Parse all records of the sources, an empty log gives none; and the counts of the serving logs among them."""
+    joins: Counter[str] = Counter()
+    records: list[SourceRecord] = []
+    for source in sources:
+        if isinstance(source, ServedSource):
+            joined = join_served(source)
+            joins.update(joined.counts.flat())
+            records += served_records(joined, source)
+        else:
+            records += read_records(source)
+    parsed = parse_records(records, Scenario) if records else ParsedRecords(items=(), quarantined=())
+    return parsed, joins
 
 
 def _check(parsed: ParsedRecords[Scenario], bound: float) -> None:

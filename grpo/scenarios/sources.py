@@ -19,6 +19,7 @@ from grpo.config.scenarios import (
     MultiDoGOSource,
     PublishedSource,
     PythonSource,
+    ServedSource,
     Source,
     Tau2Source,
     VerifiersSource,
@@ -38,8 +39,10 @@ from grpo.scenarios.readers.mapped_columns import read_columns
 from grpo.scenarios.readers.openai_messages import read_openai_messages
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.readers.python_function import read_python
+from grpo.scenarios.readers.served import join_served, served_records
 from grpo.scenarios.readers.sharegpt import read_sharegpt
 from grpo.scenarios.records import SourceRecord
+from grpo.scenarios.served.folder import ServedLog
 
 DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
 """Records of the named parts of a published data set, or of its default parts, in this folder."""
@@ -63,14 +66,14 @@ def dataset_reader(name: str, items: str = "") -> DatasetReader:
 def read_records(source: Source) -> Iterator[SourceRecord]:
     """Read a source lazily.
 
-    Raises `DataError` for a source that is missing, cannot be read, or holds no record. A conversation log may be
-    empty: the policy may not have served a conversation yet.
+    Raises `DataError` for a source that is missing, cannot be read, or holds no record. A log may be empty: the policy
+    may not have served a conversation yet.
     """
     place = source_name(source)
     record = None
     for record in read_guarded(lambda: _read(source), place):
         yield record
-    if record is None and not isinstance(source, ConversationLogSource):
+    if record is None and not isinstance(source, ConversationLogSource | ServedSource):
         raise DataError(f"source {place} is empty; fill it or take it out of scenarios.sources")
 
 
@@ -88,6 +91,8 @@ def _read(source: Source) -> Iterator[SourceRecord]:
         from grpo.scenarios.datasets.verifiers import read_taskset  # the package is an extra
 
         return read_taskset(source.id, source.args)
+    if isinstance(source, ServedSource):
+        return served_records(join_served(source), source)
     path = local_path(source.path)
     if isinstance(source, FileSource):
         return read_columns(source, path) if source.columns else _FILE_READERS[source.kind](path)
@@ -116,6 +121,9 @@ def content_hash(sources: Sequence[Source]) -> str:
             digest.update(local_path(source.path).name.encode())  # chooses the reader, names records
         if isinstance(source, VerifiersSource):
             digest.update(source.model_dump_json().encode())
+        if isinstance(source, ServedSource):
+            log = ServedLog(local_path(source.path))
+            digest.update(log.digest(log.snapshot() if source.segments is None else source.segments).encode())
         for path in _files(source):
             try:
                 with path.open("rb") as file:
@@ -126,7 +134,7 @@ def content_hash(sources: Sequence[Source]) -> str:
 
 
 def _files(source: Source) -> Iterator[Path]:
-    if isinstance(source, PythonSource | VerifiersSource):
+    if isinstance(source, PythonSource | VerifiersSource | ServedSource):
         return
     root = local_path(source.path)
     if isinstance(source, ConversationLogSource):

@@ -1,20 +1,35 @@
 """Write-ahead log of a served policy: a record is durable before it is acknowledged.
 
-    append ─┐                                       ┌─ acknowledged
-    append ─┼→ queue → writer: one write, fdatasync ┼─ acknowledged      segments/….log ──compaction──→ turns/DAY/….parquet
-    append ─┘                                       └─ acknowledged                                      feedback/DAY/….parquet
+    append ─┐                                        ┌─ acknowledged
+    append ─┼→ queue → thread: one write, fdatasync ─┼─ acknowledged      segments/….log → compaction → DAY/….parquet
+    append ─┘                                        └─ acknowledged
+
+A segment ends by its size, its age or an erasure. Closed segments, and those of killed processes, are compacted by a
+second thread. Any number of processes write to one folder, each to its own segment.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
+from grpo.errors import GRPOError, StorageError
+from grpo.scenarios.served.folder import ERASURES, SEGMENTS
+from grpo.scenarios.served.lines import encode
 from grpo.scenarios.served.records import Record
+from grpo.serving.compaction import compact, erase, expire
+from grpo.serving.segments import Segment, make_folder
+from grpo.storage.files import storage_error, storage_errors
+
+_IDLE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +48,28 @@ class LogStats:
     """Error of the last compaction; None if it succeeded."""
 
 
+@dataclass(slots=True)
+class _Waiting:
+    line: bytes
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[None]
+
+
+@dataclass(slots=True)
+class _Counts:
+    records: int = 0
+    refused: int = 0
+    syncs: int = 0
+    bytes: int = 0
+    submitted: int = 0
+    compaction_error: str | None = None
+
+
 class ServingLog:
     """Log in one folder, which several processes may write to; its readers are in `grpo.scenarios.served`.
 
-    `async with ServingLog(folder) as log` starts the writer's thread.
+    `async with ServingLog(folder) as log` starts the writer's thread; at the end every record is written that was given
+    to `append`.
     """
 
     def __init__(
@@ -47,29 +80,157 @@ class ServingLog:
         segment_bytes: int = 32 * 2**20,
         segment_s: float = 3600.0,
         sync: Callable[[int], None] = os.fdatasync,
-    ) -> None: ...
+    ) -> None:
+        self.folder = folder
+        self._retention_days = retention_days
+        self._segment_bytes, self._segment_s = segment_bytes, segment_s
+        self._sync = sync
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._compactions: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._segment: Segment | None = None
+        self._erasures = 0
+        self._counts = _Counts()
+        self._open = False
 
-    async def __aenter__(self) -> Self: ...
+    async def __aenter__(self) -> Self:
+        with storage_errors(str(self.folder)):
+            for name in (SEGMENTS, ERASURES):
+                make_folder(self.folder / name)
+        self._erasures = self._last_erasure()
+        self._open = True
+        self._compactions.put(True)
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._write, self._compact)]
+        for thread in self._threads:
+            thread.start()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self._open = False
+        self._queue.put(None)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
 
     async def append(self, record: Record) -> None:
         """Write a record; returns when it is durable.
 
-        Raises `StorageError` where it could not be written, for example on a full disk: it is not in the log then.
+        A call that is cancelled may have written it. Raises `StorageError` where it could not be written, for example
+        on a full disk: it is not in the log then. Raises `DataError` for a record that JSON cannot hold.
         """
-        raise NotImplementedError
+        line = encode(record)
+        if not self._open:
+            raise StorageError(f"the serving log {self.folder} is closed; record {record.id} was not written")
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(line, loop, loop.create_future())
+        self._counts.submitted += 1
+        self._queue.put(waiting)
+        await waiting.done
 
     async def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> int:
         """Erase all turns and feedback of a user's conversations, or of one conversation; returns their number.
 
-        Other processes that write to the folder begin new segments within a second. Raises `StorageError` where one of
-        them holds its segment for longer than 30 s.
+        See `grpo.serving.compaction.erase`.
         """
-        raise NotImplementedError
+        return await asyncio.to_thread(erase, self.folder, user=user, conversation_id=conversation_id)
 
     def stats(self) -> LogStats:
         """Counts, callable from any thread."""
-        raise NotImplementedError
+        counts = self._counts
+        return LogStats(
+            records=counts.records,
+            refused=counts.refused,
+            syncs=counts.syncs,
+            bytes=counts.bytes,
+            waiting=counts.submitted - counts.records - counts.refused,
+            compaction_error=counts.compaction_error,
+        )
+
+    def _write(self) -> None:
+        """Thread of the writer: all records that wait are one write and one sync."""
+        running = True
+        while running:
+            batch, running = self._take()
+            self._commit(batch)
+        if self._segment is not None:
+            self._segment.close()
+        self._compactions.put(False)
+
+    def _take(self) -> tuple[list[_Waiting], bool]:
+        """Records that wait, none after a while; and whether more may come."""
+        batch: list[_Waiting] = []
+        try:
+            item = self._queue.get(timeout=_IDLE_S)
+            while item is not None:
+                batch.append(item)
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            return batch, True
+        return batch, False
+
+    def _commit(self, batch: list[_Waiting]) -> None:
+        content, failure = b"".join(item.line for item in batch), None
+        try:
+            self._end_segment()
+            if not batch:
+                return
+            if self._segment is None:
+                self._segment = Segment(self.folder, self._sync)
+            self._segment.write(content)
+        except OSError as error:
+            failure = storage_error(error, str(self.folder)) or StorageError(
+                f"cannot write the serving log {self.folder}: {error}; repair the disk, or serve with a log elsewhere"
+            )
+            self._close_segment()
+            self._counts.refused += len(batch)
+        else:
+            self._counts.records += len(batch)
+            self._counts.syncs += 1
+            self._counts.bytes += len(content)
+        for loop in {id(item.loop): item.loop for item in batch}.values():
+            futures = [item.done for item in batch if item.loop is loop]
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, futures, failure)
+
+    def _end_segment(self) -> None:
+        """Close a segment that is large or old, or holds records that an erasure is about to remove."""
+        erasures, segment = self._last_erasure(), self._segment
+        if segment is not None and (
+            segment.size >= self._segment_bytes
+            or monotonic() - segment.begun >= self._segment_s
+            or erasures != self._erasures
+        ):
+            self._close_segment()
+        self._erasures = erasures
+
+    def _close_segment(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+            self._compactions.put(True)
+
+    def _last_erasure(self) -> int:
+        return (self.folder / ERASURES).stat().st_mtime_ns
+
+    def _compact(self) -> None:
+        """Thread of compaction and retention."""
+        while self._compactions.get():
+            try:
+                compact(self.folder)
+                if self._retention_days is not None:
+                    expire(self.folder, self._retention_days)
+            except (GRPOError, OSError) as error:
+                self._counts.compaction_error = str(error)
+            else:
+                self._counts.compaction_error = None
+
+
+def _resolve(futures: list[asyncio.Future[None]], failure: StorageError | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(failure)

@@ -4,8 +4,8 @@
     request    user U2                    → turn 2, parent 1       turns U2 | A2
     request    the result T of a call     → turn 3, parent 2       turns T | A3
 
-A turn has the messages and tokens that it adds to its conversation; spans count from the conversation's first token. The
-turns of a chain of parents join to a `Trajectory`, see `grpo.scenarios.served.join`.
+A turn has the messages and tokens that it adds to its conversation; spans count from the conversation's first token.
+The turns of a chain of parents join to a `Trajectory`, see `grpo.scenarios.served.join`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""Serving log as scenarios: the user's turns, the conversation's records or calls, and its expected outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from grpo.artifacts import local_path
+from grpo.config.scenarios import LoggedUsers, ServedSource
+from grpo.messages import Message
+from grpo.scenarios.data_errors import problem_text, try_call
+from grpo.scenarios.logged_chat import LoggedCall, LoggedChat, LoggedMessage, chat_fields
+from grpo.scenarios.records import SourceRecord
+from grpo.scenarios.served.folder import ServedLog
+from grpo.scenarios.served.join import Joined, ServedConversation, join, scenario_id
+
+SOURCE = "served"
+"""`metadata.source` of these scenarios."""
+
+
+def join_served(source: ServedSource) -> Joined:
+    """Join the conversations of the log, or of the snapshot that the settings name."""
+    return join(ServedLog(local_path(source.path)).read(source.segments))
+
+
+def served_records(joined: Joined, source: ServedSource) -> Iterator[SourceRecord]:
+    """Records of a log, one a conversation, then the lines that are not records of the log.
+
+    The policy's replies are not references. Tool calls and their results become a replay, unless feedback has the
+    conversation's records. A call at the end, which the client did not answer, is left out.
+    """
+    for number, conversation in enumerate(joined.conversations, start=1):
+        data = try_call(partial(_fields, conversation, source.users))
+        fault = problem_text(data, "not a conversation") if isinstance(data, Exception) else None
+        fields = None if isinstance(data, Exception) else data
+        yield SourceRecord(source=f"{source.path} (served)", line=number, data=fields, problem=fault)
+    for entry in joined.problems:
+        yield SourceRecord(source=entry.source, line=entry.line, data=None, problem=entry.problem)
+
+
+def _fields(conversation: ServedConversation, users: LoggedUsers) -> dict[str, Any]:
+    logged = conversation.logged()
+    messages = logged.messages[:-1] if logged.messages[-1].tool_calls else logged.messages
+    chat = LoggedChat(messages=tuple(map(_message, messages)), tools=logged.tools)
+    return {
+        "id": scenario_id(logged.id),
+        "topic": logged.category,
+        **chat_fields(chat, users=users),
+        "domain": logged.domain,
+        **({"world": logged.world} if logged.world else {}),
+        "expected": logged.expected.model_dump(),
+        "metadata": {
+            "category": logged.category,
+            "source": SOURCE,
+            "licence": logged.licence,
+            "consent": logged.consent,
+        },
+    }
+
+
+def _message(message: Message) -> LoggedMessage:
+    calls = tuple(LoggedCall(name=call.name, arguments=call.arguments) for call in message.tool_calls)
+    return LoggedMessage(role=message.role, content=message.content, calls=calls)

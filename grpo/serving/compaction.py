@@ -1,0 +1,190 @@
+"""Compaction of the serving log to Parquet, its retention, and the erasure of a user's records.
+
+    compact    closed segment → Parquet by day, then the segment is deleted       killed anywhere: done again
+    expire     folders of days before the retention are deleted
+    erase      every segment is closed and compacted, an erasure document written, then the tables without the records
+
+Each holds the folder's lock, so that one process works at a time; writers do not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo.errors import ConfigError, DataError, StorageError
+from grpo.scenarios.served import tables
+from grpo.scenarios.served.folder import (
+    DAMAGED,
+    ERASURES,
+    FEEDBACK,
+    TURNS,
+    ServedLog,
+    erasure_document,
+    is_erased,
+    is_record_erased,
+    name_digest,
+)
+from grpo.scenarios.served.lines import read_lines
+from grpo.scenarios.served.records import Erasure, Record, ServedTurn
+from grpo.scenarios.served.tables import Damage, damage_row, record_row
+from grpo.serving.segments import closed_segment, exclusive, make_folder, sync_folder
+from grpo.storage.files import storage_errors
+from grpo.tables import open_parquet
+
+_SCHEMAS = {TURNS: tables.TURNS, FEEDBACK: tables.FEEDBACK, DAMAGED: tables.DAMAGE}
+_WAIT_S = 30.0
+_POLL_S = 0.05
+_ROWS = 512  # of a row group
+
+
+def compact(folder: Path) -> int:
+    """Move every closed segment into Parquet; returns their number. Raises `StorageError` for a full disk."""
+    with storage_errors(str(folder)), exclusive(folder):
+        return _compact(folder)
+
+
+def expire(folder: Path, retention_days: int, *, today: date | None = None) -> int:
+    """Delete the records of days that are more than `retention_days` before today (UTC); returns the number of days.
+
+    A segment that is still written is not read: its records expire once it is compacted.
+    """
+    if retention_days < 1:
+        raise ConfigError(f"a retention of {retention_days} days keeps nothing; give at least 1")
+    oldest = ((today or datetime.now(UTC).date()) - timedelta(days=retention_days)).isoformat()
+    days = set()
+    with storage_errors(str(folder)), exclusive(folder):
+        for path in [path for kind in _SCHEMAS for path in folder.glob(f"{kind}/*")]:
+            if path.name < oldest:
+                days.add(path.name)
+                shutil.rmtree(path)
+    return len(days)
+
+
+def erase(folder: Path, *, user: str | None = None, conversation_id: str | None = None, wait_s: float = _WAIT_S) -> int:
+    """Erase the turns and feedback of all conversations of a user, or of one conversation; returns their number.
+
+    Turns that are in progress meanwhile are left out by readers and by the next compaction. Raises `StorageError` where
+    a process writes to its segment for longer than `wait_s`, `DataError` for a table that cannot be read.
+    """
+    if (user is None) == (conversation_id is None) or not (user or conversation_id):
+        raise ConfigError(f"erase a user or a conversation, got user {user!r}, conversation_id {conversation_id!r}")
+    log, documents = ServedLog(folder), folder / ERASURES
+    with storage_errors(str(folder)), exclusive(folder):
+        for path in log.segments().values():
+            _close(path, documents, wait_s)
+            _compact(folder, [path])
+        names = _conversations(log, user) if user else {str(conversation_id)}
+        erasure = Erasure(
+            time=datetime.now(UTC),
+            users=frozenset([name_digest(user)] if user else []),
+            conversations=frozenset(map(name_digest, names)),
+        )
+        _write(documents / f"{uuid.uuid4().hex}.json", lambda file: file.write(erasure_document(erasure).encode()))
+        return sum(_remove(path, erasure) for path in log.tables())
+
+
+def _close(path: Path, documents: Path, wait_s: float) -> None:
+    """Wait until the writer of a segment has begun another one: it watches the folder of erasures."""
+    deadline = monotonic() + wait_s
+    while True:
+        os.utime(documents)
+        with closed_segment(path, wait_s=_POLL_S) as closed:
+            if closed or not path.exists():
+                return
+        if monotonic() >= deadline:
+            raise StorageError(
+                f"cannot erase: a process writes to segment {path} and did not begin another one in {wait_s:g} s; end that "
+                "process and erase again"
+            )
+
+
+def _conversations(log: ServedLog, user: str) -> set[str]:
+    """Conversations with a turn of the user."""
+    columns = ["user", "conversation_id"]
+    rows = (row for path in log.tables() if path.parents[1].name == TURNS for row in _read(path, columns).to_pylist())
+    return {row["conversation_id"] for row in rows if row["user"] == user}
+
+
+def _remove(path: Path, erasure: Erasure) -> int:
+    """Write a table again without erased rows; returns their number."""
+    if path.parents[1].name == DAMAGED:
+        return 0
+    table = _read(path, None)
+    names = [name for name in ("time", "conversation_id", "user") if name in table.schema.names]
+    kept = [not is_erased(erasures=[erasure], **row) for row in table.select(names).to_pylist()]
+    if all(kept):
+        return 0
+    _write_table(path, table.filter(pa.array(kept, pa.bool_())))
+    return len(kept) - sum(kept)
+
+
+def _compact(folder: Path, paths: Iterable[Path] | None = None) -> int:
+    log = ServedLog(folder)
+    for stale in folder.glob("*/*/.*"):  # of a compaction that was killed
+        stale.unlink()
+    count = 0
+    for path in log.segments().values() if paths is None else paths:
+        with closed_segment(path) as closed:
+            if closed:
+                _compact_segment(folder, path, log.erasures())
+                count += 1
+    return count
+
+
+def _compact_segment(folder: Path, path: Path, erasures: Sequence[Erasure]) -> None:
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for line in read_lines(path.read_bytes(), torn=True):
+        kind, day, row = _place(path.stem, line.content)
+        if isinstance(line.content, Damage) or not is_record_erased(line.content, erasures):
+            rows[kind, day].append({**row, "end": line.end})
+    for (kind, day), of_day in rows.items():
+        table = pa.Table.from_pylist(of_day, _SCHEMAS[kind])
+        _write_table(folder / kind / day / f"{path.stem}.parquet", table)
+    path.unlink()
+    sync_folder(path.parent)
+
+
+def _place(name: str, content: Record | Damage) -> tuple[str, str, dict[str, Any]]:
+    """Table and day of a line, and its row; damage belongs to the day on which the segment begins."""
+    if isinstance(content, Damage):
+        return DAMAGED, f"{name[:4]}-{name[4:6]}-{name[6:8]}", damage_row(content)
+    kind = TURNS if isinstance(content, ServedTurn) else FEEDBACK
+    return kind, content.time.astimezone(UTC).date().isoformat(), record_row(content)
+
+
+def _read(path: Path, columns: list[str] | None) -> pa.Table:
+    try:
+        return open_parquet(path).read(columns)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"cannot erase: {path} cannot be read: {error}; delete the file and erase again") from error
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    options = {"compression": "zstd", "row_group_size": _ROWS, "write_page_checksum": True}
+    _write(path, lambda file: pq.write_table(table, file, **options))
+
+
+def _write(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file atomically and durably, for its owner alone."""
+    make_folder(path.parent)
+    hidden = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(hidden, path)
+        sync_folder(path.parent)
+    finally:
+        hidden.unlink(missing_ok=True)

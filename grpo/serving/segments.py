@@ -1,0 +1,114 @@
+"""Segment of the serving log: an append-only file that its writer holds locked, also for other processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic, sleep
+
+from grpo.scenarios.served.folder import SEGMENT_SUFFIX, SEGMENTS
+
+_POLL_S = 0.02
+
+
+class Segment:
+    """A segment that is written. It appears locked; the kernel releases the lock of a killed process."""
+
+    def __init__(self, folder: Path, sync: Callable[[int], None]) -> None:
+        """Create the file durably. Raises `OSError`."""
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:12]}"
+        self.path = folder / SEGMENTS / f"{name}{SEGMENT_SUFFIX}"
+        self.size = 0
+        self.begun = monotonic()
+        self._sync = sync
+        hidden = self.path.with_name(f".{name}")
+        self._descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hidden.rename(self.path)
+            sync_folder(self.path.parent)
+        except OSError:
+            self.close()
+            hidden.unlink(missing_ok=True)
+            raise
+
+    def write(self, content: bytes) -> None:
+        """Append durably. Raises `OSError`; what was written of the content is cut off again then."""
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            self._sync(self._descriptor)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self.size)
+                os.fdatasync(self._descriptor)
+            raise
+        self.size += len(content)
+
+    def close(self) -> None:
+        """Release the file and its lock."""
+        os.close(self._descriptor)
+
+
+@contextmanager
+def closed_segment(path: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
+    """Yield True with the lock of a segment that is not written any more; False where its writer holds it.
+
+    A segment that is gone yields False.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        yield _lock(descriptor, monotonic() + wait_s) and path.exists()
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Exclude compaction, retention and erasure by other threads and processes from a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it durably, for the owner alone."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() >= deadline:
+                return False
+            sleep(_POLL_S)
+        else:
+            return True

@@ -79,7 +79,9 @@ def test_calls_that_were_never_logged_are_counted_for_each_policy():
     before, after = _side("01"), [_played("0", True), _played("1", None, stop="failed")]
 
     def replayed(trajectory: Trajectory, calls: int, unrecorded: int) -> Trajectory:
-        return replace(trajectory, outcome=Outcome(success=True, state={"calls": calls, "unrecorded_calls": unrecorded}))
+        return replace(
+            trajectory, outcome=Outcome(success=True, state={"calls": calls, "unrecorded_calls": unrecorded})
+        )
 
     replays = _evaluate(
         [replayed(before[0], 3, 2), replayed(before[1], 1, 0)], [replayed(after[0], 4, 1), after[1]]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from grpo.notebook.engine import ComputationalGRPOEngine
     from grpo.notebook.trainer import MultiTurnGRPOTrainer, SingleTurnGRPOTrainer, train
     from grpo.notebook.tune import quick_hpo
+    from grpo.renderers.chat_template import Renderer
     from grpo.rewards.composite import CompositeReward, MultiObjectiveReward
     from grpo.rewards.learned.safety import SafetyReward
     from grpo.rewards.presets import create_customer_service_reward, create_domain_reward
@@ -68,6 +69,7 @@ _NAMES = {
     "grpo.rewards.task": ("TaskCompletionReward",),
     "grpo.rewards.text.lexical": ("ConcisenessReward",),
     "grpo.scenarios.scenario": ("Scenario",),
+    "grpo.renderers.chat_template": ("Renderer",),
     "grpo.trajectories": ("Outcome",),
     "grpo.notebook.trainer": ("MultiTurnGRPOTrainer", "SingleTurnGRPOTrainer", "train"),
     "grpo.notebook.tune": ("quick_hpo",),

@@ -68,24 +68,42 @@ def load_object(reference: str) -> Any:
         raise ConfigError(f"{reference}: module {module_name} has no {name}; it has {', '.join(near)}") from error
 
 
-def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: Any) -> T:
+def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: Any, **named: Any) -> T:
     """Call a class or function of the user with what is given and with options, checked by its signature.
 
     Returns its instance of `kind`.
 
     Raises `ConfigError` for an unknown or missing option, for a value of another type, and for another result.
     """
-    target = load_object(reference)
-    if not callable(target):
-        raise ConfigError(f"{reference} is {type(target).__name__}; name a class derived from {kind.__name__}")
-    arguments = _arguments(reference, target, options, given=len(given))
+    target = _maker(reference, kind)
+    arguments = _arguments(reference, target, options, given=len(given), named=named)
     try:
-        made = target(*given, **arguments)
+        made = target(*given, **named, **arguments)
     except Exception as error:
         raise ConfigError(f"{reference} cannot be made with options {dict(options)}: {_told(error)}") from error
     if not isinstance(made, kind):
         raise ConfigError(f"{reference} makes {type(made).__name__}; derive it from {kind.__name__}")
     return made
+
+
+def check_options(
+    reference: str, options: Mapping[str, Any], kind: type, *, given: int = 0, named: Collection[str] = ()
+) -> None:
+    """Check what `create` is called with, without calling it.
+
+    Raises `ConfigError` for an unknown or missing option, for a value of another type, and for another class.
+    """
+    target = _maker(reference, kind)
+    if isinstance(target, type) and not issubclass(target, kind):
+        raise ConfigError(f"{reference} is not a {kind.__name__}; derive it from {kind.__name__}")
+    _arguments(reference, target, options, given=given, named=named)
+
+
+def _maker(reference: str, kind: type) -> Callable[..., Any]:
+    target = load_object(reference)
+    if not callable(target):
+        raise ConfigError(f"{reference} is {type(target).__name__}; name a class derived from {kind.__name__}")
+    return cast(Callable[..., Any], target)
 
 
 def bind(reference: str, options: Mapping[str, Any], *, given: int = 1, columns: bool = False) -> Callable[..., Any]:
@@ -112,9 +130,10 @@ def _arguments(
     options: Mapping[str, Any],
     *,
     given: int,
+    named: Collection[str] = (),
     only: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Options by the parameters of a signature after those that are given, converted to their annotations.
+    """Options by the parameters of a signature that are not given, in order or `named`, converted to their annotations.
 
     With `only`, no other parameter is an option: not one that is required, and not `**kwargs`.
     """
@@ -122,19 +141,20 @@ def _arguments(
         parameters = inspect.signature(target, eval_str=True).parameters.values()
     except NameError:  # an annotation that exists for type checkers alone
         parameters = inspect.signature(target).parameters.values()
-    named = {p.name: p for p in [*parameters][given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    free = [p for p in [*parameters][given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    accepted = {p.name: p for p in free if p.name not in named}
     takes_any = only is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
     fields: dict[str, Any] = {
         name: (
             Any if p.annotation is p.empty or isinstance(p.annotation, str) else p.annotation,
             ... if p.default is p.empty else p.default,
         )
-        for name, p in named.items()
+        for name, p in accepted.items()
         if (only is None or name in only)
         and (name in options or p.default is p.empty)  # another annotation may be a class that pydantic cannot check
     }
-    shown = ", ".join(named) or "no options"
-    if unknown := [name for name in options if name not in named and not takes_any]:
+    shown = ", ".join(accepted) or "no options"
+    if unknown := [name for name in options if name not in accepted and not takes_any]:
         raise ConfigError(f"{reference} has no option {unknown[0]!r}; it takes {shown}")
     settings = ConfigDict(extra="allow", arbitrary_types_allowed=True, allow_inf_nan=False, protected_namespaces=())
     model = create_model("Options", __config__=settings, **fields)

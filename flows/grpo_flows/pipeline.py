@@ -26,6 +26,7 @@ from grpo.errors import RemovedError
 from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.schema import FineTuning, IterationMetrics, RolloutRecord, SliceMetrics
 from grpo.identity.cache_identity import model_digest
+from grpo.policy.renderer import check_renderer
 from grpo.registry.retention import REGISTERED, Retention, run_owner
 from grpo.rewards.rollout_summary import RolloutSummary
 from grpo.scenarios.ingest import SCENARIOS_FILE
@@ -93,13 +94,15 @@ def prepare_scenarios(
 
 
 def check_objects(config: PipelineConfig) -> None:
-    """Create the user's own environment, agent and gates before any stage runs.
+    """Create the user's own environment, agent and gates, and check its renderer, before any stage runs.
 
     Raises `ConfigError` where that fails.
     """
     if isinstance(config.environment, UserObject | VerifiersSettings):
         make_environment(config.environment)
     make_agent(config.agent)
+    if config.policy.renderer is not None:
+        check_renderer(config.policy.renderer)
     for gate in config.gates:
         if isinstance(gate, PythonGate):
             bind(gate.reference, gate.options)
@@ -178,6 +181,7 @@ def _collect(
                 scenarios=scenarios,
                 split=split.split,
                 checkpoint=policy,
+                renderer=config.policy.renderer,
                 agent=config.agent,
                 environment=config.environment,
                 settings=config.rollout,
@@ -289,6 +293,7 @@ def starting_policy(config: PipelineConfig, base: Checkpoint) -> Checkpoint:
     return sft(
         base=base.checkpoint,
         settings=config.sft,
+        renderer=config.policy.renderer,
         agent=config.agent,
         environment=config.environment,
         max_tokens=config.training.microbatch_tokens,
@@ -341,6 +346,7 @@ def _steps(
             parent=policy.checkpoint,
             base=base.checkpoint,
             settings=config.training,
+            renderer=config.policy.renderer,
             iteration=index,
             seed=config.seed,
             store=config.store,

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, PolicyError
-from grpo.messages import Tool
 from grpo.policy.catalog import TOKENS, is_weights, open_policy
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy
-from grpo.renderers.byte_renderer import ByteRenderer
 from grpo.renderers.chat_template import Renderer
 
 
@@ -43,9 +41,3 @@ def stub(replies: Sequence[str]) -> ScriptedPolicy:
     a, b, c → seed 0: a b c a …, seed 1: b c a b …
     """
     return ScriptedPolicy([[*replies[first:], *replies[:first]] for first in range(len(replies))])
-
-
-def make_renderer(policy: Policy, tools: Sequence[Tool]) -> Renderer:
-    """Build the renderer of a policy's tokenizer; a policy without one reads messages and gets bytes."""
-    tokenizer = getattr(policy, "tokenizer", None)
-    return ByteRenderer(tools=tools) if tokenizer is None else Renderer(tokenizer, tools=tools)

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from grpo.agents.agent import Agent, ChatMessage, Context, to_messages
-from grpo.agents.backend import make_renderer, open_backend, stub
+from grpo.agents.backend import open_backend, stub
 from grpo.agents.compression import compress, window
 from grpo.agents.memory import ConversationMemory
 from grpo.agents.reasoning import split_reasoning, stable_prefix
@@ -30,6 +30,7 @@ from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message, Tool
 from grpo.policy.policy import Policy, SampledToken, Sampling
+from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,9 @@ class MultiTurnAgent(Agent):
     def set_policy(self, policy: Policy) -> None:
         """Use this policy from now on."""
         self.policy = policy
-        self.renderer = self.renderer or make_renderer(policy, self.tools)
+        if self.renderer is None:
+            tokenizer = getattr(policy, "tokenizer", None)
+            self.renderer = make_renderer(tokenizer, tools=self.tools, settings=self.config.renderer)
 
     @property
     def overrides_replies(self) -> bool:

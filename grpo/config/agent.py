@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from grpo.config.base import ReadWith, Settings
 from grpo.config.python_object import PythonObject
+from grpo.config.renderer import RendererSettings
 
 STUB = "stub://"
 _COMPRESSED = ReadWith("enable_context_compression")
@@ -42,6 +43,8 @@ class AgentConfig(AgentSettings):
     model_name: str | None = None
     """Model folder, `org/name`, `file.gguf`, `models:/name@alias` or another address of `open_policy`; None where the
     agent is given a policy."""
+    renderer: RendererSettings | None = None
+    """Renderer of your own; none renders with the chat template of the model."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Tokens of one reply at most."""
     max_context: int | None = Field(default=None, ge=16)

@@ -12,6 +12,7 @@ from grpo.config.base import LocalPlace, ModelAddress, Name, RunName, Settings
 from grpo.config.environments import EnvironmentSettings, TRLEnvironmentSettings, VerifiersSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.loading import load_settings
+from grpo.config.renderer import RendererSettings
 from grpo.config.rewards import TRL, JudgeSettings, RewardComponent
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings, VerifiersSource
@@ -43,6 +44,8 @@ class PolicySettings(Settings):
     float32 masters. With bfloat16, sampler and learner differ by rounding, which importance_sampling_cap corrects."""
     chat_template: str | None = None
     """Jinja chat template, for models without one."""
+    renderer: RendererSettings | None = None
+    """Renderer of your own; none renders with the chat template."""
     quantization: Literal["int8", "nf4"] | None = None
     """Quantize the base weights, on a GPU and under training.lora; not covered by tests on hardware."""
 
@@ -135,7 +138,7 @@ class PipelineConfig(Settings):
     @property
     def objects(self) -> tuple[str, ...]:
         """`module:name` of the objects of the user's own code."""
-        parts = (self.environment, self.agent, *self.reward, *self.gates, *self.scenarios.sources)
+        parts = (self.environment, self.agent, self.policy.renderer, *self.reward, *self.gates, *self.scenarios.sources)
         named = [getattr(part, "object", None) for part in parts]
         tasksets = [
             part.reference

@@ -15,6 +15,8 @@ from grpo.scenarios.scenario import Scenario
 from grpo.tools import equal_values
 from grpo.trajectories import Outcome
 
+CALLS, UNRECORDED_CALLS = "calls", "unrecorded_calls"
+"""Keys of `outcome.state`."""
 _CALL_CHARS = 160
 _SHOWN = 5  # recorded calls in the answer to another one
 
@@ -39,7 +41,7 @@ class ReplayEnvironment(ToolCallingEnvironment):
         """Start with the user's first turn; no call is answered yet."""
         state = await super().reset(scenario, seed=seed)
         recorded_calls(state.scenario)
-        return state.after(metadata={**state.metadata, "calls": (), "unrecorded_calls": 0})
+        return state.after(metadata={**state.metadata, CALLS: (), UNRECORDED_CALLS: 0})
 
     async def check(self, scenario: Scenario) -> None:
         """Refuse a scenario without a script, or whose recorded calls lack a name, arguments or a result."""
@@ -49,12 +51,12 @@ class ReplayEnvironment(ToolCallingEnvironment):
     async def _execute(self, state: EnvironmentState, call: ToolCall) -> tuple[EnvironmentState, Any]:
         recorded = recorded_calls(state.scenario)
         results = [entry["result"] for entry in recorded if _same_call(entry["name"], entry["arguments"], call)]
-        made: tuple[ToolCall, ...] = state.metadata["calls"]
+        made: tuple[ToolCall, ...] = state.metadata[CALLS]
         earlier = sum(_same_call(other.name, other.arguments, call) for other in made)
-        metadata = {**state.metadata, "calls": (*made, call)}
+        metadata = {**state.metadata, CALLS: (*made, call)}
         if results:
             return state.after(metadata=metadata), results[min(earlier, len(results) - 1)]
-        metadata["unrecorded_calls"] += 1
+        metadata[UNRECORDED_CALLS] += 1
         return state.after(metadata=metadata), {"error": _not_recorded(call, recorded)}
 
     def verify(self, state: EnvironmentState) -> Outcome:
@@ -67,7 +69,7 @@ class ReplayEnvironment(ToolCallingEnvironment):
             checks["facts_communicated"] = facts_communicated(expected, state)
         judged = {"ACTION": bool(expected.calls), "COMMUNICATE": True, "NL_ASSERTION": not expected.assertions}
         unjudged = tuple(part for part in basis if not judged.get(part, False))
-        calls = {"calls": len(state.metadata["calls"]), "unrecorded_calls": state.metadata["unrecorded_calls"]}
+        calls = {CALLS: len(state.metadata[CALLS]), UNRECORDED_CALLS: state.metadata[UNRECORDED_CALLS]}
         return Outcome.of(checks, unjudged=unjudged, state=calls)
 
 

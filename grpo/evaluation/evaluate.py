@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from grpo.config.gates import Metric
 from grpo.config.pipeline import EvaluationSettings
+from grpo.environments.replay import CALLS, UNRECORDED_CALLS
 from grpo.errors import DataError
 from grpo.evaluation.metrics import (
     all_episodes,
@@ -18,7 +19,15 @@ from grpo.evaluation.metrics import (
     value_range,
     verified_outcomes,
 )
-from grpo.evaluation.schema import Evaluation, Interval, PairedComparison, PolicyEvaluation, SliceMetrics
+from grpo.evaluation.schema import (
+    Evaluation,
+    Interval,
+    PairedComparison,
+    PolicyEvaluation,
+    ReplayedCalls,
+    Replays,
+    SliceMetrics,
+)
 from grpo.evaluation.statistics import SHARE, Estimator, compare, interval, pass_at_k, pass_hat_k, pass_rates
 from grpo.trajectories import Trajectory
 
@@ -77,6 +86,7 @@ def evaluate(
         truncated_share=_stop_share(candidate, "truncated"),
         length_ratio=tokens[1] / max(1, tokens[0]),
         episodes=len(candidate),
+        replays=_replays(champion, candidate),
     )
 
 
@@ -151,3 +161,19 @@ def _scenario_values(episodes: Sequence[tuple[Trajectory, ...]], metric: Metric)
 
 def _stop_share(episodes: Sequence[Trajectory], stop: str) -> float:
     return sum(trajectory.stop == stop for trajectory in episodes) / len(episodes)
+
+
+def _replays(champion: Sequence[Trajectory], candidate: Sequence[Trajectory]) -> Replays | None:
+    """Counts of the replay environment; None for episodes of another one."""
+    before, after = _replayed_calls(champion), _replayed_calls(candidate)
+    return None if before is None or after is None else Replays(champion=before, candidate=after)
+
+
+def _replayed_calls(episodes: Sequence[Trajectory]) -> ReplayedCalls | None:
+    states = [trajectory.outcome.state for trajectory in episodes if trajectory.outcome is not None]
+    counted = [state for state in states if state.keys() == {CALLS, UNRECORDED_CALLS}]
+    if not counted:
+        return None
+    return ReplayedCalls(
+        calls=sum(state[CALLS] for state in counted), unrecorded=sum(state[UNRECORDED_CALLS] for state in counted)
+    )

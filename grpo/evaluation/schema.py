@@ -39,6 +39,21 @@ class PairedComparison(_Part):
     """Candidate minus champion, paired by scenario."""
 
 
+class ReplayedCalls(_Part):
+    """Tool calls of one policy in held-out replays of logged conversations."""
+
+    calls: int
+    unrecorded: int
+    """Calls that the log has no result of, which were answered by an error."""
+
+
+class Replays(_Part):
+    """Tool calls of champion and candidate in held-out replays."""
+
+    champion: ReplayedCalls
+    candidate: ReplayedCalls
+
+
 class Evaluation(_Part):
     """Candidate against champion on held-out scenarios."""
 
@@ -62,6 +77,8 @@ class Evaluation(_Part):
     length_ratio: float
     """Completion tokens per episode, candidate over champion."""
     episodes: int
+    replays: Replays | None = None
+    """None in an environment that replays no log."""
 
 
 class GateCheck(_Part):

@@ -20,6 +20,7 @@ from torch import distributed, nn
 
 import grpo.errors
 from grpo.artifacts import Artifact
+from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
 
@@ -81,6 +82,8 @@ class UpdateRequest(BaseModel):
     seed: int
     iteration: int
     base_artifact: Artifact | None
+    renderer: RendererSettings | None = None
+    """Renderer of the rollouts, where it is not that of the chat template."""
     launcher: int
     """Id of the process that waits for the result; workers end when it is gone."""
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.renderer import RendererSettings
 from grpo.config.sft import SFTSettings
 from grpo.environments.environment import Environment
 from grpo.errors import DataError, NoEffect
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.demonstrations import TokenizedDemonstration, read_demonstrations, with_system_prompt
+from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy, load, model_cache
-from grpo.renderers.chat_template import Renderer
 
 
 def fine_tune(
@@ -25,6 +26,7 @@ def fine_tune(
     agent: MultiTurnAgent,
     max_tokens: int,
     seed: int,
+    renderer: RendererSettings | None = None,
 ) -> tuple[str, int, tuple[float, ...]]:
     """Fine-tune checkpoint `base` and write `target`; returns policy hash, demonstrations and the loss of each step.
 
@@ -34,12 +36,13 @@ def fine_tune(
     from grpo.learner.trl.sft_trainer import train_sft  # the import takes 2.5 s
 
     policy = load(base)
-    renderer = Renderer(policy.tokenizer, tools=(*environment.tools, *agent.tools))
+    tools = (*environment.tools, *agent.tools)
+    rendering = make_renderer(policy.tokenizer, tools=tools, settings=renderer)
     examples = []
     for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
         instructions = agent.instructions(conversation, {})
         system_prompt = "\n\n".join(filter(None, (*instructions, environment.system_prompt)))
-        ids, mask = renderer.tokenize_conversation(with_system_prompt(conversation, system_prompt))
+        ids, mask = rendering.tokenize_conversation(with_system_prompt(conversation, system_prompt))
         if len(ids) > policy.max_context:
             raise DataError(
                 f"demonstration {index + 1} of {settings.demonstrations.path} has {len(ids)} tokens, the model reads "

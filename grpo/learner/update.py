@@ -14,6 +14,7 @@ import torch
 
 from grpo.algorithms.catalog import get_algorithm
 from grpo.artifacts import Artifact
+from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.errors import NoEffect, NoLearningSignal
 from grpo.learner.batch import build_batch, to_samples
@@ -26,11 +27,11 @@ from grpo.learner.logprobs import compute_logprobs, reference_kl
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.performance import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
+from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import add_adapters, has_adapters
 from grpo.policy.transformers.dtype import Dtype, cast_frozen
 from grpo.policy.transformers.forward import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, model_cache, weights_hash
-from grpo.renderers.chat_template import renderer_hash
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory, group
 
@@ -57,6 +58,7 @@ def update(
     seed: int,
     iteration: int,
     base_artifact: Artifact | None = None,
+    renderer: RendererSettings | None = None,
 ) -> UpdateMetrics:
     """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
 
@@ -74,6 +76,7 @@ def update(
         seed=seed,
         iteration=iteration,
         base_artifact=base_artifact,
+        renderer=renderer,
         launcher=os.getpid(),
     )
     try:
@@ -100,7 +103,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         settings,
         policy_hash=state.policy_hash,
         earlier_hash=state.parent if settings.importance_sampling_cap is not None else None,
-        renderer_hash=renderer_hash(policy.tokenizer),
+        renderer_hash=make_renderer(policy.tokenizer, settings=request.renderer).hash,
     )
     algorithm = get_algorithm(settings.algorithm, scale_by_std=settings.scale_by_std)
     learner_class = TrustRegionLearner if algorithm.update == "trust_region" else Learner

@@ -23,8 +23,8 @@ from grpo.notebook.adjuster import Adjuster
 from grpo.notebook.callbacks import EVENTS, Callback, Event, TrainingControl, WandbCallback
 from grpo.notebook.config import TrainingConfig
 from grpo.notebook.diagnostics import DiagnosticsMonitor, IterationRecord
+from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
-from grpo.renderers.chat_template import Renderer
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.reward import RewardFunction
 from grpo.rewards.rollout_summary import summarize
@@ -193,7 +193,14 @@ class MultiTurnGRPOTrainer:
         write_trajectories(rollout, scored, provenance={"policy": self._policy.hash})
         try:
             metrics = update(
-                [rollout], parent, base, target, self.training_settings, seed=self.config.seed, iteration=index
+                [rollout],
+                parent,
+                base,
+                target,
+                self.training_settings,
+                seed=self.config.seed,
+                iteration=index,
+                renderer=self.agent.config.renderer,
             )
         except UpdateSkipped as skipped:
             shutil.copytree(parent, target, dirs_exist_ok=True)
@@ -205,11 +212,12 @@ class MultiTurnGRPOTrainer:
 
     def _collect(self, scenarios: list[Scenario], iteration: int | str) -> list[Trajectory]:
         policy, settings = self._policy, self.rollout_settings
+        tools = (*self.environment.tools, *self.agent.tools)
         trajectories = collect(
             scenarios,
             policy,
             self.environment,
-            Renderer(policy.tokenizer, tools=(*self.environment.tools, *self.agent.tools)),
+            make_renderer(policy.tokenizer, tools=tools, settings=self.agent.config.renderer),
             settings,
             group_size=settings.group_size if iteration != _HELDOUT else 1,
             temperature=settings.temperature,

@@ -46,7 +46,13 @@ class Renderer:
 
     Raises `PolicyError` for an empty tokenizer (transformers silently creates one if the files are missing), and for
     a chat template that is missing, fails, does not terminate, or rewrites earlier turns.
+
+    A subclass is used in a run as `policy.renderer`, see `grpo.policy.renderer`; `hash` names what it renders.
     """
+
+    hash: str
+    added: tuple[Form, ...] = ()
+    reasons = begins_reasoning = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tools: Sequence[Tool] = ()) -> None:
         self.tokenizer = tokenizer
@@ -55,7 +61,7 @@ class Renderer:
         _check_prefix(tokenizer, variant, tools=bool(tools))
         self._variant = variant
         self.template = variant.source
-        self.added: tuple[Form, ...] = tuple(form for form in FORMS if form in variant.forms)
+        self.added = tuple(form for form in FORMS if form in variant.forms)
         self.reasons, self.begins_reasoning = variant.reasons, variant.begun
         self.hash = _hash(tokenizer, variant)
         self._controls = any_of(controls)
@@ -218,11 +224,6 @@ def rendering_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
     rendering = copy.copy(tokenizer)
     rendering.chat_template = source
     return rendering
-
-
-def renderer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest of vocabulary and template of the renderer of a tokenizer, 16 hex digits."""
-    return _hash(tokenizer, _inspect(tokenizer)[0])
 
 
 def _hash(tokenizer: PreTrainedTokenizerBase, variant: Variant) -> str:

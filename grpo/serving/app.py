@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
+import anyio
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.types import ASGIApp
+from starlette.types import Receive, Send
+from starlette.types import Scope as Connection
 
 from grpo.errors import GRPOError, StorageError
 from grpo.serving.api_errors import APIError, error_body, install_error_handlers, overloaded
 from grpo.serving.callers import Caller, Scope
 from grpo.serving.chat_request import ChatRequest
-from grpo.serving.chat_response import DONE, Choice, Completion, Usage, event
+from grpo.serving.chat_response import DONE, Choice, Usage, event
 from grpo.serving.feedback_api import FeedbackRequest, Receipt
 from grpo.serving.guard import Authenticator, Guard
 from grpo.serving.limits import Limiter, Reservation
@@ -50,18 +51,15 @@ def create_app(
     authenticate: Authenticator,
     *,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
-) -> tuple[FastAPI, ASGIApp]:
-    """Create the application, and the same behind its guard, which is what a server runs.
-
-    `lifespan` starts the log and loads the first version.
-    """
+) -> Guard:
+    """Create the application behind its guard; `lifespan` starts the log and loads the first version."""
     app = FastAPI(title="grpo serve", docs_url=None, redoc_url=None, lifespan=lifespan)
     install_error_handlers(app)
     _add_probes(app, parts.service)
     _add_chat(app, parts)
     _add_feedback(app, parts.service)
     _add_metrics(app, parts)
-    return app, Guard(app, authenticate, public=PUBLIC, scopes=SCOPES)
+    return Guard(app, authenticate, public=PUBLIC, scopes=SCOPES)
 
 
 def _caller(request: Request) -> Caller:
@@ -110,9 +108,25 @@ def _add_chat(app: FastAPI, parts: Parts) -> None:
             usage = body.stream_options is not None and body.stream_options.include_usage
             stream = _stream(exchange, reservation, with_usage=usage)
             headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
-            return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+            return _EventStream(stream, media_type="text/event-stream", headers=headers)
         answered = await _unless_disconnected(request, _whole(exchange, reservation))
         return Response(status_code=499) if answered is None else JSONResponse(answered, headers=headers)
+
+
+class _EventStream(StreamingResponse):
+    """Stream that ends when its client goes away, also while it has nothing to send."""
+
+    async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:
+                await self.listen_for_disconnect(receive)
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch)
+            await self.stream_response(send)
+            group.cancel_scope.cancel()
 
 
 async def _whole(exchange: Exchange, reservation: Reservation) -> dict[str, Any]:
@@ -167,7 +181,7 @@ async def _stream(exchange: Exchange, reservation: Reservation, *, with_usage: b
         reservation.settle(sum(usage.prompt + usage.completion for usage in usages))
 
 
-async def _with_silence(events: AsyncIterator[Event]) -> AsyncIterator[Event | None]:
+async def _with_silence(events: AsyncGenerator[Event]) -> AsyncIterator[Event | None]:
     """Events, and None for each interval without one."""
     iterator = aiter(events)
     following: asyncio.Task[Event] | None = None

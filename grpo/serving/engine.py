@@ -10,18 +10,12 @@ session per request, gives it all tokens of the conversation, and only those aft
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
-from grpo.errors import ConfigError, PolicyError
-from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
+from grpo.errors import PolicyError
+from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.policy.transformers.samplers import make_serving_sampler
-from grpo.policy.transformers.turn_sampler import TurnSession
 from grpo.renderers.chat_template import Renderer
 
 

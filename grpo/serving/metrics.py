@@ -6,7 +6,8 @@ words, never users, keys or conversations, so that the number of series is bound
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -61,12 +62,13 @@ class Metrics:
 
     def values(self) -> dict[str, float]:
         """Value of each series, by its name with labels."""
-        return {
-            sample.name + ("{" + ",".join(f'{k}="{v}"' for k, v in sample.labels.items()) + "}" if sample.labels else "")
-            : sample.value
-            for family in self.registry.collect()
-            for sample in family.samples
-        }  # fmt: skip
+        samples = [sample for family in self.registry.collect() for sample in family.samples]
+        return {f"{sample.name}{_labels(sample.labels)}": sample.value for sample in samples}
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    pairs = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
 
 
 class _ServiceCounts(Collector):
@@ -122,7 +124,7 @@ class _ServiceCounts(Collector):
             yield counter
 
 
-def _counter(name: str, text: str, label: str, values: dict[str, int] | dict[object, int]) -> CounterMetricFamily:
+def _counter(name: str, text: str, label: str, values: Mapping[Any, int]) -> CounterMetricFamily:
     family = CounterMetricFamily(name, text, labels=[label])
     for word, value in values.items():
         family.add_metric([str(word)], float(value))

@@ -16,7 +16,7 @@ import secrets
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -221,7 +221,7 @@ class Exchange:
             fingerprint=f"{served.version}-{served.policy.hash}",
         )
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event]:
         """Generate all choices; each has ended when it is in the log. Closing the iterator aborts those in progress.
 
         Raises `APIError` for a conversation that leaves no room for a reply, and the errors of agent, engine and log.

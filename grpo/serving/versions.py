@@ -19,11 +19,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from grpo.agents.backend import make_renderer
 from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.renderer import RendererSettings
 from grpo.errors import GRPOError
 from grpo.messages import Tool
 from grpo.policy.policy import Policy, Sampler, Session
+from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine import Engine, EngineStats
@@ -44,6 +45,8 @@ class ServedModel:
     """Name and version, `support-desk/3`."""
     policy: Policy
     agent: MultiTurnAgent
+    renderer: RendererSettings | None = None
+    """Renderer of the user's own; None renders with the chat template."""
     system_prompt: str = ""
     """System message of conversations that begin without one."""
     tools: tuple[Tool, ...] = ()
@@ -132,7 +135,11 @@ class ServedVersion:
         key = json.dumps([tool.to_template() for tool in tools], sort_keys=True)
         renderer = self._renderers.pop(key, None)
         if renderer is None:
-            renderer = make_renderer(self.served.policy, (*tools, *self.served.agent.tools))
+            renderer = make_renderer(
+                getattr(self.served.policy, "tokenizer", None),
+                tools=(*tools, *self.served.agent.tools),
+                settings=self.served.renderer,
+            )
         self._renderers[key] = renderer
         if len(self._renderers) > _RENDERERS:
             self._renderers.popitem(last=False)
@@ -188,10 +195,9 @@ class Versions:
     async def watch(self, next_version: Callable[[str], ServedModel | None], *, every_s: float) -> None:
         """Load each new version that `next_version` finds, given the one that answers, until cancelled.
 
-        It is called on a thread. An error is logged, and the version that answers goes on.
+        It is called on a thread. An error is logged, and the version that answers goes on; without one it is tried again.
         """
         while True:
-            await asyncio.sleep(every_s)
             current = self.current
             try:
                 served = await asyncio.to_thread(next_version, current.served.version if current else "")
@@ -199,7 +205,8 @@ class Versions:
                     await self.add(served)
                 await self.retire_idle()
             except (GRPOError, OSError) as error:
-                logger.warning("the registry was not read: %s", error)
+                logger.warning("no new version could be loaded: %s", error)
+            await asyncio.sleep(every_s)
 
     async def close(self) -> None:
         """Stop all versions."""

@@ -8,9 +8,9 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PolicySettings
 from grpo.learner.checkpoints import save_base
 from grpo.policy.catalog import check_trainable, load_weights
+from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import has_adapters, merge_adapters
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
-from grpo.renderers.chat_template import Renderer
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import stage
 
@@ -42,7 +42,7 @@ def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoin
     loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
     if has_adapters(loaded.model):
         loaded = TransformersPolicy(merge_adapters(loaded.model), loaded.tokenizer)
-    added = Renderer(loaded.tokenizer).added
+    added = make_renderer(loaded.tokenizer, settings=policy.renderer).added
     if added:
         logger.warning(
             "the chat template of %s leaves out %s: they are rendered as docs/chat.md says",

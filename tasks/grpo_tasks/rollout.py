@@ -8,10 +8,11 @@ from grpo.agents.catalog import make_agent
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.agent import AnyAgentSettings
 from grpo.config.environments import EnvironmentSettings
+from grpo.config.renderer import RendererSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.catalog import make_environment
 from grpo.learner.inference_backend import make_inference_backend
-from grpo.renderers.chat_template import Renderer
+from grpo.policy.renderer import make_renderer
 from grpo.rollout.collect import collect, shard_ids
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
@@ -35,6 +36,7 @@ def rollout(
     scenarios: Artifact,
     split: Artifact,
     checkpoint: Artifact,
+    renderer: RendererSettings | None,
     agent: AnyAgentSettings,
     environment: EnvironmentSettings,
     settings: RolloutSettings,
@@ -57,7 +59,7 @@ def rollout(
         [by_id[scenario_id] for scenario_id in ids],
         policy,
         world,
-        Renderer(policy.tokenizer, tools=(*world.tools, *player.tools)),
+        make_renderer(policy.tokenizer, tools=(*world.tools, *player.tools), settings=renderer),
         settings,
         group_size=samples,
         temperature=temperature,

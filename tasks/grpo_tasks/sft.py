@@ -6,6 +6,7 @@ from grpo.agents.catalog import make_agent
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.agent import AnyAgentSettings
 from grpo.config.environments import EnvironmentSettings
+from grpo.config.renderer import RendererSettings
 from grpo.config.sft import SFTSettings
 from grpo.environments.catalog import make_environment
 from grpo.learner.fine_tuning import fine_tune
@@ -27,6 +28,7 @@ class SFTResult(Checkpoint):
 def sft(
     base: Artifact,
     settings: SFTSettings,
+    renderer: RendererSettings | None,
     agent: AnyAgentSettings,
     environment: EnvironmentSettings,
     max_tokens: int,
@@ -44,5 +46,6 @@ def sft(
             agent=make_agent(agent),
             max_tokens=max_tokens,
             seed=seed,
+            renderer=renderer,
         )
     return SFTResult(checkpoint=new.artifact, policy=policy, demonstrations=count, losses=losses)

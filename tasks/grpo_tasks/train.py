@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.learner.checkpoints import read_state
 from grpo.learner.metrics import UpdateMetrics
@@ -26,6 +27,7 @@ def train(
     parent: Artifact,
     base: Artifact,
     settings: TrainingSettings,
+    renderer: RendererSettings | None,
     iteration: int,
     seed: int,
     store: str,
@@ -47,6 +49,7 @@ def train(
                 seed=seed,
                 iteration=iteration,
                 base_artifact=base,
+                renderer=renderer,
             )
         checkpoint = new.artifact
     except UpdateSkipped as skipped:

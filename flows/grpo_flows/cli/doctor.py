@@ -74,10 +74,10 @@ def check_config(config: PipelineConfig) -> ModelPlan:
     """
     from grpo.agents.catalog import make_agent
     from grpo.environments.catalog import make_environment
+    from grpo.policy.renderer import make_renderer
     from grpo.policy.transformers.model import load_tokenizer
     from grpo.policy.transformers.quantization import bitsandbytes_config
     from grpo.policy.weights.sources import model_description
-    from grpo.renderers.chat_template import Renderer
     from grpo.rewards.hacking.check import check_rewards
     from grpo.rewards.learned.safety import SafetyReward
     from grpo_tasks.executor import shard_runner
@@ -85,13 +85,14 @@ def check_config(config: PipelineConfig) -> ModelPlan:
     plan = check_files(config)
     with model_description(plan.address) as described:
         tokenizer = load_tokenizer(described.tokenizer, chat_template=config.policy.chat_template)
-        Renderer(tokenizer)
+        make_renderer(tokenizer, settings=config.policy.renderer)
     if config.policy.quantization is not None:
         bitsandbytes_config(config.policy.quantization)
     if config.rollout.backend == "vllm":
         import grpo.policy.vllm  # noqa: F401 - raises where the package is missing
     shard_runner(config.rollout)
-    Renderer(tokenizer, tools=(*make_environment(config.environment).tools, *make_agent(config.agent).tools))
+    tools = (*make_environment(config.environment).tools, *make_agent(config.agent).tools)
+    make_renderer(tokenizer, tools=tools, settings=config.policy.renderer)
     check_rewards(config.reward)
     for gate in config.gates:
         if isinstance(gate, SafetyGate):

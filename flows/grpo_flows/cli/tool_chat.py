@@ -22,7 +22,7 @@ from grpo.environments.environment import Environment, EnvironmentState
 from grpo.errors import ConfigError
 from grpo.messages import Message
 from grpo.policy.policy import Policy
-from grpo.renderers.chat_template import Renderer
+from grpo.policy.renderer import make_renderer
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
@@ -120,7 +120,8 @@ def open_tool_chat(
     opened = policy or open_backend(AgentConfig(model_name=model), None)
     tokenizer = getattr(opened, "tokenizer", None)
     if tokenizer is not None:
-        agent.renderer = Renderer(tokenizer, tools=(*environment.tools, *agent.tools))
+        tools = (*environment.tools, *agent.tools)
+        agent.renderer = make_renderer(tokenizer, tools=tools, settings=config.policy.renderer)
     agent.set_policy(opened)
     return ToolChat(agent, environment, chosen, watch)
 

@@ -11,7 +11,7 @@ from grpo.errors import ConfigError
 from grpo.messages import Message
 from grpo.policy.catalog import CHAT, STUB, is_weights, open_policy
 from grpo.policy.policy import Policy, Prompt, Sampler, Sampling
-from grpo.renderers.byte_renderer import ByteRenderer
+from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 
 END = "[END]"
@@ -83,7 +83,7 @@ def open_user_model(address: str, *, temperature: float, max_new_tokens: int) ->
             f"{STUB}://replies.yaml, a model folder, org/name, file.gguf or models:/name@alias"
         )
     policy = open_policy(address)
-    renderer = Renderer(policy.tokenizer) if weights else ByteRenderer()  # type: ignore[attr-defined]
+    renderer = make_renderer(policy.tokenizer if weights else None)  # type: ignore[attr-defined]
     return UserModel(policy, renderer, temperature=temperature, max_new_tokens=max_new_tokens)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,24 @@ def test_truncated_and_failed_episodes_are_counted_separately():
     ]
     result = _evaluate(_side("0000"), after)
     assert (result.failed_share, result.truncated_share) == (0.5, 0.25)
+
+
+def test_calls_that_were_never_logged_are_counted_for_each_policy():
+    """Champion 2 of 3 + 0 of 1, candidate 1 of 4 in its one outcome; another environment's state has no such count."""
+    before, after = _side("01"), [_played("0", True), _played("1", None, stop="failed")]
+
+    def replayed(trajectory: Trajectory, calls: int, unrecorded: int) -> Trajectory:
+        return replace(
+            trajectory, outcome=Outcome(success=True, state={"calls": calls, "unrecorded_calls": unrecorded})
+        )
+
+    replays = _evaluate(
+        [replayed(before[0], 3, 2), replayed(before[1], 1, 0)], [replayed(after[0], 4, 1), after[1]]
+    ).replays
+    assert replays is not None
+    assert (replays.champion.calls, replays.champion.unrecorded) == (4, 2)
+    assert (replays.candidate.calls, replays.candidate.unrecorded) == (4, 1)
+    assert _evaluate(before, after).replays is None
 
 
 def test_pass_rates_are_compared_by_scenario():

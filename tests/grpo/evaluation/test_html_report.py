@@ -320,6 +320,15 @@ def test_unverified_runs_show_rewards_without_success() -> None:
     assert "reward none" in section(page, "conversations")
 
 
+def test_calls_that_were_never_logged_are_shown_for_replays_alone(whole: str) -> None:
+    """Of how many, for champion and candidate; nothing in an environment that replays no log."""
+    counts = {"champion": {"calls": 1200, "unrecorded": 31}, "candidate": {"calls": 1180, "unrecorded": 4}}
+    text = section(render_page(document(evaluation=evaluation(replays=counts))), "heldout")
+    assert "Tool calls of the champion that were never logged 31 of 1,200" in text
+    assert "Tool calls of the candidate that were never logged 4 of 1,180" in text
+    assert "never logged" not in section(whole, "heldout")
+
+
 def test_pass_rates_are_percentages_and_absent_without_verification() -> None:
     """A reward is a number, pass@k is still a percentage; without outcomes the row is absent."""
     by_reward = section(render_page(document(evaluation=evaluation(metric="reward"))), "heldout")

@@ -16,7 +16,7 @@ from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.attention import KVCache
 from grpo.policy.transformers.forward import token_batch
 from grpo.policy.transformers.model import load
-from grpo.renderers.chat_template import renderer_hash
+from grpo.renderers.chat_template import Renderer
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.trajectories import group
@@ -80,7 +80,7 @@ def test_activations_are_near_those_of_a_pass():
         config.training,
         policy_hash=policy.hash,
         earlier_hash=None,
-        renderer_hash=renderer_hash(policy.tokenizer),
+        renderer_hash=Renderer(policy.tokenizer).hash,
     )
     samples = [sample for members in batch.groups for sample in members]
     kept: dict[int, int] = {}

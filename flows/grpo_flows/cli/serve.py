@@ -1,0 +1,85 @@
+"""`grpo serve`: serve a model by OpenAI's chat API, and log its conversations."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo.errors import ConfigError
+from grpo_flows.cli.command import console, start_command
+from grpo_flows.local import settings
+
+_REGISTERED = "models:/"
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(help="models:/NAME@champion, whose successor takes over; a model folder, org/name, file.gguf."),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    keys: Annotated[Path | None, typer.Option(help="File of the API keys; keys.json in GRPO_HOME by default.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Folder of the conversations; conversations in GRPO_HOME by default.")
+    ] = None,
+    consent: Annotated[
+        str, typer.Option(help="Uses that users have agreed to, logged with each turn, such as training.")
+    ] = "",
+    licence: Annotated[str, typer.Option(help="Licence of the conversations, logged with each turn.")] = "",
+    retention_days: Annotated[int | None, typer.Option(min=1, help="Days after which turns are erased.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Turns that are generated at once.")] = 64,
+    max_requests: Annotated[int, typer.Option(min=1, help="Turns in progress and waiting; more get 503.")] = 256,
+    drain_s: Annotated[float, typer.Option(min=0, help="Seconds that running turns have to end on SIGTERM.")] = 60.0,
+    tls_certificate: Annotated[Path | None, typer.Option(help="TLS certificate, PEM; with --tls-key.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
+) -> None:
+    """Serve a model by OpenAI's chat API on this machine, and log each conversation for retraining.
+
+    Requests need a key: grpo keys create NAME --scope chat. When another version becomes champion, it is loaded beside
+    the old one and answers new conversations. SIGTERM lets running turns end.
+
+    Example: grpo serve models:/support-desk@champion --consent training
+    """
+    home = start_command()
+    if (tls_certificate is None) != (tls_key is None):
+        raise ConfigError("TLS needs both --tls-certificate and --tls-key")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    from grpo.serving.guard import Authenticator
+    from grpo.serving.keys import KeyStore
+    from grpo.serving.registered import fixed_model, watched_version
+    from grpo.serving.server import ServerSettings, run_server
+    from grpo.serving.service import ServiceSettings
+    from grpo.serving.versions import EngineSettings
+    from grpo_tasks.registry import registry
+
+    store = KeyStore(keys or home / "keys.json")
+    if not store.list():
+        raise ConfigError("there are no API keys: make one with grpo keys create NAME --scope chat --scope feedback")
+    if model.startswith(_REGISTERED):
+        with settings.without_gc():
+            models = registry()
+        models.resolve(model)
+        source = watched_version(models, model)
+    else:
+        source = fixed_model(model, Path(model).name)
+    console.print(f"http{'s' if tls_key else ''}://{host}:{port}/v1   {model}   log {log or home / 'conversations'}")
+    run_server(
+        ServerSettings(
+            log=log or home / "conversations",
+            budgets=home / "budgets.db",
+            host=host,
+            port=port,
+            certificate=tls_certificate,
+            private_key=tls_key,
+            retention_days=retention_days,
+            drain_s=drain_s,
+            engine=EngineSettings(concurrency=concurrency),
+            service=ServiceSettings(max_requests=max_requests, consent=consent, licence=licence),
+        ),
+        source,
+        Authenticator(store),
+    )

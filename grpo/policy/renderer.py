@@ -1,0 +1,73 @@
+"""Renderer of a policy: that of its tokenizer's chat template, or one of the user's own.
+
+    policy: {model: models/clerk, renderer: {kind: python, object: "shop.renderer:ShopRenderer", options: {date: true}}}
+
+The hash of one's own is that of its tokenizer and template with its class, sources and options, so that a learner
+refuses rollouts of another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo.config.renderer import RendererSettings
+from grpo.errors import ConfigError
+from grpo.messages import Tool
+from grpo.renderers.byte_renderer import ByteRenderer
+from grpo.renderers.chat_template import Renderer
+from grpo.storage.files import file_digest
+from grpo.user_objects import check_options, create
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TOOLS = "tools"
+_NEEDED = (_TOOLS, "hash", "stop_id", "stop_ids")
+
+
+def make_renderer(
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    tools: Sequence[Tool] = (),
+    settings: RendererSettings | None = None,
+) -> Renderer:
+    """Make the renderer of a policy's tokenizer; a policy without one reads messages and gets bytes.
+
+    Raises `PolicyError` for a template that cannot be used, and `ConfigError` for a renderer of the user's own that
+    cannot be made, or for a policy that reads messages.
+    """
+    if settings is None:
+        return ByteRenderer(tools=tools) if tokenizer is None else Renderer(tokenizer, tools=tools)
+    if tokenizer is None:
+        raise ConfigError(
+            f"renderer {settings.reference} writes token ids, and this policy reads messages; leave the renderer out"
+        )
+    renderer = create(settings.reference, settings.options, Renderer, tokenizer, tools=tuple(tools))
+    if missing := [name for name in _NEEDED if not hasattr(renderer, name)]:
+        raise ConfigError(
+            f"{settings.reference} makes a renderer without {missing[0]}; call super().__init__(tokenizer, tools=tools)"
+        )
+    renderer.hash = _hash(renderer, settings)
+    return renderer
+
+
+def check_renderer(settings: RendererSettings) -> None:
+    """Raise `ConfigError` for a renderer that cannot be imported, or whose options its signature does not have."""
+    check_options(settings.reference, settings.options, Renderer, given=1, named=(_TOOLS,))
+
+
+def _hash(renderer: Renderer, settings: RendererSettings) -> str:
+    """Digest of the renderer's own hash, its name and options, and the files of its classes."""
+    parts = [renderer.hash, settings.reference, settings.options]
+    parts += [file_digest(path) for path in _sources(type(renderer))]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _sources(kind: type[Renderer]) -> list[Path]:
+    own = kind.__mro__[: kind.__mro__.index(Renderer)]
+    return [Path(inspect.getfile(part)) for part in own]

@@ -59,9 +59,8 @@ class ToolFormat(ABC):
     def __init__(self, marks: Marks) -> None:
         self._bare = marks.bare
         self._open = re.compile(_core(marks.opening) + r"\s*")
-        self._partial = regex.compile(
-            rf"\s*{self._open.pattern}{self._beginning}" if self._bare else self._open.pattern
-        )
+        start = rf"\s*{self._open.pattern}{self._beginning}" if self._bare else self._open.pattern
+        self._partial = regex.compile(start)
         self._between = None if marks.between is None else pattern(marks.between)
         self._close = re.compile(r"\s*" + _core(marks.closing))
 

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's chat API: every parameter has its effect, or the request is refused with the parameter's name."""
+"""Requests of OpenAI's chat API: a parameter has its effect, or the request is refused with its name."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from grpo.serving.versions import ServedModel
 
 
 def watched_version(models: Registry, address: str) -> Callable[[str], ServedModel | None]:
-    """Look up the version at an address such as `models:/support-desk@champion`, and load it where it is another one."""
+    """Look up the version at an address such as `models:/support-desk@champion`, and load another one."""
 
     def next_version(current: str) -> ServedModel | None:
         version = models.resolve(address)

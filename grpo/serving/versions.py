@@ -195,7 +195,7 @@ class Versions:
     async def watch(self, next_version: Callable[[str], ServedModel | None], *, every_s: float) -> None:
         """Load each new version that `next_version` finds, given the one that answers, until cancelled.
 
-        It is called on a thread. An error is logged, and the version that answers goes on; without one it is tried again.
+        It is called on a thread. An error is logged and tried again; the version that answers goes on.
         """
         while True:
             current = self.current

@@ -18,7 +18,7 @@ _REGISTERED = "models:/"
 def serve(
     model: Annotated[
         str,
-        typer.Argument(help="models:/NAME@champion, whose successor takes over; a model folder, org/name, file.gguf."),
+        typer.Argument(help="models:/NAME@champion, or a model folder, org/name, file.gguf."),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,

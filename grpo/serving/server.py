@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -56,16 +56,14 @@ class ServerSettings:
 def run_server(settings: ServerSettings, next_version: NextVersion, authenticate: Authenticator) -> None:
     """Serve until SIGTERM or SIGINT; then running turns end, for `drain_s` at most. A second signal ends at once."""
     metrics = Metrics()
-    service = Service(
-        Versions(settings.engine), ServingLog(settings.log, retention_days=settings.retention_days), settings.service,
-        observe=metrics.observe,
-    )  # fmt: skip
+    log = ServingLog(settings.log, retention_days=settings.retention_days)
+    service = Service(Versions(settings.engine), log, settings.service, observe=metrics.observe)
     metrics.watch(service)
     budgets = TokenBudgets(settings.budgets)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with _running(service, next_version, settings.watch_s):
+        async with log, _running(service, next_version, settings.watch_s):
             yield
         budgets.close()
 
@@ -75,21 +73,14 @@ def run_server(settings: ServerSettings, next_version: NextVersion, authenticate
 
 @asynccontextmanager
 async def _running(service: Service, next_version: NextVersion, watch_s: float) -> AsyncIterator[None]:
-    """Run log and versions; the first version is loaded while probes are answered already."""
-    log = service.log
-    async with log:
-
-        async def load_and_watch() -> None:
-            await service.versions.watch(next_version, every_s=watch_s)
-
-        watcher = asyncio.create_task(load_and_watch())
-        try:
-            yield
-        finally:
-            watcher.cancel()
-            with suppress(asyncio.CancelledError):
-                await watcher
-            await service.versions.close()
+    """Load the first version, while probes are answered already, and watch for the next ones."""
+    watcher = asyncio.create_task(service.versions.watch(next_version, every_s=watch_s))
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+        await service.versions.close()
 
 
 def _uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:

@@ -150,3 +150,25 @@ def test_an_unreadable_call_is_malformed(body: str):
     assert message.tool_calls == ()
     assert message.malformed is not None
     assert body in message.malformed
+
+
+@pytest.mark.parametrize(("name", "text"), [*CALLS.items(), *KEPT.items()])
+def test_content_that_is_settled_begins_the_content_of_the_whole_reply(name: str, text: str):
+    """At every cut of three hundred replies of words, calls and pieces of calls; and no settled content is taken back."""
+    renderer, draw = _renderer(name), random.Random(name)
+    pieces = [*re.findall(r"\w+|\s+|[^\w\s]", text), text, "<think>x</think>", "Hello, ", "<tool_call>", "[", "{"]
+    for _ in range(300):
+        reply = "".join(draw.choice(pieces) for _ in range(draw.randint(1, 12)))
+        content, settled = renderer.parse_text(reply).content, ""
+        for end in range(len(reply) + 1):
+            longer = renderer.settled_content(reply[:end])
+            assert longer.startswith(settled), (reply, end)
+            assert content.startswith(longer), (reply, end, longer, content)
+            settled = longer
+
+
+def test_text_before_a_call_is_settled_and_the_call_is_not():
+    """Of `It is here. <tool_ca` the first sentence; a `<` that turns out to be text is settled with what follows."""
+    assert HERMES.settled_content("It is here. <tool_ca") == "It is here."
+    assert HERMES.settled_content("1 < 2 and <too") == "1 < 2 and"
+    assert HERMES.settled_content("1 < 2 and <too bad") == "1 < 2 and <too bad"

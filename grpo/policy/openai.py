@@ -57,6 +57,7 @@ class ChatSession:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`; the renderer encodes the returned message to tokens."""
+        sampling.refuse_top_logprobs(f"the chat endpoint {self._endpoint.address}")
         tools = [tool.to_template() for tool in self._renderer.tools]
         request: dict[str, Any] = {
             "model": self._endpoint.model,
@@ -124,7 +125,7 @@ class CompletionsSession:
             top_p=sampling.top_p,
             max_tokens=sampling.max_new_tokens,
             seed=sampling.turn_seed(self._turns),
-            logprobs=1,
+            logprobs=max(1, sampling.top_logprobs),
             extra_body={
                 "return_token_ids": True,
                 "return_tokens_as_token_ids": True,
@@ -138,14 +139,14 @@ class CompletionsSession:
         )
         response = await self._endpoint.send(request, "text")
         self._turns += 1
-        generation = self._read(response.choices[0])
+        generation = self._read(response.choices[0], top_logprobs=sampling.top_logprobs)
         self._ids += generation.token_ids
         return generation if sampling.unfiltered else replace(generation, logprobs=None)
 
     def close(self) -> None:
         """No resource to release."""
 
-    def _read(self, choice: CompletionChoice) -> Generation:
+    def _read(self, choice: CompletionChoice, *, top_logprobs: int) -> Generation:
         address, extra = self._endpoint.address, choice.model_extra or {}
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
         ids = extra.get("token_ids") or _parse_token_ids((choice.logprobs and choice.logprobs.tokens) or ())
@@ -163,7 +164,24 @@ class CompletionsSession:
                 "and --generation-config vllm"
             )
         stop = "length" if choice.finish_reason == "length" else "stop"
-        return Generation(token_ids=list(ids), logprobs=list(logprobs), stop=stop)  # type: ignore[arg-type]
+        return Generation(
+            token_ids=list(ids),
+            logprobs=list(logprobs),  # type: ignore[arg-type]
+            stop=stop,
+            top_logprobs=self._read_top(choice, count=top_logprobs) if top_logprobs else None,
+        )
+
+    def _read_top(self, choice: CompletionChoice, *, count: int) -> list[tuple[tuple[int, float], ...]]:
+        steps = (choice.logprobs and choice.logprobs.top_logprobs) or ()
+        tops = [
+            _likeliest(dict(zip(_parse_token_ids(list(step)), step.values(), strict=False)), count) for step in steps
+        ]
+        if not tops or not all(tops):
+            raise PolicyError(
+                f"{self._endpoint.address} gives no likeliest tokens with their ids; set top_logprobs to 0, or serve "
+                f"the model with at least --max-logprobs {count}"
+            )
+        return tops
 
 
 def to_openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -223,6 +241,11 @@ def _to_message(response: ChatCompletion, renderer: Renderer) -> Message:
     return (
         Message(role="assistant", content=text.strip(), tool_calls=tuple(calls)) if calls else renderer.parse_text(text)
     )
+
+
+def _likeliest(logprobs: dict[int, float], count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest tokens, likeliest first; a server adds the sampled one."""
+    return tuple(sorted(logprobs.items(), key=lambda item: -item[1])[:count])
 
 
 def _parse_token_ids(tokens: Sequence[str]) -> list[int]:

@@ -50,6 +50,11 @@ class Sampling:
         """True without top-p, top-k and greedy decoding: only then log-probabilities can be trained on."""
         return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
 
+    def refuse_top_logprobs(self, backend: str) -> None:
+        """Raise `ConfigError` if `top_logprobs` is set, for a backend that has none."""
+        if self.top_logprobs:
+            raise ConfigError(f"top_logprobs {self.top_logprobs}: {backend} returns no log-probabilities; set it to 0")
+
     def uniforms(self, turn: int) -> NDArray[np.float64]:
         """Random numbers of this sample's turn, from a generator of its own, independent of the batch."""
         bits = np.random.Philox(key=np.array([self.seed, turn], dtype=np.uint64))

@@ -20,7 +20,7 @@ import hashlib
 import itertools
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -258,7 +258,7 @@ class VLLMSession:
             top_k=sampling.top_k or -1,
             max_tokens=sampling.max_new_tokens,
             seed=sampling.turn_seed(self._turns),
-            logprobs=0,
+            logprobs=sampling.top_logprobs,
             stop_token_ids=sorted(self._stop_ids),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -273,11 +273,22 @@ class VLLMSession:
         self._ids += ids
         stopped = ids[-1] in self._stop_ids
         return Generation(
-            token_ids=ids, logprobs=logprobs if sampling.unfiltered else None, stop="stop" if stopped else "length"
+            token_ids=ids,
+            logprobs=logprobs if sampling.unfiltered else None,
+            stop="stop" if stopped else "length",
+            top_logprobs=[_likeliest(step, sampling.top_logprobs) for step in output.logprobs]
+            if sampling.top_logprobs
+            else None,
         )
 
     def close(self) -> None:
         """No resource to release: the engine evicts prefixes by itself."""
+
+
+def _likeliest(step: Mapping[int, Any], count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest tokens, likeliest first; vLLM adds the sampled one."""
+    logprobs = ((token, float(entry.logprob)) for token, entry in step.items())
+    return tuple(sorted(logprobs, key=lambda item: -item[1])[:count])
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -55,6 +55,9 @@ class MaskRule:
 
 _CAUSAL = MaskRule(causal_mask_function)
 
+KeysValues = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of one conversation by layer, [kv_heads, tokens, head_dim]."""
+
 
 class KVCache:
     """Keys and values of `slots` conversations, each up to `capacity` tokens; grows by doubling.
@@ -96,6 +99,27 @@ class KVCache:
                 keys[:, :, clear] = 0
                 values[:, :, clear] = 0
             self._cleared = clear.stop
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of one token in all layers."""
+        parts = [part for pair in self._layers.values() for part in pair]
+        return sum(part.shape[1] * part.shape[3] * part.element_size() for part in parts)
+
+    @torch.inference_mode()
+    def read(self, slot: int, tokens: int) -> KeysValues:
+        """Copy of the first `tokens` of a slot."""
+        return {
+            index: (keys[slot, :, :tokens].clone(), values[slot, :, :tokens].clone())
+            for index, (keys, values) in self._layers.items()
+        }
+
+    @torch.inference_mode()
+    def write(self, slot: int, prefix: KeysValues, tokens: int) -> None:
+        """Copy the first `tokens` of what `read` returned into a slot."""
+        for index, pair in prefix.items():
+            for part, source in zip(self._layers[index], pair, strict=True):
+                part[slot, :, :tokens] = source[:, :tokens]
 
     @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:

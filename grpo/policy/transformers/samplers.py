@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from grpo.policy.transformers.forward import forward_path
 from grpo.policy.transformers.padded_sampler import PaddedSampler
 from grpo.policy.transformers.sampler import SlotSampler
+from grpo.policy.transformers.serving_sampler import ServingSampler
 from grpo.policy.transformers.turn_sampler import TurnSampler
 
 
@@ -20,3 +21,29 @@ def make_sampler(
     if path == "flat":
         return SlotSampler(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
     return PaddedSampler(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context, path=path)
+
+
+def make_serving_sampler(
+    model: PreTrainedModel,
+    *,
+    stop_ids: Collection[int],
+    concurrency: int,
+    max_context: int,
+    prefill_chunk: int,
+    prefix_cache_bytes: int,
+) -> ServingSampler | PaddedSampler:
+    """Make the sampler of the model's forward path for turns that come at any time.
+
+    Only flat attention reads prompts in chunks and keeps prefixes.
+    """
+    path = forward_path(model)
+    if path != "flat":
+        return PaddedSampler(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context, path=path)
+    return ServingSampler(
+        model,
+        stop_ids=stop_ids,
+        concurrency=concurrency,
+        max_context=max_context,
+        prefill_chunk=prefill_chunk,
+        prefix_cache_bytes=prefix_cache_bytes,
+    )

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.logits_filters import filter_logits
 
 _BLOCK = 256
@@ -37,9 +37,12 @@ class Turn:
     unread: list[int]
     """Tokens that the model has not processed yet."""
     future: asyncio.Future[Generation]
-    on_token: Callable[[int], None] | None
+    on_token: Callable[[SampledToken], bool | None] | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values another session has computed."""
 
 
 class TurnSession:
@@ -65,8 +68,8 @@ class TurnSession:
         return await self._sampler.submit(self, prompt, sampling)
 
     def close(self) -> None:
-        """See `Session.close`."""
-        self._sampler.release(self)
+        """See `Session.close`; a turn in progress is cancelled."""
+        self._sampler.close(self)
 
 
 class TurnSampler(ABC):
@@ -86,6 +89,16 @@ class TurnSampler(ABC):
         self.tokens_processed = 0
         self.tokens_generated = 0
 
+    @property
+    def running(self) -> int:
+        """Number of turns in the batch."""
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        """Number of turns that wait to be admitted."""
+        return len(self._waiting)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -96,6 +109,15 @@ class TurnSampler(ABC):
     def open(self) -> TurnSession:
         """Start a conversation."""
         return TurnSession(self)
+
+    def close(self, session: TurnSession) -> None:
+        """Cancel the turn of a session, free what it holds, and go on with a turn that has waited for it."""
+        for turn in (*self._active, *self._waiting):
+            if turn.session is session:
+                turn.future.cancel()
+        self.release(session)
+        if pending(self._waiting):
+            self._start_worker()
 
     @abstractmethod
     def release(self, session: TurnSession) -> None:
@@ -115,13 +137,19 @@ class TurnSampler(ABC):
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         uniforms = sampling.uniforms(session.turns)
         self._waiting.append(Turn(session, sampling, uniforms, unread, future, prompt.on_token))
+        self._start_worker()
+        return await future
+
+    def _start_worker(self) -> None:
         if self._worker is None or self._worker.done():
             # an empty context: the task serves all conversations and must not inherit the first caller's variables
             self._worker = asyncio.create_task(self._run(), context=Context())
-        return await future
 
     async def _run(self) -> None:
-        """Run forward passes until no turn is left; an error is raised in every waiting conversation."""
+        """Run forward passes until no turn is left, or those that are wait for a slot.
+
+        An error is raised in every waiting conversation.
+        """
         try:
             while True:
                 await self._wait_until_idle()
@@ -131,6 +159,8 @@ class TurnSampler(ABC):
                 with torch.inference_mode():
                     self._step()
         except BaseException as error:
+            for turn in self._active:
+                turn.session.history.clear()  # what the failed pass has left in the cache is not known
             for turn in (*self._active, *self._waiting):
                 if not turn.future.done():
                     turn.future.set_exception(error)
@@ -149,34 +179,58 @@ class TurnSampler(ABC):
     def _sample(self, turns: list[Turn], logits: torch.Tensor) -> None:
         """Sample one token a turn by inverse transform from logits [turns, vocabulary]; finished turns leave."""
         temperatures = torch.tensor([turn.sampling.temperature or 1.0 for turn in turns], device=self._device)
-        scores = filter_logits(logits.float() / temperatures[:, None], [turn.sampling for turn in turns])
-        logprobs = torch.log_softmax(scores, dim=-1)
+        scores = logits.float() / temperatures[:, None]
+        filtered = filter_logits(scores, [turn.sampling for turn in turns])
+        logprobs = torch.log_softmax(filtered, dim=-1)
         uniforms = torch.tensor([turn.uniforms[len(turn.token_ids)] for turn in turns], device=self._device)
         sampled = inverse_transform(logprobs.exp(), uniforms)
+        if filtered is not scores and any(turn.on_token or turn.sampling.top_logprobs for turn in turns):
+            logprobs = torch.log_softmax(scores, dim=-1)
         token_logprobs = logprobs.gather(1, sampled[:, None])[:, 0].tolist()
+        top_logprobs = _likeliest(logprobs, [turn.sampling.top_logprobs for turn in turns])
         self._active = []
-        for turn, token, logprob in zip(turns, sampled.tolist(), token_logprobs, strict=True):
+        for turn, token, logprob, top in zip(turns, sampled.tolist(), token_logprobs, top_logprobs, strict=True):
             turn.session.history += turn.unread
             turn.token_ids.append(token)
             turn.logprobs.append(logprob)
+            turn.top_logprobs.append(top)
             turn.unread = [token]
             self.tokens_generated += 1
-            if turn.on_token is not None:
-                turn.on_token(token)
+            ended = turn.on_token is not None and turn.on_token(
+                SampledToken(id=token, logprob=logprob, top_logprobs=top)
+            )
             context_full = turn.session.length + 1 >= self._max_context
-            if token in self._stop_ids or len(turn.token_ids) == turn.sampling.max_new_tokens or context_full:
-                turn.session.last = token
-                turn.session.turns += 1
-                if not turn.future.cancelled():
-                    turn.future.set_result(
-                        Generation(
-                            token_ids=turn.token_ids,
-                            logprobs=turn.logprobs if turn.sampling.unfiltered else None,
-                            stop="stop" if token in self._stop_ids else "length",
-                        )
-                    )
+            if token in self._stop_ids:
+                self._finish(turn, "stop")
+            elif ended:
+                self._finish(turn, "callback")
+            elif len(turn.token_ids) == turn.sampling.max_new_tokens or context_full:
+                self._finish(turn, "length")
             else:
                 self._active.append(turn)
+
+    def _finish(self, turn: Turn, stop: Literal["stop", "length", "callback"]) -> None:
+        turn.session.last = turn.token_ids[-1]
+        turn.session.turns += 1
+        if not turn.future.cancelled():
+            turn.future.set_result(
+                Generation(
+                    token_ids=turn.token_ids,
+                    logprobs=turn.logprobs if turn.sampling.unfiltered else None,
+                    stop=stop,
+                    top_logprobs=turn.top_logprobs if turn.sampling.top_logprobs else None,
+                    cached_tokens=turn.cached_tokens,
+                )
+            )
+
+
+def _likeliest(logprobs: torch.Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
+    """(token, log-probability) of the `counts` likeliest tokens of each row, likeliest first."""
+    if not any(counts):
+        return [()] * len(counts)
+    values, ids = logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1)
+    rows = zip(ids.tolist(), values.tolist(), counts, strict=True)
+    return [tuple(zip(row_ids[:count], row[:count], strict=True)) for row_ids, row, count in rows]
 
 
 def inverse_transform(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

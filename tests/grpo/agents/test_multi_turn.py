@@ -16,7 +16,7 @@ from grpo.agents.multi_turn import MultiTurnAgent, create_agent, create_stub_age
 from grpo.agents.tool_agent import ToolAgent
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, DataError, PolicyError
-from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.byte_renderer import ByteRenderer
 from grpo.renderers.chat_template import Renderer
@@ -207,7 +207,7 @@ class Typist:
         ids = [*self.text.encode(), ByteRenderer().stop_id]
         for token in ids:
             if prompt.on_token is not None:
-                prompt.on_token(token)
+                prompt.on_token(SampledToken(id=token, logprob=0.0))
             self.generated += 1
             await asyncio.sleep(0)
         return Generation(token_ids=ids, logprobs=None, stop="stop")

@@ -10,7 +10,7 @@ import pytest
 
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.conversation import ConversationEnvironment
-from grpo.errors import PolicyError
+from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.policy.openai import ChatPolicy, CompletionsPolicy, to_openai_messages
 from grpo.policy.openai_endpoint import OpenAIEndpoint
@@ -60,14 +60,19 @@ def renderer(tiny_folder: Path) -> Renderer:
 
 
 def _generate(
-    policy: Policy, renderer: Renderer, *prompts: Prompt, seed: int = 1, temperature: float = 0.7
+    policy: Policy,
+    renderer: Renderer,
+    *prompts: Prompt,
+    seed: int = 1,
+    temperature: float = 0.7,
+    top_logprobs: int = 0,
 ) -> Generation:
     """Generation for the last prompt of one conversation."""
 
     async def run() -> Generation:
         async with policy.sampler(concurrency=1, renderer=renderer) as sampler:
             session = sampler.open()
-            sampling = Sampling(temperature=temperature, max_new_tokens=5, seed=seed)
+            sampling = Sampling(temperature=temperature, max_new_tokens=5, seed=seed, top_logprobs=top_logprobs)
             return [await session.generate(prompt, sampling) for prompt in prompts][-1]
 
     return asyncio.run(run())
@@ -221,6 +226,35 @@ def test_a_completions_server_reads_and_returns_token_ids_with_log_probabilities
     sent = {name: model.asked[0][name] for name in ("temperature", "top_p", "top_k", "max_tokens", "stop_token_ids")}
     assert sent == {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "max_tokens": 5, "stop_token_ids": [stop]}
     assert model.asked[0]["seed"] != model.asked[1]["seed"]
+
+
+def test_the_likeliest_tokens_of_a_completions_server(model: Model, renderer: Renderer):
+    """Two of each step, likeliest first; the server adds the sampled token to the first step."""
+    steps = [
+        {"token_id:9": -3.0, "token_id:5": -0.25, "token_id:7": -2.0},
+        {"token_id:8": -0.5, f"token_id:{renderer.stop_id}": -1.5},
+    ]
+    logprobs = {"tokens": ["x", "y"], "token_logprobs": [-3.0, -1.5], "top_logprobs": steps}
+    model.answers = [_completion(logprobs=logprobs, token_ids=[9, renderer.stop_id])]
+    generation = _generate(CompletionsPolicy(model.server()), renderer, HELLO, top_logprobs=2)
+    assert model.asked[0]["logprobs"] == 2
+    assert generation.top_logprobs == [((5, -0.25), (7, -2.0)), ((8, -0.5), (renderer.stop_id, -1.5))]
+
+
+@pytest.mark.parametrize("steps", [None, [{"x": -0.5}, {"y": -0.5}]])
+def test_a_completions_server_without_likeliest_tokens_is_refused(model: Model, renderer: Renderer, steps: object):
+    """None, and tokens by their texts, when they are asked for."""
+    logprobs = {"tokens": ["x", "y"], "token_logprobs": [-3.0, -1.5], "top_logprobs": steps}
+    model.answers = [_completion(logprobs=logprobs, token_ids=[9, renderer.stop_id])]
+    with pytest.raises(PolicyError, match="no likeliest tokens"):
+        _generate(CompletionsPolicy(model.server()), renderer, HELLO, top_logprobs=2)
+
+
+def test_a_chat_server_has_no_likeliest_tokens(model: Model, renderer: Renderer):
+    """An error before a request, not an empty list."""
+    with pytest.raises(ConfigError, match="top_logprobs 2"):
+        _generate(ChatPolicy(model.server()), renderer, HELLO, top_logprobs=2)
+    assert not model.asked
 
 
 def test_token_ids_are_parsed_from_token_names(model: Model, renderer: Renderer):

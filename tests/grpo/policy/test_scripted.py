@@ -11,7 +11,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.support_desk.desk import SupportDesk
-from grpo.errors import DataError, PolicyError
+from grpo.errors import ConfigError, DataError, PolicyError
 from grpo.learner.batch import build_batch
 from grpo.messages import Message
 from grpo.policy.policy import Prompt, Sampling
@@ -146,3 +146,15 @@ def test_only_an_existing_yaml_file_is_read(tmp_path: Path, name: str):
     """Neither another suffix nor a path with '..'."""
     with pytest.raises(PolicyError, match=r"replies"):
         read_replies(tmp_path / name)
+
+
+def test_a_script_has_no_likeliest_tokens(renderer: Renderer):
+    """An error, not an empty list."""
+
+    async def run() -> None:
+        async with ScriptedPolicy(["Hello."]).sampler(concurrency=1, renderer=renderer) as sampler:
+            sampling = Sampling(temperature=1.0, max_new_tokens=9, seed=0, top_logprobs=1)
+            await sampler.open().generate(Prompt(new_ids=[]), sampling)
+
+    with pytest.raises(ConfigError, match="top_logprobs 1"):
+        asyncio.run(run())

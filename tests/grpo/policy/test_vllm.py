@@ -110,6 +110,25 @@ def test_log_probabilities_are_at_the_sampling_temperature(backend: ModuleType, 
         assert np.abs(np.array(generation.logprobs) - _exact(tiny_folder, prompt, generation, temperature)).max() < 1e-5
 
 
+def test_the_likeliest_tokens_are_returned_with_each_token(backend: ModuleType, tiny_folder: Path):
+    """Three of each of 6 steps, as in a plain forward pass, without a sampled token that is less likely."""
+
+    async def run() -> Generation:
+        policy = backend.VLLMPolicy(tiny_folder)
+        async with policy.sampler(concurrency=1, renderer=Renderer(policy.tokenizer)) as sampler:
+            sampling = Sampling(temperature=0.7, max_new_tokens=6, seed=1, top_logprobs=3)
+            return await sampler.open().generate(Prompt(new_ids=PROMPT), sampling)
+
+    generation = asyncio.run(run())
+    with torch.no_grad():
+        logits = load(tiny_folder).model(input_ids=torch.tensor([PROMPT + generation.token_ids])).logits[0].float()
+    values, ids = torch.log_softmax(logits / 0.7, dim=-1)[len(PROMPT) - 1 : -1].topk(3)
+    assert generation.top_logprobs is not None
+    assert [[token for token, _ in top] for top in generation.top_logprobs] == ids.tolist()
+    for top, row in zip(generation.top_logprobs, values.tolist(), strict=True):
+        assert [logprob for _, logprob in top] == pytest.approx(row, abs=1e-5)
+
+
 def test_sampling_is_from_the_full_distribution(backend: ModuleType, vllm: VLLM, tiny: TransformersPolicy, tiny_folder):
     """No top-p, no top-k, no generation_config.json; prompts are cached; the stop token is the renderer's."""
     _generate(backend.VLLMPolicy(tiny_folder, gpu_memory_utilization=0.3, max_context=64), PROMPT)

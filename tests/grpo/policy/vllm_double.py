@@ -141,7 +141,8 @@ class AsyncLLMEngine:
             scores = torch.log_softmax(row, dim=-1)
             token = int(torch.multinomial(scores.exp(), 1, generator=generator))
             ids.append(token)
-            logprobs.append({token: Logprob(float(scores[token]))})
+            returned = {token, *scores.topk(params.logprobs or 0).indices.tolist()}
+            logprobs.append({index: Logprob(float(scores[index])) for index in sorted(returned)})
             stopped = token in params.stop_token_ids
             if stopped or len(logprobs) == params.max_tokens:
                 reason = self.double.finish_reason or ("stop" if stopped else "length")

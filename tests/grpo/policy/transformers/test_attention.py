@@ -97,6 +97,25 @@ def test_a_prompt_is_copied_to_slots_up_to_its_length():
         assert torch.equal(part[1:3], old[1:3])
 
 
+def test_a_prefix_is_read_and_written_to_another_slot():
+    """3 tokens of slot 2; the first 2 of them into slot 0, also after slot 2 has changed."""
+    cache, *parts = _cache(slots=3)
+    for part in parts:
+        part.copy_(torch.rand(part.shape))
+    before = [part.clone() for part in parts]
+    prefix = cache.read(2, 3)
+    for part in parts:
+        part[2] = 0
+    cache.write(0, prefix, 2)
+    assert [part.shape for part in prefix[7]] == [(2, 3, 5), (2, 3, 3)]
+    for part, old in zip(parts, before, strict=True):
+        assert torch.equal(part[0, :, :2], old[2, :, :2])
+        assert torch.equal(part[0, :, 2:], old[0, :, 2:])
+        assert torch.equal(part[1], old[1])
+    # 2 heads · (5 + 3) numbers · 8 bytes
+    assert cache.token_bytes == 128
+
+
 def test_a_rule_is_evaluated_at_any_positions():
     """A window of 2: position 5 attends to 4 and 5, not to 3, 6 or padding."""
     mask = MaskRule(sliding_window_causal_mask_function(2)).additive(

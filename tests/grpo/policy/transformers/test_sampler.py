@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.policy.transformers.sampler import SlotSampler
 from grpo.policy.transformers.turn_sampler import inverse_transform
@@ -269,14 +269,127 @@ def test_a_token_of_probability_0_is_never_chosen(places: tuple[int, ...]):
 
 def test_each_token_is_streamed_as_it_is_sampled(policy: TransformersPolicy):
     """In order, before the turn is over."""
-    heard: list[int] = []
+    heard: list[SampledToken] = []
 
     async def run() -> Generation:
         async with _opened(policy, concurrency=1) as sampler:
             return await sampler.open().generate(Prompt(new_ids=[5, 20], on_token=heard.append), _sampling(0))
 
-    assert asyncio.run(run()).token_ids == heard
+    generation = asyncio.run(run())
+    assert (generation.token_ids, generation.logprobs) == ([t.id for t in heard], [t.logprob for t in heard])
     assert len(heard) == 6
+
+
+def test_a_callback_ends_a_turn(policy: TransformersPolicy):
+    """True at the third token of six: three are generated, and the next turn has numbers of its own."""
+    first, second = [], []
+
+    async def run() -> tuple[Generation, Generation]:
+        async with _opened(policy, concurrency=1) as sampler:
+            session = sampler.open()
+
+            def on_token(token: SampledToken) -> bool:
+                first.append(token.id)
+                return len(first) == 3
+
+            ended = await session.generate(Prompt(new_ids=[5, 20, 31], on_token=on_token), _sampling(0))
+            return ended, await session.generate(Prompt(new_ids=[77], on_token=second.append), _sampling(0))
+
+    ended, following = asyncio.run(run())
+    expected = _drawn(policy, [5, 20, 31], _sampling(0))[:3]
+    assert (ended.token_ids, ended.stop, first) == (expected, "callback", expected)
+    assert following.token_ids == _drawn(policy, [5, 20, 31, *expected, 77], _sampling(0), turn=1)
+    assert (following.stop, [token.id for token in second]) == ("length", following.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"), [(1.0, 1.0, 0), (0.5, 1.0, 0), (0.0, 1.0, 0), (0.7, 0.6, 0), (1.0, 1.0, 4)]
+)
+def test_log_probabilities_of_likeliest_tokens(
+    policy: TransformersPolicy, temperature: float, top_p: float, top_k: int
+):
+    """Those of a plain forward pass at the temperature, before any filter; in order, the sampled token's as well.
+
+    All 320 of them sum to 1. The turn beside it has none.
+    """
+    tokens: list[SampledToken] = []
+    filters = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    size = policy.model.config.vocab_size
+
+    async def run() -> list[Generation]:
+        async with _opened(policy, concurrency=2) as sampler:
+            sampling = Sampling(max_new_tokens=5, seed=0, top_logprobs=size + 1, **filters)  # type: ignore[arg-type]
+            prompt = Prompt(new_ids=PROMPTS[0], on_token=tokens.append)
+            beside = sampler.open().generate(Prompt(new_ids=PROMPTS[2]), _sampling(1))
+            return list(await asyncio.gather(sampler.open().generate(prompt, sampling), beside))
+
+    generation, beside = asyncio.run(run())
+    ids = torch.tensor([PROMPTS[0] + generation.token_ids])
+    with torch.no_grad():
+        logits = policy.model(input_ids=ids).logits[0, len(PROMPTS[0]) - 1 : -1].float()
+    exact = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
+    assert generation.top_logprobs == [token.top_logprobs for token in tokens]
+    assert len(tokens) == 5
+    for row, token in zip(exact, tokens, strict=True):
+        returned, values = zip(*token.top_logprobs, strict=True)
+        assert sorted(returned) == list(range(size))
+        assert list(values) == sorted(values, reverse=True)
+        assert torch.tensor(values) == pytest.approx(row[list(returned)], abs=1e-5)
+        assert np.exp(values).sum() == pytest.approx(1.0, abs=1e-5)
+        assert token.logprob == dict(token.top_logprobs)[token.id]
+    assert beside.top_logprobs is None
+    assert (generation.logprobs is None) == (not temperature or top_p < 1 or top_k > 0)
+
+
+def test_likeliest_tokens_do_not_change_what_is_sampled(policy: TransformersPolicy):
+    """The same tokens and log-probabilities to the last bit, with and without."""
+
+    async def run(count: int) -> Generation:
+        async with _opened(policy, concurrency=1) as sampler:
+            sampling = Sampling(temperature=1.0, max_new_tokens=20, seed=0, top_logprobs=count)
+            return await sampler.open().generate(Prompt(new_ids=PROMPTS[0]), sampling)
+
+    plain, listed = asyncio.run(run(0)), asyncio.run(run(2))
+    assert (plain.token_ids, plain.logprobs) == (listed.token_ids, listed.logprobs)
+    assert listed.top_logprobs is not None
+    assert {len(top) for top in listed.top_logprobs} == {2}
+
+
+def test_a_conversation_that_waits_is_served_when_a_slot_is_freed_later(policy: TransformersPolicy):
+    """One slot, whose session closes long after its last turn, when nothing is computed any more."""
+
+    async def run() -> Generation:
+        async with _opened(policy, concurrency=1) as sampler:
+            holder = sampler.open()
+            await holder.generate(Prompt(new_ids=[5, 20]), _sampling(1))
+            waiting = asyncio.create_task(sampler.open().generate(Prompt(new_ids=PROMPTS[0]), _sampling(0)))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            holder.close()
+            return await waiting
+
+    generation = asyncio.run(asyncio.wait_for(run(), 20))
+    assert generation.token_ids == _drawn(policy, PROMPTS[0], _sampling(0))
+
+
+def test_a_session_that_closes_during_its_turn_leaves_the_others_alone(policy: TransformersPolicy):
+    """Slot 0 closes in the middle: the turn in slot 1 moves to it and goes on, the closed one is cancelled."""
+    (neighbour,) = _generate(policy, [[PROMPTS[0]]], concurrency=1, tokens=60)[0]
+
+    async def run() -> Generation:
+        async with _opened(policy, concurrency=2) as sampler:
+            closing, kept = sampler.open(), sampler.open()
+            turn = asyncio.create_task(closing.generate(Prompt(new_ids=PROMPTS[3]), _sampling(5, tokens=60)))
+            other = asyncio.create_task(kept.generate(Prompt(new_ids=PROMPTS[0]), _sampling(0, tokens=60)))
+            while sampler.tokens_generated < 4:
+                await asyncio.sleep(0)
+            closing.close()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+            return await other
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)).token_ids == neighbour.token_ids
 
 
 def test_a_turn_ends_where_the_context_does(policy: TransformersPolicy):

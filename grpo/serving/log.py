@@ -225,7 +225,6 @@ class ServingLog:
             else:
                 self._counts.compaction_error = None
 
-
     def _compaction_is_due(self) -> bool:
         """Wait for the end of a segment; False at the end of the log."""
         try:

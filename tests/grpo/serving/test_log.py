@@ -15,15 +15,33 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.agents.transcript import TokenTranscript
 from grpo.errors import DataError, StorageError
+from grpo.messages import Message
+from grpo.policy.policy import Sampling
+from grpo.policy.transformers.model import load
+from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.join import join
 from grpo.scenarios.served.records import Record, ServedTurn
+from grpo.serving.compaction import compact
 from grpo.serving.log import ServingLog
+from tests.grpo.agents.fixtures import make_agent
 from tests.grpo.scenarios.served.fixtures import feedback, turn
 from tests.places import ROOT
+
+
+class PoliteOnce(MultiTurnAgent):
+    """Overrides its second reply."""
+
+    async def process_turn(self, history: Any, user_input: str, context: Any = None) -> str:
+        text = await super().process_turn(history, user_input, context)
+        return "Good morning." if user_input == "my order b" else text
+
 
 KILLS = int(os.environ.get("GRPO_TEST_KILLS", "12"))
 WRITER = Path(__file__).with_name("log_writer.py")
@@ -308,3 +326,54 @@ def test_no_acknowledged_turn_is_lost_or_doubled_by_kills(tmp_path: Path):
         assert numbers == list(range(1, len(numbers) + 1))
     assert len(acknowledged(ledger)) > 10 * KILLS
     assert all(isinstance(record, ServedTurn) for record in records(folder))
+
+
+def added(transcript: TokenTranscript, before: tuple[int, int], name: str, parent: str | None) -> ServedTurn:
+    """The turn that a transcript got after these numbers of tokens and messages."""
+    tokens, messages = before
+    return replace(
+        turn(name),
+        parent=parent,
+        renderer_hash=transcript.renderer.hash,
+        turns=tuple(transcript.turns[messages:]),
+        token_ids=np.asarray(transcript.ids[tokens:], np.int32),
+        loss_mask=np.asarray(transcript.mask[tokens:], np.bool_),
+        sampler_logprobs=np.asarray(transcript.logprobs[tokens:], np.float32),
+    )
+
+
+@pytest.mark.parametrize("kind", [MultiTurnAgent, PoliteOnce])
+def test_three_turns_join_to_the_trajectory_of_the_transcript(
+    tmp_path: Path, tiny_folder: Path, kind: type[MultiTurnAgent]
+):
+    """Tokens, spans, mask and log-probabilities, from the segment and from Parquet; one agent overrides a reply."""
+    policy = load(tiny_folder)
+    renderer, agent = Renderer(policy.tokenizer), make_agent(policy, kind)
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=9, seed=5)
+
+    async def use(log: ServingLog) -> None:
+        nonlocal transcript
+        async with policy.sampler(concurrency=1, renderer=renderer) as sampler:
+            session = sampler.open()
+            transcript = TokenTranscript(session, renderer, sampling, max_context=2_000)
+            opening = (Message(role="system", content="You help."),)
+            for name, parent in (("a", None), ("b", "a"), ("c", "b")):
+                before = len(transcript.ids), len(transcript.turns)
+                await agent.respond(transcript, (*opening, Message(role="user", content=f"my order {name}")))
+                opening = ()
+                await log.append(added(transcript, before, name, parent))
+            session.close()
+
+    transcript: TokenTranscript
+    run(use, tmp_path)
+    for _ in range(2):
+        [conversation] = join(ServedLog(tmp_path).read()).conversations
+        trajectory = conversation.trajectory()
+        assert trajectory.turns == tuple(transcript.turns)
+        assert trajectory.token_ids.tolist() == transcript.ids
+        assert trajectory.loss_mask.tolist() == transcript.mask
+        assert trajectory.sampler_logprobs.tobytes() == np.asarray(transcript.logprobs, np.float32).tobytes()
+        assert (trajectory.renderer_hash, trajectory.seed) == (renderer.hash, 7)
+        assert trajectory.loss_mask.any()
+        compact(tmp_path)
+    assert trajectory.overridden_turns == (1 if kind is PoliteOnce else 0)

@@ -265,6 +265,7 @@ def test_a_snapshot_reads_the_same_before_and_after_compaction(tmp_path: Path):
     for _ in range(2):
         assert read(tmp_path, snapshot) == [turn("a"), turn("b")]
         assert len(read(tmp_path)) == 4
+        assert digest == log.digest(snapshot)
         compact(tmp_path)
     assert digest != log.digest(log.snapshot())
     erase(tmp_path, conversation_id="c")

@@ -8,6 +8,7 @@ from typing import Any
 from grpo.config.scenarios import ServedSource
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.records import Record
 from grpo.scenarios.sources import content_hash, read_records
 from grpo.serving.log import ServingLog
@@ -107,8 +108,6 @@ def test_a_conversation_that_is_not_a_scenario_is_a_record_with_a_problem(tmp_pa
 
 def test_a_pinned_log_does_not_grow(tmp_path: Path):
     """Turns that come while a retraining reads belong to the next one; the identity names the snapshot."""
-    from grpo.scenarios.served.folder import ServedLog
-
     write(tmp_path, turn("a"))
     pinned, everything = source(tmp_path, segments=ServedLog(tmp_path).snapshot()), source(tmp_path)
     before = content_hash([pinned]), content_hash([everything])

@@ -108,7 +108,7 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
     name, settings = pipeline.registry.model_name, pipeline.scenarios
     serving = champion(models, artifacts, name)
     challenger = last_challenger(models, artifacts, name, serving)
-    sources = tuple(map(_snapshot, config.conversations))
+    sources = tuple(map(snapshot, config.conversations))
     ingested = ingest(
         sources=settings.sources,
         content=content_hash(settings.sources),
@@ -280,7 +280,7 @@ def _write_pending(path: Path, plan: PendingRetraining) -> None:
     write_atomically(path, plan.model_dump_json())
 
 
-def _snapshot(source: Source) -> Source:
+def snapshot(source: Source) -> Source:
     """The log as it is now: later entries belong to the next retraining."""
     if isinstance(source, ConversationLogSource) and source.files is None:
         return source.model_copy(update={"files": ConversationLog(local_path(source.path)).files()})

@@ -104,7 +104,7 @@ def _close(path: Path, documents: Path, wait_s: float) -> None:
                 return
         if monotonic() >= deadline:
             raise StorageError(
-                f"cannot erase: a process writes to segment {path} and did not begin another one in {wait_s:g} s; end that "
+                f"cannot erase: a process writes to segment {path} and began no other in {wait_s:g} s; end that "
                 "process and erase again"
             )
 

@@ -214,8 +214,8 @@ class ServingLog:
         return (self.folder / ERASURES).stat().st_mtime_ns
 
     def _compact(self) -> None:
-        """Thread of compaction and retention."""
-        while self._compactions.get():
+        """Thread of compaction and retention: after each segment, and when none ended for as long as one lasts."""
+        while self._compaction_is_due():
             try:
                 compact(self.folder)
                 if self._retention_days is not None:
@@ -224,6 +224,13 @@ class ServingLog:
                 self._counts.compaction_error = str(error)
             else:
                 self._counts.compaction_error = None
+
+    def _compaction_is_due(self) -> bool:
+        """Wait for the end of a segment; False at the end of the log."""
+        try:
+            return self._compactions.get(timeout=self._segment_s)
+        except queue.Empty:
+            return True
 
 
 def _resolve(futures: list[asyncio.Future[None]], failure: StorageError | None) -> None:

@@ -1,7 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
 from grpo.config.pipeline import PipelineConfig
-from grpo_flows.retrain import retraining_config
+from grpo.config.scenarios import ServedSource
+from grpo.scenarios.sources import read_records
+from grpo.serving.log import ServingLog
+from grpo_flows.retrain import retraining_config, snapshot
+from tests.grpo.scenarios.served.fixtures import turn
 
 
 def test_a_retraining_keeps_the_tags_that_the_pipeline_gives_its_versions(desk_config: dict[str, object]):
@@ -12,3 +20,17 @@ def test_a_retraining_keeps_the_tags_that_the_pipeline_gives_its_versions(desk_c
     run = retraining_config(pipeline, name="again", scenarios="mix.parquet", model=None, tags={"conversations": "5a"})
     assert run.registry.tags == {"team": "desk", "conversations": "5a"}
     assert run.policy == pipeline.policy
+
+
+def test_a_snapshot_of_a_serving_log_names_its_segments(tmp_path: Path):
+    """Its end is that of the retraining's start; a source that is pinned stays so."""
+
+    async def serve(name: str) -> None:
+        async with ServingLog(tmp_path) as log:
+            await log.append(replace(turn(name), conversation_id=name))
+
+    asyncio.run(serve("a"))
+    pinned = snapshot(ServedSource(kind="served", path=str(tmp_path)))
+    asyncio.run(serve("b"))
+    assert snapshot(pinned) == pinned
+    assert [record.data["id"] for record in read_records(pinned) if record.data] == ["conversation-a"]

@@ -83,15 +83,13 @@ class ServedLog:
                     yield entry
 
     def digest(self, snapshot: Sequence[str]) -> str:
-        """Digest of the content of a snapshot, and of the erasures."""
+        """Digest of a snapshot and of the erasures; compaction does not change it.
+
+        It has the content of tables, and of a segment that may grow its name and end: what is written is not changed.
+        """
         digest = hashlib.sha256()
         for pinned in snapshot:
-            name, _, end = pinned.partition(":")
-            content = _bytes(self.folder / SEGMENTS / f"{name}{SEGMENT_SUFFIX}")
-            if content is None:
-                contents = [path.read_bytes() for path in self.tables(name)]
-            else:
-                contents = [content[: int(end) if end else None]]
+            contents = [] if ":" in pinned else [path.read_bytes() for path in self.tables(pinned)]
             for part in (pinned.encode(), *contents):
                 digest.update(hashlib.sha256(part).digest())
         for path in sorted(self.folder.glob(f"{ERASURES}/*.json")):

@@ -263,10 +263,10 @@ def _ends(answered: Sequence[ServedTurn], turns: Mapping[str, ServedTurn]) -> li
     """Answered turns without an answered one after them; of the choices of a request, one."""
     continued: set[str] = set()
     for turn in answered:
-        parent = turn.parent
-        while parent is not None and parent not in continued:
-            continued.add(parent)
-            parent = turns[parent].parent if parent in turns else None
+        parent = turns.get(turn.parent or "")
+        while parent is not None and parent.id not in continued and parent.conversation_id == turn.conversation_id:
+            continued.add(parent.id)
+            parent = turns.get(parent.parent or "")
     choices = defaultdict(list)
     for turn in answered:
         choices[turn.conversation_id, turn.request_id].append(turn)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.scenarios import ConversationLogSource
+from grpo.config.scenarios import ConversationLogSource, ServedSource
 from grpo.messages import Message
 from grpo.registry import Registry
 from grpo.retraining.champion import (
@@ -24,7 +26,9 @@ from grpo.retraining.data_lineage import TrainingData
 from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
+from grpo.serving.log import ServingLog
 from tests.grpo.registry.making import put_version
+from tests.grpo.scenarios.served.fixtures import feedback, turn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
 THEN = datetime(2026, 11, 21, tzinfo=UTC)
@@ -146,3 +150,24 @@ def test_production_metrics_skip_a_damaged_file_or_reward(tmp_path: Path):
     pq.write_table(table.set_column(table.schema.get_field_index("reward"), "reward", cells), changed)
     sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path))]
     assert production_metrics(sources, "desk/1")["reward"] == [0.5]
+
+
+def test_production_metrics_of_a_serving_log(tmp_path: Path):
+    """Two verified outcomes and a rating of one version, in the order of its conversations; none of another version."""
+    turns = [replace(turn(name), conversation_id=name) for name in "abc"]
+    events = [
+        feedback("f", conversation_id="a", success=False),
+        feedback("g", conversation_id="b", success=True, rating=0.25),
+        feedback("h", conversation_id="d", success=True),
+    ]
+
+    async def serve() -> None:
+        async with ServingLog(tmp_path) as log:
+            for record in (*turns, replace(turn("d"), conversation_id="d", model="desk/2"), *events):
+                await log.append(record)
+
+    asyncio.run(serve())
+    sources = [ServedSource(kind="served", path=str(tmp_path))]
+    assert production_metrics(sources, "desk/1") == {"reward": [0.0, 1.0], "rating": [0.25]}
+    since = turns[1].time
+    assert production_metrics(sources, "desk/1", since) == {"reward": [1.0], "rating": [0.25]}

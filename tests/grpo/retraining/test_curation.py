@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.config.retraining import CurationSettings
-from grpo.config.scenarios import ConversationLogSource, FileSource
+from grpo.config.scenarios import ConversationLogSource, FileSource, ServedSource
 from grpo.errors import BudgetError
 from grpo.messages import Message
 from grpo.retraining.curation import ACCEPTED, REDACTED, REJECTED, CurationCounts, curate_conversations
 from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
+from grpo.serving.log import ServingLog
+from tests.grpo.scenarios.served.fixtures import feedback, turn
 
 BASE = Scenario(id="base-1", user_responses=("My kettle broke after two days, please replace it.",))
 HELDOUT = Scenario(id="base-2", user_responses=("I was charged twice for the same lamp, what now?",))
@@ -170,3 +174,35 @@ def test_an_unstorable_conversation_is_rejected_and_the_rest_is_read(tmp_path: P
     counts = run(tmp_path, good, bad.replace('"shop": 1', '"shop": 1e999'))
     assert counts.rejected == {"schema: cannot be stored as JSON": 1}
     assert ids(tmp_path, ACCEPTED) == ["good"]
+
+
+def test_the_join_of_a_serving_log_is_counted(tmp_path: Path):
+    """Three turns in two conversations, one damaged line, and feedback on one conversation and on an unknown one."""
+
+    async def serve() -> None:
+        async with ServingLog(tmp_path / "served") as log:
+            await log.append(turn("a"))
+            await log.append(turn("b", "a"))
+            await log.append(replace(turn("d"), conversation_id="d", consent=""))
+            await log.append(feedback("f", success=True, world={"orders": {}}))
+            await log.append(feedback("g", conversation_id="x"))
+
+    asyncio.run(serve())
+    [segment] = (tmp_path / "served" / "segments").glob("*.log")
+    segment.write_bytes(segment.read_bytes() + b"damage\n")
+    sources = [ServedSource(kind="served", path=str(tmp_path / "served"))]
+    settings = CurationSettings(licences=("own",), max_unreadable_fraction=0.5)
+    counts = curate_conversations(sources, tmp_path, known=[], heldout=[], settings=settings)
+    assert (counts.records, counts.accepted) == (3, 1)
+    assert counts.rejected == {"schema: damaged record": 1, "consent: no consent": 1}
+    assert ids(tmp_path, ACCEPTED) == ["conversation-c"]
+    nonzero = {name: count for name, count in counts.served.items() if count}
+    assert nonzero == {
+        "turns": 3,
+        "answered": 3,
+        "damaged": 1,
+        "conversations": 2,
+        "feedback": 2,
+        "joined_feedback": 1,
+        "feedback quarantined: unknown conversation": 1,
+    }

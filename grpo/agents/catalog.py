@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig, AgentSettings, AnyAgentSettings, PythonAgentSettings
+from grpo.config.pipeline import PipelineConfig
 from grpo.user_objects import create
 
 
@@ -13,3 +14,18 @@ def make_agent(settings: AnyAgentSettings) -> MultiTurnAgent:
     if isinstance(settings, PythonAgentSettings):
         return create(settings.reference, settings.options, MultiTurnAgent, config)
     return MultiTurnAgent(config)
+
+
+def make_evaluated_agent(config: PipelineConfig, model: str) -> MultiTurnAgent:
+    """Create the agent of a run with the sampling of its evaluation and its renderer, for the model at an address."""
+    agent = make_agent(config.agent)
+    agent.config = agent.config.model_copy(
+        update={
+            "temperature": config.evaluation.temperature,
+            "max_new_tokens": config.rollout.max_new_tokens,
+            "max_context": config.rollout.max_context,
+            "model_name": model,
+            "renderer": config.policy.renderer,
+        }
+    )
+    return agent

@@ -75,6 +75,11 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
     return ConversationEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
 
 
+def make_environment_without_model(settings: EnvironmentSettings) -> Environment:
+    """Create the environment with a scripted user where a model would write the user's messages."""
+    return make_environment(settings.model_copy(update={"model": None}) if hasattr(settings, "model") else settings)
+
+
 def _verifiers(settings: VerifiersSettings) -> Environment:
     from grpo.environments.verifiers import VerifiersEnvironment  # the package is an extra
     from grpo.scenarios.datasets.verifiers import load_taskset
@@ -115,8 +120,7 @@ def find_unplayable(
     Raises `BudgetError` if that is all of them, or more than `max_fraction`.
     """
     scenarios = list(scenarios)
-    without_model = settings.model_copy(update={"model": None}) if hasattr(settings, "model") else settings
-    reasons = unplayable_reasons(make_environment(without_model), scenarios)
+    reasons = unplayable_reasons(make_environment_without_model(settings), scenarios)
     if reasons and (len(reasons) == len(scenarios) or len(reasons) > max_fraction * len(scenarios)):
         raise BudgetError(
             f"{len(reasons)} of {len(scenarios)} scenarios cannot be played in environment {settings.kind}, at most "

@@ -7,11 +7,14 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel
 
+from grpo.agents.catalog import make_agent
 from grpo.config.pipeline import PipelineConfig
+from grpo.environments.catalog import make_environment_without_model
 from grpo.evaluation.schema import Decision, Evaluation, Interval
-from grpo.identity.code import code_digest, commit, package_versions
+from grpo.identity.code import code_digest, commit, package_versions, user_code_files
 from grpo.registry import Provenance
-from grpo.registry.provenance import Estimate, HeldOut
+from grpo.registry.provenance import AgentRecord, Estimate, HeldOut
+from grpo.storage.files import file_digest
 
 
 def provenance(
@@ -25,6 +28,7 @@ def provenance(
     champion: str = "",
     decision: Decision | None = None,
     evaluation: Evaluation | None = None,
+    agent: AgentRecord | None = None,
 ) -> Provenance:
     """Everything that the result of this config depends on, as it is now."""
     import torch  # not needed to read the registry
@@ -47,7 +51,23 @@ def provenance(
         conditions={check.name: f"{check.relation} {check.bound:g}" for check in decision.checks} if decision else {},
         failed_gates=tuple(check.name for check in decision.checks if not check.passed) if decision else (),
         heldout=_heldout(evaluation) if evaluation else None,
+        agent=agent,
     )
+
+
+def agent_record(config: PipelineConfig) -> AgentRecord:
+    """Prompt, tools and user's modules of the agent of a run. Raises `ConfigError` where one cannot be made."""
+    environment, agent = make_environment_without_model(config.environment), make_agent(config.agent)
+    return AgentRecord(
+        system_prompt=environment.system_prompt,
+        tools=tuple(tool.to_template() for tool in (*environment.tools, *agent.tools)),
+        modules=_digests(config.agent, config.policy),
+        environment_modules=_digests(config.environment),
+    )
+
+
+def _digests(*settings: BaseModel) -> dict[str, str]:
+    return {name: file_digest(path) for name, path in user_code_files(settings).items()}
 
 
 def _heldout(evaluation: Evaluation) -> HeldOut:

@@ -61,6 +61,19 @@ class HeldOut(Document):
         )
 
 
+class AgentRecord(Document):
+    """What a server needs of the agent that a version was trained as, besides the config of the run."""
+
+    system_prompt: str
+    """System prompt of the environment, before that of the agent and of the conversation."""
+    tools: tuple[dict[str, JsonValue], ...]
+    """Tools of the environment and of the agent, in the format of chat templates."""
+    modules: dict[str, str] = Field(default_factory=dict)
+    """sha256 of the user's files that the agent and the renderer import, by their path below an import folder."""
+    environment_modules: dict[str, str] = Field(default_factory=dict)
+    """The same for the environment, which executes its tools."""
+
+
 class Provenance(Document):
     """Provenance in the metadata of a registered model."""
 
@@ -95,6 +108,8 @@ class Provenance(Document):
     failed_gates: tuple[str, ...] = ()
     heldout: HeldOut | None = None
     """Result on the held-out scenarios; None for a version that was not evaluated."""
+    agent: AgentRecord | None = None
+    """Agent to serve the version with; None for a run that registers nothing."""
 
     def differences(self, now: Provenance) -> dict[str, tuple[str, str]]:
         """Differing values, (then, now) by name, ordered by likely cause: code, packages, data, machine."""

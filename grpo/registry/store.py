@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
@@ -45,6 +45,8 @@ MODEL_DIGEST = "model_sha256"
 """Tag of a version: digest of the files of its registered model."""
 HELDOUT = "heldout"
 """Tag of a version: its held-out result as text, see `HeldOut`."""
+CODE = "code"
+"""Folder of the user's sources among the files of a run."""
 _FETCHED_NOTE = "registered_model_meta"
 
 
@@ -206,6 +208,11 @@ class Registry:
                 self.client.log_artifacts(run_id, str(path), path.name)
             else:
                 self.client.log_artifact(run_id, str(path))
+
+    def log_code(self, run_id: str, files: Mapping[str, Path]) -> None:
+        """Attach source files to the run, in its folder `code`, by their path below an import folder."""
+        for name, path in files.items():
+            self.client.log_artifact(run_id, str(path), str(PurePosixPath(CODE, name).parent))
 
     def close_run(self, run_id: str, status: str) -> None:
         """Mark the run FINISHED or FAILED."""

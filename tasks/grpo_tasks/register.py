@@ -6,8 +6,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ArtifactError
 from grpo.evaluation.schema import Decision, Evaluation
-from grpo.identity.code import code_digest
-from grpo.identity.provenance import parameters, provenance
+from grpo.identity.code import code_digest, user_code_files
+from grpo.identity.provenance import agent_record, parameters, provenance
 from grpo.registry import ModelVersion
 from grpo.registry.retention import REGISTERED, Retention
 from grpo_tasks.registry import registry
@@ -44,9 +44,8 @@ def register(
 ) -> RegisterResult:
     """Register the candidate whatever the verdict; `sources` and `model` are digests of what the run read.
 
-    `external_digests` are the digests of the user's code and files, see `grpo.identity.code`.
-
-    `policies` are the hashes of the base and of the policy after each iteration.
+    `external_digests` are those of the user's code and files, see `grpo.identity.code`; `policies` are the hashes of
+    the base and of the policy after each iteration.
     """
     from grpo.learner.checkpoints import load_policy, read_state  # torch: to look at the registry needs none
 
@@ -76,11 +75,13 @@ def register(
         champion=against,
         decision=decision,
         evaluation=evaluation,
+        agent=agent_record(config),
     )
     retention = Retention(artifacts)
     for needed in (candidate, champion):
         retention.keep(needed, REGISTERED)
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
+    models.log_code(run_id, user_code_files([config.agent, config.policy, config.environment]))
     policy = load_policy(artifacts, candidate)
     if (whole := policy.merged_hash) is not None:
         tags["merged"] = whole

@@ -33,6 +33,7 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "scenarios": _artifact("scenarios"),
             "split": _artifact("split"),
             "checkpoint": _artifact("checkpoint"),
+            "renderer": None,
             "agent": config.agent,
             "environment": config.environment,
             "settings": config.rollout,

@@ -66,6 +66,7 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, Any]:
         "scenarios": _artifact(uuid4().hex),
         "split": _artifact("split"),
         "checkpoint": _artifact("checkpoint"),
+        "renderer": None,
         "agent": config.agent,
         "environment": config.environment,
         "settings": config.rollout,

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
 
 from grpo.artifacts import ArtifactStore
 from grpo.config.agent import AgentSettings
 from grpo.config.pipeline import PipelineConfig
+from grpo.config.renderer import RendererSettings
+from grpo.policy.transformers.model import load_tokenizer
+from grpo.renderers.chat_template import Renderer
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory
 from grpo_tasks.ingest import ingest
 from grpo_tasks.load_base import load_base
 from grpo_tasks.rollout import rollout
 from grpo_tasks.split import split
+
+DATED = """
+from dataclasses import replace
+from grpo import Renderer
+
+class DatedRenderer(Renderer):
+    def __init__(self, tokenizer, *, tools=(), day):
+        super().__init__(tokenizer, tools=tools)
+        self.day = day
+
+    def build_prompt(self, messages):
+        first, *others = messages
+        return super().build_prompt([replace(first, content=f"{first.content} Today is {self.day}."), *others])
+"""
 
 
 def _play(config: PipelineConfig, agent: AgentSettings) -> list[Trajectory]:
@@ -24,6 +44,7 @@ def _play(config: PipelineConfig, agent: AgentSettings) -> list[Trajectory]:
         scenarios=read.scenarios,
         split=sides.split,
         checkpoint=policy.checkpoint,
+        renderer=config.policy.renderer,
         agent=agent,
         environment=config.environment,
         settings=config.rollout,
@@ -51,3 +72,21 @@ def test_the_prompt_and_the_strategy_of_the_config_stand_in_the_record(desk_conf
     assert len(told.turns[0].message.content) > len("Be brief.") + len(plain.turns[0].message.content)
     assert told.scenario_id == plain.scenario_id
     assert told.token_ids.tolist() != plain.token_ids.tolist()
+
+
+def test_a_renderer_of_ones_own_renders_every_prompt(
+    desk_config: Mapping[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its option is in the tokens that the policy reads, and not in the messages; its hash is in the record."""
+    (tmp_path / "dated_renderer.py").write_text(DATED)
+    monkeypatch.syspath_prepend(tmp_path)
+    renderer = {"kind": "python", "object": "dated_renderer:DatedRenderer", "options": {"day": "Monday"}}
+    config = PipelineConfig.model_validate(desk_config)
+    policy = config.policy.model_copy(update={"renderer": RendererSettings.model_validate(renderer)})
+    dated = _play(config.model_copy(update={"policy": policy}), AgentSettings())[0]
+    plain = _play(config, AgentSettings())[0]
+    tokenizer = load_tokenizer(Path(config.policy.model))
+    assert "Today is Monday." in tokenizer.decode(dated.token_ids)
+    assert "Today is" not in tokenizer.decode(plain.token_ids)
+    assert "Today is" not in str(dated.messages)
+    assert dated.renderer_hash != plain.renderer_hash == Renderer(tokenizer).hash

@@ -49,6 +49,7 @@ def _train(start: Checkpoint, tiny_folder: Path, store: Path, *, iteration: int)
         parent=start.checkpoint,
         base=start.checkpoint,
         settings=TrainingSettings(),
+        renderer=None,
         iteration=iteration,
         seed=0,
         store=str(store),

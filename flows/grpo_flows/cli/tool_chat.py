@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo.agents.backend import open_backend
-from grpo.agents.catalog import make_agent
+from grpo.agents.catalog import make_evaluated_agent
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.transcript import Reply
 from grpo.config.agent import AgentConfig
@@ -102,21 +102,13 @@ def open_tool_chat(
     `policy` is the model where it is a checkpoint. Raises `ConfigError` for an environment without tools, or an unknown
     scenario.
     """
-    environment, agent = make_environment(config.environment), make_agent(config.agent)
+    environment, agent = make_environment(config.environment), make_evaluated_agent(config, model)
     chosen = _scenario(config, scenario)
     if not (environment.tools or chosen.tools or agent.tools):
         raise ConfigError(
             f"environment {config.environment.kind} has no tools for scenario {chosen.id}; leave CONFIG out to chat "
             "with the model"
         )
-    agent.config = agent.config.model_copy(
-        update={
-            "temperature": config.evaluation.temperature,
-            "max_new_tokens": config.rollout.max_new_tokens,
-            "max_context": config.rollout.max_context,
-            "model_name": model,
-        }
-    )
     opened = policy or open_backend(AgentConfig(model_name=model), None)
     tokenizer = getattr(opened, "tokenizer", None)
     if tokenizer is not None:

@@ -25,7 +25,7 @@ from grpo.errors import PolicyError
 from grpo.policy.model_files import ADAPTERS, check_model_files, read_object, tokenizer_folder
 from grpo.policy.weights import hub
 from grpo.policy.weights.gguf_file import conversion_digest, converted_folder, find_gguf
-from grpo.policy.weights.registered import REGISTERED, registered_version
+from grpo.policy.weights.registered import REGISTERED, ModelVersion, registered_version
 from grpo.storage.files import stamped_digest
 from grpo.storage.shipped import SCHEME
 
@@ -207,8 +207,7 @@ def model_source(address: str) -> ModelSource:
     registry, store or hub that does not answer.
     """
     if address.startswith(REGISTERED):
-        version = registered_version(address)
-        return StoredSource(version.address, "registered version", version.checkpoint)
+        return _registered(registered_version(address))
     if address.startswith(SCHEME):
         return FolderSource(address)
     if "://" in address:
@@ -220,9 +219,21 @@ def model_source(address: str) -> ModelSource:
     return FolderSource(address)
 
 
+def _registered(version: ModelVersion) -> StoredSource:
+    return StoredSource(version.address, "registered version", version.checkpoint)
+
+
 def model_files(address: str) -> ModelFiles:
     """Fetch or convert the model at an address, and the base of adapters. Raises what its source raises."""
-    source = model_source(address)
+    return _files_of(model_source(address))
+
+
+def version_files(version: ModelVersion) -> ModelFiles:
+    """Files of a registered version, and the base of its adapters. Raises `ArtifactError` for damaged ones."""
+    return _files_of(_registered(version))
+
+
+def _files_of(source: ModelSource) -> ModelFiles:
     folder = source.folder()
     base = _base_source(source.pinned, folder)
     return ModelFiles(folder=folder, base=None if base is None else _whole_model(source.pinned, base))

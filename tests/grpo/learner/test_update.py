@@ -13,16 +13,27 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
+from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSignal, PolicyError, RatioError
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.distributed import WorkerFailed, WorkerLost
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.update import update
+from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load, model_cache
 from grpo.tables import write_trajectories
 from tests.grpo.learner.conftest import BASE, DeskRollout
+
+SPACED = """
+from grpo import Renderer
+
+class SpacedRenderer(Renderer):
+    def __init__(self, tokenizer, *, tools=(), lines: int = 0):
+        super().__init__(tokenizer, tools=tools)
+"""
 
 
 def _update(
@@ -32,6 +43,7 @@ def _update(
     scored: Path | None = None,
     parent: Path | None = None,
     iteration: int = 0,
+    renderer: RendererSettings | None = None,
     **settings: object,
 ) -> UpdateMetrics:
     rate = {} if settings.get("algorithm") == "trpo" else {"learning_rate": 5e-4}
@@ -45,6 +57,7 @@ def _update(
         seed=0,
         iteration=iteration,
         base_artifact=BASE,
+        renderer=renderer,
     )
 
 
@@ -399,6 +412,24 @@ def test_a_rollout_that_does_not_fit_the_checkpoint_is_refused(
     with pytest.raises(error, match=message):
         _update(desk_rollout, tmp_path / "x", scored=scored)
     assert not (tmp_path / "x").exists()
+
+
+def test_rollouts_of_a_renderer_of_ones_own_are_trained_with_it_alone(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The hash of the renderer, without its tools, is that of the rollout; another option is refused."""
+    (tmp_path / "spaced_renderer.py").write_text(SPACED)
+    monkeypatch.syspath_prepend(tmp_path)
+    spaced, other = (
+        RendererSettings(kind="python", object="spaced_renderer:SpacedRenderer", options={"lines": lines})
+        for lines in (1, 2)
+    )
+    played = make_renderer(load(desk_rollout.base).tokenizer, tools=SupportDesk.tools, settings=spaced).hash
+    scored = _rewrite(desk_rollout, tmp_path / "scored.parquet", renderer_hash=played)
+    assert _update(desk_rollout, tmp_path / "spaced", scored=scored, renderer=spaced).tokens > 0
+    for renderer in (None, other):
+        with pytest.raises(PolicyError, match=f"rendered with tokenizer and template {played}"):
+            _update(desk_rollout, tmp_path / "x", scored=scored, renderer=renderer)
 
 
 def test_nan_log_probabilities_are_refused(desk_rollout: DeskRollout, tmp_path: Path):

@@ -187,7 +187,7 @@ async def _with_silence(events: AsyncGenerator[Event]) -> AsyncIterator[Event | 
     following: asyncio.Task[Event] | None = None
     try:
         while True:
-            following = following or asyncio.ensure_future(anext(iterator))  # type: ignore[arg-type]
+            following = following or asyncio.ensure_future(anext(iterator))
             done, _ = await asyncio.wait({following}, timeout=_KEEP_ALIVE_S)
             if not done:
                 yield None

@@ -191,26 +191,26 @@ class ChatRequest(SamplingRequest):
             for function in functions
         )
 
-    def to_messages(self) -> tuple[Message, ...]:
-        """Messages as the policy was trained on them.
+    def to_messages(self, open_calls: Sequence[str] = ()) -> tuple[Message, ...]:
+        """Messages as the policy was trained on them; `open_calls` are the ids of calls before the first message.
 
         Results of several calls become one message with the list of results, in the order of the calls. Raises
         `APIError` for a message of the wrong kind, or a result of another call.
         """
         messages: list[Message] = []
-        calls: list[CallPart] = []
+        calls: list[str] = list(open_calls) if self.messages[0].role == "tool" else []
         results: dict[str, str] = {}
         for index, part in enumerate(self.messages):
             place = f"messages[{index}]"
             if part.role == "tool":
-                if part.tool_call_id not in {call.id for call in calls} - {*results}:
+                if part.tool_call_id not in {*calls} - {*results}:
                     raise invalid_request(
                         f"{place}.tool_call_id {part.tool_call_id!r} is not an open call of the message before",
                         param=f"{place}.tool_call_id",
                     )
                 results[part.tool_call_id] = part.text
                 if len(results) == len(calls):
-                    messages.append(_tool_results([results[call.id] for call in calls]))
+                    messages.append(_tool_results([results[call] for call in calls]))
                     calls, results = [], {}
                 continue
             if calls:
@@ -219,8 +219,9 @@ class ChatRequest(SamplingRequest):
                 raise invalid_request(f"{place} is a {part.role} message without text", param=f"{place}.content")
             if part.role == "system" and messages:
                 raise invalid_request(f"{place}: the system message comes first", param=place)
-            calls = list(part.tool_calls or ())
-            parsed = tuple(call.to_call(f"{place}.tool_calls[{k}].function.arguments") for k, call in enumerate(calls))
+            parts = part.tool_calls or []
+            calls = [call.id for call in parts]
+            parsed = tuple(call.to_call(f"{place}.tool_calls[{k}].function.arguments") for k, call in enumerate(parts))
             role = "system" if part.role == "developer" else part.role
             messages.append(Message(role=role, content=part.text, tool_calls=parsed))
         if calls or messages[-1].role not in ("user", "tool"):

@@ -140,12 +140,17 @@ def tool_calls(choice: Choice) -> list[dict[str, Any]]:
     """Tool calls of a reply, each with an id made of its turn and position."""
     return [
         {
-            "id": f"call_{choice.turn_id[:20]}_{position}",
+            "id": call_id(choice.turn_id, position),
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
         }
         for position, call in enumerate(choice.message.tool_calls)
     ]
+
+
+def call_id(turn_id: str, position: int) -> str:
+    """Id of a tool call in the reply of a turn."""
+    return f"call_{turn_id}_{position}"
 
 
 def event(data: Mapping[str, Any] | str) -> bytes:

@@ -20,6 +20,7 @@ from grpo.agents.transcript import TokenTranscript
 from grpo.messages import Message, Tool
 from grpo.serving.api_errors import APIError, invalid_request
 from grpo.serving.chat_request import conversation_digest
+from grpo.serving.chat_response import call_id
 
 if TYPE_CHECKING:
     from grpo.serving.versions import ServedVersion
@@ -43,6 +44,11 @@ class AnsweredTurn:
     transcript: TokenTranscript
     continued: bool = False
     """Another turn follows."""
+
+    @property
+    def call_ids(self) -> list[str]:
+        """Ids of the calls in the reply, whose results the client owes."""
+        return [call_id(self.turn_id, position) for position in range(len(self.messages[-1].tool_calls))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,11 @@ class Conversations:
 
     def __len__(self) -> int:
         return len(self._turns)
+
+    def last_turn(self, conversation_id: str | None, owner: str) -> AnsweredTurn | None:
+        """Last turn of a conversation of this owner."""
+        turn = self._turns.get(self._last.get(conversation_id or "", ""))
+        return turn if turn is not None and turn.owner == owner else None
 
     def find(
         self,
@@ -111,8 +122,8 @@ class Conversations:
         tools: tuple[Tool, ...],
     ) -> Continuation:
         """The last turn of a conversation; `messages` are the new ones, or the whole conversation with them."""
-        before = self._turns.get(self._last.get(conversation_id, ""))
-        if before is None or before.owner != owner:
+        before = self.last_turn(conversation_id, owner)
+        if before is None:
             raise APIError(
                 404,
                 f"no conversation {conversation_id!r}; leave conversation_id out and send the whole conversation",

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from grpo.serving.app import Parts, create_app
 from grpo.serving.budgets import TokenBudgets
-from grpo.serving.guard import Authenticator
+from grpo.serving.guard import Authenticator, Guard
 from grpo.serving.limits import Limiter
 from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
@@ -55,6 +55,14 @@ class ServerSettings:
 
 def run_server(settings: ServerSettings, next_version: NextVersion, authenticate: Authenticator) -> None:
     """Serve until SIGTERM or SIGINT; then running turns end, for `drain_s` at most. A second signal ends at once."""
+    app, service = build_app(settings, next_version, authenticate)
+    _Server(_uvicorn_config(app, settings), service).run()
+
+
+def build_app(
+    settings: ServerSettings, next_version: NextVersion, authenticate: Authenticator
+) -> tuple[Guard, Service]:
+    """Build the application of a server, with its service, which its lifespan starts and stops."""
     metrics = Metrics()
     log = ServingLog(settings.log, retention_days=settings.retention_days)
     service = Service(Versions(settings.engine), log, settings.service, observe=metrics.observe)
@@ -67,8 +75,8 @@ def run_server(settings: ServerSettings, next_version: NextVersion, authenticate
             yield
         budgets.close()
 
-    app = create_app(Parts(service=service, limiter=Limiter(budgets), metrics=metrics), authenticate, lifespan=lifespan)
-    _Server(_uvicorn_config(app, settings), service).run()
+    parts = Parts(service=service, limiter=Limiter(budgets), metrics=metrics)
+    return create_app(parts, authenticate, lifespan=lifespan), service
 
 
 @asynccontextmanager

@@ -149,8 +149,9 @@ class Service:
         tools = served.tools if request.tools is None else request.to_tools()
         if own := {tool.name for tool in tools} & {tool.name for tool in served.agent.tools}:
             raise invalid_request(f"tool {min(own)} is one of the agent's own", param="tools")
+        last = self.conversations.last_turn(request.conversation, caller.name)
         continuation = self.conversations.find(
-            request.to_messages(),
+            request.to_messages(() if last is None else last.call_ids),
             conversation_id=request.conversation,
             owner=caller.name,
             user=request.user,

@@ -154,7 +154,7 @@ def test_an_unreadable_call_is_malformed(body: str):
 
 @pytest.mark.parametrize(("name", "text"), [*CALLS.items(), *KEPT.items()])
 def test_content_that_is_settled_begins_the_content_of_the_whole_reply(name: str, text: str):
-    """At every cut of three hundred replies of words, calls and pieces of calls; and no settled content is taken back."""
+    """At every cut of 300 replies of words, calls and pieces of calls; settled content is never taken back."""
     renderer, draw = _renderer(name), random.Random(name)
     pieces = [*re.findall(r"\w+|\s+|[^\w\s]", text), text, "<think>x</think>", "Hello, ", "<tool_call>", "[", "{"]
     for _ in range(300):

@@ -1,0 +1,108 @@
+"""A real server of the tiny model, on a free port in a thread, with OpenAI's client."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import openai
+import uvicorn
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.agent import AgentConfig
+from grpo.policy.catalog import load_weights
+from grpo.policy.transformers.model import TransformersPolicy
+from grpo.scenarios.served.folder import ServedLog
+from grpo.scenarios.served.records import ServedTurn
+from grpo.serving.guard import Authenticator
+from grpo.serving.keys import KeyStore
+from grpo.serving.server import ServerSettings, build_app
+from grpo.serving.service import Service, ServiceSettings
+from grpo.serving.versions import EngineSettings, ServedModel
+
+CLERK = Path("data/models/desk_clerk")
+
+
+def clerk(
+    version: int = 1, *, agent: MultiTurnAgent | None = None, policy: TransformersPolicy | None = None
+) -> ServedModel:
+    """The shipped clerk as a version of the model `clerk`."""
+    policy = policy or load_weights(str(CLERK))
+    agent = agent or MultiTurnAgent(AgentConfig(model_name=str(CLERK)))
+    agent.set_policy(policy)
+    return ServedModel(
+        model="clerk", version=f"clerk/{version}", policy=policy, agent=agent, temperature=1.0, max_new_tokens=24
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatServer:
+    """A running server."""
+
+    port: int
+    service: Service
+    keys: KeyStore
+    folder: Path
+    clients: dict[str, openai.OpenAI] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "admin")) -> openai.OpenAI:
+        """OpenAI's client with a key of its own, which does not try again."""
+        if name not in self.clients:
+            secret = self.keys.create(name, scopes)
+            self.clients[name] = openai.OpenAI(base_url=f"{self.url}/v1", api_key=secret, max_retries=0)
+        return self.clients[name]
+
+    def headers(self, name: str = "shop") -> dict[str, str]:
+        """Headers with the key of a client."""
+        return {"Authorization": f"Bearer {self.client(name).api_key}"}
+
+    def turns(self) -> list[ServedTurn]:
+        """Turns in the log, in the order of their arrival."""
+        records = [entry.record for entry in ServedLog(self.folder / "log").read()]
+        turns = [record for record in records if isinstance(record, ServedTurn)]
+        return sorted(turns, key=lambda turn: (turn.time, turn.choice))
+
+
+@contextmanager
+def chat_server(
+    folder: Path,
+    next_version: Callable[[str], ServedModel | None] = lambda current: None if current else clerk(),
+    *,
+    engine: EngineSettings | None = None,
+    service: ServiceSettings | None = None,
+) -> Iterator[ChatServer]:
+    """Serve until the block ends; yields when the first version is loaded."""
+    keys = KeyStore(folder / "keys.json")
+    settings = ServerSettings(
+        log=folder / "log",
+        budgets=folder / "budgets.db",
+        watch_s=0.05,
+        engine=engine or EngineSettings(concurrency=8),
+        service=service or ServiceSettings(),
+    )
+    app, running = build_app(settings, next_version, Authenticator(keys))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on"))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+        thread.start()
+        while not (server.started and running.ready):
+            assert thread.is_alive()
+            threading.Event().wait(0.01)
+        chats = ChatServer(port=listener.getsockname()[1], service=running, keys=keys, folder=folder)
+        try:
+            yield chats
+        finally:
+            for client in chats.clients.values():
+                client.close()
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,506 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from grpo.agents.transcript import TokenTranscript
+from grpo.errors import StorageError
+from grpo.messages import Message
+from grpo.policy.policy import Sampling
+from grpo.renderers.chat_template import Renderer
+from grpo.scenarios.served.folder import ServedLog
+from grpo.scenarios.served.join import join
+from grpo.serving.service import ServiceSettings
+from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
+
+QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look an order up.",
+        "parameters": {"type": "object", "properties": {"order": {"type": "string"}}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatServer]:
+    with chat_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+def chat(client: openai.OpenAI, *messages: dict[str, Any], **settings: Any) -> Any:
+    return client.chat.completions.create(model="clerk", messages=list(messages) or [QUESTION], **settings)  # type: ignore[call-overload]
+
+
+def visible(message: Any) -> tuple[str, list[tuple[str, str]]]:
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    return message.content or "", calls
+
+
+def joined_chunks(stream: Any) -> tuple[str, list[tuple[str, str]], str | None]:
+    """Content, calls and finish reason of a stream; the last chunk of a choice is empty, each call has one name."""
+    content, calls, finish = "", {}, None
+    for chunk in stream:
+        (choice,) = chunk.choices
+        assert finish is None
+        delta = choice.delta
+        content += delta.content or ""
+        for call in delta.tool_calls or ():
+            name, arguments = calls.get(call.index, ("", ""))
+            assert not (name and call.function.name)
+            calls[call.index] = (name + (call.function.name or ""), arguments + (call.function.arguments or ""))
+        finish = choice.finish_reason
+        if finish is not None:
+            assert not delta.content
+            assert not delta.tool_calls
+    return content, [calls[index] for index in sorted(calls)], finish
+
+
+def test_a_reply_is_what_the_policy_samples_with_the_seed(server: ChatServer):
+    """The words of a transcript of the same model, prompt and seed, of which the log has the tokens."""
+    reply = chat(server.client(), seed=7)
+    served = clerk()
+
+    async def sample() -> TokenTranscript:
+        renderer = Renderer(served.policy.tokenizer)  # type: ignore[attr-defined]
+        sampling = Sampling(temperature=1.0, max_new_tokens=24, seed=7)
+        async with served.policy.sampler(concurrency=1, renderer=renderer) as sampler:
+            transcript = TokenTranscript(sampler.open(), renderer, sampling, max_context=served.policy.max_context)
+            await transcript.generate([Message(role="user", content=QUESTION["content"])])
+            return transcript
+
+    expected = asyncio.run(sample())
+    logged = next(turn for turn in server.turns() if f"chatcmpl-{turn.id}" == reply.id)
+    assert logged.token_ids.tolist() == expected.ids
+    assert logged.loss_mask.tolist() == expected.mask
+    assert logged.sampler_logprobs == pytest.approx(np.array(expected.logprobs), abs=1e-5)
+    message = expected.turns[-1].message
+    assert visible(reply.choices[0].message)[0] == message.content
+    assert (logged.status, logged.model, logged.seed) == ("answered", "clerk/1", 7)
+    assert reply.usage.completion_tokens == sum(expected.mask)
+    assert reply.usage.prompt_tokens == len(expected.ids) - sum(expected.mask)
+
+
+def test_a_stream_joins_to_the_whole_message(server: ChatServer):
+    """Twenty seeds, with calls and without, with log-probabilities of each token once."""
+    client, kinds = server.client(), set()
+    for seed in range(20):
+        whole = chat(client, seed=seed).choices[0]
+        content, calls, finish = joined_chunks(chat(client, seed=seed, stream=True))
+        assert (content, calls) == visible(whole.message)
+        assert finish == whole.finish_reason
+        kinds.add(finish)
+    assert {"stop", "tool_calls"} <= kinds
+
+
+def test_log_probabilities_come_once_for_each_token(server: ChatServer):
+    """Whole and streamed alike; the sampled token is among its alternatives or below them, and they are sorted."""
+    client = server.client()
+    for seed in range(5):
+        whole = chat(client, seed=seed, logprobs=True, top_logprobs=3)
+        tokens = whole.choices[0].logprobs.content
+        assert len(tokens) == whole.usage.completion_tokens
+        streamed = [
+            token
+            for chunk in chat(client, seed=seed, logprobs=True, top_logprobs=3, stream=True)
+            if chunk.choices[0].logprobs is not None
+            for token in chunk.choices[0].logprobs.content
+        ]
+        assert [(token.token, token.bytes) for token in streamed] == [(token.token, token.bytes) for token in tokens]
+        for token in tokens:
+            top = [other.logprob for other in token.top_logprobs]
+            assert top == sorted(top, reverse=True)
+            assert token.logprob <= top[0]
+            assert len(top) == 3
+
+
+def test_each_parameter_has_its_effect(server: ChatServer):
+    client = server.client()
+    greedy = {str(visible(chat(client, temperature=0, seed=seed).choices[0].message)) for seed in range(3)}
+    assert len(greedy) == 1
+    assert str(visible(chat(client, top_p=0.0001, seed=5).choices[0].message)) in greedy
+    limited = chat(client, max_completion_tokens=3, seed=1)
+    assert (limited.usage.completion_tokens, limited.choices[0].finish_reason) == (3, "length")
+    assert chat(client, max_tokens=3, seed=1).choices[0].message.content == limited.choices[0].message.content
+    several = chat(client, n=3, seed=1)
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    texts = [str(visible(choice.message)) for choice in several.choices]
+    assert texts[0] == str(visible(chat(client, seed=1).choices[0].message))
+    assert len({*texts}) > 1
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}, seed=1))
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == chat(client, seed=1).usage.total_tokens
+    prompt = chat(client, seed=1).usage.prompt_tokens
+    assert chat(client, seed=1, tools=[TOOL]).usage.prompt_tokens > prompt
+    assert chat(client, seed=1, tools=[TOOL], tool_choice="none").usage.prompt_tokens == prompt
+
+
+def test_a_text_of_stop_ends_the_reply_before_it(server: ChatServer):
+    """Whole and streamed: nothing of the text, although it arrives in several tokens."""
+    client = server.client()
+    full = next(
+        reply.choices[0].message.content
+        for seed in range(50)
+        if (reply := chat(client, seed=seed)).choices[0].finish_reason == "stop"
+        and len(reply.choices[0].message.content.split()) > 3
+    )
+    seed = next(seed for seed in range(50) if chat(client, seed=seed).choices[0].message.content == full)
+    stop = full.split()[2]
+    stopped = chat(client, seed=seed, stop=[stop, "never"])
+    assert stopped.choices[0].message.content == full[: full.index(stop)].strip()
+    assert stopped.choices[0].finish_reason == "stop"
+    assert joined_chunks(chat(client, seed=seed, stop=stop, stream=True))[0] == stopped.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+        ({"n": 0}, "n"),
+        ({"temperature": 3}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, None),
+        ({"top_logprobs": 2}, None),
+        ({"extra_body": {"min_p": 0.1}}, "min_p"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
+        ({"messages": [QUESTION, {"role": "assistant", "content": "ok"}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "1", "tool_call_id": "x"}]}, "messages[0].tool_call_id"),
+        ({"model": "another"}, "model"),
+        ({"extra_body": {"conversation_id": "unknown"}}, "conversation_id"),
+        ({"messages": [{"role": "user", "content": "x " * 9000}]}, "messages"),
+    ],
+)
+def test_a_parameter_without_effect_is_refused_by_its_name(
+    server: ChatServer, parameters: dict[str, Any], param: str | None
+):
+    given = {"model": "clerk", "messages": [QUESTION], **parameters}
+    with pytest.raises(openai.APIStatusError) as refused:
+        server.client().chat.completions.create(**given)
+    assert refused.value.status_code in (400, 404)
+    assert param is None or refused.value.param == param
+
+
+def test_a_conversation_goes_on_by_its_id_and_two_never_mix(server: ChatServer):
+    """The second message sees the first; an id of another key is not known."""
+    client = server.client()
+    first, other = chat(client, seed=1), chat(client, {"role": "user", "content": "I want a refund."}, seed=2)
+    following = {"role": "user", "content": "And now?"}
+    second = chat(client, following, seed=3, extra_body={"conversation_id": first.conversation_id})
+    assert second.conversation_id == first.conversation_id != other.conversation_id
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.total_tokens - 1
+    with pytest.raises(openai.NotFoundError, match="no conversation"):
+        chat(server.client("another"), following, extra_body={"conversation_id": first.conversation_id})
+    with pytest.raises(openai.BadRequestError, match="began with other tools"):
+        chat(client, following, tools=[TOOL], extra_body={"conversation_id": first.conversation_id})
+
+
+def next_messages(reply: Any) -> list[dict[str, Any]]:
+    """Results of the calls of a reply, or a message of the user."""
+    calls = reply.choices[0].message.tool_calls or ()
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "{}"} for call in calls]
+    return results or [{"role": "user", "content": "Go on."}]
+
+
+def echo(reply: Any) -> dict[str, Any]:
+    """The reply as a message of the next request."""
+    message: dict[str, Any] = reply.choices[0].message.model_dump(exclude_none=True)
+    return message
+
+
+def test_a_conversation_goes_on_by_its_messages(server: ChatServer):
+    """Its turns are a chain in the log; another continuation of the same turn is a fork with an id of its own."""
+    client = server.client("by-messages")
+    messages: list[dict[str, Any]] = [QUESTION]
+    ids, replies = [], []
+    for seed in range(3):
+        reply = chat(client, *messages, seed=seed + 20)
+        replies.append(reply)
+        ids.append(reply.conversation_id)
+        messages += [echo(reply), *next_messages(reply)]
+    assert len(set(ids)) == 1
+    turns = {f"chatcmpl-{turn.id}": turn for turn in server.turns()}
+    chain = [turns[reply.id] for reply in replies]
+    assert [turn.parent for turn in chain] == [None, chain[0].id, chain[1].id]
+    fork = chat(client, *messages[:3], seed=99)
+    assert fork.conversation_id != ids[0]
+    assert turns is not None
+    forked = next(turn for turn in server.turns() if f"chatcmpl-{turn.id}" == fork.id)
+    assert forked.parent == chain[0].id
+    assert server.service.counts.joined["fork"] == 1
+
+
+def test_a_log_joins_to_trajectories_whose_log_probabilities_are_those_of_the_weights(server: ChatServer):
+    """Conversations of three turns: the sampled tokens' log-probabilities, computed anew, are those of the log."""
+    client = server.client("recomputed")
+    first = chat(client, seed=41)
+    last = first
+    for seed in (42, 43):
+        last = chat(client, *next_messages(last), seed=seed, extra_body={"conversation_id": first.conversation_id})
+    joined = join(ServedLog(server.folder / "log").read())
+    conversation = next(c for c in joined.conversations if c.id.startswith(first.conversation_id))
+    trajectory = conversation.trajectory()
+    assert trajectory.loss_mask.sum() == first.usage.completion_tokens + sum(
+        turn.loss_mask.sum() for turn in conversation.turns[1:]
+    )
+    ids = torch.from_numpy(trajectory.token_ids.astype(np.int64))
+    with torch.inference_mode():
+        logits = clerk().policy.model(input_ids=ids[None]).logits[0]  # type: ignore[attr-defined]
+    computed = logits.log_softmax(dim=-1)[:-1].gather(1, ids[1:, None])[:, 0].numpy()
+    mask = trajectory.loss_mask[1:]
+    assert np.abs(computed[mask] - trajectory.sampler_logprobs[1:][mask]).max() < 1e-4
+
+
+def test_choices_are_turns_of_one_request_and_the_first_goes_on(server: ChatServer):
+    client = server.client("choices")
+    reply = chat(client, n=2, seed=5)
+    turns = [turn for turn in server.turns() if f"chatcmpl-{turn.request_id}" == reply.id]
+    assert [(turn.choice, turn.conversation_id) for turn in turns] == [
+        (0, reply.conversation_id),
+        (1, reply.conversation_id),
+    ]
+    chat(client, *next_messages(reply), extra_body={"conversation_id": reply.conversation_id})
+    assert server.turns()[-1].parent == turns[0].id
+
+
+def test_equal_conversations_of_one_client_are_not_confused(server: ChatServer):
+    """Two with the same messages, seed and so reply: which of them goes on is unknown, so neither does."""
+    client = server.client("twins")
+    first, second = chat(client, seed=8), chat(client, seed=8)
+    assert visible(first.choices[0].message) == visible(second.choices[0].message)
+    third = chat(client, QUESTION, echo(first), *next_messages(first))
+    assert third.conversation_id not in (first.conversation_id, second.conversation_id)
+    assert server.service.counts.joined["ambiguous"] == 1
+    assert server.turns()[-1].parent is None
+
+
+@contextmanager
+def slow_passes(server: ChatServer) -> Iterator[None]:
+    """Forward passes that take 30 ms more."""
+    version = server.service.versions.current
+    assert version is not None
+    (engine,) = version._samplers.values()
+    sampler = engine._sampler  # type: ignore[attr-defined]
+    step = sampler._step
+    sampler._step = lambda: (threading.Event().wait(0.03), step())
+    try:
+        yield
+    finally:
+        sampler._step = step
+
+
+def test_a_client_that_goes_away_leaves_the_batch_and_an_aborted_turn(server: ChatServer):
+    """Streamed, and whole with four choices; afterwards nothing runs."""
+    body = {"model": "clerk", "messages": [QUESTION], "seed": 1}
+    url, headers = f"{server.url}/v1/chat/completions", server.headers("hasty")
+    before = server.service.counts.turns["aborted"]
+    with slow_passes(server):
+        with httpx.stream("POST", url, json={**body, "stream": True}, headers=headers) as stream:
+            next(stream.iter_lines())
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, json={**body, "n": 4}, headers=headers, timeout=0.1)
+        wait_for(lambda: server.service.requests == 0)
+    assert server.service.counts.turns["aborted"] - before == 5
+    assert all(turn.reason == "the client went away" for turn in server.turns() if turn.status == "aborted")
+    version = server.service.versions.current
+    assert version is not None
+    wait_for(lambda: (stats := version.stats()) is not None and stats.running == 0)
+
+
+def wait_for(condition: Any) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not become true within 30 s")
+
+
+def test_all_turns_are_in_the_log(server: ChatServer):
+    """Served = logged + failed: the counts of the server are those of the log."""
+    statuses = [turn.status for turn in server.turns()]
+    for status in ("answered", "aborted", "failed"):
+        assert statuses.count(status) == server.service.counts.turns[status]
+
+
+def test_a_full_server_refuses_with_the_time_to_wait(tmp_path: Path):
+    """One turn at once: of sixteen that come together some get 503 and Retry-After, all others an answer."""
+    with chat_server(tmp_path, service=ServiceSettings(max_requests=1)) as server:
+        client = server.client()
+
+        def ask(seed: int) -> tuple[int, float]:
+            try:
+                chat(client, seed=seed)
+            except openai.InternalServerError as refused:
+                return refused.status_code, float(refused.response.headers["retry-after-ms"])
+            return 200, 0.0
+
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(ask, range(32)))
+        refused = [wait for status, wait in answers if status == 503]
+        assert refused
+        assert all(0 < wait <= 120_000 for wait in refused)
+        assert len(refused) == server.service.counts.refused["requests"]
+        assert len(server.turns()) == 32 - len(refused)
+        patient = client.with_options(max_retries=50)
+        with ThreadPoolExecutor(4) as pool:
+            assert all(reply.choices for reply in pool.map(lambda seed: chat(patient, seed=seed), range(8)))
+
+
+def test_a_turn_that_cannot_be_logged_is_not_answered(tmp_path: Path):
+    """A full disk: whole and streamed requests end with 503, and the turn is not a part of any conversation."""
+    with chat_server(tmp_path) as server:
+        client, working = server.client(), server.service.log.append
+
+        async def full(record: object) -> None:
+            raise StorageError("no space left on device")
+
+        server.service.log.append = full  # type: ignore[method-assign]
+        with pytest.raises(openai.InternalServerError, match="cannot be logged now"):
+            chat(client)
+        with pytest.raises(openai.APIError, match="cannot be logged now"):
+            list(chat(client, stream=True))
+        assert len(server.service.conversations) == 0
+        server.service.log.append = working  # type: ignore[method-assign]
+        assert chat(client).choices
+        assert server.service.counts.unlogged >= 2
+
+
+def test_a_new_version_answers_new_conversations_and_the_old_one_its_own(tmp_path: Path):
+    """The version changes below a conversation: its next turn is still of version 1, another conversation of 2."""
+    newest = [1]
+
+    def next_version(current: str) -> Any:
+        return None if current == f"clerk/{newest[0]}" else clerk(newest[0])
+
+    with chat_server(tmp_path, next_version) as server:
+        client = server.client()
+        first = chat(client, seed=1)
+        newest[0] = 2
+        wait_for(lambda: server.service.versions.swaps == 1)
+        other = chat(client, seed=2)
+        second = chat(client, *next_messages(first), extra_body={"conversation_id": first.conversation_id})
+        models = {turn.id: turn.model for turn in server.turns()}
+        assert [models[reply.id.removeprefix("chatcmpl-")] for reply in (first, other, second)] == [
+            "clerk/1", "clerk/2", "clerk/1",
+        ]  # fmt: skip
+        assert [model.id for model in client.models.list()] == ["clerk", "clerk/1", "clerk/2"]
+        newest[0] = 3
+        wait_for(
+            lambda: [version.served.version for version in server.service.versions.loaded] == ["clerk/2", "clerk/3"]
+        )
+        moved = chat(client, *next_messages(second), extra_body={"conversation_id": first.conversation_id})
+        assert moved.conversation_id != first.conversation_id
+        assert server.turns()[-1].model == "clerk/3"
+
+
+def test_a_version_that_cannot_be_loaded_leaves_the_one_that_answers(tmp_path: Path):
+    def next_version(current: str) -> Any:
+        if current:
+            raise StorageError("the registry is away")
+        return clerk()
+
+    with chat_server(tmp_path, next_version) as server:
+        assert chat(server.client()).choices
+
+
+def test_probes_need_no_key_and_tell_the_states_apart(server: ChatServer):
+    assert httpx.get(f"{server.url}/live").json() == httpx.get(f"{server.url}/health").json() == {"status": "healthy"}
+    assert httpx.get(f"{server.url}/ready").json() == {"status": "ready", "model": "clerk/1"}
+    server.service.draining = True
+    try:
+        answer = httpx.get(f"{server.url}/ready")
+        assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+        with pytest.raises(openai.InternalServerError, match="starting or stopping"):
+            chat(server.client())
+    finally:
+        server.service.draining = False
+
+
+def test_every_route_needs_a_key_but_the_probes(server: ChatServer):
+    """All routes of the application, asked without a key and with one of the wrong scope."""
+    paths = httpx.get(
+        f"{server.url}/openapi.json", headers={"Authorization": f"Bearer {server.client().api_key}"}
+    ).json()["paths"]
+    assert {
+        "/v1/chat/completions",
+        "/v1/feedback",
+        "/metrics",
+        "/v1/metrics",
+        "/v1/models",
+        "/live",
+        "/ready",
+    } <= paths.keys()
+    other = server.client("feedback-alone", ("feedback",)).api_key
+    for path, methods in paths.items():
+        for method in methods:
+            public = path in ("/live", "/health", "/ready")
+            assert (httpx.request(method, f"{server.url}{path}").status_code == 401) != public
+            headers = {"Authorization": f"Bearer {other}"}
+            status = httpx.request(method, f"{server.url}{path}", headers=headers).status_code
+            assert (status == 403) == (not public and path != "/v1/feedback")
+
+
+def test_feedback_is_joined_to_its_conversation(server: ChatServer):
+    """A rating twice counts once; a correction is of its turn; feedback on an unknown conversation is quarantined."""
+    client = server.client("critic")
+    reply = chat(client, seed=3)
+
+    def send(**body: Any) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/feedback", json=body, headers={"Authorization": f"Bearer {client.api_key}"})
+
+    given = {"conversation_id": reply.conversation_id, "rating": 0.25}
+    assert send(**given).json()["id"] == send(**given).json()["id"]
+    assert (
+        send(conversation_id=reply.conversation_id, turn_id=reply.id, correction="It is on its way.").status_code == 200
+    )
+    assert send(conversation_id=reply.conversation_id, success=False).status_code == 200
+    assert send(conversation_id="elsewhere", rating=1).status_code == 200
+    for refused in ({"rating": 2}, {}, {"correction": "x"}, {"stars": 5}):
+        assert send(conversation_id=reply.conversation_id, **refused).status_code == 400
+    joined = join(ServedLog(server.folder / "log").read())
+    conversation = next(entry for entry in joined.conversations if entry.id == reply.conversation_id)
+    assert (conversation.judgement.rating, conversation.reward) == (0.25, 0.0)
+    assert conversation.turn_judgements[reply.id.removeprefix("chatcmpl-")].correction == "It is on its way."
+    assert [entry.feedback.conversation_id for entry in joined.quarantined] == ["elsewhere"]
+
+
+def test_metrics_count_what_was_served(server: ChatServer):
+    """The same numbers as JSON and as text; their series do not grow with users."""
+    client = server.client("scraper")
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+
+    def scrape() -> dict[str, float]:
+        values: dict[str, float] = httpx.get(f"{server.url}/v1/metrics", headers=headers).json()
+        return values
+
+    chat(client, user="first")
+    before = scrape()
+    for number in range(20):
+        chat(client, user=f"user {number}", max_tokens=2)
+    after = scrape()
+    assert after.keys() == before.keys()
+    answered = 'grpo_turns_total{status="answered"}'
+    assert after[answered] - before[answered] == 20
+    name = 'gen_ai_server_request_duration_seconds_count{model_name="clerk/1",arm="champion"}'
+    assert after[name] - before[name] == 20
+    generated = 'vllm:generation_tokens_total{model_name="clerk/1"}'
+    assert 20 <= after[generated] - before[generated] <= 40
+    text = httpx.get(f"{server.url}/metrics", headers=headers).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["grpo_ready"].samples[0].value == 1

@@ -88,6 +88,7 @@ async def _running(service: Service, next_version: NextVersion, watch_s: float) 
     finally:
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
+        await service.finish()
         await service.versions.close()
 
 

@@ -16,10 +16,10 @@ import secrets
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 from tokenizers.decoders import DecodeStream
@@ -131,6 +131,7 @@ class Service:
         self.now = now
         self._observe = observe
         self._turn_s = 1.0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def ready(self) -> bool:
@@ -167,6 +168,29 @@ class Service:
         self.counts.joined[continuation.joined] += 1
         return exchange
 
+    def start(self, exchange: Exchange, choice: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a choice of a request in a task, which counts until it has ended."""
+        tokens = exchange.max_tokens // exchange.choices
+        task = asyncio.create_task(choice)
+        self._tasks.add(task)
+        self.requests += 1
+        self.tokens += tokens
+        exchange.hold()
+
+        def ended(_: object) -> None:
+            self._tasks.discard(task)
+            self.requests -= 1
+            self.tokens -= tokens
+            exchange.release()
+
+        task.add_done_callback(ended)
+        return task
+
+    async def finish(self) -> None:
+        """Wait until every turn has ended and is in the log."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
     def _refuse(self, reason: str, message: str, *, retry_after_s: float) -> NoReturn:
         self.counts.refused[reason] += 1
         raise overloaded(f"{message}; try again in {retry_after_s:.1f} s", retry_after_s=retry_after_s)
@@ -200,7 +224,7 @@ class Exchange:
         tools: tuple[Tool, ...],
     ) -> None:
         served, before = version.served, place.before
-        self.version = version
+        self.version, self.choices = version, request.n
         self._service, self._request, self._caller, self._place, self._tools = service, request, caller, place, tools
         self._id, self._received, self._started = uuid.uuid4().hex, service.now(), time.monotonic()
         self._renderer = before.transcript.renderer if before is not None else version.renderer(tools)
@@ -211,6 +235,7 @@ class Exchange:
             self._new = (Message(role="system", content=served.system_prompt), *place.new)
         known = len(before.transcript.ids) if before is not None else 0
         room = version.max_context - known - self._renderer.count_tokens(self._new)
+        self._open, self._answered = 0, False
         self._max_new_tokens = request.max_reply_tokens or min(served.max_new_tokens, max(1, room))
         self.max_tokens = request.n * (version.max_context - room + self._max_new_tokens)
         """Tokens that the request may need."""
@@ -227,14 +252,8 @@ class Exchange:
 
         Raises `APIError` for a conversation that leaves no room for a reply, and the errors of agent, engine and log.
         """
-        service, version, request, before = self._service, self.version, self._request, self._place.before
-        if before is not None:
-            before.continued = True
-        service.requests += request.n
-        service.tokens += self.max_tokens
-        version.running += request.n
         queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._choose(index, queue)) for index in range(request.n)]
+        tasks = [self._service.start(self, self._choose(index, queue)) for index in range(self._request.n)]
         ended = 0
         try:
             while ended < len(tasks):
@@ -245,14 +264,22 @@ class Exchange:
                 yield event
         finally:
             for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if before is not None and not ended:
-                before.continued = False
-            service.requests -= request.n
-            service.tokens -= self.max_tokens
-            version.running -= request.n
-            version.last_used = time.monotonic()
+                task.cancel()  # it logs its turn by itself: this block may be cancelled at any await
+
+    def hold(self) -> None:
+        """Count a choice that begins."""
+        self._open += 1
+        self.version.running += 1
+        if self._place.before is not None:
+            self._place.before.continued = True
+
+    def release(self) -> None:
+        """Count a choice that has ended; a turn without an answer leaves its conversation as it was."""
+        self._open -= 1
+        self.version.running -= 1
+        self.version.last_used = time.monotonic()
+        if self._place.before is not None and not self._open and not self._answered:
+            self._place.before.continued = False
 
     async def _choose(self, index: int, queue: asyncio.Queue[Event | BaseException]) -> None:
         """Generate one choice; its events, or its error, go to the queue."""
@@ -274,23 +301,28 @@ class Exchange:
             finally:
                 session.close()
             choice = self._choice(index, reply, tap)
-            await self._end(choice, transcript, tap)
-            usage = self._usage(transcript)
-            rest = tap.take() if self._request.logprobs else None
-            queue.put_nowait(Ended(choice=choice, sent=tap.sent, rest=rest, usage=usage))
-            return
         except asyncio.CancelledError:
             status, reason = "aborted", "the client went away"
             raise
         except APIError as error:
             reason = error.message
             queue.put_nowait(error)
+            return
         except BaseException as error:  # noqa: BLE001 - it is raised where the events are read
             reason = f"{type(error).__name__}: {error}"[:300]
             queue.put_nowait(error)
+            return
         finally:
             if reason:
                 await asyncio.shield(self._log_unanswered(index, transcript, tap, status=status, reason=reason))
+        try:
+            await asyncio.shield(self._end(choice, transcript, tap))
+        except GRPOError as error:
+            queue.put_nowait(error)
+        else:
+            usage = self._usage(transcript)
+            rest = tap.take() if self._request.logprobs else None
+            queue.put_nowait(Ended(choice=choice, sent=tap.sent, rest=rest, usage=usage))
 
     async def _respond(self, transcript: TokenTranscript) -> Reply:
         """Reply of the agent; raises `APIError` where the conversation leaves no room for it."""
@@ -368,6 +400,7 @@ class Exchange:
             transcript=transcript,
         )
         self._service.conversations.add(answered, is_last=choice.index == 0)
+        self._answered = True
 
     async def _log_unanswered(
         self, index: int, transcript: TokenTranscript | None, tap: TokenTap, *, status: TurnStatus, reason: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -94,7 +95,7 @@ def _split_files(source: HubDataSource, repository: HubRepository, files: dict[s
         for pattern in by_split[source.split]:
             if not _is_inside(pattern) or "::" in pattern:
                 raise DataError(f"{repository}: {_CARD} names files elsewhere, {excerpt(pattern)}; name another one")
-            matches = try_call(lambda pattern=pattern: resolve_pattern(pattern, str(base)))
+            matches = try_call(partial(resolve_pattern, pattern, str(base)))
             if isinstance(matches, Exception):
                 if declared is None:
                     continue  # of all patterns by which `datasets` finds a split one has matched

@@ -114,7 +114,8 @@ def list_files(repository: HubRepository) -> dict[str, HubFile]:
         if is_offline():
             raise _not_cached(repository) from None
         with _online(repository) as api:
-            info = api.repo_info(name, revision=revision, repo_type=kind, files_metadata=True, timeout=_ANSWER_S)
+            read = api.model_info if kind == "model" else api.dataset_info
+            info = read(name, revision=revision, files_metadata=True, timeout=_ANSWER_S)
         listed = [
             HubFile(
                 name=file.rfilename,

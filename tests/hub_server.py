@@ -18,8 +18,8 @@ import pytest
 
 _LARGE = 1000
 """Bytes from which a file is listed as a large one, with its sha256."""
-_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(/(?P<kind>revision|tree)/(?P<revision>.+))?")
-_FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
+_API = re.compile(r"/api/(models|datasets)/(?P<repo>[^/]+/[^/]+)(/(?P<kind>revision|tree)/(?P<revision>.+))?")
+_FILE = re.compile(r"(/datasets)?/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
 
 
 @dataclass

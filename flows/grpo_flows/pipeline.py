@@ -29,6 +29,7 @@ from grpo.identity.cache_identity import model_digest
 from grpo.policy.renderer import check_renderer
 from grpo.registry.retention import REGISTERED, Retention, run_owner
 from grpo.rewards.rollout_summary import RolloutSummary
+from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
@@ -73,6 +74,7 @@ def prepare_scenarios(
 
     Scenarios that the environment, where one is given, cannot play are left out.
     """
+    settings = pin_sources(settings)
     bound = settings.max_quarantined_fraction
     ingested = ingest(
         sources=settings.sources,

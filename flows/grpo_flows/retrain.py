@@ -23,6 +23,7 @@ from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
 from grpo.retraining.data_lineage import STARTED_FROM
 from grpo.retraining.reports import PendingRetraining, RetrainingReport, TriggerReport
 from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.sources import content_hash
 from grpo.storage.files import write_atomically
@@ -105,7 +106,7 @@ class Checked:
 def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
     """Curate the conversations of this moment, and check every trigger."""
     models, artifacts = registry(), ArtifactStore(pipeline.store)
-    name, settings = pipeline.registry.model_name, pipeline.scenarios
+    name, settings = pipeline.registry.model_name, pin_sources(pipeline.scenarios)
     serving = champion(models, artifacts, name)
     challenger = last_challenger(models, artifacts, name, serving)
     sources = tuple(map(snapshot, config.conversations))

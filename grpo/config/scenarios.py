@@ -42,6 +42,21 @@ class HuggingFaceSource(_TableSource):
     """Split, where the folder holds several."""
 
 
+class HubDataSource(_TableSource):
+    """Data set on the Hugging Face hub, in Parquet, JSON or CSV files; a run pins it to a commit."""
+
+    kind: Literal["hub"]
+    """Data set by its id on the Hugging Face hub."""
+    id: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)
+    """Id of the data set, `org/name`."""
+    revision: str | None = Field(default=None, pattern=r"^\w[\w./-]*$", max_length=200)
+    """Branch, tag or commit; none is the newest commit of main."""
+    subset: str | None = None
+    """Subset, where the data set declares several and no default."""
+    split: str = "train"
+    """Split that is read."""
+
+
 class PythonSource(PythonObject):
     """Function of your own that yields records as dicts.
 
@@ -170,6 +185,7 @@ class VerifiersSource(Settings):
 Source = Annotated[
     FileSource
     | HuggingFaceSource
+    | HubDataSource
     | ChatSource
     | PythonSource
     | MultiDoGOSource

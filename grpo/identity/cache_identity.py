@@ -15,6 +15,7 @@ from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.identity.code import code_digest, external_digests
 from grpo.policy.catalog import check_trainable, pinned
 from grpo.policy.weights.sources import model_identity
+from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.sources import content_hash
 
 
@@ -98,13 +99,15 @@ def model_digest(policy: PolicySettings) -> str:
 
 
 def pin_models(config: PipelineConfig) -> PipelineConfig:
-    """Config whose models are pinned: a branch on the hub to its commit, an alias of the registry to its version.
+    """Config whose models and data sets are pinned: a branch on the hub to its commit, an alias of the registry to its
+    version.
 
-    Raises as `model_source` for a model that does not exist.
+    Raises as `model_source` for a model that does not exist, and `DataError` for a data set.
     """
     check_trainable(config.policy.model)
     policy = config.policy.model_copy(update={"model": pinned(config.policy.model)})
     environment, user = config.environment, getattr(config.environment, "model", None)
     if user is not None:
         environment = environment.model_copy(update={"model": pinned(user)})
-    return config.model_copy(update={"policy": policy, "environment": environment})
+    scenarios = pin_sources(config.scenarios)
+    return config.model_copy(update={"policy": policy, "environment": environment, "scenarios": scenarios})

@@ -134,7 +134,7 @@ def _sources(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    named = source.get("path") or source.get("object") or source.get("name") or ""
+    named = source.get("path") or source.get("object") or source.get("id") or source.get("name") or ""
     return escaped(f"{source.get('kind', '')} {named}".strip(), limit=120)
 
 

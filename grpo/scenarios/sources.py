@@ -15,6 +15,7 @@ from grpo.config.scenarios import (
     ChatSource,
     ConversationLogSource,
     FileSource,
+    HubDataSource,
     HuggingFaceSource,
     MultiDoGOSource,
     PublishedSource,
@@ -29,6 +30,7 @@ from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.data_errors import read_guarded
 from grpo.scenarios.datasets.multidogo import find_multidogo, read_multidogo
 from grpo.scenarios.datasets.tau2_bench import find_tau2, read_tau2_bench
+from grpo.scenarios.hub_dataset import FORMATS, fetch_split, pin_source
 from grpo.scenarios.readers.conversation_log import read_conversation_log
 from grpo.scenarios.readers.csv_file import read_csv
 from grpo.scenarios.readers.huggingface import read_huggingface
@@ -78,8 +80,8 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
 
 
 def source_name(source: Source) -> str:
-    """Path, function or taskset of a source, and its kind: `chats.jsonl (sharegpt)`."""
-    if isinstance(source, VerifiersSource):
+    """Path, function, data set or taskset of a source, and its kind: `chats.jsonl (sharegpt)`."""
+    if isinstance(source, (VerifiersSource, HubDataSource)):
         return f"{source.id} ({source.kind})"
     return f"{source.object if isinstance(source, PythonSource) else source.path} ({source.kind})"
 
@@ -93,9 +95,11 @@ def _read(source: Source) -> Iterator[SourceRecord]:
         return read_taskset(source.id, source.args)
     if isinstance(source, ServedSource):
         return served_records(join_served(source), source)
+    if isinstance(source, HubDataSource):
+        return _read_hub(source)
     path = local_path(source.path)
     if isinstance(source, FileSource):
-        return read_columns(source, path) if source.columns else _FILE_READERS[source.kind](path)
+        return _read_file(source, path)
     if isinstance(source, ChatSource):
         return _CHAT_READERS[source.kind](path, users=source.users)
     if isinstance(source, ConversationLogSource):
@@ -109,10 +113,22 @@ def _read(source: Source) -> Iterator[SourceRecord]:
     return read_tau2_bench(path, source.domain, source.tasks)
 
 
+def _read_file(source: FileSource, path: Path) -> Iterator[SourceRecord]:
+    return read_columns(source, path) if source.columns else _FILE_READERS[source.kind](path)
+
+
+def _read_hub(source: HubDataSource) -> Iterator[SourceRecord]:
+    """Records of the files of a split; they are fetched first."""
+    for path in fetch_split(source):
+        file = FileSource(kind=FORMATS[path.suffix], path=str(path), columns=source.columns)
+        yield from _read_file(file, path)
+
+
 def content_hash(sources: Sequence[Source]) -> str:
     """Content hash of all files that these sources read; `grpo.identity.code` digests functions and tasksets.
 
-    Raises `DataError` for a file or folder that is missing.
+    The commit stands for the content of a data set on the hub. Raises `DataError` for a file, folder or data set that
+    is missing, and `ConnectionError` for a hub that does not answer.
     """
     digest = hashlib.sha256()
     for source in sources:
@@ -124,6 +140,8 @@ def content_hash(sources: Sequence[Source]) -> str:
         if isinstance(source, ServedSource):
             log = ServedLog(local_path(source.path))
             digest.update(log.digest(log.snapshot() if source.segments is None else source.segments).encode())
+        if isinstance(source, HubDataSource):
+            digest.update(pin_source(source).model_dump_json(include={"id", "revision", "subset", "split"}).encode())
         for path in _files(source):
             try:
                 with path.open("rb") as file:
@@ -134,7 +152,7 @@ def content_hash(sources: Sequence[Source]) -> str:
 
 
 def _files(source: Source) -> Iterator[Path]:
-    if isinstance(source, PythonSource | VerifiersSource | ServedSource):
+    if isinstance(source, PythonSource | VerifiersSource | HubDataSource | ServedSource):
         return
     root = local_path(source.path)
     if isinstance(source, ConversationLogSource):

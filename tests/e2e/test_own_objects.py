@@ -72,10 +72,13 @@ def test_the_page_runs_outside_of_the_repository(command: Command, folder: Path,
     command("train", str(folder / "shop.yaml"))
     assert computed(tmp_path / "home", "shop") == {}
     lineage = command("lineage", "models:/shop@champion", "--json")
-    for module in ("shop_environment", "shop_agent", "shop_rewards", "shop_scenarios"):
+    for module in ("shop_environment", "shop_agent", "shop_renderer", "shop_rewards", "shop_scenarios"):
         assert f"module {module}" in lineage
     misspelt = command("train", str(folder / "shop.yaml"), "--set", "agent.options.tune=3", exits=2)
     assert "shop_agent:ShopAgent has no option 'tune'; it takes tone" in misspelt
+    assert "ingest" not in misspelt
+    misspelt = command("train", str(folder / "shop.yaml"), "--set", "policy.renderer.options.hour=3", exits=2)
+    assert "shop_renderer:ShopRenderer has no option 'hour'; it takes hours" in misspelt
     assert "ingest" not in misspelt
 
 

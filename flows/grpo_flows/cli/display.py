@@ -243,7 +243,10 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
         "verdict": f"{lineage.tags.get('verdict')}: {provenance.decision}",
         "gates": ", ".join(f"{name} {'none' if v is None else f'{v:.4g}'}" for name, v in provenance.checks.items()),
         "compared with": f"{compared}, policy {provenance.champion}",
-        "sources": "; ".join(f"{source.get('kind')} {source.get('path', '')}".strip() for source in _mappings(sources)),
+        "sources": "; ".join(
+            f"{source.get('kind')} {source.get('path') or source.get('id', '')}".strip()
+            for source in _mappings(sources)
+        ),
         "sources digest": provenance.sources,
         "scenarios digest": provenance.scenarios,
         "base model digest": provenance.model,

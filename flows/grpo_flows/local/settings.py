@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo.policy.weights.hub import OFFLINE
 from grpo.storage.credentials import mask_errors, without_login
 from grpo.storage.home import home
+from grpo.storage.hub import OFFLINE
 
 DEFAULT_PORT = "4200"
 _command_start: list[float] = []

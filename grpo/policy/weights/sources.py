@@ -27,6 +27,7 @@ from grpo.policy.weights import hub
 from grpo.policy.weights.gguf_file import conversion_digest, converted_folder, find_gguf
 from grpo.policy.weights.registered import REGISTERED, ModelVersion, registered_version
 from grpo.storage.files import stamped_digest
+from grpo.storage.hub import HubRepository, pin
 from grpo.storage.shipped import SCHEME
 
 _STATE = "learner.json"
@@ -145,7 +146,7 @@ class GgufSource:
 class HubSource:
     """Model on the Hugging Face hub, at a commit."""
 
-    model: hub.HubModel
+    model: HubRepository
 
     @property
     def pinned(self) -> str:
@@ -213,7 +214,7 @@ def model_source(address: str) -> ModelSource:
     if "://" in address:
         return StoredSource(address, "object store")
     if (model := hub.hub_model(address)) is not None:
-        return HubSource(hub.pin(model))
+        return HubSource(pin(model))
     if (file := find_gguf(Path(address))) is not None:
         return GgufSource(address, file)
     return FolderSource(address)

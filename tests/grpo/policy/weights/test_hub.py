@@ -11,8 +11,8 @@ import pytest
 
 from grpo import progress
 from grpo.errors import ArtifactError, PolicyError, StorageError
-from grpo.policy.weights import hub
-from grpo.policy.weights.hub import HubModel, fetch, hub_model, pin, plan
+from grpo.policy.weights.hub import fetch, hub_model, plan
+from grpo.storage.hub import OFFLINE, HubRepository, pin
 from tests.hub_server import Hub, HubRepo, hub_server, model_files
 from tests.places import DESK_MODEL
 
@@ -56,7 +56,7 @@ def test_a_model_is_fetched_without_files_that_run_code(server: Hub, desk: HubRe
 
 def test_a_second_fetch_of_the_commit_asks_nothing(server: Hub, desk: HubRepo):
     """The files and their list are in the cache."""
-    model = pin(HubModel(repo=NAME))
+    model = pin(HubRepository(repo=NAME))
     first = fetch(model)
     server.requests.clear()
     assert fetch(model) == first
@@ -66,23 +66,23 @@ def test_a_second_fetch_of_the_commit_asks_nothing(server: Hub, desk: HubRepo):
 
 def test_a_pinned_model_stays_while_main_moves(server: Hub, desk: HubRepo):
     """The old commit by its hash, the new one by the branch, and a tag by its name."""
-    before = pin(HubModel(repo=NAME))
+    before = pin(HubRepository(repo=NAME))
     desk.branches["v1.0"] = str(before.revision)
     files = model_files(DESK_MODEL)
     config = json.loads(files["config.json"]) | {"rms_norm_eps": 1e-3}
     moved = desk.commit({**files, "config.json": json.dumps(config).encode()})
-    after = pin(HubModel(repo=NAME))
+    after = pin(HubRepository(repo=NAME))
     assert after.revision == moved != before.revision
     assert (fetch(before) / "config.json").read_bytes() == files["config.json"]
     assert json.loads((fetch(after) / "config.json").read_bytes())["rms_norm_eps"] == 1e-3
-    assert pin(HubModel(repo=NAME, revision="v1.0")) == before
+    assert pin(HubRepository(repo=NAME, revision="v1.0")) == before
     with pytest.raises(PolicyError, match=f"no revision {NAME}@v2 at {server.url}"):
-        pin(HubModel(repo=NAME, revision="v2"))
+        pin(HubRepository(repo=NAME, revision="v2"))
 
 
 def test_a_plan_fetches_no_weights(server: Hub, desk: HubRepo):
     """The size of all files that are read, and the weights as what is missing; nothing is, once they are fetched."""
-    model = pin(HubModel(repo=NAME))
+    model = pin(HubRepository(repo=NAME))
     sizes = {path.name: path.stat().st_size for path in DESK_MODEL.iterdir() if path.name != "README.md"}
     planned = plan(model)
     assert (planned.files, planned.size) == (len(sizes), sum(sizes.values()))
@@ -182,7 +182,7 @@ def test_a_model_without_safetensors_is_refused(server: Hub, files: dict[str, by
     """With what it has instead, and none of it is fetched."""
     server.add(NAME, files)
     with pytest.raises(PolicyError, match=reason):
-        plan(pin(HubModel(repo=NAME)))
+        plan(pin(HubRepository(repo=NAME)))
     assert not {name for name in server.fetched() if not name.endswith(".json")}
 
 
@@ -238,7 +238,7 @@ def test_offline_a_model_comes_from_the_cache(server: Hub, desk: HubRepo, monkey
     """With main at the commit that was fetched, and without a request; one that was not fetched is refused."""
     folder = _fetch()
     server.requests.clear()
-    monkeypatch.setenv(hub.OFFLINE, "1")
+    monkeypatch.setenv(OFFLINE, "1")
     assert _fetch() == _fetch(f"{NAME}@main") == _fetch(f"{NAME}@{folder.name}") == folder
     for address in ("acme/none", f"{NAME}@v1", f"acme/none@{'0' * 40}"):
         with pytest.raises(PolicyError, match=f"{address} is not in the cache .*HF_HUB_OFFLINE is set.*: unset it"):
@@ -248,8 +248,8 @@ def test_offline_a_model_comes_from_the_cache(server: Hub, desk: HubRepo, monkey
 
 def test_offline_a_planned_model_lacks_its_weights(server: Hub, desk: HubRepo, monkeypatch: pytest.MonkeyPatch):
     """Half a model is not taken for one."""
-    plan(pin(HubModel(repo=NAME)))
-    monkeypatch.setenv(hub.OFFLINE, "1")
+    plan(pin(HubRepository(repo=NAME)))
+    monkeypatch.setenv(OFFLINE, "1")
     with pytest.raises(PolicyError, match=rf"model.safetensors of {NAME}@\w+ is not in the cache"):
         _fetch(f"{NAME}@{desk.branches['main']}")
 
@@ -259,7 +259,7 @@ def test_a_failing_hub_is_a_transient_error(server: Hub, desk: HubRepo, status: 
     """A retry may fix it; the error names the cache as the other way."""
     server.status = status
     with pytest.raises(ConnectionError, match=rf"{server.url} answers {status}; run it again, or set HF_HUB_OFFLINE=1"):
-        pin(HubModel(repo=NAME))
+        pin(HubRepository(repo=NAME))
 
 
 @pytest.mark.parametrize("answer", [b"<html>Welcome to the hotel</html>", b"[]", b'{"id": "acme/desk", "sha": "../x"}'])
@@ -267,7 +267,7 @@ def test_another_server_is_not_taken_for_a_hub(server: Hub, desk: HubRepo, answe
     """Such as a login page on the way."""
     server.answer = answer
     with pytest.raises(PolicyError, match="check HF_ENDPOINT"):
-        pin(HubModel(repo=NAME))
+        pin(HubRepository(repo=NAME))
 
 
 def test_a_cache_without_room_names_its_variable(server: Hub, desk: HubRepo, monkeypatch: pytest.MonkeyPatch):
@@ -279,18 +279,18 @@ def test_a_cache_without_room_names_its_variable(server: Hub, desk: HubRepo, mon
 
 def test_a_hub_that_does_not_answer_is_given_up(server: Hub, monkeypatch: pytest.MonkeyPatch):
     """It takes the connection, and sends nothing."""
-    monkeypatch.setattr(hub, "_ANSWER_S", 0.2)
+    monkeypatch.setattr("grpo.storage.hub._ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ConnectionError, match="cannot be reached or breaks off"):
-            pin(HubModel(repo=NAME))
+            pin(HubRepository(repo=NAME))
 
 
 def test_a_hub_that_is_not_there_is_a_transient_error(server: Hub, monkeypatch: pytest.MonkeyPatch):
     """Nothing listens on the port."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConnectionError, match=r"127.0.0.1:9 cannot be reached"):
-        pin(HubModel(repo=NAME))
+        pin(HubRepository(repo=NAME))
 
 
 def test_packages_stay_offline(server: Hub, desk: HubRepo, monkeypatch: pytest.MonkeyPatch):
@@ -308,8 +308,8 @@ def test_packages_stay_offline(server: Hub, desk: HubRepo, monkeypatch: pytest.M
 def test_an_existing_folder_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And only `org/name`, with or without a revision, is an id."""
     monkeypatch.chdir(tmp_path)
-    assert hub_model(NAME) == HubModel(repo=NAME)
-    assert hub_model(f"{NAME}@refs/pr/1") == HubModel(repo=NAME, revision="refs/pr/1")
+    assert hub_model(NAME) == HubRepository(repo=NAME)
+    assert hub_model(f"{NAME}@refs/pr/1") == HubRepository(repo=NAME, revision="refs/pr/1")
     for address in ("desk", "a/b/c", "./acme/desk", "/acme/desk", "../desk", "acme/..", "acme/desk@../../x", "acme/"):
         assert hub_model(address) is None, address
     (tmp_path / NAME).mkdir(parents=True)

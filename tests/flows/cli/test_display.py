@@ -27,6 +27,16 @@ def test_a_missing_extra_is_printed_with_its_remedy():
     assert "not [/here]" in shown.getvalue()
 
 
+def test_a_remedy_is_whole_in_a_narrow_terminal():
+    """No word of it is cut, however long."""
+    shown = io.StringIO()
+    remedy = "chmod u+w /a-folder-with-a-name-that-is-longer-than-a-column-of-the-table-is-wide/artifacts"
+    check = CheckResult(area="stores", name="artifacts", state="problem", detail="cannot be written", remedy=remedy)
+    print_checks(PlainConsole(file=shown, width=60), DoctorReport(checks=(check,)))
+    cells = [line.split("│")[-2] for line in shown.getvalue().splitlines() if line.count("│") > 2]
+    assert remedy.replace(" ", "") in "".join(cells).replace(" ", "")
+
+
 def test_pass_at_k_is_printed_with_its_intervals():
     """One row for each k: success in at least one attempt, and in each."""
     shares = {"mean": 0.75, "low": 0.5, "high": 1.0, "count": 20}

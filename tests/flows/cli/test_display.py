@@ -93,7 +93,14 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
         run_id="r",
         aliases=["champion"],
         tags={"verdict": "refuse"},
-        provenance=make_provenance(external_digests={"shop.rewards:Politeness, module shop.words": "5d" * 32}),
+        provenance=make_provenance(
+            config={
+                "scenarios": {
+                    "sources": [{"kind": "jsonl", "path": "a.jsonl"}, {"kind": "verifiers", "id": "my-words"}]
+                }
+            },
+            external_digests={"shop.rewards:Politeness, module shop.words": "5d" * 32},
+        ),
         parents=(
             Ancestor(policy="p1", version=1, model="store/x"),
             Ancestor(policy="base", version=None, model="models/desk_clerk"),
@@ -114,6 +121,7 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
         line for line in lines if line.startswith("pending, the next promotion or rollback completes or undoes it: ")
     ]
     assert "rollback: version 1 instead of 2, by anna@laptop" in pending
+    assert any(line.split() == ["sources", "jsonl", "a.jsonl;", "verifiers", "my-words"] for line in lines)
     assert any(line.split() == ["code", "c0de,", "commit", "abc"] for line in lines)
 
 

@@ -18,7 +18,7 @@ from grpo.registry.provenance import FILE
 from grpo.rewards.hacking.check import check_rewards
 from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
-from grpo_flows.objects import check_objects
+from grpo_flows.local.objects import check_objects
 from grpo_flows.pipeline import RunCheckpoints, base_policy, prepare_scenarios, starting_policy, training_steps
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.registry import registry

@@ -32,7 +32,7 @@ from grpo.registry.promotions import LONGEST_REASON
 from grpo.rewards.hacking.check import check_rewards
 from grpo.storage.home import home
 from grpo_flows.local import settings
-from grpo_flows.objects import check_objects
+from grpo_flows.local.objects import check_objects
 from grpo_flows.pipeline import (
     RunCheckpoints,
     Scenarios,

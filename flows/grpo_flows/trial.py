@@ -12,7 +12,7 @@ from grpo.config.tuning import TuneConfig
 from grpo.errors import PolicyError
 from grpo.rewards.hacking.check import check_rewards
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
-from grpo_flows.objects import check_objects
+from grpo_flows.local.objects import check_objects
 from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policy, training_steps
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.validation_split import validation_split

@@ -124,7 +124,7 @@ def _check_files(pipeline: PipelineConfig, model: str | None, scenarios_file: st
     from grpo.policy.weights.sources import model_plan
     from grpo.scenarios.sources import content_hash
     from grpo.scenarios.subset import select_scenarios
-    from grpo_flows.objects import check_objects
+    from grpo_flows.local.objects import check_objects
 
     selected = select_scenarios(pipeline, scenarios_file, episodes)
     content_hash(selected.scenarios.sources)

@@ -107,8 +107,8 @@ def retrain(
                 print_triggers(console, results)
         console.print(f"the run that is repeated: grpo train {retraining.pipeline} --dry-run", soft_wrap=True)
         return
+    from grpo_flows.local.objects import check_objects, check_sources
     from grpo_flows.local.servers import prefect_environment, prefect_server, running_prefect_server
-    from grpo_flows.objects import check_objects, check_sources
 
     pipeline = retraining.load_pipeline()
     check_sources(retraining.conversations)
@@ -179,8 +179,8 @@ def tune(
             check_config(tuning.base)
             print_outline(console, plan_study(tuning))
         return
+    from grpo_flows.local.objects import check_objects
     from grpo_flows.local.servers import prefect_server
-    from grpo_flows.objects import check_objects
 
     check_objects(tuning.base)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.triggers import TriggerResult
 from grpo.storage.home import home
-from grpo_flows.objects import check_objects, check_sources
+from grpo_flows.local.objects import check_objects, check_sources
 from grpo_flows.plans.outline import Outline, follow
 from grpo_flows.retrain import check, pending_path
 from grpo_tasks.registry import registry

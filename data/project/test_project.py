@@ -3,6 +3,7 @@
 import asyncio
 
 from environment import ShopEnvironment
+from logged import customers
 from reward import looked_up_first
 
 from grpo import Message, RewardContext, Scenario, ToolCall
@@ -47,3 +48,11 @@ def test_the_reward_is_for_a_first_call_that_looks_up():
     context = RewardContext(scenario_id="order-1", category="broken", stop="terminated")
     assert looked_up_first([call("look_up", "1"), call("replace", "1")], context) == 1
     assert looked_up_first([call("replace", "1")], context) == 0
+
+
+def test_a_logged_chat_is_a_customer_whose_order_is_in_the_world():
+    first = next(customers())
+    order = first["expected"]["calls"][0]["arguments"]["order"]
+    assert first["expected"]["calls"] == [{"name": "replace", "arguments": {"order": order}}]
+    assert order in first["world"]["orders"]
+    assert order in first["user_responses"][0]

@@ -13,27 +13,21 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
-from grpo.agents.catalog import make_agent
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.environments import EnvironmentSettings, VerifiersSettings
-from grpo.config.gates import PythonGate
+from grpo.config.environments import EnvironmentSettings
 from grpo.config.pipeline import PipelineConfig, PolicySettings
-from grpo.config.python_object import UserObject
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
-from grpo.environments.catalog import make_environment
 from grpo.errors import RemovedError
 from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.schema import FineTuning, IterationMetrics, RolloutRecord, SliceMetrics
 from grpo.identity.cache_identity import model_digest
-from grpo.policy.renderer import check_renderer
 from grpo.registry.retention import REGISTERED, Retention, run_owner
 from grpo.rewards.rollout_summary import RolloutSummary
 from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
-from grpo.user_objects import bind
 from grpo_tasks.evaluate_policy import evaluate_policy
 from grpo_tasks.ingest import IngestResult, ingest
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint, load_base
@@ -93,21 +87,6 @@ def prepare_scenarios(
         store=store,
     )
     return Scenarios(ingested=ingested, validated=validated, split=divided)
-
-
-def check_objects(config: PipelineConfig) -> None:
-    """Create the user's own environment, agent and gates, and check its renderer, before any stage runs.
-
-    Raises `ConfigError` where that fails.
-    """
-    if isinstance(config.environment, UserObject | VerifiersSettings):
-        make_environment(config.environment)
-    make_agent(config.agent)
-    if config.policy.renderer is not None:
-        check_renderer(config.policy.renderer)
-    for gate in config.gates:
-        if isinstance(gate, PythonGate):
-            bind(gate.reference, gate.options)
 
 
 def check_gates(config: PipelineConfig, data: Scenarios) -> None:

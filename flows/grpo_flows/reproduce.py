@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 
 from prefect import flow
 from pydantic import BaseModel, ConfigDict
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
-from grpo.identity.cache_identity import RunInputs, model_digest
+from grpo.identity.cache_identity import ABSENT, RunInputs, model_digest
+from grpo.identity.file_reads import current_digest
 from grpo.identity.provenance import provenance
 from grpo.registry import Provenance
+from grpo.registry.provenance import FILE
 from grpo.rewards.hacking.check import check_rewards
 from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
+from grpo_flows.local.objects import check_objects
 from grpo_flows.pipeline import RunCheckpoints, base_policy, prepare_scenarios, starting_policy, training_steps
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.registry import registry
@@ -57,6 +61,7 @@ def reproduce(model: str) -> Reproduction:
     with tempfile.TemporaryDirectory(prefix="reproduce-", dir=home()) as scratch:
         config = require_unchanged(then)
         now = retrain_aside(config.model_copy(update={"store": f"{scratch}/store"}))
+    now = now.model_copy(update={"external_digests": files_now(then) | now.external_digests})
     return Reproduction(model=model, expected=then.policies, reproduced=now.policies, differences=then.differences(now))
 
 
@@ -66,6 +71,7 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
     inputs = RunInputs.of(config)
     with stage_executor(config.rollout) as executor:
         check_rewards(config.reward)
+        check_objects(config)  # as `train`: what these import outside of the stages is not among their reads
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         base = base_policy(config.policy, config.store)
         start = starting_policy(config, base)
@@ -78,6 +84,21 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
         external_digests=inputs.after(executor.reads).external_digests,
         policies=(*dict.fromkeys((base.policy, start.policy)), *(step.policy.policy for step in steps)),
     )
+
+
+def files_now(then: Provenance) -> dict[str, str]:
+    """Digests that the files have now which the user's code read then; without those that lie elsewhere now.
+
+    What a process reads depends on what it has imported before, and on what the cache answers.
+    """
+    digests: dict[str, str] = {}
+    for name, digest in then.external_digests.items():
+        path = name.removeprefix(FILE)
+        if name.startswith(FILE) and Path(path).is_absolute():
+            now = current_digest(path) or ABSENT
+            if now != ABSENT or digest == ABSENT:
+                digests[name] = now
+    return digests
 
 
 def require_unchanged(then: Provenance) -> PipelineConfig:

@@ -32,13 +32,13 @@ from grpo.registry.promotions import LONGEST_REASON
 from grpo.rewards.hacking.check import check_rewards
 from grpo.storage.home import home
 from grpo_flows.local import settings
+from grpo_flows.local.objects import check_objects
 from grpo_flows.pipeline import (
     RunCheckpoints,
     Scenarios,
     Step,
     base_policy,
     check_gates,
-    check_objects,
     collect_heldout,
     measure_fine_tuning,
     prepare_scenarios,

@@ -58,6 +58,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @property
+    def path_options(self) -> tuple[str, ...]:
+        """Keys of its mappings whose values are paths."""
+        return ()
+
     @model_validator(mode="after")
     def _settings_are_read(self) -> Self:
         for name, field in type(self).model_fields.items():
@@ -142,6 +147,9 @@ def with_paths_from(settings: S, folder: Path) -> S:
             changes[name] = f"{scheme}{separator}{_relative(rest, folder)}" if is_path else value
         elif isinstance(value, tuple) and any(isinstance(mark, ByContent) for mark in marks):
             changes[name] = tuple(_relative(item, folder) for item in value)
+        elif isinstance(value, dict):
+            paths = {key: value[key] for key in settings.path_options if isinstance(value.get(key), str)}
+            changes[name] = {**value, **{key: _relative(path, folder) for key, path in paths.items()}}
     changed = {name: value for name, value in changes.items() if value != getattr(settings, name)}
     return settings.model_copy(update=changed) if changed else settings
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
@@ -65,7 +66,7 @@ def _validated(document: dict[str, Any], kind: type[S], *, origin: str, folder: 
     try:
         return kind.model_validate(document, context={FOLDER: folder})
     except ValidationError as error:
-        lines = describe_errors(error, document)
+        lines = describe_errors(error, kind, document)
         raise ConfigError("\n  ".join([f"{origin}: {len(lines)} setting(s) cannot be used", *lines])) from error
 
 
@@ -146,8 +147,11 @@ def _marked(value: Any) -> Any:
     return [_marked(item) for item in value] if isinstance(value, list) else value
 
 
-def describe_errors(error: ValidationError, document: object, *, secret: bool = False) -> list[str]:
-    """Describe a validation error, one line a place: place, rule and, unless the document is secret, value.
+def describe_errors(
+    error: ValidationError, kind: type[BaseModel], document: object, *, secret: bool = False
+) -> list[str]:
+    """Describe the validation error of a document of a kind, one line a place: place, rule and, unless the document is
+    secret, value. An unknown key comes with the field of the nearest name.
 
     pydantic names the members of a union in its places, and adds errors that follow from others: a list without a valid
     item is also too short, and of a union every member is reported. Here
@@ -160,7 +164,7 @@ def describe_errors(error: ValidationError, document: object, *, secret: bool = 
     for problem in error.errors(include_url=False):
         places.setdefault(_place(problem, document), []).append(problem)
     deepest = {place: problems for place, problems in places.items() if not _explained(place, places)}
-    return [_line(place, problems, secret=secret) for place, problems in deepest.items()]
+    return [_line(place, problems, kind, secret=secret) for place, problems in deepest.items()]
 
 
 def _place(problem: ErrorDetails, document: object) -> tuple[str, ...]:
@@ -188,14 +192,44 @@ def _explained(place: tuple[str, ...], places: dict[tuple[str, ...], list[ErrorD
     return any(len(other) > len(place) and other[: len(place)] == place for other in places)
 
 
-def _line(place: tuple[str, ...], problems: list[ErrorDetails], *, secret: bool) -> str:
+def _line(place: tuple[str, ...], problems: list[ErrorDetails], kind: type[BaseModel], *, secret: bool) -> str:
     messages = list(dict.fromkeys(problem["msg"].removeprefix("Value error, ") for problem in problems))
     first, *others = messages
     rule = ", or ".join([first, *(message.removeprefix(_EXPECTED) for message in others)])
     value = problems[0]["input"]
     hidden = secret or isinstance(value, dict) or problems[0]["type"] == "missing"
     shown = "" if hidden else f" (got {shortened(value)})"
-    return f"{'.'.join(place) or 'settings in conflict'}: {rule}{shown}"
+    near = dict.fromkeys(chain.from_iterable(_near_fields(problem, kind) for problem in problems))
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"{'.'.join(place) or 'settings in conflict'}: {rule}{hint}{shown}"
+
+
+def _near_fields(problem: ErrorDetails, kind: type[BaseModel]) -> list[str]:
+    """Name of the field that is nearest to an unknown key, if one is near; none for another problem."""
+    if problem["type"] != "extra_forbidden":
+        return []
+    *parents, key = problem["loc"]
+    models = [kind]
+    for part in parents:
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        if fields:
+            models = [model for field in fields for model in _models(field.annotation)]
+        else:  # an index, the key of a mapping, or the member of a union by its kind or class
+            models = [model for model in models if part in _labels(model)] or models
+    return get_close_matches(str(key), {name for model in models for name in model.model_fields}, n=1)
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    """Yield the settings classes in a type, at any depth."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def _labels(model: type[BaseModel]) -> tuple[object, ...]:
+    """Names of a member of a union in the location of an error."""
+    return (model.__name__, *(get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()))
 
 
 def shortened(value: object) -> str:

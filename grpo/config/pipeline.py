@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, model_validator
 
 from grpo.config.agent import AgentSettings, AnyAgentSettings
 from grpo.config.base import LocalPlace, ModelAddress, Name, RunName, Settings
 from grpo.config.environments import EnvironmentSettings, TRLEnvironmentSettings, VerifiersSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.loading import load_settings
+from grpo.config.python_object import import_folder
 from grpo.config.renderer import RendererSettings
 from grpo.config.rewards import TRL, JudgeSettings, RewardComponent
 from grpo.config.rollout import RolloutSettings
@@ -20,8 +21,6 @@ from grpo.config.sft import SFTSettings
 from grpo.config.training import TrainingSettings
 from grpo.storage.credentials import refuse_credentials
 from grpo.storage.home import home
-from grpo.storage.shipped import local_file
-from grpo.user_objects import make_importable
 
 TagKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$", max_length=250)]
 TagValue = Annotated[str, StringConstraints(max_length=5000)]
@@ -174,10 +173,9 @@ class PipelineConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _own_modules_can_be_imported(self) -> Self:
-        if self.import_from is not None:
-            make_importable(Path(self.import_from))
-        return self
+    def _own_modules_can_be_imported(self, info: ValidationInfo) -> Self:
+        folder = import_folder(self.import_from, self.objects, info)
+        return self if folder == self.import_from else self.model_copy(update={"import_from": folder})
 
     @model_validator(mode="after")
     def _shards_run_in_one_place(self) -> Self:
@@ -274,10 +272,4 @@ def load_config(
     path: str | Path, overrides: tuple[str, ...] = (), *, overrides_in_config: bool = False
 ) -> PipelineConfig:
     """Read the config of a run, see `load_settings`; modules beside the file that it names can be imported."""
-    path = local_file(path)
-    config = load_settings(path, PipelineConfig, overrides, overrides_in_config=overrides_in_config)
-    modules = {name.partition(":")[0].partition(".")[0] for name in config.objects}
-    beside = [path.parent / name for name in modules]
-    if config.import_from is None and any(place.is_dir() or place.with_suffix(".py").is_file() for place in beside):
-        return PipelineConfig.model_validate({**dict(config), "import_from": str(path.parent.resolve())})
-    return config
+    return load_settings(path, PipelineConfig, overrides, overrides_in_config=overrides_in_config)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 
-from grpo.config.base import Settings
-from grpo.user_objects import reference_of
+from grpo.config.base import FOLDER, Settings
+from grpo.user_objects import make_importable, reference_of
 
 ObjectName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][\w-]*$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=200)
@@ -28,6 +30,21 @@ def finite(value: Any, place: str = "options") -> Any:
 
 Options = Annotated[dict[str, Any], AfterValidator(finite)]
 """Arguments by name, finite."""
+
+
+def import_folder(given: str | None, objects: Iterable[str], info: ValidationInfo) -> str | None:
+    """Folder of the user's modules, which can be imported from then on.
+
+    It is the given one, or else that of the YAML file, where the module of one of the objects lies in it.
+    """
+    folder: Path | None = (info.context or {}).get(FOLDER)
+    if given is None and folder is not None:
+        places = [folder / name.partition(":")[0].partition(".")[0] for name in objects]
+        if any(place.is_dir() or place.with_suffix(".py").is_file() for place in places):
+            given = str(folder.resolve())
+    if given is not None:
+        make_importable(Path(given))
+    return given
 
 
 class UserObject(Settings):

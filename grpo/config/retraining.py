@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, model_validator
 
-from grpo.config.base import LocalPath, RunName, Settings
+from grpo.config.base import ByContent, LocalPath, LocalPlace, RunName, Settings
+from grpo.config.environments import VerifiersSettings
 from grpo.config.pipeline import PipelineConfig, load_config
-from grpo.config.scenarios import Source
+from grpo.config.python_object import import_folder
+from grpo.config.scenarios import PythonSource, Source, VerifiersSource
+from grpo.errors import ConfigError
 
 Level = Annotated[float, Field(gt=0, lt=0.5)]
 
@@ -125,7 +128,35 @@ class RetrainConfig(Settings):
     """Triggers; one that fires is enough."""
     mixture: MixtureSettings = MixtureSettings()
     """Mixture of the training split."""
+    import_from: Annotated[LocalPlace | None, ByContent()] = None
+    """Folder of the modules of sources of your own, as `import_from` of a pipeline."""
 
     def load_pipeline(self) -> PipelineConfig:
-        """Read the config of the run that is repeated. Raises as `load_config`."""
-        return load_config(self.pipeline, self.overrides, overrides_in_config=True)
+        """Read the config of the run that is repeated.
+
+        Raises as `load_config`, and `ConfigError` for an environment that cannot play logged conversations.
+        """
+        config = load_config(self.pipeline, self.overrides, overrides_in_config=True)
+        if isinstance(config.environment, VerifiersSettings):
+            raise ConfigError(
+                f"{self.pipeline}: environment verifiers {config.environment.id} plays the tasks of its taskset alone, "
+                "and conversations are not among them; train it again with grpo train, or name the config of another "
+                "environment"
+            )
+        return config
+
+    @model_validator(mode="after")
+    def _conversations_are_not_tasks(self) -> Self:
+        for source in self.conversations:
+            if isinstance(source, VerifiersSource):
+                raise ValueError(
+                    f"conversations of kind verifiers {source.id}: its tasks are played in its own environment alone, "
+                    "and are not conversations; name a log"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _own_modules_can_be_imported(self, info: ValidationInfo) -> Self:
+        objects = [source.object for source in self.conversations if isinstance(source, PythonSource)]
+        folder = import_folder(self.import_from, objects, info)
+        return self if folder == self.import_from else self.model_copy(update={"import_from": folder})

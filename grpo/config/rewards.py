@@ -83,6 +83,11 @@ class RewardComponent(Settings):
         return {**document, "options": {**options, "model": from_config_folder(model, info)}}
 
     @property
+    def path_options(self) -> tuple[str, ...]:
+        """See `Settings.path_options`."""
+        return ("model",) if self.kind in _LEARNED else ()
+
+    @property
     def reference(self) -> str | None:
         """`module:name` of a reward of the user's own or of a plugin; None for one of this package."""
         if self.object is not None:

@@ -123,7 +123,9 @@ def with_values(config: S, values: Mapping[str, Value]) -> S:
         return type(config).model_validate(document)
     except ValidationError as error:
         assignments = ", ".join(f"{path} = {value!r}" for path, value in values.items())
-        raise ConfigError(f"{assignments} cannot be set: {'; '.join(describe_errors(error, document))}") from error
+        raise ConfigError(
+            f"{assignments} cannot be set: {'; '.join(describe_errors(error, type(config), document))}"
+        ) from error
 
 
 def check_space(space: SearchSpace, config: S) -> None:

@@ -10,11 +10,12 @@ https://github.com/PrimeIntellect-ai/verifiers, version 0.4
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
 from grpo.environments.scenario_sampler import ScenarioSampler
-from grpo.errors import DataError
+from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, Tool
 from grpo.scenarios.datasets.verifiers import bounded, task_id, task_prompt, task_scenario
 from grpo.scenarios.scenario import Scenario
@@ -31,13 +32,13 @@ class VerifiersEnvironment(Environment):
 
     `scenarios` are the tasks, for a rollout. An episode ends with the first reply without a tool call, and is cut off
     after `max_turns` turns of the agent. Raises `ConfigError` for a taskset that is endless or whose tool servers
-    cannot run here, and `DataError` for a task that needs what is not covered.
+    or judges cannot run here, and `DataError` for a task that needs what is not covered and for tasks of one id.
     """
 
     def __init__(
         self, taskset: vf.Taskset[Any, Any], *, max_turns: int = 10, success_reward: float | None = None
     ) -> None:
-        self._tasks = {task_id(task): task for task in bounded(taskset)}
+        self._tasks = _tasks_by_id(taskset)
         self._sampler = ScenarioSampler(map(_scenario, self._tasks.values()), shuffled=True)
         self.scenarios = self._sampler.scenarios
         self.max_turns = max_turns
@@ -102,20 +103,54 @@ class VerifiersEnvironment(Environment):
             raise DataError(f"scenario {scenario.id} is not a task of this taskset; use the environment's scenarios")
 
 
+def _tasks_by_id(taskset: vf.Taskset[Any, Any]) -> dict[str, vf.Task[Any, Any, Any]]:
+    """Tasks of a taskset by the id of their scenario. Raises `DataError` for two of one id."""
+    tasks: dict[str, vf.Task[Any, Any, Any]] = {}
+    for number, task in enumerate(bounded(taskset), start=1):
+        if (earlier := tasks.setdefault(task_id(task), task)) is not task:
+            first = [*tasks].index(task_id(task)) + 1
+            raise DataError(
+                f"tasks {first} and {number} of taskset {type(taskset).__name__} have the id {task_id(task)} both "
+                f"(types {type(earlier).__name__} and {type(task).__name__}); give each task an id of its own"
+            )
+    return tasks
+
+
 def _check_covered(task: vf.Task[Any, Any, Any]) -> None:
     """Raise `DataError` for a task that needs more than replies and tools."""
     kind = type(task)
-    runtimes = [inspect.signature(hook).parameters.get("runtime") for hook in task.hooks("reward")]
+    judges = _plugged_judges(task)
     needs = {
         "stop conditions": bool(task.hooks("stop")),
         "a container": kind.NEEDS_CONTAINER,
         "a runtime for setup": kind.setup is not vf.Task.setup,
         "a runtime for finalize": kind.finalize is not vf.Task.finalize,
-        "a runtime for a reward": any(runtime and runtime.default is runtime.empty for runtime in runtimes),
+        "a runtime for a reward": any(map(_needs_runtime, task.hooks("reward"))),
+        "a runtime for a judge": any(_needs_runtime(judge.score) for judge in judges),
+        "a judge with a score": any(type(judge).score is vf.Judge.score for judge in judges),
     }
     missing = [name for name, needed in needs.items() if needed]
     if missing:
         raise DataError(f"task {task_id(task)} needs {', '.join(missing)}, which is not covered; leave it out")
+
+
+def _needs_runtime(function: Callable[..., Any]) -> bool:
+    """Return True for a function that cannot be called without a runtime; scoring would leave it out."""
+    parameter = inspect.signature(function).parameters.get("runtime")
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def _plugged_judges(task: vf.Task[Any, Any, Any]) -> list[vf.Judge[Any, Any]]:
+    """Judges that the settings of the task name. Raises `ConfigError` for one that cannot be made."""
+    try:
+        judges: list[vf.Judge[Any, Any]] = task.plugged_judges()
+    except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
+        names = ", ".join(judge.id for judge in task.config.judges)
+        raise ConfigError(
+            f"task {task_id(task)}: its judges ({names}) cannot be made ({type(error).__name__}: {error}); correct "
+            "args.task.judges"
+        ) from error
+    return judges
 
 
 def _scenario(task: vf.Task[Any, Any, Any]) -> Scenario:

@@ -62,11 +62,14 @@ class Evidence:
 
 
 def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
-    """Apply all gates; the verdict is `promote` when every one passes."""
+    """Apply all gates; the verdict is `promote` when every one passes and the weights are not the champion's."""
     checks = tuple(check(settings, evidence) for settings in gates)
-    if failed := [result for result in checks if not result.passed]:
-        return Decision(verdict="refuse", reason="; ".join(map(_failure, failed)), checks=checks)
+    failures = [_failure(result) for result in checks if not result.passed]
     evaluation = evidence.evaluation
+    if evaluation.candidate_policy == evaluation.champion_policy:
+        failures.insert(0, f"the candidate has the weights of the champion, policy {evaluation.candidate_policy}")
+    if failures:
+        return Decision(verdict="refuse", reason="; ".join(failures), checks=checks)
     difference = evaluation.overall.difference
     reason = (
         f"held-out {evaluation.metric} changed by {difference.mean:.3f} "

@@ -41,6 +41,8 @@ def stage_key(name: str, inputs: Mapping[str, Any]) -> str:
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
+ABSENT = "absent"
+"""Digest of a file that was looked for and is missing."""
 _PLACEMENT = ("compute", "store", "save_total_limit", "import_from")
 
 
@@ -69,7 +71,7 @@ class RunInputs(BaseModel):
 
     def after(self, reads: Mapping[str, str | None]) -> RunInputs:
         """The same with the files that the user's code has read so far."""
-        return self.model_copy(update={"reads": {f"file {path}": digest or "absent" for path, digest in reads.items()}})
+        return self.model_copy(update={"reads": {f"file {path}": digest or ABSENT for path, digest in reads.items()}})
 
     @property
     def external_digests(self) -> dict[str, str]:

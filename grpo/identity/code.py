@@ -107,7 +107,7 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
         for path in _files(part):
             identity[f"file {_shown(path)}"] = _digest(path, part)
         if (model := _user_model(part)) is not None:
-            identity[f"model {_shown(Path(model))}"] = model_identity(model)
+            identity[f"model {model if '://' in model else _shown(Path(model))}"] = model_identity(model)
     return dict(sorted(identity.items()))
 
 

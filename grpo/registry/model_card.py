@@ -73,10 +73,10 @@ def task_and_data(provenance: Provenance) -> Iterator[str]:
     """Environment, scenario sources, base model and training."""
     config = provenance.config
     training, environment, policy = (_mapping(config.get(part)) for part in ("training", "environment", "policy"))
-    described = [_source(source) for source in _sources(config)]
+    described = [escaped(source_text(source), limit=120) for source in _sources(config)]
     shown = "; ".join(described[:_MOST_SOURCES]) or "unknown"
     more = f" and {len(described) - _MOST_SOURCES} more" if len(described) > _MOST_SOURCES else ""
-    task = environment.get("object") or environment.get("kind") or "unknown"
+    task = environment.get("object") or environment.get("id") or environment.get("kind") or "unknown"
     yield "### Task and data"
     yield "\n".join(
         (
@@ -133,9 +133,10 @@ def _sources(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [source for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
 
 
-def _source(source: Mapping[str, Any]) -> str:
+def source_text(source: Mapping[str, Any]) -> str:
+    """Kind of a scenario source in a config, and its path, function or taskset."""
     named = source.get("path") or source.get("object") or source.get("id") or source.get("name") or ""
-    return escaped(f"{source.get('kind', '')} {named}".strip(), limit=120)
+    return f"{source.get('kind', '')} {named}".strip()
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from grpo.storage.documents import Document
 PROVENANCE = "provenance"
 """Key in the metadata of a registered model."""
 
-
+FILE = "file "
+"""Beginning of the names of files among the external digests, before the path."""
 _NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
 _ESTIMATE = rf"{_NUMBER} \[{_NUMBER}, {_NUMBER}\]"
 _HELDOUT = re.compile(rf"(success|reward) {_ESTIMATE}, champion {_ESTIMATE}, ([0-9]+) scenarios, {_NUMBER} % intervals")
@@ -116,8 +117,9 @@ class Provenance(Document):
         named = {"code": (self.code, now.code), "commit": (self.commit or "none", now.commit or "none")}
         for package in sorted({*self.packages, *now.packages}):
             named[f"package {package}"] = (self.packages.get(package, "none"), now.packages.get(package, "none"))
-        for name in sorted({*self.external_digests, *now.external_digests}):
-            named[name] = (self.external_digests.get(name, "none"), now.external_digests.get(name, "none"))
+        before, today = _without_moved(self.external_digests, now.external_digests)
+        for name in sorted({*before, *today}):
+            named[name] = (before.get(name, "none"), today.get(name, "none"))
         named |= {
             "sources": (self.sources, now.sources),
             "base model": (self.model, now.model),
@@ -126,3 +128,17 @@ class Provenance(Document):
         for name in sorted({*self.machine, *now.machine}):
             named[name] = (self.machine.get(name, "none"), now.machine.get(name, "none"))
         return {name: (then, today) for name, (then, today) in named.items() if then != today}
+
+
+def _without_moved(then: dict[str, str], now: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Digests by name, without the files that lie elsewhere now and have the same content.
+
+    then  file /a/words.txt 1f    now  file /b/words.txt 1f    →    neither
+    """
+    gone = {digest for name, digest in then.items() if name.startswith(FILE) and name not in now}
+    moved = gone & {digest for name, digest in now.items() if name.startswith(FILE) and name not in then}
+
+    def in_place(digests: dict[str, str], others: dict[str, str]) -> dict[str, str]:
+        return {name: digest for name, digest in digests.items() if name in others or digest not in moved}
+
+    return in_place(then, now), in_place(now, then)

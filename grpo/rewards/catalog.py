@@ -75,7 +75,7 @@ def reward_named(name: str, *, weight: float = 1.0, **options: Any) -> RewardFun
     try:
         component = RewardComponent.model_validate({**named, "weight": 1.0, "options": options})
     except ValidationError as error:
-        raise ConfigError("; ".join(describe_errors(error, named))) from error
+        raise ConfigError("; ".join(describe_errors(error, RewardComponent, named))) from error
     reward = make_component(component)
     reward.weight = checked_weight(weight, reward.name)
     return reward

@@ -106,7 +106,7 @@ def test_lineage_tells_what_a_version_was_made_from_and_who_promoted_it(version:
     assert (promoted["champion"], promoted["forced"], promoted["replaced"]) == (version, True, None)
     assert promoted["by"]["run"]
     assert promoted["checks"].keys() == {"improvement in success"}
-    unknown = grpo("lineage", f"models:/{MODEL}@nobody")
+    unknown = grpo("lineage", f"models:/{MODEL}@unknown")
     assert unknown.exit_code == 2
     assert "no model at" in unknown.stderr
 

@@ -63,7 +63,7 @@ def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: st
     place = command(shop, "python", "-c", "import grpo, grpo_flows; print(grpo.__file__, grpo_flows.__file__)")
     assert str(installed.parent) in place
     assert str(ROOT) not in place
-    assert "3 passed" in command(shop, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_project.py")
+    assert "4 passed" in command(shop, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_project.py")
     command(shop, "grpo", "train", "grpo.yaml")
     document = read_report(home / "shop" / "report.json")
     assert document.decision.verdict == "promote"
@@ -71,5 +71,6 @@ def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: st
     assert "models:/shop/1 candidate, champion" in command(shop, "grpo", "models", "shop")
     command(shop, "grpo", "train", "grpo://configs/quickstart.yaml", "--dry-run")
     command(shop, "grpo", "check-reward", "helpfulness")
-    (deployment,) = yaml.safe_load((shop / "prefect.yaml").read_text())["deployments"]
-    assert deployment["entrypoint"] == "grpo_flows.train.train"
+    command(shop, "grpo", "retrain", "retrain.yaml", "--dry-run")
+    deployments = yaml.safe_load((shop / "prefect.yaml").read_text())["deployments"]
+    assert [one["entrypoint"] for one in deployments] == ["grpo_flows.train.train", "grpo_flows.retrain.retrain"]

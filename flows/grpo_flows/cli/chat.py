@@ -29,7 +29,7 @@ def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
     try:
         config = AgentConfig(**given)
     except ValidationError as error:
-        raise ConfigError("; ".join(describe_errors(error, given))) from error
+        raise ConfigError("; ".join(describe_errors(error, AgentConfig, given))) from error
     agent = MultiTurnAgent(config, policy=checkpoint_policy(model))
     asyncio.run(agent.initialize())
     return agent

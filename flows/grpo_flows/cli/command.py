@@ -14,7 +14,7 @@ from grpo_flows.local import settings
 
 QUICKSTART = shipped_folder() / "configs" / "quickstart.yaml"
 
-ConfigFile = Annotated[Path, typer.Argument(help="YAML file; the shipped ones are grpo://configs/NAME.yaml.")]
+ConfigFile = Annotated[str, typer.Argument(help="YAML file; the shipped ones are grpo://configs/NAME.yaml.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value, over the file; may be repeated.")
 ]

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
+
+from grpo.registry.model_card import source_text
 
 if TYPE_CHECKING:
     from grpo.evaluation.schema import EvaluationDocument, Interval, PolicyEvaluation, ReportDocument
@@ -122,7 +124,8 @@ def _interval(interval: Interval | None) -> str:
 
 def print_checks(console: Console, report: DoctorReport) -> None:
     """Print each check with its state and remedy."""
-    table = Table("", "check", "state", "detail", "remedy", title="doctor", title_justify="left")
+    columns = [Column(name, overflow="fold") for name in ("", "check", "state", "detail", "remedy")]
+    table = Table(*columns, title="doctor", title_justify="left")
     area = ""
     for check in report.checks:
         shown = "" if check.area == area else check.area
@@ -243,10 +246,7 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
         "verdict": f"{lineage.tags.get('verdict')}: {provenance.decision}",
         "gates": ", ".join(f"{name} {'none' if v is None else f'{v:.4g}'}" for name, v in provenance.checks.items()),
         "compared with": f"{compared}, policy {provenance.champion}",
-        "sources": "; ".join(
-            f"{source.get('kind')} {source.get('path') or source.get('id', '')}".strip()
-            for source in _mappings(sources)
-        ),
+        "sources": "; ".join(map(source_text, _mappings(sources))),
         "sources digest": provenance.sources,
         "scenarios digest": provenance.scenarios,
         "base model digest": provenance.model,

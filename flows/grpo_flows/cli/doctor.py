@@ -60,10 +60,12 @@ def check_files(config: PipelineConfig) -> ModelPlan:
     from grpo.identity.code import external_digests
     from grpo.policy.weights.sources import model_plan
     from grpo.scenarios.sources import content_hash
+    from grpo_flows.local.objects import check_objects
 
     require([check_store(config.store)])
     content_hash(config.scenarios.sources)
     external_digests([config])
+    check_objects(config)
     return model_plan(pin_models(config).policy.model)
 
 

@@ -24,7 +24,7 @@ from grpo_flows.local import settings
 
 def evaluate(
     config: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(help="YAML file whose held-out scenarios are used, or with --checkpoint its tools."),
     ] = None,
     model: Annotated[
@@ -36,7 +36,7 @@ def evaluate(
     ] = None,
     num_episodes: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes.")] = None,
     scenarios_file: Annotated[
-        Path | None, typer.Option(help="Use these scenarios instead: .jsonl, .json, .parquet, .csv or .tsv.")
+        str | None, typer.Option(help="Use these scenarios instead: .jsonl, .json, .parquet, .csv or .tsv.")
     ] = None,
     output_file: Annotated[Path | None, typer.Option(help="Path of the JSON document.")] = None,
     checkpoint: Annotated[
@@ -86,14 +86,15 @@ def evaluate(
         pipeline = load_config(config, options)
         _check_files(pipeline, model, scenarios_file, num_episodes)
         path = output_file or home / pipeline.name / "evaluation.json"
-        file = None if scenarios_file is None else str(scenarios_file)
         if dry_run:
             with scratch_services():
                 from grpo_flows.plans.evaluate import plan_evaluation
 
                 print_outline(
                     console,
-                    plan_evaluation(pipeline, model=model, scenarios_file=file, num_episodes=num_episodes, output=path),
+                    plan_evaluation(
+                        pipeline, model=model, scenarios_file=scenarios_file, num_episodes=num_episodes, output=path
+                    ),
                 )
             return
         from grpo_flows.local.servers import prefect_server
@@ -108,7 +109,7 @@ def evaluate(
                 document = flow(
                     pipeline,
                     model=model,
-                    scenarios_file=file,
+                    scenarios_file=scenarios_file,
                     num_episodes=num_episodes,
                     output_file=str(path),
                 )
@@ -116,18 +117,18 @@ def evaluate(
         console.print(f"written to {path}", soft_wrap=True)
 
 
-def _check_files(
-    pipeline: PipelineConfig, model: str | None, scenarios_file: Path | None, episodes: int | None
-) -> None:
-    """Refuse missing scenarios and models before a server is started."""
+def _check_files(pipeline: PipelineConfig, model: str | None, scenarios_file: str | None, episodes: int | None) -> None:
+    """Refuse missing scenarios, models and options of the user's objects before a server is started."""
     from grpo.artifacts import MANIFEST
     from grpo.policy.catalog import check_trainable
     from grpo.policy.weights.sources import model_plan
     from grpo.scenarios.sources import content_hash
     from grpo.scenarios.subset import select_scenarios
+    from grpo_flows.local.objects import check_objects
 
-    selected = select_scenarios(pipeline, None if scenarios_file is None else str(scenarios_file), episodes)
+    selected = select_scenarios(pipeline, scenarios_file, episodes)
     content_hash(selected.scenarios.sources)
+    check_objects(selected)
     if model is not None and not model.startswith("models:/") and not Path(model, MANIFEST).is_file():
         check_trainable(model)
         model_plan(model)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from grpo_flows.cli.console import printable
+
 if TYPE_CHECKING:
     from grpo.scenarios.ingest import IngestCounts
 
@@ -23,11 +25,11 @@ def print_counts(console: Console, counts: IngestCounts) -> None:
         users = f"{source.scripted} scripted, {source.goals} with a goal"
         parts = f"{users}; {source.with_tools} with tools, {source.with_replay} with a replay"
         totals = f"{source.records} records, {source.scenarios} scenarios ({parts}), {source.quarantined} quarantined"
-        console.print(Text(f"{printable(source.name)}: {totals}"), soft_wrap=True)
+        console.print(Text(f"{one_line(source.name)}: {totals}"), soft_wrap=True)
     line = f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined"
     console.print(line, soft_wrap=True)
     for reason, count in counts.reasons.items():
-        console.print(Text(f"  {count} × {printable(reason)}"), soft_wrap=True)
+        console.print(Text(f"  {count} × {one_line(reason)}"), soft_wrap=True)
 
 
 def print_examples(console: Console, scenarios_path: Path) -> None:
@@ -39,9 +41,9 @@ def print_examples(console: Console, scenarios_path: Path) -> None:
         names = [str(tool.get("name")) for tool in scenario.tools]
         tools = ", ".join([*names[:_TOOLS], *(["…"] if len(names) > _TOOLS else [])])
         heading = f"{scenario.id} [{scenario.metadata.category}]" + (f" tools: {tools}" if tools else "")
-        console.print(Text(f"  {printable(heading)}"), soft_wrap=True)
+        console.print(Text(f"  {one_line(heading)}"), soft_wrap=True)
         kind = "user" if scenario.user_responses else "goal"
-        console.print(Text(f"    {kind}: {printable(opening, _TURN_CHARS)}"), soft_wrap=True)
+        console.print(Text(f"    {kind}: {one_line(opening, _TURN_CHARS)}"), soft_wrap=True)
 
 
 def print_quarantined(console: Console, quarantine_path: Path) -> None:
@@ -54,12 +56,11 @@ def print_quarantined(console: Console, quarantine_path: Path) -> None:
         return
     console.print(f"first of {count} quarantined, all in {quarantine_path}:", markup=False, soft_wrap=True)
     for row in next(file.iter_batches(batch_size=SHOWN, columns=["source", "line", "reason"])).to_pylist():
-        reason = printable(row["reason"], _REASON_CHARS)
-        console.print(Text(f"  {printable(row['source'])}:{row['line']}  {reason}"), soft_wrap=True)
+        reason = one_line(row["reason"], _REASON_CHARS)
+        console.print(Text(f"  {one_line(row['source'])}:{row['line']}  {reason}"), soft_wrap=True)
 
 
-def printable(text: str, limit: int = 200) -> str:
-    """One line of a text of others, shortened; characters that a terminal would obey are replaced."""
-    line = " ".join(text[: limit + 1].split())
-    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
+def one_line(text: str, limit: int = 200) -> str:
+    """A text of others as one line, shortened, and `printable`."""
+    shown = printable(" ".join(text[: limit + 1].split()))
     return shown if len(text) <= limit else f"{shown[:limit]}…"

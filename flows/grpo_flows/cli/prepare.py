@@ -25,7 +25,7 @@ def init(
         bool, typer.Option("--reference", help="Write a config with every setting instead, by default config.yaml.")
     ] = False,
     start: Annotated[
-        Path | None, typer.Option("--from", help="Config whose settings --reference writes; else the quickstart.")
+        str | None, typer.Option("--from", help="Config whose settings --reference writes; else the quickstart.")
     ] = None,
     override: Overrides = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
@@ -68,7 +68,7 @@ def schema(name: Annotated[SchemaName, typer.Argument(help="Kind of file.")] = "
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Argument(help="YAML file of a run, whose requirements are checked.")] = None,
+    config: Annotated[str | None, typer.Argument(help="YAML file of a run, whose requirements are checked.")] = None,
     override: Overrides = None,
     store: Annotated[
         str | None, typer.Option(help="Artifact store to check; else the config's, or `artifacts` in GRPO_HOME.")

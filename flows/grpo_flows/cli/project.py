@@ -47,10 +47,11 @@ def make_project(folder: Path, *, force: bool = False) -> None:
         reason = error.errors()[0]["msg"]
         raise ConfigError(f"{folder.name!r} cannot name a run and its model ({reason}); name another folder") from error
     files = {}
-    for source in sorted(shipped_folder().joinpath("project").iterdir()):
-        if source.is_file():
+    template = shipped_folder() / "project"
+    for source in sorted(template.rglob("*")):
+        if source.is_file() and "__pycache__" not in source.parts:
             text = source.read_text(encoding="utf-8")
-            target = folder / source.name.replace("gitignore", ".gitignore")
+            target = folder / source.relative_to(template).with_name(source.name.replace("gitignore", ".gitignore"))
             files[target] = Template(text).substitute(name=name) if source.suffix in _NAMED else text
     files[folder / SCHEMA] = schema_text("config")
     existing = [str(path) for path in files if path.exists()]

@@ -31,7 +31,7 @@ def train(
     home = start_command()
     pipeline = load_config(config, tuple(override or ()))
     if dry_run:
-        _dry_run(pipeline, home, origin=str(config))
+        _dry_run(pipeline, home, origin=config)
         return
     started_at = time.time()
     settings.mark_start()
@@ -107,7 +107,12 @@ def retrain(
                 print_triggers(console, results)
         console.print(f"the run that is repeated: grpo train {retraining.pipeline} --dry-run", soft_wrap=True)
         return
+    from grpo_flows.local.objects import check_objects, check_sources
     from grpo_flows.local.servers import prefect_environment, prefect_server, running_prefect_server
+
+    pipeline = retraining.load_pipeline()
+    check_sources(retraining.conversations)
+    check_objects(pipeline)
 
     if not check and running_prefect_server(home) is None:
         with prefect_environment(home):
@@ -136,8 +141,7 @@ def retrain(
             return
         from grpo_flows.retrain import retrain as flow
 
-        iterations = retraining.load_pipeline().training.iterations
-        with show_progress(console, iterations=iterations):
+        with show_progress(console, iterations=pipeline.training.iterations):
             report = flow(retraining)
         print_retraining(console, report, path=home / retraining.name / "retraining.json")
     if report.verdict == "refuse":
@@ -175,7 +179,10 @@ def tune(
             check_config(tuning.base)
             print_outline(console, plan_study(tuning))
         return
+    from grpo_flows.local.objects import check_objects
     from grpo_flows.local.servers import prefect_server
+
+    check_objects(tuning.base)
 
     with prefect_server(home, meanwhile=partial(settings.import_packages, "grpo_flows.tune", "mlflow")) as url:
         from grpo.tuning.document import DOCUMENT, StudyDocument

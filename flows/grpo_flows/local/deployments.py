@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo.config.base import Settings
 from grpo.config.loading import load_settings
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import ConfigError
@@ -19,6 +20,9 @@ from grpo_flows.local import settings
 POOLS = ("cpu", "gpu")
 TRAINING = "training"
 """Queue of the pool `cpu` for runs that train: one at a time, of all deployments."""
+PIPELINE = "grpo.config.pipeline:PipelineConfig"
+"""Kind of config of the step `load_parameters`, where the step names none."""
+_KINDS = f"write {PIPELINE}, grpo.config.retraining:RetrainConfig or grpo.config.tuning:TuneConfig"
 GPU_SLOTS = "gpu"
 """Global concurrency limit whose slots are devices."""
 JOB_TEMPLATE = {
@@ -76,18 +80,32 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
         raise ConfigError(f"{deployments} cannot be deployed:\n{process.stdout.strip()[-2000:]}")
 
 
-def load_parameters(file: str | None = None, kind: str = "grpo.config.pipeline:PipelineConfig") -> dict[str, Any]:
+def load_parameters(file: str | None = None, kind: str = PIPELINE) -> dict[str, Any]:
     """Step of `prefect deploy`: a YAML file as the parameter `config`, and the offline variables as `environment`.
 
-    Raises `ConfigError` for a file that cannot be used.
+    Raises `ConfigError` for a file or a kind that cannot be used.
     """
-    model = pkgutil.resolve_name(kind)
+    model = settings_class(kind)
     read = load_config if model is PipelineConfig else partial(load_settings, kind=model)
     config = read(file) if file else None
     return {
         "config": config.model_dump(mode="json", exclude_unset=True) if config else {},
         "environment": settings.offline_variables(),
     }
+
+
+def settings_class(kind: str) -> type[Settings]:
+    """Class of the settings that `kind` of the step `load_parameters` names as `module:name`.
+
+    Raises `ConfigError` for one that does not exist or is not a class of settings.
+    """
+    try:
+        named = pkgutil.resolve_name(kind)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"kind {kind!r} cannot be imported: {error}; {_KINDS}") from error
+    if not (isinstance(named, type) and issubclass(named, Settings)):
+        raise ConfigError(f"kind {kind!r} is not a class of settings; {_KINDS}")
+    return named
 
 
 def _create_pools() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import yaml
 
 from grpo.config.loading import load_settings
 from grpo.errors import ConfigError
-from grpo_flows.local.deployments import GPU_SLOTS, POOLS, TRAINING
+from grpo_flows.local.deployments import GPU_SLOTS, PIPELINE, POOLS, TRAINING, settings_class
 from grpo_flows.plans.outline import Outline
 
 _STEP = "load_parameters"
@@ -63,6 +62,9 @@ def _configs(deployment: Mapping[str, Any], folder: Path) -> Iterator[str]:
     for step in deployment.get("build") or ():
         for name, options in step.items():
             if name.endswith(_STEP) and options.get("file"):
-                kind = options.get("kind", "grpo.config.pipeline:PipelineConfig")
-                load_settings(folder / options["file"], pkgutil.resolve_name(kind))
+                try:
+                    kind = settings_class(options.get("kind", PIPELINE))
+                except ConfigError as error:
+                    raise ConfigError(f"deployment {_title(deployment)}: build, {_STEP}: {error}") from error
+                load_settings(folder / options["file"], kind)
                 yield f"config {options['file']}"

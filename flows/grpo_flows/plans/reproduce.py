@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo.identity.cache_identity import RunInputs
 from grpo.identity.provenance import provenance
 from grpo_flows.plans.outline import Outline
-from grpo_flows.reproduce import require_unchanged
+from grpo_flows.reproduce import files_now, require_unchanged
 from grpo_tasks.registry import registry
 
 
@@ -21,7 +21,7 @@ def plan_reproduction(model: str) -> Outline:
         sources=inputs.sources,
         scenarios=then.scenarios,
         model=inputs.model,
-        external_digests={**then.external_digests, **inputs.external_digests},
+        external_digests=then.external_digests | files_now(then) | inputs.external_digests,
         policies=then.policies,
     )
     pairs = then.differences(now).items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.triggers import TriggerResult
 from grpo.storage.home import home
+from grpo_flows.local.objects import check_objects, check_sources
 from grpo_flows.plans.outline import Outline, follow
 from grpo_flows.retrain import check, pending_path
 from grpo_tasks.registry import registry
@@ -16,6 +17,8 @@ def plan_retraining(config: RetrainConfig) -> tuple[Outline, tuple[TriggerResult
     The mixture of a retraining is built when a trigger fires, so its own stages are never in this plan.
     """
     pipeline = config.load_pipeline()
+    check_sources(config.conversations)
+    check_objects(pipeline)
     followed = follow(lambda: check(config, pipeline))
     pending = pending_path(config, pipeline)
     triggers = followed.result.triggers if followed.result is not None else None

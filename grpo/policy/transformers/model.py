@@ -30,6 +30,8 @@ disable_progress_bar()
 
 UNBOUNDED = 2**20
 """Tokens in the context of a model that states no limit."""
+_ALIGNMENT = 64
+"""Bytes at whose multiples PyTorch allocates tensors on a CPU."""
 
 
 class TransformersPolicy:
@@ -173,7 +175,19 @@ def load(
         raise PolicyError(f"weights in {folder} are not those of {architecture}: {mismatches}")
     if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
         model.to("cuda" if torch.cuda.is_available() else "cpu")
+        _align(model)
     return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
+
+
+def _align(model: PreTrainedModel) -> None:
+    """Copy weights that are views of a mapped file, at multiples of 8 bytes, into memory of their own.
+
+    Weights that were trained in this process are at multiples of 64 bytes. The product of one row with a matrix differs
+    by the alignment, by some 1e-6, so that a rollout would depend on whether its policy was trained or loaded.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.data_ptr() % _ALIGNMENT:
+            tensor.data = tensor.data.clone()
 
 
 def _load_adapters(

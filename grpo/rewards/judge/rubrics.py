@@ -74,4 +74,5 @@ def find_rubric(rubric: str | Mapping[str, Any] | Rubric) -> Rubric:
     try:
         return Rubric.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"rubric {shortened(rubric)}: {'; '.join(describe_errors(error, document))}") from error
+        lines = describe_errors(error, Rubric, document)
+        raise ConfigError(f"rubric {shortened(rubric)}: {'; '.join(lines)}") from error

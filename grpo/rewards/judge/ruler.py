@@ -47,9 +47,8 @@ class RulerReward(GroupReward):
         try:
             self.settings = JudgeSettings(**options)
         except ValidationError as error:
-            raise ConfigError(
-                f"reward {self.name}: {'; '.join(describe_errors(error, options, secret=True))}"
-            ) from error
+            lines = describe_errors(error, JudgeSettings, options, secret=True)
+            raise ConfigError(f"reward {self.name}: {'; '.join(lines)}") from error
         self.rubric = find_rubric(rubric)
         self.fallback = fallback
         self.judge = Judge(self.settings)

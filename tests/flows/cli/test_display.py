@@ -27,6 +27,16 @@ def test_a_missing_extra_is_printed_with_its_remedy():
     assert "not [/here]" in shown.getvalue()
 
 
+def test_a_remedy_is_whole_in_a_narrow_terminal():
+    """No word of it is cut, however long."""
+    shown = io.StringIO()
+    remedy = "chmod u+w /a-folder-with-a-name-that-is-longer-than-a-column-of-the-table-is-wide/artifacts"
+    check = CheckResult(area="stores", name="artifacts", state="problem", detail="cannot be written", remedy=remedy)
+    print_checks(PlainConsole(file=shown, width=60), DoctorReport(checks=(check,)))
+    cells = [line.split("│")[-2] for line in shown.getvalue().splitlines() if line.count("│") > 2]
+    assert remedy.replace(" ", "") in "".join(cells).replace(" ", "")
+
+
 def test_pass_at_k_is_printed_with_its_intervals():
     """One row for each k: success in at least one attempt, and in each."""
     shares = {"mean": 0.75, "low": 0.5, "high": 1.0, "count": 20}
@@ -83,7 +93,14 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
         run_id="r",
         aliases=["champion"],
         tags={"verdict": "refuse"},
-        provenance=make_provenance(external_digests={"shop.rewards:Politeness, module shop.words": "5d" * 32}),
+        provenance=make_provenance(
+            config={
+                "scenarios": {
+                    "sources": [{"kind": "jsonl", "path": "a.jsonl"}, {"kind": "verifiers", "id": "my-words"}]
+                }
+            },
+            external_digests={"shop.rewards:Politeness, module shop.words": "5d" * 32},
+        ),
         parents=(
             Ancestor(policy="p1", version=1, model="store/x"),
             Ancestor(policy="base", version=None, model="models/desk_clerk"),
@@ -104,6 +121,7 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
         line for line in lines if line.startswith("pending, the next promotion or rollback completes or undoes it: ")
     ]
     assert "rollback: version 1 instead of 2, by anna@laptop" in pending
+    assert any(line.split() == ["sources", "jsonl", "a.jsonl;", "verifiers", "my-words"] for line in lines)
     assert any(line.split() == ["code", "c0de,", "commit", "abc"] for line in lines)
 
 

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from grpo_flows.cli.app import app
-from grpo_flows.cli.ingestion import printable
+from grpo_flows.cli.ingestion import one_line
 from tests.doubles import changed, short_run
 
 CHAT = {"messages": [{"role": "user", "content": "Hi there."}, {"role": "assistant", "content": "Hello."}]}
@@ -59,6 +59,6 @@ def test_a_refused_ingestion_shows_its_quarantine(tmp_path: Path):
 
 
 def test_text_of_others_is_one_line_that_a_terminal_does_not_obey():
-    """Escapes are replaced, white space is folded, and long text is cut."""
-    assert printable("a\n\tb\x1b[31m") == "a b\N{REPLACEMENT CHARACTER}[31m"
-    assert printable("x" * 300, 10) == "x" * 10 + "…"
+    """Control characters are escaped, white space is folded, and long text is cut."""
+    assert one_line("a\n\tb\x1b[31m") == "a b\\x1b[31m"
+    assert one_line("x" * 300, 10) == "x" * 10 + "…"

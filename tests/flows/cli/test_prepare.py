@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,10 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from grpo.artifacts import local_path
+from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
+from grpo.config.retraining import RetrainConfig
+from grpo.retraining.curation import curate_conversations
 from grpo_flows.cli.app import app
 from tests.places import DESK_SCENARIOS, ROOT
 
@@ -89,7 +95,17 @@ def test_the_schema_of_a_scenario_accepts_the_pack():
     assert all(check.is_valid(json.loads(line)) for line in lines)
 
 
-def test_a_project_is_made_once(tmp_path: Path):
+@pytest.fixture
+def import_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The import path and the modules of a project are those of before once the test has ended."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    yield
+    for name in ("agent", "environment", "logged", "reward"):
+        sys.modules.pop(name, None)
+
+
+def test_a_project_is_made_once(import_path: None, tmp_path: Path):
     """A second time it is refused before a file is written; a name that no run can have, as well."""
     folder = tmp_path / "shop"
     assert CliRunner().invoke(app, ["init", str(folder)]).exit_code == 0
@@ -103,3 +119,20 @@ def test_a_project_is_made_once(tmp_path: Path):
     config = load_config(folder / "grpo.yaml")
     assert (config.name, config.registry.model_name) == ("shop", "shop")
     assert sum(1 for line in (folder / "grpo.yaml").read_text().splitlines() if line.strip()) <= 26
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_project_has_a_retraining_of_its_own(import_path: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its dry run, its deployment, and the one customer of its example log, whom curation accepts."""
+    folder = tmp_path / "shop"
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert CliRunner().invoke(app, ["init", str(folder)]).exit_code == 0
+    monkeypatch.chdir(folder)
+    planned = CliRunner().invoke(app, ["retrain", "retrain.yaml", "--dry-run"])
+    assert planned.exit_code == 0, planned.output
+    assert "dry run of retraining shop-retrain" in planned.output
+    assert "retrain/shop" in CliRunner().invoke(app, ["deploy", "--dry-run"]).output
+    config = load_settings("retrain.yaml", RetrainConfig)
+    counts = curate_conversations(config.conversations, tmp_path, known=(), heldout=(), settings=config.curation)
+    assert (counts.records, counts.accepted) == (1, 1)

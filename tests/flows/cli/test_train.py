@@ -7,8 +7,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from grpo.config.loading import load_settings
@@ -17,6 +19,7 @@ from grpo.config.retraining import RetrainConfig
 from grpo.errors import ConfigError
 from grpo.rewards.hacking.check import check_rewards
 from grpo_flows.cli.app import app
+from tests.doubles import short_run
 from tests.places import ROOT
 
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
@@ -110,10 +113,62 @@ def test_a_retraining_that_cannot_be_is_wrong_input(override: str):
 
 
 def test_a_dry_run_checks_and_stops():
-    """A good config exits 0 without starting anything."""
-    result = CliRunner().invoke(app, ["train", str(QUICKSTART), "--dry-run"])
+    """A good config exits 0 without starting anything, and is named as it was given."""
+    result = CliRunner().invoke(app, ["train", "grpo://configs/quickstart.yaml", "--dry-run"])
     assert result.exit_code == 0
-    assert "valid configuration" in result.output
+    assert "grpo://configs/quickstart.yaml is a valid configuration" in result.output
+
+
+OWN = """
+def desk(max_turns: int = 4): ...
+def customers(count: int = 4): ...
+class Brief:
+    def __init__(self, weight: float): ...
+class Floor:
+    def __init__(self, least: float): ...
+    def __call__(self, evidence): ...
+"""
+
+
+OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "turns": {"environment": {"kind": "python", "object": "own_of_train:desk", "options": {"turns": 3}}},
+    "words": {"reward": [{"kind": "python", "object": "own_of_train:Brief", "weight": 1, "options": {"words": 3}}]},
+    "most": {"gates": [{"kind": "python", "object": "own_of_train:Floor", "options": {"most": 3}}]},
+    "number": {
+        "scenarios": {"sources": [{"kind": "python", "object": "own_of_train:customers", "options": {"number": 3}}]}
+    },
+}
+"""A section of a config by the option in it that its object does not take."""
+
+
+@pytest.mark.parametrize("option", OWN_SETTINGS)
+@pytest.mark.parametrize("command", ["train", "evaluate", "tune", "retrain"])
+def test_a_wrong_option_of_an_own_object_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+):
+    """Nothing was written into the home, in which a server would have its database."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_of_train.py").write_text(OWN)
+    around = {
+        "tune": {"name": "study", "base": "run.yaml"},
+        "retrain": {
+            "name": "again",
+            "pipeline": "run.yaml",
+            "conversations": [{"kind": "conversation_log", "path": "log"}],
+            "curation": {"licences": ["own"]},
+        },
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(short_run(tmp_path, **OWN_SETTINGS[option])))
+    (tmp_path / f"{command}.yaml").write_text(yaml.safe_dump(around.get(command)))
+    config = tmp_path / ("run.yaml" if command not in around else f"{command}.yaml")
+    result = CliRunner().invoke(app, [command, str(config)])
+    sys.modules.pop("own_of_train", None)
+    assert result.exit_code == 2, result.output
+    assert f"has no option '{option}'" in " ".join(result.stderr.split())
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path):

@@ -80,3 +80,18 @@ def test_a_file_that_holds_no_deployments_is_named(home: Path, tmp_path: Path):
         (file := tmp_path / "prefect.yaml").write_text(text)
         result = _dry("deploy", "--deployments", str(file))
         assert (result.exit_code, "is not a file of deployments" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "kind", ["grpo.config.retrainig:RetrainConfig", "grpo.config.retraining:Retrain", "json:loads"]
+)
+def test_a_mistyped_kind_of_config_is_named_with_its_deployment(home: Path, tmp_path: Path, kind: str):
+    """The step is known by its field `kind`."""
+    (file := tmp_path / "prefect.yaml").write_text(
+        "deployments:\n"
+        "  - name: nightly\n    entrypoint: grpo_flows.retrain.retrain\n    work_pool: {name: cpu}\n"
+        f"    build: [{{a.load_parameters: {{file: retrain.yaml, kind: '{kind}'}}}}]\n"
+    )
+    result = _dry("deploy", "--deployments", str(file))
+    assert result.exit_code == 2
+    assert f"deployment retrain/nightly: build, load_parameters: kind '{kind}'" in " ".join(result.stderr.split())

@@ -16,7 +16,7 @@ from grpo.config.training import TrainingSettings
 def _errors(kind: type[Settings], document: dict[str, Any], **options: bool) -> list[str]:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(document)
-    return describe_errors(caught.value, document, **options)
+    return describe_errors(caught.value, kind, document, **options)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_recursive_document_is_refused(tmp_path: Path):
 def _errors(kind: type[Settings], document: dict[str, Any], **options: bool) -> list[str]:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(document)
-    return describe_errors(caught.value, document, **options)
+    return describe_errors(caught.value, kind, document, **options)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,34 @@ def _errors(kind: type[Settings], document: dict[str, Any], **options: bool) -> 
 def test_each_error_is_reported_once_at_its_place(kind: type[Settings], document: dict[str, Any], expected: list[str]):
     """No union member in the place, no consequential error of the list, no value for the whole document."""
     assert _errors(kind, document) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "expected"),
+    [
+        (
+            RolloutSettings,
+            {"group_siz": 8},
+            "group_siz: Extra inputs are not permitted; did you mean group_size? (got 8)",
+        ),
+        (
+            ScenarioSettings,
+            {"sources": [{"kind": "multidogo", "path": "x", "levle": 1}]},
+            "sources.0.levle: Extra inputs are not permitted; did you mean level? (got 1)",
+        ),
+        (
+            ScenarioSettings,
+            {"sources": [{"kind": "jsonl", "path": "x", "levle": 1}]},
+            "sources.0.levle: Extra inputs are not permitted (got 1)",
+        ),
+        (TrainingSettings, {"lora": {"rr": 1}}, "lora.rr: Extra inputs are not permitted; did you mean r? (got 1)"),
+        (RolloutSettings, {"moon": 8}, "moon: Extra inputs are not permitted (got 8)"),
+    ],
+    ids=["section", "member of a union", "field of another member", "nested", "far"],
+)
+def test_an_unknown_key_comes_with_the_nearest_field(kind: type[Settings], document: dict[str, Any], expected: str):
+    """Of the settings at its place, not of others."""
+    assert _errors(kind, document) == [expected]
 
 
 def test_errors_of_a_secret_document_show_no_value():

@@ -10,6 +10,7 @@ from grpo.config.base import FOLDER, with_paths_from
 from grpo.config.loading import load_settings
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
+from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError
 from grpo.identity.cache_identity import run_settings
 from tests.places import DESK_MODEL, DESK_SCENARIOS, ROOT
@@ -117,6 +118,14 @@ def test_a_config_that_is_written_elsewhere_names_the_same_files(project: Path):
     config = load_config(write(project))
     moved = with_paths_from(config, project / "runs")
     assert (source_path(moved), moved.policy.model) == ("../data/orders.jsonl", "../model")
+
+
+def test_the_folder_of_a_learned_reward_is_named_from_where_a_config_is_written(project: Path):
+    """Its option is a path; the option of the same name of another reward is not."""
+    learned = RewardComponent(kind="neural", weight=0.5, options={"model": "shop/network", "lines": 3})
+    other = RewardComponent(kind="ruler", weight=0.5, options={"model": "shop/network"})
+    moved = with_paths_from(learned, project / "runs")
+    assert (moved.options, with_paths_from(other, project / "runs")) == ({"model": "../network", "lines": 3}, other)
 
 
 def test_where_a_file_lies_is_not_in_the_identity(project: Path):

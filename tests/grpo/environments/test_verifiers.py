@@ -239,6 +239,58 @@ def test_a_task_that_needs_more_than_a_reply_is_refused():
         VerifiersEnvironment(Endless(vf.TasksetConfig()))
 
 
+def test_tasks_of_one_id_are_refused():
+    """A scenario would start either of them."""
+
+    class Twice(Words):
+        def load(self) -> Iterator[Letters]:
+            for prompt, name in (("a", "x"), ("b", "y"), ("c", "x")):
+                yield Letters(vf.TaskData(prompt=prompt, id=name))
+
+    with pytest.raises(DataError, match=r"tasks 1 and 3 of taskset Twice have the id verifiers-x"):
+        VerifiersEnvironment(Twice(vf.TasksetConfig()))
+
+
+JUDGE = """
+import verifiers.v1 as vf
+
+__all__ = ["Strict"]
+
+class Strict(vf.Judge[float, vf.JudgeConfig]):
+    {score}
+"""
+
+
+@pytest.mark.parametrize(
+    ("score", "error", "reason"),
+    [
+        ("async def score(self, task, trace, runtime): return 1.0", DataError, "needs a runtime for a judge"),
+        ("strict = True", DataError, "needs a judge with a score"),
+        ("def __init__(self, config): raise ValueError('no key')", ConfigError, r"judges \(.*no key.*args.task.judges"),
+        ("async def score(self, task, trace): return 1.0", None, ""),
+    ],
+    ids=["runtime", "no score", "broken", "covered"],
+)
+def test_a_judge_that_would_not_score_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: str, error: type[Exception] | None, reason: str
+):
+    """Before the first episode; one without a runtime would be left out of the reward."""
+    name = f"strict_judge_{abs(hash(score))}"
+    (tmp_path / f"{name}.py").write_text(JUDGE.format(score=score))
+    monkeypatch.syspath_prepend(tmp_path)
+    task = vf.TaskConfig(judges=[{"id": name}])
+
+    class Judged(Words):
+        def load(self) -> Iterator[Letters]:
+            yield Letters(vf.TaskData(prompt="hello"), task)
+
+    if error is None:
+        assert len(VerifiersEnvironment(Judged(vf.TasksetConfig())).scenarios) == 1
+        return
+    with pytest.raises(error, match=reason):
+        VerifiersEnvironment(Judged(vf.TasksetConfig()))
+
+
 def test_a_verifiers_environment_is_trained_unchanged(tmp_path: Path, tiny_folder: Path):
     """Ten updates on the package's rewards alone: the tiny model generates more vowels than at first."""
     world = VerifiersEnvironment(_words())

@@ -62,6 +62,7 @@ def _side(results: str, *, prefix: str = "", **changes: object) -> list[Trajecto
 
 def _evidence(before: list[Trajectory], after: list[Trajectory]) -> Evidence:
     evaluation = evaluate(before, after, SETTINGS, metric="success", kl_to_base=0.1, seed=0)
+    evaluation = evaluation.model_copy(update={"champion_policy": "c0", "candidate_policy": "c1"})
     return Evidence(evaluation=evaluation, champion=before, candidate=after, settings=SETTINGS, seed=0)
 
 
@@ -75,6 +76,21 @@ def test_a_clear_gain_is_promoted_by_the_default_gates():
     assert "changed by 1.000" in decision.reason
     assert len(decision.checks) == len(DEFAULT_GATES)
     assert all(one.meaning and one.passed for one in decision.checks)
+
+
+def test_a_candidate_with_the_weights_of_the_champion_is_refused():
+    """Gates that compare nothing pass; the refusal of another gate comes after it."""
+    gates = (KLGate(), FailureGate())
+    assert gate(CLEAR, gates).verdict == "promote"
+    unchanged = replace(CLEAR, evaluation=CLEAR.evaluation.model_copy(update={"candidate_policy": "c0"}))
+    decision = gate(unchanged, gates)
+    assert (decision.verdict, decision.reason) == ("refuse", "the candidate has the weights of the champion, policy c0")
+    assert all(one.passed for one in decision.checks)
+    both = gate(unchanged, (KLGate(max_nats=0.05),))
+    assert (
+        both.reason
+        == "the candidate has the weights of the champion, policy c0; KL to the base is 0.1, must be <= 0.05"
+    )
 
 
 def test_no_gain_is_refused_with_the_number():

@@ -98,6 +98,14 @@ def test_texts_of_strangers_are_shown_and_never_markup(registry: Registry, polic
     assert escaped("a|b <i> [x](y)") == "a&#124;b &lt;i&gt; \\[x\\](y)"
 
 
+def test_a_taskset_is_named_in_a_card():
+    """As the environment and as the source of the scenarios, each by its id."""
+    taskset = {"kind": "verifiers", "id": "my-words", "args": {}}
+    config: dict[str, Any] = {"environment": taskset, "scenarios": {"sources": [taskset]}}
+    card = version_card("m", make_provenance(config=config), "refuse", run="", address="models:/m/1")
+    assert "- Environment: my-words\n- Scenarios: verifiers my-words\n" in card
+
+
 def test_a_card_fits_into_a_database_column():
     """However many gates and sources, and however long their names."""
     checks: dict[str, float | None] = {f"{number} {'|' * 5000}": 1.0 for number in range(500)}

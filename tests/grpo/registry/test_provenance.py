@@ -48,3 +48,24 @@ def test_differences_are_in_a_fixed_order():
         *("code", "commit", "package a", "package b", "x.py", "y.py"),
         *("sources", "base model", "scenarios", "processor", "threads"),
     ]
+
+
+def test_a_file_that_lies_elsewhere_is_compared_by_content():
+    """One moved unchanged, one moved and changed; a module of equal content under another name is a difference."""
+    then = {"file /a/words.txt": "1", "file /a/rules.txt": "2", "x, module a": "3"}
+    now = {"file /b/words.txt": "1", "file /b/rules.txt": "4", "x, module b": "3"}
+    named = make_provenance(external_digests=then).differences(make_provenance(external_digests=now))
+    assert named == {
+        "file /a/rules.txt": ("2", "none"),
+        "file /b/rules.txt": ("none", "4"),
+        "x, module a": ("3", "none"),
+        "x, module b": ("none", "3"),
+    }
+
+
+def test_a_file_that_has_the_digest_of_a_moved_one_and_is_in_place_is_compared_in_place():
+    """/c was as /a is, and has another content now."""
+    then = {"file /a": "1", "file /c": "1"}
+    now = {"file /b": "1", "file /c": "2"}
+    named = make_provenance(external_digests=then).differences(make_provenance(external_digests=now))
+    assert named == {"file /c": ("1", "2")}

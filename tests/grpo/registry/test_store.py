@@ -45,7 +45,7 @@ def test_the_champion_is_the_version_that_was_promoted(registry: Registry, polic
     assert registry.aliases(first) == ["champion"]
 
 
-@pytest.mark.parametrize("address", ["models:/desk@nobody", "models:/desk/99", "models:/unknown@champion", "desk"])
+@pytest.mark.parametrize("address", ["models:/desk@unknown", "models:/desk/99", "models:/unknown@champion", "desk"])
 def test_an_unknown_model_address_is_an_error(registry: Registry, policy: TransformersPolicy, address: str):
     """It is named."""
     _register(registry, policy, "k1")

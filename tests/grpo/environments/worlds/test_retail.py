@@ -88,7 +88,7 @@ def test_changing_an_item_settles_the_difference():
         ("modify_pending_order_items", "pending", {"new_item_ids": ["x"]}, "x is not a variant of product lamp"),
         ("modify_pending_order_items", "pending", {"new_item_ids": []}, "must be the same"),
         ("modify_pending_order_items", "pending", {"item_ids": ["red"] * 2, "new_item_ids": ["blue"] * 2}, "so many"),
-        ("exchange_delivered_order_items", "delivered", {"payment_method_id": "nobody"}, "Payment method not found"),
+        ("exchange_delivered_order_items", "delivered", {"payment_method_id": "unknown"}, "Payment method not found"),
         ("modify_pending_order_payment", "pending", {"payment_method_id": "card"}, "different from the current"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from grpo.errors import PolicyError
@@ -16,6 +18,7 @@ from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import ModelCache, TransformersPolicy, load, load_tokenizer, weights_hash
 from grpo.policy.transformers.quantization import bitsandbytes_config
 from tests.models.families import tiny_model
+from tests.places import DESK_MODEL
 from tests.tasks.adapted import adapted_policy
 
 
@@ -45,6 +48,20 @@ def test_saving_and_loading_keeps_every_bit(folder: Path, tmp_path: Path):
     policy = load(folder)
     policy.save(tmp_path / "copy")
     assert load(tmp_path / "copy").hash == policy.hash
+
+
+@pytest.mark.parametrize("offset", [0, 8, 16])
+def test_a_loaded_policy_computes_what_the_policy_in_memory_computes(tmp_path: Path, offset: int):
+    """Bit for bit, wherever in its file the weights begin: one token at a time, as it decodes, and all at once."""
+    folder = Path(shutil.copytree(DESK_MODEL, tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "padding": "x" * offset})
+    loaded = load(folder).model
+    trained = copy.deepcopy(loaded)
+    for ids in ([[7]], [[5, 9, 3]]):
+        with torch.no_grad():
+            one, other = (model(torch.tensor(ids), use_cache=False).logits for model in (loaded, trained))
+        assert torch.equal(one, other)
 
 
 def test_a_missing_model_is_refused(tmp_path: Path):

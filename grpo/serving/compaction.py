@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.errors import ConfigError, DataError, StorageError
-from grpo.scenarios.served import tables
 from grpo.scenarios.served.folder import (
     DAMAGED,
     ERASURES,
@@ -37,15 +36,18 @@ from grpo.scenarios.served.folder import (
 )
 from grpo.scenarios.served.lines import read_lines
 from grpo.scenarios.served.records import Erasure, Record, ServedTurn
-from grpo.scenarios.served.tables import Damage, damage_row, record_row
+from grpo.scenarios.served.tables import DAMAGE, Damage, damage_row, record_row
+from grpo.scenarios.served.tables import FEEDBACK as FEEDBACK_SCHEMA
+from grpo.scenarios.served.tables import TURNS as TURNS_SCHEMA
 from grpo.serving.segments import closed_segment, exclusive, make_folder, sync_folder
 from grpo.storage.files import storage_errors
 from grpo.tables import open_parquet
 
-_SCHEMAS = {TURNS: tables.TURNS, FEEDBACK: tables.FEEDBACK, DAMAGED: tables.DAMAGE}
+_SCHEMAS = {TURNS: TURNS_SCHEMA, FEEDBACK: FEEDBACK_SCHEMA, DAMAGED: DAMAGE}
 _WAIT_S = 30.0
 _POLL_S = 0.05
 _ROWS = 512  # of a row group
+_CONVERTED = 32  # rows at a time: the conversion holds Python's lock, and the server waits for it
 
 
 def compact(folder: Path) -> int:
@@ -149,8 +151,9 @@ def _compact_segment(folder: Path, path: Path, erasures: Sequence[Erasure]) -> N
         if isinstance(line.content, Damage) or not is_record_erased(line.content, erasures):
             rows[kind, day].append({**row, "end": line.end})
     for (kind, day), of_day in rows.items():
-        table = pa.Table.from_pylist(of_day, _SCHEMAS[kind])
-        _write_table(folder / kind / day / f"{path.stem}.parquet", table)
+        starts = range(0, len(of_day), _CONVERTED)
+        tables = [pa.Table.from_pylist(of_day[start : start + _CONVERTED], _SCHEMAS[kind]) for start in starts]
+        _write_table(folder / kind / day / f"{path.stem}.parquet", pa.concat_tables(tables))
     path.unlink()
     sync_folder(path.parent)
 

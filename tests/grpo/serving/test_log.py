@@ -304,18 +304,19 @@ def test_two_processes_write_to_one_folder(tmp_path: Path):
 def test_no_acknowledged_turn_is_lost_or_doubled_by_kills(tmp_path: Path):
     """SIGKILL at random points of 8 conversations with compaction; a restart goes on with the last turn of each."""
     folder, ledger, rng = tmp_path / "log", tmp_path / "ledger", random.Random(0)
-    for _ in range(KILLS):
+    for number in range(KILLS):
         begun = ledger.read_text().count("begun") if ledger.exists() else 0
         process = begin(folder, ledger, conversations=8, count=10**9)
         while not ledger.exists() or ledger.read_text().count("begun") == begun:
             assert process.poll() is None
             time.sleep(0.005)
-        time.sleep(rng.uniform(0, 0.2))
+        time.sleep(rng.uniform(0.5, 2.5) if number % 4 == 0 else rng.uniform(0, 0.2))  # compaction begins slowly
         process.kill()
         process.wait()
         names = Counter(record.id for record in records(folder))
         assert not set(acknowledged(ledger)) - names.keys()
         assert set(names.values()) == {1}
+    assert list(folder.glob("turns/*/*.parquet"))
     joined = join(ServedLog(folder).read())
     assert joined.counts.duplicate_turns == 0
     assert joined.counts.unjoined == {}

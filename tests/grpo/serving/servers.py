@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,15 +30,13 @@ def serving(app: ASGIApp) -> Iterator[int]:
             thread.join()
 
 
-def request(port: int, content: bytes) -> bytes:
-    """The answer to raw bytes, after which the client sends nothing more."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-        answer = b""
-        try:
+def request(port: int, content: bytes, *, patience_s: float = 30.0) -> bytes:
+    """The answer to raw bytes; a server that waits for more of them is left after `patience_s`."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port)) as connection, suppress(OSError):
+        connection.settimeout(patience_s)
+        with suppress(ConnectionError):  # the server may answer before it has read everything
             connection.sendall(content)
-            connection.shutdown(socket.SHUT_WR)
-            while chunk := connection.recv(65536):
-                answer += chunk
-        except ConnectionError:
-            pass
-        return answer
+        while chunk := connection.recv(65536):
+            answer += chunk
+    return answer

@@ -405,14 +405,14 @@ def hostile(draw: random.Random, secret: str) -> bytes:
 
 
 def test_no_bytes_make_the_server_fail(keys: KeyStore):
-    """1,000 hostile requests: no 5xx, no hang, and the server answers a plain one afterwards."""
+    """400 hostile requests: no 5xx, no hang, and the server answers a plain one afterwards."""
     secret = keys.create("shop", ["chat", "feedback", "admin"])
     draw = random.Random(0)
     statuses: dict[str, int] = {}
     with serving(_guard(keys)) as port:
-        for _ in range(1000):
+        for _ in range(400):
             content = hostile(draw, secret)
-            answer = request(port, content)
+            answer = request(port, content, patience_s=0.05)
             status = answer.split(b" ")[1].decode() if answer.startswith(b"HTTP/1.1 ") else "closed"
             statuses[status] = statuses.get(status, 0) + 1
             assert not status.startswith("5"), content[:300]

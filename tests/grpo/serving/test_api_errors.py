@@ -138,6 +138,7 @@ def test_a_limit_of_the_server_is_a_503_with_its_wait():
     ("status", "wait", "headers"),
     [
         (429, 0.0001, {"retry-after": "1", "retry-after-ms": "1", "x-should-retry": "true"}),
+        (429, 1.2341, {"retry-after": "2", "retry-after-ms": "1235", "x-should-retry": "true"}),
         (429, 120.0, {"retry-after": "120", "retry-after-ms": "120000", "x-should-retry": "true"}),
         (429, 120.5, {"retry-after": "121", "retry-after-ms": "120500", "x-should-retry": "false"}),
         (429, None, {"x-should-retry": "false"}),

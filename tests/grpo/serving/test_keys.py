@@ -101,6 +101,7 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int):
     path = tmp_path / "keys.json"
     store = KeyStore(path)
     secret = store.create("shop", ["chat"])
+    assert store.caller(secret) is not None
     path.chmod(mode)
     with pytest.raises(ConfigError, match=rf"mode {mode:04o}, others can read it: chmod 600"):
         store.caller(secret)

@@ -106,6 +106,6 @@ def parse(line: CommandLine) -> dict[str, Any]:
         with command.make_context(name, rest) as context:
             return dict(context.params)
     except _USAGE as error:
-        if line.mentioned and type(error).__name__ == "MissingParameter":
+        if line.mentioned and type(error).__name__ in ("MissingParameter", "NoArgsIsHelpError"):
             return {}
         raise AssertionError(f"{line}: {error}") from error

@@ -36,12 +36,11 @@ class TokenBudgets:
             self._connection = sqlite3.connect(
                 f"{path.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None, check_same_thread=False
             )
-            problem = self._connection.execute("PRAGMA quick_check").fetchone()[0]
-            if problem != "ok":
-                raise sqlite3.DatabaseError(problem)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._connection.execute("SELECT caller, period, tokens FROM usage LIMIT 1")
+            try:
+                self._open()
+            except BaseException:
+                self._connection.close()
+                raise
 
     def take(self, caller: str, tokens: int, budgets: Mapping[str, int]) -> str | None:
         """Take tokens of all periods, or of none; returns the first period whose budget is too small for them."""
@@ -65,6 +64,14 @@ class TokenBudgets:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+
+    def _open(self) -> None:
+        problem = self._connection.execute("PRAGMA quick_check").fetchone()[0]
+        if problem != "ok":
+            raise sqlite3.DatabaseError(problem)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.execute("SELECT caller, period, tokens FROM usage LIMIT 1")
 
     def _used(self, caller: str, period: str) -> int:
         row = self._connection.execute("SELECT tokens FROM usage WHERE caller = ? AND period = ?", (caller, period))

@@ -6,7 +6,9 @@ Headers and bodies are bounded here as well, before an app reads them.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping
 
 from starlette.responses import Response
@@ -14,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
 from grpo.errors import GRPOError
-from grpo.serving.api_errors import SERVER_ERROR, APIError, error_response
+from grpo.serving.api_errors import SERVER_ERROR, APIError, error_response, invalid_request
 from grpo.serving.callers import SCOPES, Caller, Scope
 from grpo.serving.jwt_tokens import TokenError, TokenVerifier
 from grpo.serving.keys import PREFIX, KeyStore
@@ -25,6 +27,7 @@ _DISCARDED_BODIES = 8
 """An oversized body is read up to this multiple of the bound: a connection that is reset earlier loses the 413."""
 _BODY_TIMEOUT_S = 60.0
 _RETRY_S = 10.0
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 logger = logging.getLogger(__name__)
 
 
@@ -129,6 +132,10 @@ class Guard:
         if size > self._body_bytes:
             too_large.headers["connection"] = "close"
             raise too_large
+        if not encodable(body):
+            raise invalid_request(
+                "the body holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text"
+            )
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_body() -> Message:
@@ -144,6 +151,20 @@ class _ClientGone(Exception):
 def unauthorized(message: str, *, code: str | None = None) -> APIError:
     """401 with the scheme that is accepted."""
     return APIError(401, message, code=code, headers={"www-authenticate": "Bearer"})
+
+
+def encodable(document: bytes | str) -> bool:
+    r"""Return False for JSON with a lone surrogate, as `"\ud800"`; other text, JSON or not, is left to its parser."""
+    content = document.encode(errors="surrogatepass") if isinstance(document, str) else document
+    if _SURROGATE.search(content) is None:
+        return True
+    try:
+        json.dumps(json.loads(content), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    except (ValueError, RecursionError):
+        return True
+    return True
 
 
 def _credential(values: list[bytes]) -> str:

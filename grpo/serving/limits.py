@@ -146,6 +146,7 @@ class Limiter:
         usage.expire(now)
         oldest_hash, oldest = next(iter(self._usages.items()))
         oldest.expire(now)
+        self._usages.move_to_end(oldest_hash)
         if oldest is not usage and not oldest.window and not oldest.running:
             del self._usages[oldest_hash]
         return usage
@@ -191,7 +192,7 @@ class Limiter:
         left = max(0, given[exhausted] - self._budgets.used(caller.key_hash, exhausted))
         raise LimitExceeded(
             "tokens_per_day" if exhausted == day else "tokens_per_month",
-            f"this request may take {tokens} tokens, the budget of {given[exhausted]} for {exhausted} (UTC) has {left} left",
+            f"this request may take {tokens} tokens; {left} are left of {given[exhausted]} for {exhausted} (UTC)",
             retry_after_s=None if tokens > given[exhausted] else (ends - today).total_seconds(),
             headers=_headers(limits, usage, now),
         )

@@ -29,6 +29,7 @@ RUN = {
     "doctor": (0, 1),
     "ingest": (0,),
     "init": (0,),
+    "keys": (0, 2),
     "runs": (0,),
     "models": (0, 2),
     "schema": (0,),

@@ -21,6 +21,8 @@ from grpo.storage.credentials import mask_errors, masked, refuse_credentials, wi
         ("http://me:p@ss@host/api", "http://me:***@host/api"),
         ("http://:s3cret@host:5000", "http://:***@host:5000"),
         ("models:/support-desk@champion at http://host:5000", "models:/support-desk@champion at http://host:5000"),
+        ("key sk-grpo-Eut9ecarzNpDS7ijHK6x4kIp, desk-00293", "key ***, desk-00293"),
+        ("Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0.c2ln!", "Bearer ***!"),
         ("no login for postgresql://a:b@c and http://d:e@f", "no login for postgresql://a:***@c and http://d:***@f"),
     ],
 )

@@ -272,19 +272,16 @@ async def train(
     environment: Environment,
     reward_fn: RewardFunction,
     *,
-    num_episodes: int | None = None,
     profile: str = "balanced",
     auto_adjust: bool = False,
     callbacks: Sequence[Callback] = (),
     folder: str | Path | None = None,
     **overrides: Any,
 ) -> MultiTurnAgent:
-    """Train an agent with the settings of a profile; `overrides` are fields of `TrainingConfig`.
+    """Train an agent with the settings of a profile; `overrides` are settings of `TrainingConfig`.
 
     With `auto_adjust`, `grpo.notebook.adjuster.Adjuster` changes settings when the diagnostics report an issue.
     """
-    if num_episodes is not None:
-        overrides["num_episodes"] = num_episodes
     config = TrainingConfig.from_profile(profile, **overrides)
     trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, folder=folder)
     if auto_adjust:

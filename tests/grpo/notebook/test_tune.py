@@ -21,7 +21,7 @@ from grpo.scenarios.scenario import Scenario
 from grpo.tuning.study_summary import StudySummary
 from tests.grpo.notebook.test_trainer import QUICK, SCENARIOS, LetterReward
 
-BASE = TrainingConfig(**{**QUICK, "num_episodes": 3 * 8 * 3})  # type: ignore[arg-type]
+BASE = TrainingConfig(**{**QUICK, "iterations": 3})  # type: ignore[arg-type]
 HELDOUT = [Scenario(id=f"broken {k}", user_responses=(f"order {k} is broken",)) for k in range(12)]
 RATES = {"type": "loguniform", "low": 1e-3, "high": 1e-1}
 
@@ -136,9 +136,9 @@ def test_a_quarter_is_held_out_by_default(tiny_folder: Path):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"num_episodes": {"type": "int", "low": 24, "high": 96}}, "num_episodes is the length of a trial"),
+        ({"iterations": {"type": "int", "low": 2, "high": 9}}, "iterations are the length of a trial"),
         ({"logging_steps": {"type": "int", "low": 1, "high": 2}}, "logging_steps changes neither rollout nor update"),
-        ({"num_generations": {"type": "int", "low": 1, "high": 4}}, "num_generations = 1 cannot be set"),
+        ({"group_size": {"type": "int", "low": 1, "high": 4}}, "group_size = 1 cannot be set"),
         ({}, "empty"),
     ],
 )

@@ -100,6 +100,14 @@ def test_an_update_that_changes_nothing_fails(tiny_folder: Path):
         run(make_trainer(tiny_folder, learning_rate=0.0))
 
 
+def test_a_changed_setting_takes_part_in_the_next_update(tiny_folder: Path):
+    """As an adjuster changes it: the learning rate of the config would have an effect."""
+    trainer = make_trainer(tiny_folder)
+    trainer.settings = trainer.settings.model_copy(update={"learning_rate": 0.0})
+    with pytest.raises(NoEffect):
+        run(trainer)
+
+
 def test_the_same_seed_trains_the_same(tiny_folder: Path):
     """Bit for bit: the hashes of the policies agree; another seed gives another one."""
     hashes = []

@@ -118,6 +118,20 @@ def test_trials_are_evaluated_with_the_base_config(tiny_folder: Path):
     assert first.intermediate_evals == second.intermediate_evals
 
 
+def test_a_trial_with_other_groups_has_as_many_episodes(tiny_folder: Path):
+    """The base has 3 iterations of 3 groups of 8, 72 episodes: six of 3 groups of 4, or two of 3 groups of 12."""
+    trained: list[str] = []
+
+    class Counter(LetterReward):
+        async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+            trained.extend([context.scenario_id] if context.scenario not in HELDOUT else [])
+            return await super().compute_reward(turns, context)
+
+    space = {"group_size": {"type": "categorical", "choices": [4, 12]}}
+    hpo(agent_of(tiny_folder), Counter(), search_config=plan(space, n_trials=1, intermediate_evals=1))
+    assert len(trained) == 72
+
+
 def test_a_quarter_is_held_out_by_default(tiny_folder: Path):
     """Of three scenarios one, the same for each trial, and none of the trained ones."""
     seen: dict[str, set[str]] = {}

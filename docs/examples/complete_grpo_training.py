@@ -1,6 +1,6 @@
 """Complete training: profile, validation scenarios, checkpoints, resume, adjustments, and a report per iteration.
 
-    python docs/examples/complete_grpo_training.py FOLDER [EPISODES]
+    python docs/examples/complete_grpo_training.py FOLDER [ITERATIONS]
 
 Kill it and call it again with the same folder: it goes on where it stopped, to the same weights.
 """
@@ -13,29 +13,30 @@ import sys
 from pathlib import Path
 
 from grpo import (
+    Adjuster,
     AgentConfig,
+    ChecksReward,
     CompositeReward,
     EarlyStoppingCallback,
     MultiTurnAgent,
     MultiTurnGRPOTrainer,
     Scenario,
+    TaskCompletionReward,
     TrainingConfig,
 )
 from grpo.environments.support_desk.desk import SupportDesk
-from grpo.notebook.adjuster import Adjuster
-from grpo.rewards.task import ChecksReward, TaskCompletionReward
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-async def main(folder: str, episodes: int = 512) -> MultiTurnGRPOTrainer:
+async def main(folder: str, iterations: int = 4) -> MultiTurnGRPOTrainer:
     """Train in `folder`; returns the trainer."""
     lines = (ROOT / "data" / "scenarios" / "support_desk.jsonl").read_text(encoding="utf-8").splitlines()
     scenarios = [Scenario.model_validate(json.loads(line)) for line in lines[:120]]
     config = TrainingConfig.from_profile(
         "aggressive",
-        num_episodes=episodes,
-        gradient_accumulation_steps=16,
+        iterations=iterations,
+        scenarios=16,
         max_new_tokens=32,
         concurrency=128,
         eval_steps=2,

@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from grpo import (
     AgentConfig,
     ConversationEnvironment,
+    EnvironmentState,
+    Message,
     MultiTurnAgent,
     MultiTurnGRPOTrainer,
+    Outcome,
+    RewardContext,
     RewardFunction,
     RewardResult,
+    StepResult,
     TrainingConfig,
 )
-from grpo.environments.environment import EnvironmentState, StepResult
-from grpo.messages import Message
-from grpo.rewards.reward import RewardContext
-from grpo.trajectories import Outcome
 
 KNOWLEDGE = "Loans last four weeks. They are renewed once."
 
@@ -60,7 +61,7 @@ class ServedReward(RewardFunction):
         return RewardResult(score=float(context.outcome.success) - min(0.5, words / 200))
 
 
-async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> MultiTurnGRPOTrainer:
+async def main(model: str = "data/models/desk_clerk", iterations: int = 4) -> MultiTurnGRPOTrainer:
     """Train the agent and return the trainer."""
     agent = MultiTurnAgent(AgentConfig(model_name=model, system_prompt=f"You work in a library. {KNOWLEDGE}"))
     environment = LibraryDesk(
@@ -70,7 +71,7 @@ async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> Mul
         ],
         max_turns=2,
     )
-    config = TrainingConfig(num_episodes=episodes, gradient_accumulation_steps=2, max_new_tokens=32)
+    config = TrainingConfig(iterations=iterations, scenarios=2, max_new_tokens=32)
     trainer = MultiTurnGRPOTrainer(agent, environment, ServedReward(), config)
     await trainer.train()
     for record in trainer.monitor.records:

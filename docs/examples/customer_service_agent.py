@@ -1,6 +1,6 @@
 """Customer service: a support desk with environment-verified success.
 
-    python docs/examples/customer_service_agent.py [EPISODES]
+    python docs/examples/customer_service_agent.py [ITERATIONS]
 
 The environment has tools and records. The reward depends on the final state of the records, not on the text of the
 replies.
@@ -13,15 +13,23 @@ import json
 import sys
 from pathlib import Path
 
-from grpo import AgentConfig, CompositeReward, MultiTurnAgent, MultiTurnGRPOTrainer, Scenario, TrainingConfig
+from grpo import (
+    AgentConfig,
+    ChecksReward,
+    CompositeReward,
+    MultiTurnAgent,
+    MultiTurnGRPOTrainer,
+    Scenario,
+    TaskCompletionReward,
+    TrainingConfig,
+)
 from grpo.environments.support_desk.desk import SupportDesk
-from grpo.rewards.task import ChecksReward, TaskCompletionReward
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS, HELDOUT = 96, 24
 
 
-async def main(episodes: int = 512) -> dict[str, float]:
+async def main(iterations: int = 4) -> dict[str, float]:
     """Train on customers of the shipped pack and evaluate on held-out ones; returns the metrics."""
     lines = (ROOT / "data" / "scenarios" / "support_desk.jsonl").read_text(encoding="utf-8").splitlines()
     scenarios = [Scenario.model_validate(json.loads(line)) for line in lines[: SCENARIOS + HELDOUT]]
@@ -31,7 +39,7 @@ async def main(episodes: int = 512) -> dict[str, float]:
         SupportDesk(),
         CompositeReward([TaskCompletionReward(weight=0.7), ChecksReward(weight=0.3)]),
         TrainingConfig.from_profile(
-            "aggressive", num_episodes=episodes, gradient_accumulation_steps=16, max_new_tokens=32, concurrency=128
+            "aggressive", iterations=iterations, scenarios=16, max_new_tokens=32, concurrency=128
         ),
         scenarios=scenarios[:SCENARIOS],
         eval_scenarios=scenarios[SCENARIOS:],

@@ -22,7 +22,7 @@ from grpo import (
 )
 
 
-async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> MultiTurnAgent:
+async def main(model: str = "data/models/desk_clerk", iterations: int = 4) -> MultiTurnAgent:
     """Train on a few scripted users; returns the agent."""
     agent = MultiTurnAgent(
         AgentConfig(model_name=model, system_prompt="You are a helpful assistant.", max_new_tokens=48)
@@ -38,9 +38,7 @@ async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> Mul
     )
     reward = CompositeReward([HelpfulnessReward(weight=0.7), ConcisenessReward(weight=0.3)])
     before = agent.policy.hash
-    trained = await train(
-        agent, environment, reward, num_episodes=episodes, profile="balanced", gradient_accumulation_steps=2
-    )
+    trained = await train(agent, environment, reward, profile="balanced", iterations=iterations, scenarios=2)
     print(f"policy {before} has become {trained.policy.hash}")
     print("Agent:", await trained.generate_response([{"role": "user", "content": "Hello! Can you help me?"}]))
     return trained

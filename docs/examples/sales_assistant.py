@@ -21,7 +21,7 @@ from grpo import (
 )
 
 
-async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> MultiTurnAgent:
+async def main(model: str = "data/models/desk_clerk", iterations: int = 4) -> MultiTurnAgent:
     """Train for helpful, engaging and short replies; returns the agent."""
     reward = MultiObjectiveReward(
         objectives=[
@@ -35,9 +35,7 @@ async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> Mul
     environment = ConversationEnvironment(**CONVERSATION_CONFIGS["sales"])
     await agent.initialize()
     before = agent.policy.hash
-    trained = await train(
-        agent, environment, reward, num_episodes=episodes, gradient_accumulation_steps=2, max_new_tokens=32
-    )
+    trained = await train(agent, environment, reward, iterations=iterations, scenarios=2, max_new_tokens=32)
     print(f"policy {before} has become {trained.policy.hash}")
     return trained
 

@@ -23,11 +23,11 @@ from grpo import (
 )
 
 
-async def main(model: str = "data/models/desk_clerk", episodes: int = 72) -> MultiTurnGRPOTrainer:
+async def main(model: str = "data/models/desk_clerk", iterations: int = 2) -> MultiTurnGRPOTrainer:
     """Train with the settings of the task; returns the trainer and the diagnostics."""
     agent = MultiTurnAgent(AgentConfig(model_name=model, strategy="technical_support"))
     config = get_config_for_task(
-        "technical_support", model_name=model, num_episodes=episodes, gradient_accumulation_steps=3, max_new_tokens=32
+        "technical_support", model_name=model, iterations=iterations, scenarios=3, max_new_tokens=32
     )
     environment = ConversationEnvironment(**CONVERSATION_CONFIGS["technical_support"])
     trainer = MultiTurnGRPOTrainer(agent, environment, create_domain_reward("technical_support"), config)

@@ -16,11 +16,11 @@ from grpo import (
     AutoTrainer,
     CompositeReward,
     ConversationEnvironment,
+    Message,
     MultiTurnAgent,
     create_domain_reward,
     reward_function,
 )
-from grpo.messages import Message
 
 
 @reward_function(weight=0.2)
@@ -30,15 +30,13 @@ async def asks_back(turns: Sequence[Message], context: Any = None) -> float:
     return sum(reply.endswith("?") for reply in replies) / max(1, len(replies))
 
 
-async def main(model: str = "data/models/desk_clerk", episodes: int = 64) -> AutoTrainer:
+async def main(model: str = "data/models/desk_clerk", iterations: int = 4) -> AutoTrainer:
     """Train with an automatic profile; returns the trainer with its reasons."""
     agent = MultiTurnAgent(AgentConfig(model_name=model, strategy="educational"))
     environment = ConversationEnvironment(**CONVERSATION_CONFIGS["education"])
     reward = CompositeReward([(create_domain_reward("education"), 0.8), asks_back])
     trainer = AutoTrainer(auto_adjust=True)
-    await trainer.train(
-        agent, environment, reward, num_episodes=episodes, gradient_accumulation_steps=2, max_new_tokens=32
-    )
+    await trainer.train(agent, environment, reward, iterations=iterations, scenarios=2, max_new_tokens=32)
     print(f"profile {trainer.profile}: {trainer.reason}")
     for change in trainer.adjustments:
         print(f"after iteration {change.index + 1} {change.setting}: {change.before} → {change.after}, {change.reason}")

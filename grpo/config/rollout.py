@@ -9,14 +9,9 @@ from pydantic import Field, model_validator
 from grpo.config.base import ReadWith, Settings
 
 
-class RolloutSettings(Settings):
-    """Generation of the episodes of an iteration."""
+class EpisodeSettings(Settings):
+    """Number, sampling, length and timeouts of the episodes of an iteration."""
 
-    backend: Literal["transformers", "vllm"] = "transformers"
-    """Inference backend: the model in this process, or a vLLM engine that its weights are loaded into."""
-    gpu_memory_utilization: Annotated[float, ReadWith("backend", ("vllm",))] = Field(default=0.5, gt=0, le=1)
-    """Share of the memory for the vLLM engine, of the GPU or, if vLLM was built for CPUs, of the machine; the learner
-    needs the rest."""
     scenarios: int = Field(default=32, ge=1)
     """Scenarios of an iteration, from the training split in a seeded order."""
     group_size: int = Field(default=8, ge=2)
@@ -29,6 +24,37 @@ class RolloutSettings(Settings):
     """A turn that reaches max_new_tokens ends the episode as truncated, or stands as it is."""
     max_context: int = Field(default=512, ge=16)
     """Tokens of one episode at most."""
+    concurrency: int = Field(default=256, ge=1)
+    """Episodes of a shard in flight at once."""
+    turn_timeout_s: float = Field(default=120.0, gt=0)
+    """Timeout of a turn of the policy; then the episode fails."""
+    step_timeout_s: float = Field(default=60.0, gt=0)
+    """Timeout of a step of the environment, user or tool; then the episode fails."""
+    episode_timeout_s: float = Field(default=900.0, gt=0)
+    """Timeout of an episode; then it fails."""
+    stage_timeout_s: float = Field(default=14400.0, gt=0)
+    """Timeout of a shard; episodes that are not finished fail."""
+    error_budget: float = Field(default=0.05, ge=0, le=1)
+    """Share of failed episodes above which the run stops."""
+
+
+def equal_episodes(iterations: int, base: EpisodeSettings, changed: EpisodeSettings) -> int:
+    """Iterations with the changed settings that have as many episodes as these with the base ones, at least one.
+
+    20 iterations of 4 scenarios in groups of 8 are 640 episodes, in groups of 16 10 iterations.
+    """
+    episodes = iterations * base.scenarios * base.group_size
+    return max(1, round(episodes / (changed.scenarios * changed.group_size)))
+
+
+class RolloutSettings(EpisodeSettings):
+    """Generation of the episodes of an iteration: the inference backend, shards and their execution."""
+
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """Inference backend: the model in this process, or a vLLM engine that its weights are loaded into."""
+    gpu_memory_utilization: Annotated[float, ReadWith("backend", ("vllm",))] = Field(default=0.5, gt=0, le=1)
+    """Share of the memory for the vLLM engine, of the GPU or, if vLLM was built for CPUs, of the machine; the learner
+    needs the rest."""
     shards: int = Field(default=1, ge=1)
     """Shards of an iteration; a shard is retried as a whole."""
     runner: Literal["threads", "dask"] = "threads"
@@ -46,18 +72,6 @@ class RolloutSettings(Settings):
     """Rounds of `scenarios` at most in an iteration, in search of informative groups."""
     staleness: Literal[0, 1] = 0
     """Updates that a rollout may lag behind: with 1 the next rollout runs during the update on this one."""
-    concurrency: int = Field(default=256, ge=1)
-    """Episodes of a shard in flight at once."""
-    turn_timeout_s: float = Field(default=120.0, gt=0)
-    """Timeout of a turn of the policy; then the episode fails."""
-    step_timeout_s: float = Field(default=60.0, gt=0)
-    """Timeout of a step of the environment, user or tool; then the episode fails."""
-    episode_timeout_s: float = Field(default=900.0, gt=0)
-    """Timeout of an episode; then it fails."""
-    stage_timeout_s: float = Field(default=14400.0, gt=0)
-    """Timeout of a shard; episodes that are not finished fail."""
-    error_budget: float = Field(default=0.05, ge=0, le=1)
-    """Share of failed episodes above which the run stops."""
 
     @model_validator(mode="after")
     def _enough_scenarios_for_the_groups(self) -> Self:

@@ -155,70 +155,55 @@ def _leaves(document: Mapping[str, Any], prefix: str = "") -> list[str]:
 SpaceName = Literal["grpo", "full", "customer_service", "conservative", "aggressive"]
 Naming = Literal["notebook", "pipeline"]
 
-PIPELINE_PATHS = {
-    "learning_rate": "training.learning_rate",
-    "num_epochs": "training.epochs",
-    "num_generations": "rollout.group_size",
-    "gradient_accumulation_steps": "training.groups_per_step",
-    "temperature": "rollout.temperature",
-    "max_new_tokens": "rollout.max_new_tokens",
-    "clip_low": "training.clip_low",
-    "clip_high": "training.clip_high",
-    "beta": "training.beta",
-    "entropy_coef": "training.entropy_coefficient",
-    "max_grad_norm": "training.max_grad_norm",
-    "adam_beta2": "training.adam_beta2",
-    "lr_scheduler_type": "training.lr_scheduler_type",
-    "baseline_type": "training.baseline",
-    "advantage_normalization": "training.scale_by_std",
-}
-"""Paths in a `PipelineConfig` of the dimensions of named spaces."""
-
 _GRPO = {
-    "learning_rate": {"type": "loguniform", "low": 1e-6, "high": 1e-3},
-    "num_generations": {"type": "categorical", "choices": [4, 8, 16]},
-    "temperature": {"type": "uniform", "low": 0.7, "high": 1.2},
-    "num_epochs": {"type": "int", "low": 1, "high": 4},  # the first step on a rollout has ratio 1 and is not clipped
-    "clip_low": {"type": "uniform", "low": 0.1, "high": 0.3},
-    "clip_high": {"type": "uniform", "low": 0.1, "high": 0.4},
-    "beta": {"type": "uniform", "low": 0.0, "high": 0.1},
+    "training.learning_rate": {"type": "loguniform", "low": 1e-6, "high": 1e-3},
+    "rollout.group_size": {"type": "categorical", "choices": [4, 8, 16]},
+    "rollout.temperature": {"type": "uniform", "low": 0.7, "high": 1.2},
+    "training.epochs": {
+        "type": "int",
+        "low": 1,
+        "high": 4,
+    },  # the first step on a rollout has ratio 1 and is not clipped
+    "training.clip_low": {"type": "uniform", "low": 0.1, "high": 0.3},
+    "training.clip_high": {"type": "uniform", "low": 0.1, "high": 0.4},
+    "training.beta": {"type": "uniform", "low": 0.0, "high": 0.1},
 }
 _SPACES: dict[str, dict[str, object]] = {
     "grpo": _GRPO,
     "full": {
         **_GRPO,
-        "gradient_accumulation_steps": {"type": "categorical", "choices": [2, 4, 8]},
-        "entropy_coef": {"type": "uniform", "low": 0.0, "high": 0.01},
-        "max_grad_norm": {"type": "loguniform", "low": 0.1, "high": 10.0},
-        "adam_beta2": {"type": "categorical", "choices": [0.95, 0.99, 0.999]},
-        "lr_scheduler_type": {"type": "categorical", "choices": ["constant", "linear", "cosine"]},
-        "baseline_type": {"type": "categorical", "choices": ["group_mean", "group_median", "leave_one_out"]},
-        "advantage_normalization": {"type": "categorical", "choices": [True, False]},
+        "training.groups_per_step": {"type": "categorical", "choices": [2, 4, 8]},
+        "training.entropy_coefficient": {"type": "uniform", "low": 0.0, "high": 0.01},
+        "training.max_grad_norm": {"type": "loguniform", "low": 0.1, "high": 10.0},
+        "training.adam_beta2": {"type": "categorical", "choices": [0.95, 0.99, 0.999]},
+        "training.lr_scheduler_type": {"type": "categorical", "choices": ["constant", "linear", "cosine"]},
+        "training.baseline": {"type": "categorical", "choices": ["group_mean", "group_median", "leave_one_out"]},
+        "training.scale_by_std": {"type": "categorical", "choices": [True, False]},
     },
     # close to the base policy, replies of a readable length
     "customer_service": {
-        "learning_rate": {"type": "loguniform", "low": 1e-6, "high": 2e-4},
-        "num_generations": {"type": "categorical", "choices": [4, 8]},
-        "temperature": {"type": "uniform", "low": 0.7, "high": 1.0},
-        "max_new_tokens": {"type": "int", "low": 48, "high": 160},
-        "beta": {"type": "loguniform", "low": 5e-3, "high": 0.1},
+        "training.learning_rate": {"type": "loguniform", "low": 1e-6, "high": 2e-4},
+        "rollout.group_size": {"type": "categorical", "choices": [4, 8]},
+        "rollout.temperature": {"type": "uniform", "low": 0.7, "high": 1.0},
+        "rollout.max_new_tokens": {"type": "int", "low": 48, "high": 160},
+        "training.beta": {"type": "loguniform", "low": 5e-3, "high": 0.1},
     },
     "conservative": {
-        "learning_rate": {"type": "loguniform", "low": 1e-5, "high": 1e-4},
-        "num_epochs": {"type": "int", "low": 1, "high": 2},
-        "clip_low": {"type": "uniform", "low": 0.1, "high": 0.2},
-        "clip_high": {"type": "uniform", "low": 0.1, "high": 0.2},
-        "beta": {"type": "loguniform", "low": 1e-2, "high": 0.1},
+        "training.learning_rate": {"type": "loguniform", "low": 1e-5, "high": 1e-4},
+        "training.epochs": {"type": "int", "low": 1, "high": 2},
+        "training.clip_low": {"type": "uniform", "low": 0.1, "high": 0.2},
+        "training.clip_high": {"type": "uniform", "low": 0.1, "high": 0.2},
+        "training.beta": {"type": "loguniform", "low": 1e-2, "high": 0.1},
     },
     "aggressive": {
-        "learning_rate": {"type": "loguniform", "low": 1e-5, "high": 1e-2},
-        "num_generations": {"type": "categorical", "choices": [4, 8, 16, 32]},
-        "temperature": {"type": "uniform", "low": 0.5, "high": 1.5},
-        "num_epochs": {"type": "int", "low": 1, "high": 8},
-        "clip_low": {"type": "uniform", "low": 0.1, "high": 0.5},
-        "clip_high": {"type": "uniform", "low": 0.1, "high": 1.0},
-        "entropy_coef": {"type": "uniform", "low": 0.0, "high": 0.05},
-        "max_grad_norm": {"type": "loguniform", "low": 0.1, "high": 100.0},
+        "training.learning_rate": {"type": "loguniform", "low": 1e-5, "high": 1e-2},
+        "rollout.group_size": {"type": "categorical", "choices": [4, 8, 16, 32]},
+        "rollout.temperature": {"type": "uniform", "low": 0.5, "high": 1.5},
+        "training.epochs": {"type": "int", "low": 1, "high": 8},
+        "training.clip_low": {"type": "uniform", "low": 0.1, "high": 0.5},
+        "training.clip_high": {"type": "uniform", "low": 0.1, "high": 1.0},
+        "training.entropy_coefficient": {"type": "uniform", "low": 0.0, "high": 0.05},
+        "training.max_grad_norm": {"type": "loguniform", "low": 0.1, "high": 100.0},
     },
 }
 _SPACE: TypeAdapter[SearchSpace] = TypeAdapter(SearchSpace)
@@ -232,6 +217,6 @@ def get_search_space(name: SpaceName | str, *, naming: Naming = "notebook") -> S
     if name not in _SPACES:
         raise ConfigError(f"no search space {name!r}; there are {', '.join(get_args(SpaceName))}")
     chosen = _SPACES[name]
-    if naming == "pipeline":
-        chosen = {PIPELINE_PATHS[dimension]: distribution for dimension, distribution in chosen.items()}
+    if naming == "notebook":
+        chosen = {path.partition(".")[2]: distribution for path, distribution in chosen.items()}
     return _SPACE.validate_python(chosen)

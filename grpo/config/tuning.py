@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from grpo.config.base import ReadWith, RunName, Settings, from_config_folder
 from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.rollout import equal_episodes
 from grpo.config.search_space import SearchSpace, SpaceName, Value, check_space, get_search_space, with_values
 from grpo.errors import ConfigError
 
@@ -80,9 +81,7 @@ class TuneConfig(HPOConfig):
     def _with(self, values: dict[str, Value], iterations: int) -> PipelineConfig:
         """Config with as many episodes as the base config has in these iterations, at least one iteration."""
         config = with_values(self.base, values)
-        episodes = iterations * self.base.rollout.scenarios * self.base.rollout.group_size
-        count = max(1, round(episodes / (config.rollout.scenarios * config.rollout.group_size)))
-        return with_values(config, {_BUDGET: count})
+        return with_values(config, {_BUDGET: equal_episodes(iterations, self.base.rollout, config.rollout)})
 
     @model_validator(mode="after")
     def _space_fits(self) -> Self:

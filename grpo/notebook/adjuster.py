@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from grpo.config.rollout import RolloutSettings
-from grpo.config.training import TrainingSettings
 from grpo.notebook.callbacks import Callback, TrainingControl
+from grpo.notebook.config import TrainingConfig
 from grpo.notebook.diagnostics import DiagnosticsMonitor, HealthIssue, IterationRecord
 
 logger = logging.getLogger(__name__)
@@ -22,8 +21,7 @@ class AdjustableTrainer(Protocol):
     """A trainer with settings that may change between two iterations."""
 
     monitor: DiagnosticsMonitor
-    training_settings: TrainingSettings
-    rollout_settings: RolloutSettings
+    settings: TrainingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,39 +54,30 @@ class Adjuster(Callback):
 
     def lower_learning_rate(self, index: int, reason: str) -> None:
         """Halve the learning rate."""
-        self._set_training(index, "learning_rate", self.trainer.training_settings.learning_rate / 2, reason)
+        self._set(index, "learning_rate", self.trainer.settings.learning_rate / 2, reason)
 
     def raise_entropy_bonus(self, index: int, reason: str) -> None:
         """Double the entropy bonus, from .001 to .01."""
-        current = self.trainer.training_settings.entropy_coefficient
+        current = self.trainer.settings.entropy_coefficient
         value = min(_MAX_ENTROPY_COEFFICIENT, max(0.001, 2 * current))
-        self._set_training(index, "entropy_coefficient", value, reason)
+        self._set(index, "entropy_coefficient", value, reason)
 
     def enlarge_groups(self, index: int, reason: str) -> None:
         """Double the group size, up to 64."""
-        value = min(_MAX_GROUP_SIZE, 2 * self.trainer.rollout_settings.group_size)
-        self._set_rollout(index, "group_size", value, reason)
+        value = min(_MAX_GROUP_SIZE, 2 * self.trainer.settings.group_size)
+        self._set(index, "group_size", value, reason)
 
     def lengthen_turns(self, index: int, reason: str) -> None:
         """Raise the tokens of a turn by half, up to 1024."""
-        value = min(_MAX_NEW_TOKENS, self.trainer.rollout_settings.max_new_tokens * 3 // 2)
-        self._set_rollout(index, "max_new_tokens", value, reason)
+        value = min(_MAX_NEW_TOKENS, self.trainer.settings.max_new_tokens * 3 // 2)
+        self._set(index, "max_new_tokens", value, reason)
 
-    def _set_training(self, index: int, name: str, value: float, reason: str) -> None:
-        before = getattr(self.trainer.training_settings, name)
+    def _set(self, index: int, name: str, value: float, reason: str) -> None:
+        before = getattr(self.trainer.settings, name)
         if value != before:
-            self.trainer.training_settings = self.trainer.training_settings.model_copy(update={name: value})
-            self._add(index, name, before, value, reason)
-
-    def _set_rollout(self, index: int, name: str, value: int, reason: str) -> None:
-        before = getattr(self.trainer.rollout_settings, name)
-        if value != before:
-            self.trainer.rollout_settings = self.trainer.rollout_settings.model_copy(update={name: value})
-            self._add(index, name, before, value, reason)
-
-    def _add(self, index: int, name: str, before: float, after: float, reason: str) -> None:
-        self.adjustments.append(Adjustment(index=index, setting=name, before=before, after=after, reason=reason))
-        logger.warning("after iteration %d: %s from %g to %g: %s", index + 1, name, before, after, reason)
+            self.trainer.settings = self.trainer.settings.model_copy(update={name: value})
+            self.adjustments.append(Adjustment(index=index, setting=name, before=before, after=value, reason=reason))
+            logger.warning("after iteration %d: %s from %g to %g: %s", index + 1, name, before, value, reason)
 
 
 _CHANGES: dict[HealthIssue, Sequence[Callable[[Adjuster, int, str], None]]] = {

@@ -1,21 +1,45 @@
-"""Flat training config for notebooks, from which the pipeline's settings are made."""
+"""Flat training config for notebooks: the pipeline's settings of training and episodes, in one class."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from grpo.config.base import Settings
-from grpo.config.rollout import RolloutSettings
-from grpo.config.training import AlgorithmName, LoraSettings, TrainingSettings
+from grpo.config.loading import describe_errors
+from grpo.config.rollout import EpisodeSettings
+from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.errors import ConfigError
 
 _IMPORTANCE_CAP = 2.0
-"""Cap of importance weights, which correct for the learner's half-precision log-probabilities."""
+"""Cap of importance weights with bf16 and fp16, which correct for the learner's half-precision log-probabilities."""
+
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "num_generations": ("group_size",),
+    "num_epochs": ("epochs",),
+    "num_outer_iterations": ("iterations",),
+    "kl_penalty": ("beta",),
+    "clip_ratio": ("clip_low", "clip_high"),
+    "clip_range_left": ("clip_low",),
+    "clip_range_right": ("clip_high",),
+    "entropy_coef": ("entropy_coefficient",),
+    "baseline_type": ("baseline",),
+    "advantage_normalization": ("scale_by_std",),
+    "num_episodes": ("iterations",),
+    "per_device_train_batch_size": ("scenarios", "microbatch_tokens"),
+    "gradient_accumulation_steps": ("scenarios",),
+    "warmup_ratio": ("warmup_steps",),
+    "max_prompt_length": ("max_context",),
+    "max_completion_length": ("max_context",),
+    "bf16": ("precision",),
+    "fp16": ("precision",),
+}
+"""Names of the same settings in TRL, Hugging Face's Trainer and other frameworks, and the fields that they set."""
 
 
 class TrainingProfile(StrEnum):
@@ -30,57 +54,66 @@ class TrainingProfile(StrEnum):
     """Token-level loss and higher upper clip of DAPO, with an entropy bonus: for research."""
 
 
-class TrainingConfig(Settings):
-    """Settings of a training in memory, by the names of TRL and Hugging Face."""
+class _Units(Settings):
+    """Settings of other frameworks in units other than this package's."""
 
-    num_episodes: int = Field(default=1000, ge=2)
+    num_episodes: int = Field(default=2, ge=2)
     """Episodes in all; the last iteration is complete."""
-    num_epochs: int = Field(default=1, ge=1)
-    """Epochs on each rollout."""
-    num_generations: int = Field(default=8, ge=2)
-    """Episodes of each scenario: the group that an advantage is relative to."""
     per_device_train_batch_size: int = Field(default=1, ge=1)
     """Groups in one forward pass."""
     gradient_accumulation_steps: int = Field(default=4, ge=1)
     """Forward passes of one optimizer step, and of one iteration."""
-    algorithm: AlgorithmName = "grpo"
-    engine: Literal["learner", "trl"] = "learner"
-    """Training engine: this package's learner, or TRL's GRPOTrainer."""
-    learning_rate: float = Field(default=1e-4, ge=0)
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.99, ge=0, lt=1)
-    max_grad_norm: float = Field(default=1.0, gt=0)
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     """Share of the optimizer steps over which the learning rate rises."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    beta: float = Field(default=0.0, ge=0)
-    """Coefficient of the KL penalty to the base policy."""
-    clip_low: float | None = Field(default=None, gt=0)
-    clip_high: float | None = Field(default=None, gt=0)
-    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]; by default the algorithm's own."""
-    baseline_type: Literal["group_mean", "group_median", "leave_one_out", "global_mean"] | None = None
-    """Baseline of the advantage; by default the algorithm's own."""
-    advantage_normalization: bool | None = None
-    """Division of advantages by the group's standard deviation; by default the algorithm's own."""
-    entropy_coef: float = Field(default=0.0, ge=0)
-    """Coefficient of the entropy bonus."""
-    reward_clip: float | None = Field(default=None, gt=0)
-    """Rewards are clipped to [-reward_clip, reward_clip]."""
     max_prompt_length: int = Field(default=512, ge=8)
     max_completion_length: int = Field(default=512, ge=8)
     """Most tokens of an episode are the sum of both."""
-    max_new_tokens: int = Field(default=64, ge=1)
-    """Most tokens of a turn in training rollouts."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature of training rollouts."""
-    concurrency: int = Field(default=64, ge=1)
-    """Concurrent episodes."""
-    lora: LoraSettings | None = None
-    """LoRA adapters are trained instead of all weights."""
     bf16: bool = False
     fp16: bool = False
     """Precision of the training passes; float32 without either."""
-    gradient_checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _one_precision(self) -> Self:
+        if self.bf16 and self.fp16:
+            raise ValueError("bf16 and fp16 exclude each other; set one")
+        return self
+
+    def convert(self, config: TrainingConfig) -> dict[str, Any]:
+        """Fields that the given settings set beside those of a config."""
+        fields: dict[str, Any] = {}
+        given = self.model_fields_set
+        if given & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
+            fields["scenarios"] = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        if given & {"max_prompt_length", "max_completion_length"}:
+            fields["max_context"] = self.max_prompt_length + self.max_completion_length
+        if "per_device_train_batch_size" in given:
+            tokens = (
+                self.per_device_train_batch_size * config.group_size * fields.get("max_context", config.max_context)
+            )
+            fields["microbatch_tokens"] = max(64, tokens)
+        if "num_episodes" in given:
+            episodes = fields.get("scenarios", config.scenarios) * config.group_size
+            fields["iterations"] = math.ceil(self.num_episodes / episodes)
+        if "warmup_ratio" in given:
+            steps = fields.get("iterations", config.iterations) * config.epochs
+            fields["warmup_steps"] = math.ceil(self.warmup_ratio * steps)
+        if self.bf16 or self.fp16:
+            fields["precision"] = "bf16" if self.bf16 else "fp16"
+            fields["importance_sampling_cap"] = config.importance_sampling_cap or _IMPORTANCE_CAP
+        return fields
+
+
+class TrainingConfig(TrainingSettings, EpisodeSettings):
+    """Settings of a training in memory: `training` and the episodes of `rollout` in a config of the pipeline, flat.
+
+    `OTHER_NAMES` are read as well and set these fields: `TrainingConfig(num_generations=4).group_size` is 4.
+    """
+
+    scenarios: int = Field(default=4, ge=1)
+    """Scenarios of an iteration; a notebook has a short list of them, so fewer than in the pipeline."""
+    on_truncation: Literal["end", "continue"] = "continue"
+    """A turn that reaches max_new_tokens ends the episode as truncated, or stands as it is, so that a few tokens a turn
+    are enough for a first try."""
     eval_steps: int | None = Field(default=None, ge=1)
     """Iterations between evaluations on the held-out scenarios; None evaluates at the end alone."""
     save_steps: int | None = Field(default=None, ge=1)
@@ -88,8 +121,11 @@ class TrainingConfig(Settings):
     logging_steps: int = Field(default=1, ge=1)
     """Iterations between log lines."""
     report_to: Literal["none", "wandb"] = "none"
+    """Tracking of the metrics, besides the log."""
     wandb_project: str | None = None
+    """Project of Weights & Biases."""
     seed: int = Field(default=0, ge=0)
+    """Seed of all random numbers of the training."""
 
     @classmethod
     def from_profile(cls, profile: TrainingProfile | str, **overrides: Any) -> TrainingConfig:
@@ -98,75 +134,39 @@ class TrainingConfig(Settings):
             chosen = _PROFILES[TrainingProfile(profile)]
         except ValueError as error:
             raise ConfigError(f"unknown profile {profile!r}; choose from {', '.join(TrainingProfile)}") from error
-        return cls(**{**chosen, **overrides})
+        return cls(**_overridden(chosen, overrides))
 
-    @property
-    def groups(self) -> int:
-        """Groups of an iteration, which are one optimizer step."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
-
-    @property
-    def iterations(self) -> int:
-        """Iterations of rollout, scoring and update that have `num_episodes`."""
-        return math.ceil(self.num_episodes / (self.groups * self.num_generations))
-
-    def training_settings(self) -> TrainingSettings:
-        """Settings of the learner."""
-        half = "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
-        return TrainingSettings(
-            algorithm=self.algorithm,
-            engine=self.engine,
-            iterations=self.iterations,
-            epochs=self.num_epochs,
-            learning_rate=self.learning_rate,
-            adam_beta1=self.adam_beta1,
-            adam_beta2=self.adam_beta2,
-            max_grad_norm=self.max_grad_norm,
-            warmup_steps=math.ceil(self.warmup_ratio * self.iterations * self.num_epochs),
-            lr_scheduler_type=self.lr_scheduler_type,
-            beta=self.beta,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            baseline=self.baseline_type,
-            scale_by_std=self.advantage_normalization,
-            entropy_coefficient=self.entropy_coef,
-            reward_clip=self.reward_clip,
-            microbatch_tokens=max(64, self.per_device_train_batch_size * self.num_generations * self._tokens),
-            lora=self.lora,
-            precision=half,
-            importance_sampling_cap=None if half == "fp32" else _IMPORTANCE_CAP,
-            gradient_checkpointing=self.gradient_checkpointing,
-        )
-
-    def rollout_settings(self) -> RolloutSettings:
-        """Settings of the rollout."""
-        return RolloutSettings(
-            scenarios=self.groups,
-            group_size=self.num_generations,
-            temperature=self.temperature,
-            max_new_tokens=self.max_new_tokens,
-            max_context=max(16, self._tokens),
-            concurrency=self.concurrency,
-            on_truncation="continue",
-        )
-
-    @property
-    def _tokens(self) -> int:
-        return self.max_prompt_length + self.max_completion_length
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read_other_names(cls, document: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(document, Mapping) or not document.keys() & OTHER_NAMES.keys():
+            return validate(document)
+        own = {name: value for name, value in document.items() if name not in OTHER_NAMES}
+        units = {name: document[name] for name in _Units.model_fields if name in document}
+        for name, fields in OTHER_NAMES.items():
+            if name in document and own.keys() & fields:
+                raise ValueError(f"{name} sets {' and '.join(fields)}, as another setting does; leave one of them out")
+            if name in document and name not in units:
+                own |= dict.fromkeys(fields, document[name])
+        try:
+            converted = _Units.model_validate(units)
+        except ValidationError as error:
+            raise ValueError("; ".join(describe_errors(error, units))) from error
+        return validate({**own, **converted.convert(validate(own))})
 
     @model_validator(mode="after")
-    def _settings_agree(self) -> Self:
-        if self.bf16 and self.fp16:
-            raise ValueError("bf16 and fp16 exclude each other; set one")
+    def _a_project_has_its_reporter(self) -> Self:
         if self.wandb_project is not None and self.report_to != "wandb":
             raise ValueError(
                 "wandb_project has no effect without report_to: wandb; set report_to, or leave wandb_project out"
             )
-        try:
-            self.training_settings()
-        except ValidationError as error:
-            raise ValueError("; ".join(str(part["msg"]) for part in error.errors())) from error
         return self
+
+
+def _overridden(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that an override sets, and the overrides."""
+    replaced = {field for name in overrides for field in OTHER_NAMES.get(name, (name,))}
+    return {**{name: value for name, value in settings.items() if name not in replaced}, **overrides}
 
 
 _PROFILES: dict[TrainingProfile, dict[str, Any]] = {
@@ -176,21 +176,21 @@ _PROFILES: dict[TrainingProfile, dict[str, Any]] = {
         "clip_high": 0.1,
         "beta": 0.05,
         "max_grad_norm": 0.5,
-        "warmup_ratio": 0.1,
+        "warmup_steps": 4,
         "lr_scheduler_type": "cosine",
     },
-    TrainingProfile.BALANCED: {"learning_rate": 1e-4, "warmup_ratio": 0.05, "lr_scheduler_type": "cosine"},
+    TrainingProfile.BALANCED: {"learning_rate": 1e-4, "warmup_steps": 2, "lr_scheduler_type": "cosine"},
     TrainingProfile.AGGRESSIVE: {"learning_rate": 5e-4, "clip_low": 0.2, "clip_high": 0.3},
-    TrainingProfile.EXPERIMENTAL: {"algorithm": "dapo", "learning_rate": 3e-4, "entropy_coef": 0.001},
+    TrainingProfile.EXPERIMENTAL: {"algorithm": "dapo", "learning_rate": 3e-4, "entropy_coefficient": 0.001},
 }
 
 _TASKS: dict[str, dict[str, Any]] = {
     # short replies, and customers must not notice the training: small groups and a KL penalty
-    "customer_service": {"beta": 0.02, "max_new_tokens": 96, "num_generations": 8},
+    "customer_service": {"beta": 0.02, "max_new_tokens": 96, "group_size": 8},
     # long steps of a repair, and few successful samples: longer turns and larger groups
-    "technical_support": {"max_new_tokens": 192, "max_completion_length": 1024, "num_generations": 12},
+    "technical_support": {"max_new_tokens": 192, "max_context": 1536, "group_size": 12},
     # many ways to a sale: more entropy, so that the policy keeps several
-    "sales": {"entropy_coef": 0.001, "temperature": 1.1, "num_generations": 12},
+    "sales": {"entropy_coefficient": 0.001, "temperature": 1.1, "group_size": 12},
 }
 
 
@@ -202,7 +202,8 @@ def get_config_for_task(task: str, *, model_name: str, **overrides: Any) -> Trai
     if task not in _TASKS:
         raise ConfigError(f"unknown task {task!r}; choose from {', '.join(_TASKS)}")
     size: dict[str, Any] = {} if _billions(model_name) < 1 else {"lora": LoraSettings(), "gradient_checkpointing": True}
-    return TrainingConfig.from_profile(TrainingProfile.BALANCED, **{**_TASKS[task], **size, **overrides})
+    chosen = _overridden({**_TASKS[task], **size}, overrides)
+    return TrainingConfig.from_profile(TrainingProfile.BALANCED, **chosen)
 
 
 def _billions(model_name: str) -> float:

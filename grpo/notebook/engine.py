@@ -44,7 +44,7 @@ class ComputationalGRPOEngine:
 
     async def generate_trajectory_batch(self, batch_size: int) -> list[Trajectory]:
         """Collect and score at least `batch_size` episodes, in whole groups, of scenarios in a seeded order."""
-        groups = -(-batch_size // self.trainer.rollout_settings.group_size)
+        groups = -(-batch_size // self.trainer.settings.group_size)
         chosen = self.trainer.sample_scenarios(self._iteration, count=groups)
         self._iteration += 1
         return await self._collect(chosen)
@@ -62,18 +62,18 @@ class ComputationalGRPOEngine:
         return {
             "trajectories": float(self._count),
             "trajectories_per_second": self._count / self._seconds if self._seconds else 0.0,
-            "num_workers": float(self.trainer.rollout_settings.concurrency),
+            "num_workers": float(self.trainer.settings.concurrency),
         }
 
     async def scale_computation(self, scale_factor: float) -> int:
         """Multiply the number of concurrent episodes from the next batch on; returns the new number."""
         if not scale_factor > 0:
             raise ConfigError(f"scale_factor {scale_factor} must be above 0")
-        self._set_concurrency(max(1, round(scale_factor * self.trainer.rollout_settings.concurrency)))
-        return self.trainer.rollout_settings.concurrency
+        self._set_concurrency(max(1, round(scale_factor * self.trainer.settings.concurrency)))
+        return self.trainer.settings.concurrency
 
     def _set_concurrency(self, workers: int) -> None:
-        self.trainer.rollout_settings = self.trainer.rollout_settings.model_copy(update={"concurrency": workers})
+        self.trainer.settings = self.trainer.settings.model_copy(update={"concurrency": workers})
 
     async def _collect(self, scenarios: list[Scenario]) -> list[Trajectory]:
         began = time.perf_counter()

@@ -13,8 +13,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.config.rollout import RolloutSettings
-from grpo.config.training import TrainingSettings
 from grpo.environments.environment import Environment, SingleTurnEnvironment
 from grpo.errors import ConfigError
 from grpo.learner.checkpoints import read_state, save_base
@@ -72,10 +70,8 @@ class MultiTurnGRPOTrainer:
                 f"scenarios {', '.join(sorted(shared)[:3])} are in scenarios and eval_scenarios; remove them from one"
             )
         self.monitor = monitor or DiagnosticsMonitor()
-        self.training_settings: TrainingSettings = self.config.training_settings()
-        """Settings of the next update."""
-        self.rollout_settings: RolloutSettings = self.config.rollout_settings()
-        """Settings of the next rollout."""
+        self.settings = self.config
+        """Settings of the next rollout and update, which an `Adjuster` changes."""
         self.folder = Path(mkdtemp(prefix="grpo-") if folder is None else folder)
         if folder is None:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -127,7 +123,7 @@ class MultiTurnGRPOTrainer:
 
     def sample_scenarios(self, index: int, *, count: int | None = None) -> list[Scenario]:
         """Scenarios of iteration `index`, in a seeded order; `count` of them, by default as in the config."""
-        count = self.rollout_settings.scenarios if count is None else count
+        count = self.settings.scenarios if count is None else count
         ids = schedule(list(self.scenarios), iteration=index, count=count, seed=self.config.seed)
         return [self.scenarios[name] for name in ids]
 
@@ -153,7 +149,7 @@ class MultiTurnGRPOTrainer:
     async def generate_trajectories(
         self, scenarios: Sequence[Scenario], *, iteration: int = 0
     ) -> list[TrajectoryGroup]:
-        """Collect and score `num_generations` trajectories of each scenario, failed ones included."""
+        """Collect and score `group_size` trajectories of each scenario, failed ones included."""
         await self.setup()
         return list(group(await asyncio.to_thread(self._collect, list(scenarios), iteration)))
 
@@ -197,7 +193,7 @@ class MultiTurnGRPOTrainer:
                 parent,
                 base,
                 target,
-                self.training_settings,
+                self.settings,
                 seed=self.config.seed,
                 iteration=index,
                 renderer=self.agent.config.renderer,
@@ -211,7 +207,7 @@ class MultiTurnGRPOTrainer:
         return record
 
     def _collect(self, scenarios: list[Scenario], iteration: int | str) -> list[Trajectory]:
-        policy, settings = self._policy, self.rollout_settings
+        policy, settings = self._policy, self.settings
         tools = (*self.environment.tools, *self.agent.tools)
         trajectories = collect(
             scenarios,
@@ -286,19 +282,16 @@ async def train(
     environment: Environment,
     reward_fn: RewardFunction,
     *,
-    num_episodes: int | None = None,
     profile: str = "balanced",
     auto_adjust: bool = False,
     callbacks: Sequence[Callback] = (),
     folder: str | Path | None = None,
     **overrides: Any,
 ) -> MultiTurnAgent:
-    """Train an agent with the settings of a profile; `overrides` are fields of `TrainingConfig`.
+    """Train an agent with the settings of a profile; `overrides` are settings of `TrainingConfig`.
 
     With `auto_adjust`, `grpo.notebook.adjuster.Adjuster` changes settings when the diagnostics report an issue.
     """
-    if num_episodes is not None:
-        overrides["num_episodes"] = num_episodes
     config = TrainingConfig.from_profile(profile, **overrides)
     trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, folder=folder)
     if auto_adjust:

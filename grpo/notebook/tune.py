@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 import optuna
 
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.config.search_space import Dimension, SearchSpace, Value, check_space, get_search_space, with_values
+from grpo.config.rollout import EpisodeSettings, equal_episodes
+from grpo.config.search_space import SearchSpace, Value, check_space, get_search_space, with_values
+from grpo.config.training import TrainingSettings
 from grpo.config.tuning import HPOConfig
 from grpo.environments.environment import Environment
 from grpo.errors import ConfigError, PolicyError
@@ -49,7 +51,7 @@ async def quick_hpo(
 ) -> StudySummary:
     """Search for hyperparameters of this agent's training; `.best_params` are overrides of the base config.
 
-    Each trial trains a copy of the agent from its current weights, for `num_episodes` of the base config, and is
+    Each trial trains a copy of the agent from its current weights, for as many episodes as the base config has, and is
     evaluated on `eval_scenarios` with the rollout settings of the base config; by default a quarter of the scenarios is
     held out. The agent itself is unchanged.
 
@@ -63,7 +65,7 @@ async def quick_hpo(
     if isinstance(space, str):
         space = get_search_space(space)
     check_space(space, base)
-    _check_effect(space, base)
+    _check_effect(space)
     train, heldout = _split(environment.scenarios if scenarios is None else scenarios, eval_scenarios)
     await agent.initialize()
     runner = _TrialRunner(agent, environment, reward_fn, base, search_config.intermediate_evals, train, heldout)
@@ -109,6 +111,7 @@ class _TrialRunner:
             raise PolicyError(f"trial {number} would start from policy {current}, the first one from {self.start}")
         overrides = {"report_to": "none", "wandb_project": None, "eval_steps": None, "save_steps": None}
         config = with_values(self.base, {**overrides, **values})
+        config = config.model_copy(update={"iterations": equal_episodes(self.base.iterations, self.base, config)})
         trainer = MultiTurnGRPOTrainer(
             copy.copy(self.agent), self.environment, self.reward_fn, config, scenarios=self.train
         )
@@ -125,11 +128,11 @@ class _TrialRunner:
 
     async def _evaluate(self, trainer: MultiTurnGRPOTrainer) -> IntermediateEvaluation:
         """Evaluate on the held-out scenarios with the rollout settings of the base config."""
-        own, trainer.rollout_settings = trainer.rollout_settings, self.base.rollout_settings()
+        own, trainer.settings = trainer.settings, self.base
         try:
             metrics = await trainer.evaluate(self.heldout)
         finally:
-            trainer.rollout_settings = own
+            trainer.settings = own
         return IntermediateEvaluation(reward=metrics.get("reward", math.nan), numbers=metrics)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -170,15 +173,10 @@ def _split(
     return ordered[count:], ordered[:count]
 
 
-def _check_effect(space: SearchSpace, base: TrainingConfig) -> None:
+def _check_effect(space: SearchSpace) -> None:
     """Raise `ConfigError` for dimensions that set the budget of a trial, or that have no effect."""
-    for name, dimension in space.items():
-        if name == "num_episodes":
-            raise ConfigError("num_episodes is the length of a trial, the same for all; set it in the base config")
-        settings = [(c.training_settings(), c.rollout_settings()) for c in _boundary_configs(base, name, dimension)]
-        if all(pair == settings[0] for pair in settings):
+    for name in space:
+        if name == "iterations":
+            raise ConfigError("iterations are the length of a trial, the same for all; set them in the base config")
+        if name.partition(".")[0] not in {*TrainingSettings.model_fields, *EpisodeSettings.model_fields}:
             raise ConfigError(f"dimension {name} changes neither rollout nor update; leave it out")
-
-
-def _boundary_configs(base: TrainingConfig, name: str, dimension: Dimension) -> list[TrainingConfig]:
-    return [with_values(base, {name: value}) for value in dimension.boundary_values()]

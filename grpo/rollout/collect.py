@@ -11,7 +11,7 @@ from typing import Literal
 
 from grpo import progress
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.config.rollout import RolloutSettings
+from grpo.config.rollout import EpisodeSettings, RolloutSettings
 from grpo.environments.environment import Environment
 from grpo.errors import BudgetError, ConfigError, DataError
 from grpo.policy.policy import Policy, Sampling
@@ -74,7 +74,7 @@ def collect(
     policy: Policy,
     environment: Environment,
     renderer: Renderer,
-    settings: RolloutSettings,
+    settings: EpisodeSettings,
     *,
     group_size: int,
     temperature: float,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from grpo.config.rollout import RolloutSettings
+from grpo.config.rollout import EpisodeSettings
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Timeouts:
     """Event-loop time at which the stage ends."""
 
     @classmethod
-    def start(cls, settings: RolloutSettings) -> Timeouts:
+    def start(cls, settings: EpisodeSettings) -> Timeouts:
         """Start the stage's clock now."""
         return cls(
             turn_s=settings.turn_timeout_s,

@@ -35,12 +35,12 @@ def _of_agent(agent: Any) -> str:
 
 
 RUNS: dict[str, tuple[Callable[[Path], tuple[object, ...]], Callable[[Any], str]]] = {
-    "quick_start": (lambda folder: (str(DESK_MODEL), 32), _of_agent),
-    "technical_support_agent": (lambda folder: (str(DESK_MODEL), 36), _of_trainer),
-    "sales_assistant": (lambda folder: (str(DESK_MODEL), 32), _of_agent),
-    "custom_domain_agent": (lambda folder: (str(DESK_MODEL), 32), _of_trainer),
-    "complete_grpo_training": (lambda folder: (str(folder / "training"), 256), _of_trainer),
-    "train_with_trl": (lambda folder: (64,), _of_trainer),
+    "quick_start": (lambda folder: (str(DESK_MODEL), 2), _of_agent),
+    "technical_support_agent": (lambda folder: (str(DESK_MODEL), 1), _of_trainer),
+    "sales_assistant": (lambda folder: (str(DESK_MODEL), 2), _of_agent),
+    "custom_domain_agent": (lambda folder: (str(DESK_MODEL), 2), _of_trainer),
+    "complete_grpo_training": (lambda folder: (str(folder / "training"), 2), _of_trainer),
+    "train_with_trl": (lambda folder: (1,), _of_trainer),
 }
 
 
@@ -53,14 +53,14 @@ def test_an_example_ends_with_another_policy(tmp_path: Path, name: str):
 
 def test_the_tutor_says_which_profile_it_chose(capsys: pytest.CaptureFixture[str]):
     """And why."""
-    trainer = run("tutor", str(DESK_MODEL), 32)
+    trainer = run("tutor", str(DESK_MODEL), 2)
     assert trainer.profile is not None
     assert f"profile {trainer.profile}: " in capsys.readouterr().out
 
 
 def test_the_customer_service_example_counts_who_was_served():
     """A share of the 24 held-out customers."""
-    after = run("customer_service_agent", 256)
+    after = run("customer_service_agent", 2)
     assert (after["success"] * 24) == pytest.approx(round(after["success"] * 24))
 
 

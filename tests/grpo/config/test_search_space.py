@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 from pydantic import ValidationError
 
 from grpo.config.pipeline import load_config
-from grpo.config.search_space import PIPELINE_PATHS, check_space, get_search_space, with_values
+from grpo.config.search_space import check_space, get_search_space, with_values
 from grpo.config.tuning import HPOConfig, TuneConfig
 from grpo.errors import ConfigError
 from grpo.notebook.config import TrainingConfig
@@ -24,32 +22,23 @@ def plan(**changes: object) -> TuneConfig:
 NAMES = ("grpo", "full", "customer_service", "conservative", "aggressive")
 
 
-DIMENSIONS = [(name, dimension) for name in NAMES for dimension in get_search_space(name)]
+DIMENSIONS = [(name, path) for name in NAMES for path in get_search_space(name, naming="pipeline")]
 
 
 LEARNING_RATE = {"type": "loguniform", "low": 1e-7, "high": 1e-4}
 
 
-@pytest.mark.parametrize(("name", "dimension"), DIMENSIONS)
-def test_every_dimension_of_a_named_space_changes_the_training_settings(name: str, dimension: str):
-    """In a notebook: the settings of learner and rollout differ from value to value."""
-    boundary_values = get_search_space(name)[dimension].boundary_values()
-    settings = [
-        (c.training_settings(), c.rollout_settings())
-        for c in (with_values(TrainingConfig(), {dimension: v}) for v in boundary_values)
-    ]
-    assert all(left != right for left, right in combinations(settings, 2))
-
-
-@pytest.mark.parametrize(("name", "dimension"), DIMENSIONS)
-def test_every_dimension_of_a_named_space_changes_the_config_of_a_run(name: str, dimension: str):
-    """In the pipeline: each value gives a config with this value."""
-    path, base = PIPELINE_PATHS[dimension], load_config(QUICKSTART)
-    boundary_values = get_search_space(name, naming="pipeline")[path].boundary_values()
-    configs = [with_values(base, {path: value}) for value in boundary_values]
+@pytest.mark.parametrize(("name", "path"), DIMENSIONS)
+def test_every_dimension_of_a_named_space_changes_the_settings(name: str, path: str):
+    """In the pipeline and under the same name in a notebook: each value gives a config with this value."""
     section, field = path.split(".")
-    assert [getattr(getattr(config, section), field) for config in configs] == list(boundary_values)
-    assert len({config.model_dump_json() for config in configs}) == len(boundary_values)
+    distribution = get_search_space(name, naming="pipeline")[path]
+    assert get_search_space(name)[field] == distribution
+    values = list(distribution.boundary_values())
+    runs = [with_values(load_config(QUICKSTART), {path: value}) for value in values]
+    assert [getattr(getattr(config, section), field) for config in runs] == values
+    assert [getattr(with_values(TrainingConfig(), {field: value}), field) for value in values] == values
+    assert len(set(values)) == len(values)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,9 +70,9 @@ def test_a_custom_space_is_a_dict():
         {
             "search_space": {
                 "learning_rate": LEARNING_RATE,
-                "num_generations": {"type": "categorical", "choices": [4, 8, 16]},
+                "group_size": {"type": "categorical", "choices": [4, 8, 16]},
                 "temperature": {"type": "uniform", "low": 0.5, "high": 1.2},
-                "num_epochs": {"type": "int", "low": 1, "high": 3},
+                "epochs": {"type": "int", "low": 1, "high": 3},
             },
             "n_trials": 100,
             "optimization_direction": "maximize",
@@ -123,8 +112,8 @@ def test_an_invalid_dimension_is_refused(dimension: dict[str, object], message: 
             "clip_range is not a field of the tuned",
         ),
         ("learning_rat", LEARNING_RATE, "near it are learning_rate"),
-        ("num_generations", {"type": "int", "low": 1, "high": 8}, "num_generations = 1 cannot be set.*greater"),
-        ("num_generations", {"type": "uniform", "low": 4, "high": 16}, "valid integer"),
+        ("group_size", {"type": "int", "low": 1, "high": 8}, "group_size = 1 cannot be set.*greater"),
+        ("group_size", {"type": "uniform", "low": 4, "high": 16}, "valid integer"),
         ("adam_beta1", {"type": "uniform", "low": 0.5, "high": 1.0}, "adam_beta1 = 1.0"),
         ("algorithm", {"type": "categorical", "choices": ["grpo", "genetic"]}, "genetic"),
     ],

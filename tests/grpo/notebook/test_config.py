@@ -3,77 +3,92 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from grpo.config.training import LoraSettings
+from grpo.config.base import Settings
+from grpo.config.rollout import EpisodeSettings
+from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
-from grpo.notebook.config import TrainingConfig, TrainingProfile, get_config_for_task
+from grpo.notebook.config import OTHER_NAMES, TrainingConfig, TrainingProfile, get_config_for_task
 
-CHANGES: dict[str, object] = {
-    "num_episodes": 320,
-    "num_epochs": 2,
-    "num_generations": 4,
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 2,
-    "algorithm": "rloo",
-    "engine": "trl",
-    "learning_rate": 3e-5,
-    "adam_beta1": 0.8,
-    "adam_beta2": 0.95,
-    "max_grad_norm": 0.3,
-    "warmup_ratio": 0.5,
-    "lr_scheduler_type": "linear",
-    "beta": 0.1,
-    "clip_low": 0.15,
-    "clip_high": 0.25,
-    "baseline_type": "group_median",
-    "advantage_normalization": False,
-    "entropy_coef": 0.02,
-    "reward_clip": 10.0,
-    "max_prompt_length": 100,
-    "max_completion_length": 100,
-    "max_new_tokens": 33,
-    "temperature": 0.9,
-    "concurrency": 3,
-    "lora": LoraSettings(r=4),
-    "bf16": True,
-    "fp16": True,
-    "gradient_checkpointing": True,
-}
-ELSEWHERE = {"eval_steps", "save_steps", "logging_steps", "report_to", "wandb_project", "seed"}
-"""Read by the trainer itself, whose tests show it."""
+OWN = {"eval_steps", "save_steps", "logging_steps", "report_to", "wandb_project", "seed"}
+"""Settings of the loop itself; the tests of the trainer show their effect."""
 
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_every_field_changes_the_settings_of_a_stage(name: str):
-    """A field that reached neither learner nor rollout would have no effect."""
-    usual, changed = TrainingConfig(), TrainingConfig(**{name: CHANGES[name]})
-    assert (usual.training_settings(), usual.rollout_settings()) != (
-        changed.training_settings(),
-        changed.rollout_settings(),
-    )
+CONVERTED: list[tuple[dict[str, object], dict[str, object]]] = [
+    ({"num_generations": 4}, {"group_size": 4}),
+    ({"num_epochs": 2}, {"epochs": 2}),
+    ({"num_outer_iterations": 7}, {"iterations": 7}),
+    ({"kl_penalty": 0.1}, {"beta": 0.1}),
+    ({"clip_ratio": 0.15}, {"clip_low": 0.15, "clip_high": 0.15}),
+    ({"clip_range_left": 3e-4, "clip_range_right": 4e-4}, {"clip_low": 3e-4, "clip_high": 4e-4}),
+    ({"entropy_coef": 0.02}, {"entropy_coefficient": 0.02}),
+    ({"baseline_type": "group_median"}, {"baseline": "group_median"}),
+    ({"advantage_normalization": False}, {"scale_by_std": False}),
+    # an iteration has 4 scenarios in groups of 8: 1000 / 32 = 31.25
+    ({"num_episodes": 1000}, {"iterations": 32}),
+    # 1000 / (4 * 16) = 15.6, so 16; a tenth of two steps in each is 3.2
+    (
+        {"num_episodes": 1000, "num_generations": 16, "num_epochs": 2, "warmup_ratio": 0.1},
+        {"iterations": 16, "group_size": 16, "epochs": 2, "warmup_steps": 4},
+    ),
+    # 100 / (2 * 4 * 8) = 1.6; two groups of 8 in a forward pass, 512 tokens each
+    (
+        {"per_device_train_batch_size": 2, "num_episodes": 100},
+        {"scenarios": 8, "microbatch_tokens": 8192, "iterations": 2},
+    ),
+    ({"gradient_accumulation_steps": 3}, {"scenarios": 3}),
+    (
+        {"max_prompt_length": 100, "per_device_train_batch_size": 1},
+        {"max_context": 612, "scenarios": 4, "microbatch_tokens": 4896},
+    ),
+    ({"max_prompt_length": 100, "max_completion_length": 28}, {"max_context": 128}),
+    ({"bf16": True}, {"precision": "bf16", "importance_sampling_cap": 2.0}),
+    ({"fp16": True, "importance_sampling_cap": 3.0}, {"precision": "fp16", "importance_sampling_cap": 3.0}),
+    ({"bf16": False}, {}),
+]
 
 
-def test_no_field_is_left_out_of_that_test():
-    """A new field must be put into one of the two lists."""
-    assert set(TrainingConfig.model_fields) == {*CHANGES, *ELSEWHERE}
+@pytest.mark.parametrize("kind", [TrainingSettings, EpisodeSettings])
+def test_settings_are_the_pipelines(kind: type[Settings]):
+    """All but two have its default as well: a notebook's list of scenarios and its turns are short."""
+    usual, pipeline = TrainingConfig(), kind()
+    differing = {name for name, value in pipeline if getattr(usual, name) != value}
+    assert differing == {"scenarios", "on_truncation"} & kind.model_fields.keys()
 
 
-def test_episodes_become_iterations_of_whole_groups():
-    """1000 episodes, 4 groups of 16: 15.6 iterations, so 16; a tenth of the 16 steps is warm-up: 1.6, so 2."""
-    config = TrainingConfig(num_episodes=1000, num_generations=16, warmup_ratio=0.1)
-    assert (config.groups, config.iterations, config.training_settings().warmup_steps) == (4, 16, 2)
-    assert (config.rollout_settings().scenarios, config.rollout_settings().group_size) == (4, 16)
+def test_no_other_setting_is_added():
+    """A setting of training or rollout has its place there."""
+    assert set(TrainingConfig.model_fields) == {*TrainingSettings.model_fields, *EpisodeSettings.model_fields, *OWN}
 
 
-def test_half_precision_sets_an_importance_sampling_cap():
-    """The learner refuses bf16 without one."""
-    training = TrainingConfig(bf16=True).training_settings()
-    assert (training.precision, training.importance_sampling_cap) == ("bf16", 2.0)
+@pytest.mark.parametrize(("given", "fields"), CONVERTED)
+def test_a_name_of_another_framework_sets_the_fields_here(given: dict[str, object], fields: dict[str, object]):
+    """In the units here, by hand; nothing else is set."""
+    assert TrainingConfig.model_validate(given).model_dump(exclude_unset=True) == fields
 
 
-def test_two_half_precisions_are_refused():
-    """bf16 and fp16 exclude each other."""
-    with pytest.raises(ValidationError, match="exclude each other"):
-        TrainingConfig(bf16=True, fp16=True)
+def test_every_name_of_another_framework_is_tried():
+    """None is left out of the list above."""
+    assert {name for given, _ in CONVERTED for name in given} - TrainingConfig.model_fields.keys() == set(OTHER_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_generations": 4, "group_size": 4}, "num_generations sets group_size, as another setting does"),
+        ({"clip_ratio": 0.2, "clip_high": 0.3}, "clip_ratio sets clip_low and clip_high, as another setting does"),
+        ({"num_episodes": 64, "num_outer_iterations": 2}, "num_episodes sets iterations, as another"),
+        ({"bf16": True, "precision": "bf16"}, "bf16 sets precision"),
+        ({"num_episodes": 1}, "num_episodes: Input should be greater than or equal to 2"),
+        ({"warmup_ratio": "much"}, "warmup_ratio: Input should be a valid number"),
+        ({"num_generations": 1}, "group_size\n.*greater than or equal to 2"),
+        ({"bf16": True, "fp16": True}, "exclude each other"),
+        ({"processes": 2, "engine": "trl"}, "processes is not read with engine trl"),
+        ({"num_epochs": 2, "algorithm": "reinforce"}, "epochs is not read with algorithm reinforce"),
+    ],
+)
+def test_a_setting_twice_or_out_of_bounds_is_refused(given: dict[str, object], message: str):
+    """With the name that was written, or the one here."""
+    with pytest.raises(ValidationError, match=message):
+        TrainingConfig.model_validate(given)
 
 
 def test_a_field_without_effect_on_the_algorithm_is_refused():
@@ -97,8 +112,10 @@ def test_profiles_differ_in_learning_rate():
 
 
 def test_overrides_take_precedence_over_the_profile():
-    """An explicit field is kept."""
+    """An explicit field is kept, also under its name elsewhere: half of 8 iterations of 32 episodes is warm-up."""
     assert TrainingConfig.from_profile("balanced", learning_rate=1e-6).learning_rate == 1e-6
+    assert TrainingConfig.from_profile("balanced", warmup_ratio=0.5, num_episodes=256).warmup_steps == 4
+    assert get_config_for_task("sales", model_name="gpt2", num_generations=4, entropy_coef=0.0).group_size == 4
 
 
 @pytest.mark.parametrize(

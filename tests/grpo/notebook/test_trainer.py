@@ -32,9 +32,9 @@ from tests.grpo.notebook.test_diagnostics import record
 SCENARIOS = [Scenario(id=text, user_responses=(text, "and then")) for text in ("hello", "my order", "how are you")]
 HELDOUT = [Scenario(id="broken", user_responses=("broken",))]
 QUICK = {
-    "num_episodes": 3 * 8 * 4,
-    "num_generations": 8,
-    "gradient_accumulation_steps": 3,
+    "iterations": 4,
+    "scenarios": 3,
+    "group_size": 8,
     "learning_rate": 2e-2,
     "max_new_tokens": 6,
 }
@@ -82,7 +82,7 @@ def run(trainer: MultiTurnGRPOTrainer, *callbacks: Callback) -> list[float]:
 @pytest.mark.parametrize(("sign", "better"), [(1.0, True), (-1.0, False)])
 def test_the_share_of_the_letter_follows_the_reward(tiny_folder: Path, sign: float, better: bool):
     """From 4 % of the replies to above 40 %, or to less than 1 %, in fourteen iterations."""
-    trainer = make_trainer(tiny_folder, LetterReward(sign=sign), num_episodes=3 * 8 * 14, learning_rate=5e-2)
+    trainer = make_trainer(tiny_folder, LetterReward(sign=sign), iterations=14, learning_rate=5e-2)
     shares = [sign * reward for reward in run(trainer)]
     assert shares[0] == pytest.approx(0.04, abs=0.02)
     assert (shares[-1] > 0.4) if better else (shares[-1] < 0.01)
@@ -100,11 +100,19 @@ def test_an_update_that_changes_nothing_fails(tiny_folder: Path):
         run(make_trainer(tiny_folder, learning_rate=0.0))
 
 
+def test_a_changed_setting_takes_part_in_the_next_update(tiny_folder: Path):
+    """As an adjuster changes it: the learning rate of the config would have an effect."""
+    trainer = make_trainer(tiny_folder)
+    trainer.settings = trainer.settings.model_copy(update={"learning_rate": 0.0})
+    with pytest.raises(NoEffect):
+        run(trainer)
+
+
 def test_the_same_seed_trains_the_same(tiny_folder: Path):
     """Bit for bit: the hashes of the policies agree; another seed gives another one."""
     hashes = []
     for seed in (0, 0, 1):
-        trainer = make_trainer(tiny_folder, seed=seed, num_episodes=3 * 8 * 2)
+        trainer = make_trainer(tiny_folder, seed=seed, iterations=2)
         run(trainer)
         hashes.append(trainer.agent.policy.hash)
     assert hashes[0] == hashes[1] != hashes[2]
@@ -112,7 +120,7 @@ def test_the_same_seed_trains_the_same(tiny_folder: Path):
 
 def test_the_agent_generates_with_the_trained_policy(tiny_folder: Path):
     """Its reply is that of the last checkpoint."""
-    trainer = make_trainer(tiny_folder, num_episodes=3 * 8)
+    trainer = make_trainer(tiny_folder, iterations=1)
     asyncio.run(trainer.agent.initialize())
     before = trainer.agent.policy.hash
     run(trainer)
@@ -151,14 +159,14 @@ def test_a_resumed_training_reaches_the_same_weights(tmp_path: Path, tiny_folder
 
 def test_a_folder_of_another_config_is_refused(tmp_path: Path, tiny_folder: Path):
     """A training resumes with its own config alone."""
-    run(make_trainer(tiny_folder, folder=tmp_path, num_episodes=3 * 8))
+    run(make_trainer(tiny_folder, folder=tmp_path, iterations=1))
     with pytest.raises(ConfigError, match="another config"):
-        run(make_trainer(tiny_folder, folder=tmp_path, num_episodes=3 * 8, seed=5))
+        run(make_trainer(tiny_folder, folder=tmp_path, iterations=1, seed=5))
 
 
 def test_save_steps_selects_the_kept_checkpoints(tmp_path: Path, tiny_folder: Path):
     """The base, every second one, and the last."""
-    trainer = make_trainer(tiny_folder, folder=tmp_path, save_steps=2, num_episodes=3 * 8 * 3)
+    trainer = make_trainer(tiny_folder, folder=tmp_path, save_steps=2, iterations=3)
     run(trainer)
     assert [trainer.checkpoint(k).exists() for k in (-1, 0, 1, 2)] == [True, False, True, True]
 
@@ -221,7 +229,7 @@ def test_a_callback_can_stop_the_training(tiny_folder: Path):
     assert len(rewards) == 2
 
 
-def test_a_group_has_num_generations_trajectories(tiny_folder: Path):
+def test_a_group_has_group_size_trajectories(tiny_folder: Path):
     """Two scenarios, eight each."""
     groups = asyncio.run(make_trainer(tiny_folder).generate_trajectories(SCENARIOS[:2]))
     assert [len(each.trajectories) for each in groups] == [8, 8]
@@ -231,7 +239,7 @@ def test_single_turn_episodes_have_one_reply(tiny_folder: Path):
     """The script has two lines; the episode has the first alone."""
     agent = MultiTurnAgent(AgentConfig(model_name=str(tiny_folder)))
     world = ConversationEnvironment(SCENARIOS, max_turns=2)
-    config = TrainingConfig(**{**QUICK, "num_episodes": 24})  # type: ignore[arg-type]
+    config = TrainingConfig(**{**QUICK, "iterations": 1})  # type: ignore[arg-type]
     trainer = SingleTurnGRPOTrainer(agent, world, LetterReward(), config)
     replies = []
     trainer.register_callback(
@@ -250,7 +258,7 @@ def test_a_kl_spike_halves_the_learning_rate_once_and_is_recorded(tiny_folder: P
     for index, kl in enumerate((0.01, 0.01, 0.01, 1.0, 0.01)):
         trainer.monitor.observe(record(index, kl_to_base=kl))
         adjuster.on_iteration_end(trainer.monitor.records[-1], Path(), TrainingControl(10))
-    assert trainer.training_settings.learning_rate == 1e-2
+    assert trainer.settings.learning_rate == 1e-2
     [change] = adjuster.adjustments
     assert (change.index, change.setting, change.before, change.after) == (3, "learning_rate", 2e-2, 1e-2)
     assert change.reason == "KL to the base is 1 nats a token, its median before is 0.01"
@@ -267,7 +275,7 @@ def test_uninformative_groups_and_truncation_change_the_rollout(
     trainer = make_trainer(tiny_folder)
     adjuster = Adjuster(trainer)
     adjuster.on_iteration_end(_observed(trainer, record(rollout=rollout)), Path(), TrainingControl(10))
-    assert getattr(trainer.rollout_settings, setting) == after
+    assert getattr(trainer.settings, setting) == after
 
 
 def _observed(trainer: MultiTurnGRPOTrainer, shown: IterationRecord) -> IterationRecord:
@@ -316,9 +324,7 @@ def test_the_auto_trainer_has_its_profile_and_trains(tiny_folder: Path):
     agent, auto = MultiTurnAgent(AgentConfig(model_name=str(tiny_folder))), AutoTrainer()
     before = make_hash(tiny_folder)
     asyncio.run(
-        auto.train(
-            agent, ConversationEnvironment(SCENARIOS, max_turns=2), LetterReward(), **{**QUICK, "num_episodes": 24}
-        )
+        auto.train(agent, ConversationEnvironment(SCENARIOS, max_turns=2), LetterReward(), **{**QUICK, "iterations": 1})
     )
     assert auto.profile in (TrainingProfile.AGGRESSIVE, TrainingProfile.EXPERIMENTAL)
     assert auto.reason
@@ -331,7 +337,7 @@ def test_train_is_one_call(tiny_folder: Path):
     world = ConversationEnvironment(SCENARIOS, max_turns=2)
     trained = asyncio.run(
         train(agent, world, LetterReward(), num_episodes=24, profile="aggressive", auto_adjust=True,
-              gradient_accumulation_steps=3, max_new_tokens=6)
+              scenarios=3, max_new_tokens=6)
     )  # fmt: skip
     assert trained is agent
     assert agent.policy.hash != make_hash(tiny_folder)

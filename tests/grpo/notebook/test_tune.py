@@ -21,7 +21,7 @@ from grpo.scenarios.scenario import Scenario
 from grpo.tuning.study_summary import StudySummary
 from tests.grpo.notebook.test_trainer import QUICK, SCENARIOS, LetterReward
 
-BASE = TrainingConfig(**{**QUICK, "num_episodes": 3 * 8 * 3})  # type: ignore[arg-type]
+BASE = TrainingConfig(**{**QUICK, "iterations": 3})  # type: ignore[arg-type]
 HELDOUT = [Scenario(id=f"broken {k}", user_responses=(f"order {k} is broken",)) for k in range(12)]
 RATES = {"type": "loguniform", "low": 1e-3, "high": 1e-1}
 
@@ -118,6 +118,20 @@ def test_trials_are_evaluated_with_the_base_config(tiny_folder: Path):
     assert first.intermediate_evals == second.intermediate_evals
 
 
+def test_a_trial_with_other_groups_has_as_many_episodes(tiny_folder: Path):
+    """The base has 3 iterations of 3 groups of 8, 72 episodes: six of 3 groups of 4, or two of 3 groups of 12."""
+    trained: list[str] = []
+
+    class Counter(LetterReward):
+        async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+            trained.extend([context.scenario_id] if context.scenario not in HELDOUT else [])
+            return await super().compute_reward(turns, context)
+
+    space = {"group_size": {"type": "categorical", "choices": [4, 12]}}
+    hpo(agent_of(tiny_folder), Counter(), search_config=plan(space, n_trials=1, intermediate_evals=1))
+    assert len(trained) == 72
+
+
 def test_a_quarter_is_held_out_by_default(tiny_folder: Path):
     """Of three scenarios one, the same for each trial, and none of the trained ones."""
     seen: dict[str, set[str]] = {}
@@ -136,9 +150,9 @@ def test_a_quarter_is_held_out_by_default(tiny_folder: Path):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"num_episodes": {"type": "int", "low": 24, "high": 96}}, "num_episodes is the length of a trial"),
+        ({"iterations": {"type": "int", "low": 2, "high": 9}}, "iterations are the length of a trial"),
         ({"logging_steps": {"type": "int", "low": 1, "high": 2}}, "logging_steps changes neither rollout nor update"),
-        ({"num_generations": {"type": "int", "low": 1, "high": 4}}, "num_generations = 1 cannot be set"),
+        ({"group_size": {"type": "int", "low": 1, "high": 4}}, "group_size = 1 cannot be set"),
         ({}, "empty"),
     ],
 )

@@ -166,8 +166,8 @@ class CompletionsSession:
         stop = "length" if choice.finish_reason == "length" else "stop"
         return Generation(
             token_ids=list(ids),
-            logprobs=list(logprobs),  # type: ignore[arg-type]
-            stop=stop,
+            logprobs=list(logprobs),
+            stop=stop,  # type: ignore[arg-type]
             top_logprobs=self._read_top(choice, count=top_logprobs) if top_logprobs else None,
         )
 

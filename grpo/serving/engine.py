@@ -67,7 +67,7 @@ class Engine:
         renderer: Renderer,
         *,
         concurrency: int = 64,
-        prefill_chunk: int = 128,
+        prefill_chunk: int = 64,
         prefix_cache_bytes: int = 2**28,
     ) -> None:
         if concurrency < 1 or prefill_chunk < 1 or prefix_cache_bytes < 0:

@@ -11,8 +11,8 @@ import numpy as np
 from grpo.policy.transformers.attention import KeysValues
 from grpo.policy.transformers.packing import common_prefix_length
 
-_TOKEN = np.dtype(">u4")
-"""Big-endian, so that keys are in the order of their tokens."""
+_TOKEN: np.dtype[np.int32] = np.dtype(">i4")
+"""Big-endian, so that bytes are in the order of the tokens."""
 
 
 class PrefixCache:

@@ -9,6 +9,7 @@ import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
+from grpo.config.renderer import RendererSettings
 from grpo.errors import ConfigError, NoLearningSignal
 from grpo.identity.cache_identity import stage_key
 from grpo.identity.code import source_digest
@@ -49,6 +50,7 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "parent": _artifact("parent"),
             "base": _artifact("base"),
             "settings": config.training,
+            "renderer": RendererSettings(kind="python", object="json:JSONDecoder", options={"strict": True}),
             "iteration": 0,
             **common,
         },

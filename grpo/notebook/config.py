@@ -151,7 +151,7 @@ class TrainingConfig(TrainingSettings, EpisodeSettings):
         try:
             converted = _Units.model_validate(units)
         except ValidationError as error:
-            raise ValueError("; ".join(describe_errors(error, units))) from error
+            raise ValueError("; ".join(describe_errors(error, _Units, units))) from error
         return validate({**own, **converted.convert(validate(own))})
 
     @model_validator(mode="after")

@@ -478,6 +478,7 @@ class TokenTap:
         self._loop = asyncio.get_running_loop()
         self._decoder = DecodeStream(skip_special_tokens=False)
         self._taken = 0
+        self._woken = False
 
     def __call__(self, token: SampledToken) -> bool:
         """Add a token; True ends the turn."""
@@ -489,8 +490,14 @@ class TokenTap:
         ends = [position for stop in self._stops if (position := self.text.find(stop)) >= 0]
         if ends:
             self.stopped_text = self.text[: min(ends)]
-        self._loop.call_soon_threadsafe(self.sampled.set)
+        if not self._woken:  # a wake-up for each token would take most of the engine's time
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._wake)
         return bool(ends)
+
+    def _wake(self) -> None:
+        self._woken = False
+        self.sampled.set()
 
     def settled(self) -> str:
         """Text without an end that may become one of `stops`."""

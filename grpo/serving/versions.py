@@ -63,7 +63,7 @@ class EngineSettings:
 
     concurrency: int = 64
     """Turns that are generated at once."""
-    prefill_chunk: int = 256
+    prefill_chunk: int = 64
     """Prompt tokens of a conversation that are read in one forward pass."""
     prefix_cache_bytes: int = 2**30
     """Keys and values of idle conversations."""

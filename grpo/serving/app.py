@@ -25,11 +25,12 @@ from grpo.serving.feedback_api import FeedbackRequest, Receipt
 from grpo.serving.guard import Authenticator, Guard
 from grpo.serving.limits import Limiter, Reservation
 from grpo.serving.metrics import Metrics
+from grpo.serving.page import page_response
 from grpo.serving.service import Delta, Ended, Event, Exchange, Service
 
 logger = logging.getLogger(__name__)
-PUBLIC = frozenset({"/health", "/live", "/ready"})
-"""Paths that need no key."""
+PUBLIC = frozenset({"/", "/health", "/live", "/ready"})
+"""Paths that need no key: probes, and the chat page, which asks for one."""
 SCOPES: dict[str, Scope] = {"/v1/chat": "chat", "/v1/models": "chat", "/v1/feedback": "feedback"}
 """Scope of a path and those below it; any other path needs `admin`."""
 _KEEP_ALIVE_S = 15.0
@@ -72,6 +73,11 @@ Authenticated = Annotated[Caller, Depends(_caller)]
 
 
 def _add_probes(app: FastAPI, service: Service) -> None:
+    @app.get("/")
+    async def page() -> Response:
+        """Chat page."""
+        return page_response()
+
     @app.get("/live")
     @app.get("/health")
     async def live() -> dict[str, str]:

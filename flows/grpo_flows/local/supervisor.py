@@ -18,8 +18,8 @@ from grpo.errors import GRPOError
 from grpo_flows.local import settings
 from grpo_flows.local.deployments import POOLS
 from grpo_flows.local.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
-from grpo_flows.local.serving import supervised_server
 from grpo_flows.local.service import Service
+from grpo_flows.local.serving import supervised_server
 from grpo_flows.local.stack import worker_name, worker_service
 
 logger = logging.getLogger("grpo_flows.local.supervisor")

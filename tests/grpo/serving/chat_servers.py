@@ -22,7 +22,8 @@ from grpo.scenarios.served.records import ServedTurn
 from grpo.serving.guard import Authenticator
 from grpo.serving.keys import KeyStore
 from grpo.serving.server import ServerSettings, build_app
-from grpo.serving.service import Service, ServiceSettings
+from grpo.serving.service import Service
+from grpo.serving.settings import ServiceSettings
 from grpo.serving.versions import EngineSettings, ServedModel
 
 CLERK = Path("data/models/desk_clerk")

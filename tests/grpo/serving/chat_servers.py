@@ -66,6 +66,10 @@ class ChatServer:
         """Headers with the key of a client."""
         return {"Authorization": f"Bearer {self.client(name).api_key}"}
 
+    @staticmethod
+    def wait(seconds: float) -> None:
+        threading.Event().wait(seconds)
+
     def turns(self) -> list[ServedTurn]:
         """Turns in the log, in the order of their arrival."""
         records = [entry.record for entry in ServedLog(self.folder / "log").read()]

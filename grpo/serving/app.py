@@ -21,12 +21,13 @@ from grpo.serving.api_errors import APIError, error_body, install_error_handlers
 from grpo.serving.callers import Caller, Scope
 from grpo.serving.chat_request import ChatRequest
 from grpo.serving.chat_response import DONE, Choice, Usage, event
+from grpo.serving.exchange import Delta, Ended, Event, Exchange
 from grpo.serving.feedback_api import FeedbackRequest, Receipt
 from grpo.serving.guard import Authenticator, Guard
 from grpo.serving.limits import Limiter, Reservation
 from grpo.serving.metrics import Metrics
 from grpo.serving.page import page_response
-from grpo.serving.service import Delta, Ended, Event, Exchange, Service
+from grpo.serving.service import Service
 
 logger = logging.getLogger(__name__)
 PUBLIC = frozenset({"/", "/health", "/live", "/ready"})

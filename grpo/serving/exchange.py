@@ -97,9 +97,7 @@ class Exchange:
         self._renderer = before.transcript.renderer if before is not None else version.renderer(tools)
         given = request.to_seed()
         self._seed = secrets.randbits(63) if given is None else given
-        self._new = place.new
-        if before is None and served.system_prompt and place.new[0].role != "system":
-            self._new = (Message(role="system", content=served.system_prompt), *place.new)
+        self._new = place.new if before is not None else _with_system_prompt(served.system_prompt, place.new)
         known = len(before.transcript.ids) if before is not None else 0
         room = version.max_context - known - self._renderer.count_tokens(self._new)
         self._open, self._answered = 0, False
@@ -326,3 +324,11 @@ class Exchange:
 
     def _turn_id(self, index: int) -> str:
         return f"{self._id}-{index}" if index else self._id
+
+
+def _with_system_prompt(prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The conversation after the environment's system prompt, to which a system message of the client is added."""
+    given = messages[0].content if messages[0].role == "system" else ""
+    content = "\n\n".join(filter(None, (prompt, given)))
+    rest = messages[1:] if messages[0].role == "system" else messages
+    return (Message(role="system", content=content), *rest) if content else rest

@@ -163,6 +163,13 @@ class Conversations:
         while self._tokens > self._max_tokens and len(self._turns) > 1:
             self._forget(next(iter(self._turns.values())))
 
+    def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> None:
+        """Forget one conversation, or those with a turn of a user."""
+        names = {turn.conversation_id for turn in self._turns.values() if user is not None and turn.user == user}
+        for turn in tuple(self._turns.values()):
+            if turn.conversation_id in names or turn.conversation_id == conversation_id:
+                self._forget(turn)
+
     def _forget(self, turn: AnsweredTurn) -> None:
         del self._turns[turn.turn_id]
         self._tokens -= len(turn.transcript.ids)

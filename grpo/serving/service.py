@@ -52,6 +52,25 @@ class TurnLog(Protocol):
         """Return when the record is durable."""
         ...
 
+    async def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> int:
+        """Erase the records of one conversation, or those of a user by the hash of its name; returns their number."""
+        ...
+
+
+class Admitted(Protocol):
+    """Request that was admitted."""
+
+    choices: int
+    max_tokens: int
+
+    def hold(self) -> None:
+        """Count a choice that begins."""
+        ...
+
+    def release(self) -> None:
+        """Count a choice that has ended."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
@@ -122,6 +141,9 @@ class Service:
         self.settings = settings or ServiceSettings()
         self.conversations = Conversations(max_tokens=self.settings.conversation_tokens)
         self.counts = Counts()
+        self.hub = versions.hub
+        self.streaming = 0
+        """Replies that go out over WebSockets."""
         self.draining = False
         self.requests = 0
         """Turns in progress and waiting."""
@@ -140,13 +162,8 @@ class Service:
 
     def begin(self, request: ChatRequest, caller: Caller) -> Exchange:
         """Admit a request; raises `APIError` for one that cannot be answered, 503 where the server is full."""
-        version = self.versions.current
-        if version is None or self.draining:
-            self._refuse("not ready", "the server is starting or stopping", retry_after_s=2.0)
+        version = self.version_of(request.model)
         served = version.served
-        if request.model not in (served.model, served.version, f"{served.model}@champion"):
-            message = f"no model {request.model!r}; this server has {served.model}"
-            raise APIError(404, message, param="model", code="model_not_found")
         tools = served.tools if request.tools is None else request.to_tools()
         if own := {tool.name for tool in tools} & {tool.name for tool in served.agent.tools}:
             raise invalid_request(f"tool {min(own)} is one of the agent's own", param="tools")
@@ -161,14 +178,34 @@ class Service:
         if continuation.before is not None:
             version = continuation.before.version
         exchange = Exchange(self, request, caller, version, continuation, tools)
-        if self.requests + request.n > self.settings.max_requests:
-            self._refuse("requests", "too many requests are in progress", retry_after_s=self._wait_s())
-        if self.tokens + exchange.max_tokens > self.settings.max_tokens:
-            self._refuse("tokens", "too many tokens are in progress", retry_after_s=self._wait_s())
+        self.admit(request.n, exchange.max_tokens)
         self.counts.joined[continuation.joined] += 1
         return exchange
 
-    def start(self, exchange: Exchange, choice: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def version_of(self, model: str) -> ServedVersion:
+        """Version that answers new conversations with a model; raises `APIError`."""
+        version = self.versions.current
+        if version is None or self.draining:
+            self._refuse("not ready", "the server is starting or stopping", retry_after_s=2.0)
+        served = version.served
+        if model not in (served.model, served.version, f"{served.model}@champion"):
+            message = f"no model {model!r}; this server has {served.model}"
+            raise APIError(404, message, param="model", code="model_not_found")
+        return version
+
+    def admit(self, requests: int, tokens: int) -> None:
+        """Raise `APIError` 503 where the server has no room for so many turns and tokens."""
+        if self.requests + requests > self.settings.max_requests:
+            self._refuse("requests", "too many requests are in progress", retry_after_s=self._wait_s())
+        if self.tokens + tokens > self.settings.max_tokens:
+            self._refuse("tokens", "too many tokens are in progress", retry_after_s=self._wait_s())
+
+    def drain(self) -> None:
+        """Admit no more requests; callable from a signal's handler."""
+        self.draining = True
+        self.hub.publish("server.draining")
+
+    def start(self, exchange: Admitted, choice: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a choice of a request in a task, which counts until it has ended."""
         tokens = exchange.max_tokens // exchange.choices
         task = asyncio.create_task(choice)
@@ -236,7 +273,7 @@ class Exchange:
         known = len(before.transcript.ids) if before is not None else 0
         room = version.max_context - known - self._renderer.count_tokens(self._new)
         self._open, self._answered = 0, False
-        self._max_new_tokens = request.max_reply_tokens or min(served.max_new_tokens, max(1, room))
+        self._max_new_tokens = min(request.max_reply_tokens or served.max_new_tokens, max(1, room))
         self.max_tokens = request.n * (version.max_context - room + self._max_new_tokens)
         """Tokens that the request may need."""
         self.completion = Completion(

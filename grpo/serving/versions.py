@@ -28,6 +28,7 @@ from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine import Engine, EngineStats
+from grpo.serving.event_hub import EventHub
 
 logger = logging.getLogger(__name__)
 _RENDERERS = 64
@@ -105,6 +106,12 @@ class ServedVersion:
         limit = self.served.policy.max_context
         return min(limit, self.served.max_context or limit)
 
+    def scale(self, concurrency: int) -> None:
+        """Change the number of turns that the engine generates at once; a model on another server has its own."""
+        for engine in self._samplers.values():
+            if isinstance(engine, Engine):
+                engine.scale(concurrency)
+
     def stats(self) -> EngineStats | None:
         """Counters of the engine; None for a model on another server."""
         engine = next(iter(self._samplers.values()), None)
@@ -156,7 +163,10 @@ class Versions:
         idle_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        self.concurrency = settings.concurrency
+        """Turns that each version generates at once."""
+        self.hub = EventHub()
         self._idle_s = idle_s
         self._clock = clock
         self._versions: list[ServedVersion] = []
@@ -174,11 +184,19 @@ class Versions:
 
     async def add(self, served: ServedModel) -> None:
         """Start a version beside the others; new conversations go to it from now on."""
-        version = await ServedVersion(served, self._settings).start()
+        version = await ServedVersion(served, self.settings).start()
+        version.scale(self.concurrency)
         self.swaps += bool(self._versions)
         self._versions.append(version)
         logger.info("%s answers new conversations", served.version)
+        self.hub.publish("version.loaded", model=served.version)
         await self.retire_idle()
+
+    def scale(self, concurrency: int) -> None:
+        """Change the number of turns that are generated at once, up to that of the settings."""
+        for version in self._versions:
+            version.scale(concurrency)
+        self.concurrency = concurrency
 
     async def retire_idle(self) -> None:
         """Stop versions without running turns that are idle, or too many."""
@@ -189,6 +207,7 @@ class Versions:
                 self._versions.remove(version)
                 await version.close()
                 logger.info("%s is retired", version.served.version)
+                self.hub.publish("version.retired", model=version.served.version)
                 await self.retire_idle()
                 return
 

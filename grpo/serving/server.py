@@ -32,8 +32,6 @@ from grpo.serving.versions import EngineSettings, ServedModel, Versions
 
 NextVersion = Callable[[str], ServedModel | None]
 """Newer version than the one that answers, loaded; None without one. It is given that version, or an empty text."""
-_JOBS_S = 2.0
-"""Interval at which training runs are looked at, while a client listens."""
 _DRAIN_POLL_S = 0.02
 
 
@@ -58,6 +56,8 @@ class ServerSettings:
     """Bytes of a WebSocket's message at most; a longer one closes the connection."""
     watch_s: float = 5.0
     """Interval at which a new version is looked for."""
+    jobs_s: float = 2.0
+    """Interval at which training runs are looked at, while a client listens to events."""
     drain_s: float = 60.0
     """Time that running turns have to end when the server stops."""
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -90,7 +90,7 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with log, _running(service, next_version, settings.watch_s), _watching(service, orchestrator):
+        async with log, _running(service, next_version, settings.watch_s), _watching(service, orchestrator, settings):
             yield
         budgets.close()
 
@@ -100,12 +100,14 @@ def build_app(
 
 
 @asynccontextmanager
-async def _watching(service: Service, orchestrator: Orchestrator | None) -> AsyncIterator[None]:
+async def _watching(
+    service: Service, orchestrator: Orchestrator | None, settings: ServerSettings
+) -> AsyncIterator[None]:
     """Publish changes of training runs while the block runs."""
     if orchestrator is None:
         yield
         return
-    watcher = asyncio.create_task(watch_jobs(orchestrator, service.hub, every_s=_JOBS_S))
+    watcher = asyncio.create_task(watch_jobs(orchestrator, service.hub, every_s=settings.jobs_s))
     try:
         yield
     finally:

@@ -92,6 +92,7 @@ def chat_server(
         log=folder / "log",
         budgets=folder / "budgets.db",
         watch_s=0.05,
+        jobs_s=0.02,
         engine=engine or EngineSettings(concurrency=8),
         service=service or ServiceSettings(),
         body_bytes=body_bytes,

@@ -94,7 +94,7 @@ async def _reply(frame: str | None, caller: Caller, service: Service, limiter: L
         async with aclosing(chunks(exchange, reservation, with_usage=usage)) as stream:
             async for chunk in stream:
                 if chunk is not None:
-                    yield json_text(chunk)
+                    yield error_text(chunk) if isinstance(chunk, APIError) else json_text(chunk)
     finally:
         service.streaming -= 1
 

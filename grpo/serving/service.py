@@ -273,7 +273,11 @@ class Exchange:
         known = len(before.transcript.ids) if before is not None else 0
         room = version.max_context - known - self._renderer.count_tokens(self._new)
         self._open, self._answered = 0, False
-        self._max_new_tokens = min(request.max_reply_tokens or served.max_new_tokens, max(1, room))
+        asked = request.max_reply_tokens
+        if asked is not None and asked > version.max_context:
+            message = f"a reply of {asked} tokens is more than the context of {version.max_context}"
+            raise invalid_request(message, param="max_tokens", code="context_length_exceeded")
+        self._max_new_tokens = asked or min(served.max_new_tokens, max(1, room))
         self.max_tokens = request.n * (version.max_context - room + self._max_new_tokens)
         """Tokens that the request may need."""
         self.completion = Completion(

@@ -23,8 +23,8 @@ from grpo.serving.service import Delta, Ended, Event, Exchange
 logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 15.0
 """Silence after which a stream gets a comment: proxies cut idle connections."""
-Chunk = Mapping[str, Any] | str
-"""JSON object of a stream, or `[DONE]` at its end."""
+Chunk = Mapping[str, Any] | str | APIError
+"""JSON object of a stream; at its end `[DONE]`, or the error that has ended it."""
 T = TypeVar("T")
 
 
@@ -68,7 +68,10 @@ async def server_sent_events(
     """Server-sent events of a reply; an interval of silence is a comment."""
     async with aclosing(chunks(exchange, reservation, with_usage=with_usage)) as stream:
         async for chunk in stream:
-            yield b": keep-alive\n\n" if chunk is None else event(chunk)
+            if chunk is None:
+                yield b": keep-alive\n\n"
+            else:
+                yield event(error_body(chunk) if isinstance(chunk, APIError) else chunk)
 
 
 async def chunks(exchange: Exchange, reservation: Reservation, *, with_usage: bool) -> AsyncGenerator[Chunk | None]:
@@ -95,12 +98,12 @@ async def chunks(exchange: Exchange, reservation: Reservation, *, with_usage: bo
             yield completion.usage_chunk(Usage.total(usages))
         yield DONE
     except StorageError as error:
-        yield error_body(unlogged(error))
+        yield unlogged(error)
     except APIError as error:
-        yield error_body(error)
+        yield error
     except GRPOError as error:
         logger.exception("a turn failed")
-        yield error_body(APIError(500, str(error), type="server_error"))
+        yield APIError(500, str(error), type="server_error")
     finally:
         reservation.settle(sum(usage.prompt + usage.completion for usage in usages))
 

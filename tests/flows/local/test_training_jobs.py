@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -20,10 +21,8 @@ def _deploy(flow: str, parameters: dict[str, Any]) -> None:
     from prefect.exceptions import ObjectAlreadyExists
 
     with get_client(sync_client=True) as client:
-        try:
+        with suppress(ObjectAlreadyExists):
             client.create_work_pool(WorkPoolCreate(name="api-jobs", type="process"))
-        except ObjectAlreadyExists:
-            pass
         id = client.create_flow_from_name(flow)
         client.create_deployment(id, "api-test", parameters=parameters, work_pool_name="api-jobs")
 

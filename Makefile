@@ -35,6 +35,7 @@ bench: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.fuzz.serving
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants --sample 200

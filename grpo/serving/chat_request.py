@@ -49,7 +49,7 @@ class CallPart(_Part):
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
-        if not isinstance(arguments, dict):
+        if not isinstance(arguments, dict) or not _is_json(arguments):
             raise invalid_request(f"{place} is not a JSON object: {self.function.arguments[:80]!r}", param=place)
         return ToolCall(name=self.function.name, arguments=arguments)
 
@@ -162,6 +162,8 @@ class ChatRequest(SamplingRequest):
             raise ValueError("top_logprobs is read with logprobs alone")
         if self.tool_choice is not None and not self.tools:
             raise ValueError("tool_choice is read with tools alone")
+        if not all(_is_json(tool.function.parameters) for tool in self.tools or ()):
+            raise ValueError("parameters of a tool are not JSON: a number is not finite, or a text not Unicode")
         names = [tool.function.name for tool in self.tools or ()]
         if len({*names}) != len(names):
             raise ValueError("two tools have one name")
@@ -217,7 +219,7 @@ class ChatRequest(SamplingRequest):
                 raise invalid_request(f"{place} follows calls without their results", param=place)
             if part.role != "assistant" and (part.tool_calls or part.content is None):
                 raise invalid_request(f"{place} is a {part.role} message without text", param=f"{place}.content")
-            if part.role == "system" and messages:
+            if part.role in ("system", "developer") and messages:
                 raise invalid_request(f"{place}: the system message comes first", param=place)
             parts = part.tool_calls or []
             calls = [call.id for call in parts]
@@ -236,6 +238,15 @@ def _tool_results(results: Sequence[str]) -> Message:
     return Message(role="tool", content=json.dumps([_parsed(result) for result in results], ensure_ascii=False))
 
 
+def _is_json(value: Any) -> bool:
+    """Check that numbers are finite, and that texts can be written in UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _parsed(result: str) -> Any:
     try:
         return json.loads(result)
@@ -248,4 +259,4 @@ def conversation_digest(
 ) -> str:
     """Digest by which a conversation of a client without ids is known again: its owner, user, tools and messages."""
     document = [owner, user, list(tools), [message.to_template() for message in messages]]
-    return hashlib.sha256(json.dumps(document, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

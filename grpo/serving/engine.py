@@ -76,6 +76,7 @@ class Engine:
                 f"prefix_cache_bytes {prefix_cache_bytes} at least 0"
             )
         self._max_context = policy.max_context
+        self._slots = concurrency
         self._vocabulary = int(policy.model.get_input_embeddings().num_embeddings)
         self._sampler = make_serving_sampler(
             policy.model,
@@ -109,6 +110,17 @@ class Engine:
     def open(self) -> EngineSession:
         """Start a conversation."""
         return EngineSession(self, self._sampler.open())
+
+    def scale(self, concurrency: int) -> None:
+        """Change the number of turns in the batch, up to that of the slots; those in progress go on.
+
+        Callable from any thread. Raises `ConfigError` for a number that is not between 1 and the slots.
+        """
+        if not 1 <= concurrency <= self._slots:
+            raise ConfigError(
+                f"concurrency {concurrency} of an engine with {self._slots} slots: take 1 to {self._slots}"
+            )
+        self._call(lambda: self._sampler.scale(concurrency))
 
     def stats(self) -> EngineStats:
         """Load and counters now; callable from any thread."""

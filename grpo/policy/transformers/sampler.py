@@ -55,7 +55,7 @@ class SlotSampler(TurnSampler):
         waiting: list[Turn] = []
         for turn in pending(self._waiting):
             if turn.session.slot is None:
-                if len(self._holders) == self._concurrency:
+                if len(self._holders) >= self._concurrency:
                     waiting.append(turn)
                     continue
                 turn.session.slot = len(self._holders)

@@ -85,12 +85,14 @@ class ServingSampler(SlotSampler):
         sampled = [turns[row] for row in rows]
         ids = set(map(id, sampled))
         rest = [turn for turn in self._active if id(turn) not in ids]
-        self._active = []
-        if sampled:
+        if not sampled:
+            return
+        try:
             self._sample(
                 sampled, logits if len(rows) == len(turns) else logits[torch.tensor(rows, device=self._device)]
             )
-        self._active += rest
+        finally:  # all of them are still active where an error ends the batch
+            self._active = [*[turn for turn in self._active if id(turn) in ids], *rest]
 
     def _next_pieces(self) -> tuple[list[Turn], dict[int, list[int]]]:
         """Turns of the next pass; the unread tokens of a prompt are cut, and those after the cut are returned by id."""

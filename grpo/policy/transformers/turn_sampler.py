@@ -106,6 +106,12 @@ class TurnSampler(ABC):
         if self._worker is not None:
             self._worker.cancel()
 
+    def scale(self, concurrency: int) -> None:
+        """Admit so many turns at once from now on, at most the number at the start; call it on the sampler's loop."""
+        self._concurrency = concurrency
+        if pending(self._waiting):
+            self._start_worker()
+
     def open(self) -> TurnSession:
         """Start a conversation."""
         return TurnSession(self)

@@ -271,15 +271,13 @@ def main() -> None:
 
 
 TEXT = """\
-Written by `make fuzz` (`tests/fuzz/serving.py`), seed {seed}. Valid requests are changed in their nodes or in their bytes
-and sent to a real server of the tiny model, from {clients} clients at once; so are paths, and the frames of WebSockets, of
-which some clients leave in the midst of a reply. Answered are requests that the change left valid. A fault is a status of
-500 or above other than 503 with the time to wait, an error without OpenAI's shape, a connection that is closed for a
-reason of the server's, or a turn that is still counted at the end; a hang took over a minute.
+Written by `make fuzz` (`tests/fuzz/serving.py`), seed {seed}. Valid requests are changed in their nodes or in their
+bytes and sent to a real server of the tiny model, several at once; so are paths, and the frames of WebSockets, of which
+some clients leave in the midst of a reply. Answered are requests that the change left valid. A fault is a status of 500
+or above other than 503 with the time to wait, an error without OpenAI's shape, a connection that is closed for a reason
+of the server's, or a turn that is still counted at the end; a hang took over a minute.
 
-{{sent:,}} requests: **{{faults}} faults and hangs**; the process has {{growth:.0f}} MiB more than after the first thousand.""".format(
-    seed="{seed}", clients=CLIENTS
-)
+{sent:,} requests: **{faults} faults and hangs**; the process has {growth:.0f} MiB more than after a thousand."""
 
 
 if __name__ == "__main__":

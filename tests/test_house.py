@@ -13,7 +13,7 @@ import pytest
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
-from tests import house
+from tests import house, places
 from tests.places import DESK_MODEL, ROOT
 
 MODULES = [path for folder in ("flows", "tasks", "grpo") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -33,6 +33,11 @@ def test_a_module_has_one_noun_and_a_readable_size(path: Path):
     assert lines <= (LONGEST_TASK if path.parent.name == "grpo_tasks" and path.stem not in LONG_TASKS else LONGEST)
     names = re.findall(r"^\s*(?:def|class) (\w+)", text, flags=re.MULTILINE)
     assert not [name for name in [path.stem, *names] if BOASTS.search(name)]
+
+
+def test_the_files_that_begin_a_test_run_are_there():
+    """A renamed one would begin last."""
+    assert [name for name in places.LONGEST if not (ROOT / name).is_file()] == []
 
 
 def test_the_embedded_model_is_small_and_safe():

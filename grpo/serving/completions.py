@@ -29,8 +29,9 @@ from grpo.serving.callers import Caller
 from grpo.serving.chat_response import Usage
 from grpo.serving.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from grpo.serving.limits import Reservation
-from grpo.serving.service import Service, TokenTap
+from grpo.serving.service import Service
 from grpo.serving.streams import unlogged
+from grpo.serving.token_tap import TokenTap
 from grpo.trajectories import Turn
 
 logger = logging.getLogger(__name__)

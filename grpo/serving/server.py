@@ -27,7 +27,8 @@ from grpo.serving.limits import Limiter
 from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
 from grpo.serving.operations import Orchestrator
-from grpo.serving.service import Service, ServiceSettings
+from grpo.serving.service import Service
+from grpo.serving.settings import ServiceSettings
 from grpo.serving.versions import EngineSettings, ServedModel, Versions
 
 NextVersion = Callable[[str], ServedModel | None]

@@ -17,8 +17,8 @@ from starlette.types import Scope as Connection
 from grpo.errors import GRPOError, StorageError
 from grpo.serving.api_errors import APIError, error_body, overloaded
 from grpo.serving.chat_response import DONE, Choice, Usage, event
+from grpo.serving.exchange import Delta, Ended, Event, Exchange
 from grpo.serving.limits import Reservation
-from grpo.serving.service import Delta, Ended, Event, Exchange
 
 logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 15.0

@@ -49,7 +49,7 @@ class ServedModel:
     renderer: RendererSettings | None = None
     """Renderer of the user's own; None renders with the chat template."""
     system_prompt: str = ""
-    """System message of conversations that begin without one."""
+    """System prompt of the environment, before a system message of the client."""
     tools: tuple[Tool, ...] = ()
     """Tools of its environment, which a client that names no tools is asked to run."""
     temperature: float = 1.0

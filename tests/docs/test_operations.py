@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 
-import pytest
 from typer.main import get_command
 
 from tests.places import ROOT
@@ -42,17 +41,19 @@ def test_targets_of_make_are_there():
     assert {name for name, *_ in _commands("make")} <= targets
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    "words",
-    sorted({tuple(word for word in call if re.fullmatch("[a-z-]+", word))[:2] for call in _commands("prefect")}),
-)
-def test_commands_of_prefect_are_there(words: tuple[str, ...]):
-    """Prefect knows them."""
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", *words, "--help"], capture_output=True, text=True, check=False
+def test_commands_of_prefect_are_there():
+    """Prefect has help for each of them, and for no other word."""
+    calls = {tuple(word for word in call if re.fullmatch("[a-z-]+", word))[:2] for call in _commands("prefect")}
+    assert len(calls) >= 4
+    script = (
+        "import sys\nfrom prefect.cli import app\n"
+        "for words in sys.argv[1:]:\n    sys.argv[1:] = [*words.split(), '--help']\n    try:\n        app()\n"
+        "    except SystemExit as end:\n        print('exit code', words, end.code)\n"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = [*sorted(" ".join(call) for call in calls), "deployment nonsense"]
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+    codes = dict(re.findall(r"^exit code (.+) (\d+)$", done.stdout, flags=re.MULTILINE))
+    assert codes == {**dict.fromkeys(words, "0"), "deployment nonsense": "2"}, done.stdout + done.stderr
 
 
 def test_messages_are_those_of_the_code():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import yaml
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
 from tests.doubles import changed
+from tests.e2e.commands import start
 from tests.e2e.served import own_environment
 from tests.places import ROOT
 from tests.plugins import put_package
@@ -42,17 +41,10 @@ class Project:
 
     def command(self, *arguments: str, cwd: Path = ROOT, exits: tuple[int, ...] = (0, 3)) -> str:
         """Run a command of ours, and return its output."""
-        done = subprocess.run(
-            [sys.executable, "-m", "grpo_flows.cli", *arguments],
-            cwd=cwd,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode in exits, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        output = self.folder / "code" / "output.txt"
+        code, printed = start(*arguments, environment=self.environment, output=output, cwd=cwd).end()
+        assert code in exits, printed
+        return printed
 
 
 def _computed(document: ReportDocument) -> dict[str, int]:

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from grpo.evaluation.report import read_report
+from tests.e2e.commands import start
 from tests.e2e.served import own_environment
-from tests.places import ROOT
 
 STAGES = ("ingest", "validate", "split", "load_base", "rollout", "score", "train", "evaluate", "gate", "register")
 
 
-def _command(config: Path) -> list[str]:
-    return [sys.executable, "-m", "grpo_flows.cli", "train", str(config)]
-
-
 def _run_until(stage: str, config: Path, environment: dict[str, str]) -> bool:
     """Start the run and kill it when `stage` begins; False if it ended before."""
-    with subprocess.Popen(
-        _command(config), env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(f"{stage} 0/"):
-                os.kill(process.pid, signal.SIGKILL)
-                return True
+    command = start("train", str(config), environment=environment, output=config.with_suffix(".txt"))
+    for line in command.lines():
+        if line.startswith(f"{stage} 0/"):
+            command.process.kill()
+            command.process.join()
+            return command.process.exitcode == -signal.SIGKILL
     return False
 
 
 def _finish(config: Path, environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        _command(config), env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode in (0, 3), done.stdout + done.stderr  # promoted or refused, and the same both times
+    code, printed = start("train", str(config), environment=environment, output=config.with_suffix(".txt")).end()
+    assert code in (0, 3), printed  # promoted or refused, and the same both times
 
 
 @pytest.mark.e2e

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from grpo.evaluation.report import read_report
+from tests.e2e.commands import start
 from tests.e2e.served import own_environment
 from tests.places import ROOT
 
@@ -41,17 +40,10 @@ def command(server: str, tmp_path: Path) -> Command:
     """The command line with a home of its own; returns what it prints."""
 
     def run(*arguments: str, exits: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "grpo_flows.cli", *arguments],
-            cwd=ROOT,
-            env=own_environment(tmp_path / "home", server),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == exits, done.stdout + done.stderr
-        return " ".join((done.stdout + done.stderr).split())
+        environment = own_environment(tmp_path / "home", server)
+        code, printed = start(*arguments, environment=environment, output=tmp_path / "output.txt").end()
+        assert code == exits, printed
+        return " ".join(printed.split())
 
     return run
 

@@ -64,7 +64,7 @@ def serve(
     from grpo.serving.keys import KeyStore
     from grpo.serving.registered import fixed_model, watched_version
     from grpo.serving.server import ServerSettings, run_server
-    from grpo.serving.service import ServiceSettings
+    from grpo.serving.settings import ServiceSettings
     from grpo.serving.versions import EngineSettings
     from grpo_flows.local.training_jobs import PrefectJobs
     from grpo_tasks.registry import registry

@@ -38,9 +38,11 @@ def train(
     from grpo_flows.cli.doctor import check_files
 
     check_files(pipeline)
-    from grpo_flows.local.servers import prefect_server
+    from grpo_flows.local.servers import prefect_server, running_prefect_server
 
-    packages = ("grpo_flows.train", "grpo.evaluation.html_report", "great_expectations", "mlflow")
+    packages: tuple[str, ...] = ("grpo_flows.train", "grpo.evaluation.html_report", "mlflow")
+    if running_prefect_server(home) is None:  # else nothing hides its three seconds, and a cached run needs none of it
+        packages += ("great_expectations",)
     with prefect_server(home, meanwhile=partial(settings.import_packages, *packages)) as url:
         from grpo.evaluation.report import read_report
         from grpo_flows.cli.console import show_progress

@@ -23,7 +23,8 @@ from grpo.serving.keys import KeyStore
 from grpo.serving.operations import Orchestrator
 from grpo.serving.server import ChatServer as Uvicorn
 from grpo.serving.server import ServerSettings, build_app, uvicorn_config
-from grpo.serving.service import Service, ServiceSettings
+from grpo.serving.service import Service
+from grpo.serving.settings import ServiceSettings
 from grpo.serving.versions import EngineSettings, ServedModel
 
 CLERK = Path("data/models/desk_clerk")
@@ -66,6 +67,10 @@ class ChatServer:
     def headers(self, name: str = "shop") -> dict[str, str]:
         """Headers with the key of a client."""
         return {"Authorization": f"Bearer {self.client(name).api_key}"}
+
+    @staticmethod
+    def wait(seconds: float) -> None:
+        threading.Event().wait(seconds)
 
     def turns(self) -> list[ServedTurn]:
         """Turns in the log, in the order of their arrival."""

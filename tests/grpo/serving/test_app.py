@@ -22,7 +22,7 @@ from grpo.policy.policy import Sampling
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.join import join
-from grpo.serving.service import ServiceSettings
+from grpo.serving.settings import ServiceSettings
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 
 QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
@@ -292,13 +292,13 @@ def test_equal_conversations_of_one_client_are_not_confused(server: ChatServer):
 
 @contextmanager
 def slow_passes(server: ChatServer) -> Iterator[None]:
-    """Forward passes that take 30 ms more."""
+    """Forward passes that take 200 ms more."""
     version = server.service.versions.current
     assert version is not None
     (engine,) = version._samplers.values()
     sampler = engine._sampler  # type: ignore[attr-defined]
     step = sampler._step
-    sampler._step = lambda: (threading.Event().wait(0.03), step())
+    sampler._step = lambda: (threading.Event().wait(0.2), step())
     try:
         yield
     finally:

@@ -1,0 +1,338 @@
+"""One request in progress: its place in a conversation, and the choices that are generated and logged.
+
+place ─► session of the engine ─► agent ─► tokens, as they are sampled ─► deltas
+                                    └► reply ─► log (durable) ─► end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+import numpy as np
+
+from grpo.agents.reasoning import stable_prefix
+from grpo.agents.transcript import ContextLengthExceeded, Reply, TokenTranscript
+from grpo.errors import GRPOError, PolicyError
+from grpo.messages import Message, Tool
+from grpo.policy.policy import Sampling, Session
+from grpo.renderers.chat_template import Renderer
+from grpo.scenarios.served.records import ServedTurn, TurnStatus
+from grpo.serving.api_errors import APIError, invalid_request
+from grpo.serving.callers import Caller
+from grpo.serving.chat_request import ChatRequest
+from grpo.serving.chat_response import Choice, Completion, FinishReason, TokenLogprob, Usage
+from grpo.serving.conversations import AnsweredTurn, Continuation, Conversations
+from grpo.serving.settings import ServiceSettings
+from grpo.serving.token_tap import TokenTap
+from grpo.serving.versions import ServedVersion
+
+logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """Service of an exchange."""
+
+    settings: ServiceSettings
+    conversations: Conversations
+    now: Callable[[], datetime]
+
+    def start(self, exchange: Exchange, choice: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a choice in a task, which counts until it has ended."""
+        ...
+
+    async def record(self, turn: ServedTurn, usage: Usage) -> None:
+        """Log a turn; returns when it is durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Text of a choice that no further token changes, and the log-probabilities of the tokens up to it."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """End of a choice, which is in the log."""
+
+    choice: Choice
+    sent: str
+    """Content that its deltas had."""
+    rest: tuple[TokenLogprob, ...] | None
+    """Log-probabilities that no delta had."""
+    usage: Usage
+
+
+Event = Delta | Ended
+
+
+class Exchange:
+    """One request in progress: its place in a conversation, and the choices that are generated."""
+
+    def __init__(
+        self,
+        service: Owner,
+        request: ChatRequest,
+        caller: Caller,
+        version: ServedVersion,
+        place: Continuation,
+        tools: tuple[Tool, ...],
+    ) -> None:
+        served, before = version.served, place.before
+        self.version, self.choices = version, request.n
+        self._service, self._request, self._caller, self._place, self._tools = service, request, caller, place, tools
+        self._id, self._received, self._started = uuid.uuid4().hex, service.now(), time.monotonic()
+        self._renderer = before.transcript.renderer if before is not None else version.renderer(tools)
+        given = request.to_seed()
+        self._seed = secrets.randbits(63) if given is None else given
+        self._new = place.new if before is not None else _with_system_prompt(served.system_prompt, place.new)
+        known = len(before.transcript.ids) if before is not None else 0
+        room = version.max_context - known - self._renderer.count_tokens(self._new)
+        self._open, self._answered = 0, False
+        asked = request.max_reply_tokens
+        if asked is not None and asked > version.max_context:
+            message = f"a reply of {asked} tokens is more than the context of {version.max_context}"
+            raise invalid_request(message, param="max_tokens", code="context_length_exceeded")
+        self._max_new_tokens = asked or min(served.max_new_tokens, max(1, room))
+        self.max_tokens = request.n * (version.max_context - room + self._max_new_tokens)
+        """Tokens that the request may need."""
+        self.completion = Completion(
+            id=f"chatcmpl-{self._id}",
+            created=int(self._received.timestamp()),
+            model=request.model,
+            conversation_id=place.conversation_id,
+            fingerprint=f"{served.version}-{served.policy.hash}",
+        )
+
+    async def events(self) -> AsyncGenerator[Event]:
+        """Generate all choices; each has ended when it is in the log. Closing the iterator aborts those in progress.
+
+        Raises `APIError` for a conversation that leaves no room for a reply, and the errors of agent, engine and log.
+        """
+        queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        tasks = [self._service.start(self, self._choose(index, queue)) for index in range(self._request.n)]
+        ended = 0
+        try:
+            while ended < len(tasks):
+                event = await queue.get()
+                if isinstance(event, BaseException):
+                    raise event
+                ended += isinstance(event, Ended)
+                yield event
+        finally:
+            for task in tasks:
+                task.cancel()  # it logs its turn by itself: this block may be cancelled at any await
+
+    def hold(self) -> None:
+        """Count a choice that begins."""
+        self._open += 1
+        self.version.running += 1
+        if self._place.before is not None:
+            self._place.before.continued = True
+
+    def release(self) -> None:
+        """Count a choice that has ended; a turn without an answer leaves its conversation as it was."""
+        self._open -= 1
+        self.version.running -= 1
+        self.version.last_used = time.monotonic()
+        if self._place.before is not None and not self._open and not self._answered:
+            self._place.before.continued = False
+
+    async def _choose(self, index: int, queue: asyncio.Queue[Event | BaseException]) -> None:
+        """Generate one choice; its events, or its error, go to the queue."""
+        tap = TokenTap(self._renderer, self._request.stops)
+        transcript: TokenTranscript | None = None
+        status: TurnStatus = "failed"
+        reason = ""
+        try:
+            sampling = self._sampling(index)
+            session = await self.version.open(self._renderer)
+            try:
+                transcript = self._transcript(session, sampling, tap)
+                watcher = asyncio.create_task(self._stream(index, tap, queue))
+                try:
+                    reply = await self._respond(transcript)
+                finally:
+                    watcher.cancel()
+                    await asyncio.gather(watcher, return_exceptions=True)
+            finally:
+                session.close()
+            choice = self._choice(index, reply, tap)
+        except asyncio.CancelledError:
+            status, reason = "aborted", "the client went away"
+            raise
+        except APIError as error:
+            reason = error.message
+            queue.put_nowait(error)
+            return
+        except BaseException as error:  # noqa: BLE001 - it is raised where the events are read
+            reason = f"{type(error).__name__}: {error}"[:300]
+            queue.put_nowait(error)
+            return
+        finally:
+            if reason:
+                await asyncio.shield(self._log_unanswered(index, transcript, tap, status=status, reason=reason))
+        try:
+            await asyncio.shield(self._end(choice, transcript, tap))
+        except GRPOError as error:
+            queue.put_nowait(error)
+        else:
+            usage = self._usage(transcript)
+            rest = tap.take() if self._request.logprobs else None
+            queue.put_nowait(Ended(choice=choice, sent=tap.sent, rest=rest, usage=usage))
+
+    async def _respond(self, transcript: TokenTranscript) -> Reply:
+        """Reply of the agent; raises `APIError` where the conversation leaves no room for it."""
+        context = {"user_id": self._request.user or self._caller.name, "strategy": self._request.strategy}
+        try:
+            return await self.version.served.agent.respond(transcript, self._new, context)
+        except ContextLengthExceeded as error:
+            raise invalid_request(str(error), param="messages", code="context_length_exceeded") from error
+
+    def _transcript(self, session: Session, sampling: Sampling, tap: TokenTap) -> TokenTranscript:
+        before = self._place.before
+        if before is not None:
+            return before.transcript.resume(session, sampling, on_token=tap)
+        limit = self.version.max_context
+        return TokenTranscript(session, self._renderer, sampling, max_context=limit, on_token=tap)
+
+    def _sampling(self, index: int) -> Sampling:
+        request, served = self._request, self.version.served
+        first = Sampling(
+            temperature=served.temperature if request.temperature is None else request.temperature,
+            max_new_tokens=self._max_new_tokens,
+            seed=self._seed,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            top_logprobs=request.top_logprobs or 0,
+        )
+        return replace(first, seed=first.turn_seed(index)) if index else first
+
+    async def _stream(self, index: int, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]) -> None:
+        """Send text when it is settled, for an agent and a renderer that leave replies as they are sampled."""
+        agent = self.version.served.agent
+        if not self._request.stream or agent.overrides_replies or type(self._renderer) is not Renderer:
+            return
+        while True:
+            await tap.sampled.wait()
+            tap.sampled.clear()
+            text = tap.settled()
+            if agent.config.enable_reasoning:
+                text = stable_prefix(text, reasoning=True)
+            text = self._renderer.settled_content(text)
+            if len(text) > len(tap.sent):
+                logprobs = tap.take() if self._request.logprobs else None
+                queue.put_nowait(Delta(index=index, text=text[len(tap.sent) :], logprobs=logprobs))
+                tap.sent = text
+
+    def _choice(self, index: int, reply: Reply, tap: TokenTap) -> Choice:
+        """The reply as the client reads it, cut at a text that ends it."""
+        message, stopped = reply.message, tap.stopped_text
+        if stopped is not None and reply.as_sampled:
+            message = self._renderer.parse_text(stopped)
+        finish: FinishReason = "stop"
+        if message.tool_calls:
+            finish = "tool_calls"
+        elif reply.length_limited:
+            finish = "length"
+        if not message.content.startswith(tap.sent):
+            raise PolicyError(f"the streamed text {tap.sent[-40:]!r} is not the beginning of the reply")
+        logprobs = tuple(map(tap.to_logprob, tap.tokens)) if self._request.logprobs else None
+        turn_id = self._turn_id(index)
+        return Choice(index=index, message=message, finish_reason=finish, turn_id=turn_id, logprobs=logprobs)
+
+    async def _end(self, choice: Choice, transcript: TokenTranscript, tap: TokenTap) -> None:
+        """Log the answered turn, then remember it."""
+        place = self._place
+        turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
+        visible = replace(turn.turns[-1], message=choice.message)
+        await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), self._usage(transcript))
+        answered = AnsweredTurn(
+            turn_id=choice.turn_id,
+            conversation_id=place.conversation_id,
+            owner=self._caller.name,
+            user=self._request.user,
+            version=self.version,
+            tools=self._tools,
+            messages=(*place.history, replace(choice.message, reasoning=None, malformed=None)),
+            transcript=transcript,
+        )
+        self._service.conversations.add(answered, is_last=choice.index == 0)
+        self._answered = True
+
+    async def _log_unanswered(
+        self, index: int, transcript: TokenTranscript | None, tap: TokenTap, *, status: TurnStatus, reason: str
+    ) -> None:
+        """Log a turn without a reply; a log that fails is reported, and the turn is counted as unlogged."""
+        try:
+            turn = self._record(index, transcript, tap, status, reason)
+            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)))
+        except GRPOError as error:
+            logger.error("turn %s was not logged: %s", self._turn_id(index), error)
+
+    def _record(
+        self, index: int, transcript: TokenTranscript | None, tap: TokenTap, status: TurnStatus, reason: str
+    ) -> ServedTurn:
+        """Record of the turn: what the transcript has beyond the turn before."""
+        place, served, sampling = self._place, self.version.served, self._sampling(index)
+        before = place.before.transcript if place.before is not None else None
+        known = len(before.ids) if before is not None else 0
+        ids, mask, logprobs, turns = ([], [], [], ()) if transcript is None else (
+            transcript.ids[known:], transcript.mask[known:], transcript.logprobs[known:],
+            tuple(transcript.turns[len(before.turns) if before is not None else 0 :]),
+        )  # fmt: skip
+        settings = self._service.settings
+        return ServedTurn(
+            id=self._turn_id(index),
+            request_id=self._id,
+            conversation_id=place.conversation_id,
+            parent=place.before.turn_id if place.before is not None else None,
+            time=self._received,
+            status=status,
+            reason=reason,
+            model=served.version,
+            policy_hash=served.policy.hash,
+            renderer_hash=self._renderer.hash,
+            turns=turns,
+            token_ids=np.asarray(ids, np.int32),
+            loss_mask=np.asarray(mask, np.bool_),
+            sampler_logprobs=np.asarray(logprobs, np.float32),
+            tools=tuple(tool.to_template()["function"] for tool in self._tools),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            choice=index,
+            first_token_s=None if tap.first is None else tap.first - self._started,
+            latency_s=time.monotonic() - self._started,
+            key=self._caller.key_hash,
+            user="" if self._request.user is None else hashlib.sha256(self._request.user.encode()).hexdigest(),
+            consent=settings.consent,
+            licence=settings.licence,
+        )
+
+    def _usage(self, transcript: TokenTranscript) -> Usage:
+        before = self._place.before
+        sampled = sum(transcript.mask[len(before.transcript.ids) if before is not None else 0 :])
+        return Usage(prompt=len(transcript.ids) - sampled, completion=sampled, cached=transcript.cached_tokens)
+
+    def _turn_id(self, index: int) -> str:
+        return f"{self._id}-{index}" if index else self._id
+
+
+def _with_system_prompt(prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The conversation after the environment's system prompt, to which a system message of the client is added."""
+    given = messages[0].content if messages[0].role == "system" else ""
+    content = "\n\n".join(filter(None, (prompt, given)))
+    rest = messages[1:] if messages[0].role == "system" else messages
+    return (Message(role="system", content=content), *rest) if content else rest

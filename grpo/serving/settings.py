@@ -1,0 +1,20 @@
+"""Settings of the service of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """Limits of the server as a whole, and what the log states of every turn."""
+
+    max_requests: int = 256
+    """Turns in progress and waiting."""
+    max_tokens: int = 1_000_000
+    """Tokens of their conversations and replies."""
+    conversation_tokens: int = 2_000_000
+    """Tokens of the conversations in memory."""
+    consent: str = ""
+    """Uses that users agreed to, such as `training`; empty for none."""
+    licence: str = ""

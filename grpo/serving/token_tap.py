@@ -1,0 +1,70 @@
+"""Tokens of a turn in progress, on their way from the engine's thread to the response."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tokenizers.decoders import DecodeStream
+
+from grpo.policy.policy import SampledToken
+from grpo.renderers.chat_template import Renderer
+from grpo.serving.chat_response import TokenLogprob
+
+
+class TokenTap:
+    """Tokens of a turn as the engine samples them, on its thread; ends the turn at a text of `stops`."""
+
+    def __init__(self, renderer: Renderer, stops: tuple[str, ...]) -> None:
+        self.tokens: list[SampledToken] = []
+        self.text = ""
+        self.stopped_text: str | None = None
+        """Text before the one that ended the turn."""
+        self.first: float | None = None
+        """Monotonic time of the first token."""
+        self.sent = ""
+        """Content that was streamed."""
+        self.sampled = asyncio.Event()
+        self._renderer, self._stops = renderer, stops
+        self._loop = asyncio.get_running_loop()
+        self._decoder = DecodeStream(skip_special_tokens=False)
+        self._taken = 0
+        self._woken = False
+
+    def __call__(self, token: SampledToken) -> bool:
+        """Add a token; True ends the turn."""
+        if self.first is None:
+            self.first = time.monotonic()
+        self.tokens.append(token)
+        if token.id not in self._renderer.stop_ids:
+            self.text += self._decoder.step(self._renderer.tokenizer.backend_tokenizer, token.id) or ""
+        ends = [position for stop in self._stops if (position := self.text.find(stop)) >= 0]
+        if ends:
+            self.stopped_text = self.text[: min(ends)]
+        if not self._woken:  # a wake-up for each token would take most of the engine's time
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._wake)
+        return bool(ends)
+
+    def _wake(self) -> None:
+        self._woken = False
+        self.sampled.set()
+
+    def settled(self) -> str:
+        """Text without an end that may become one of `stops`."""
+        text = self.text if self.stopped_text is None else self.stopped_text
+        if self.stopped_text is not None:
+            return text
+        held = [size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
+        return text[: len(text) - max(held, default=0)]
+
+    def take(self) -> tuple[TokenLogprob, ...]:
+        """Log-probabilities of the tokens since the last call."""
+        first, self._taken = self._taken, len(self.tokens)
+        return tuple(map(self.to_logprob, self.tokens[first : self._taken]))
+
+    def to_logprob(self, token: SampledToken) -> TokenLogprob:
+        """Token with its text."""
+        decode = self._renderer.tokenizer.decode
+        top = tuple((decode([id_]), logprob) for id_, logprob in token.top_logprobs)
+        return TokenLogprob(text=decode([token.id]), logprob=token.logprob, top=top)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo.messages import Message, Tool, ToolCall
+from grpo.serving.api_errors import APIError
+from grpo.serving.conversations import AnsweredTurn, Conversations
+
+USER, OTHER = Message(role="user", content="Where is it?"), Message(role="user", content="Thanks")
+REPLY = Message(role="assistant", content="On its way.")
+VERSION = SimpleNamespace(retired=False)
+
+
+def answered(turn_id: str, *, conversation: str = "c", tokens: int = 10, **fields: Any) -> AnsweredTurn:
+    settings = {"owner": "shop", "user": None, "version": VERSION, "tools": (), "messages": (USER, REPLY)} | fields
+    transcript = SimpleNamespace(ids=[0] * tokens)
+    return AnsweredTurn(turn_id=turn_id, conversation_id=conversation, transcript=transcript, **settings)  # type: ignore[arg-type]
+
+
+def find(known: Conversations, *messages: Message, **fields: Any) -> Any:
+    asked = {"conversation_id": None, "owner": "shop", "user": None, "tools": ()} | fields
+    return known.find(messages, **asked)
+
+
+def test_messages_without_a_reply_begin_a_conversation():
+    place = find(Conversations(max_tokens=100), USER)
+    assert (place.joined, place.before, place.new) == ("new", None, (USER,))
+
+
+def test_a_prefix_is_continued_once_and_then_forked():
+    known, turn = Conversations(max_tokens=100), answered("1")
+    known.add(turn, is_last=True)
+    place = find(known, USER, REPLY, OTHER)
+    assert (place.joined, place.before, place.new, place.conversation_id) == ("prefix", turn, (OTHER,), "c")
+    turn.continued = True
+    fork = find(known, USER, REPLY, OTHER)
+    assert (fork.joined, fork.before) == ("fork", turn)
+    assert fork.conversation_id != "c"
+
+
+@pytest.mark.parametrize(
+    "asked", [{"owner": "other"}, {"user": "someone"}, {"tools": (Tool(name="look_up"),)}]
+)  # fmt: skip
+def test_a_prefix_of_another_owner_user_or_tools_is_unknown(asked: dict[str, Any]):
+    known = Conversations(max_tokens=100)
+    known.add(answered("1"), is_last=True)
+    assert find(known, USER, REPLY, OTHER, **asked).joined == "unknown prefix"
+
+
+def test_two_turns_with_one_prefix_are_ambiguous():
+    known = Conversations(max_tokens=100)
+    known.add(answered("1", conversation="a"), is_last=True)
+    known.add(answered("2", conversation="b"), is_last=True)
+    place = find(known, USER, REPLY, OTHER)
+    assert (place.joined, place.before, place.new) == ("ambiguous", None, (USER, REPLY, OTHER))
+
+
+def test_an_id_takes_new_messages_or_the_whole_conversation():
+    known, turn = Conversations(max_tokens=100), answered("1")
+    known.add(turn, is_last=True)
+    for messages in ((OTHER,), (USER, REPLY, OTHER)):
+        place = find(known, *messages, conversation_id="c")
+        assert (place.joined, place.before, place.new) == ("id", turn, (OTHER,))
+        assert place.history == (USER, REPLY, OTHER)
+    with pytest.raises(APIError, match="neither new ones"):
+        find(known, USER, Message(role="assistant", content="Another"), OTHER, conversation_id="c")
+    with pytest.raises(APIError, match="began with other tools"):
+        find(known, OTHER, conversation_id="c", tools=(Tool(name="look_up"),))
+    for unknown in ({"conversation_id": "d"}, {"conversation_id": "c", "owner": "other"}):
+        with pytest.raises(APIError) as refused:
+            find(known, OTHER, **unknown)
+        assert refused.value.status == 404
+    turn.continued = True
+    with pytest.raises(APIError) as refused:
+        find(known, OTHER, conversation_id="c")
+    assert refused.value.status == 409
+
+
+def test_a_conversation_of_a_retired_version_goes_on_as_another_one():
+    """Its messages are the context of the new one, whose version has not sampled them."""
+    known = Conversations(max_tokens=100)
+    known.add(answered("1", version=SimpleNamespace(retired=True)), is_last=True)
+    for asked in ({"conversation_id": "c"}, {}):
+        messages = (OTHER,) if asked else (USER, REPLY, OTHER)
+        place = find(known, *messages, **asked)
+        assert (place.joined, place.before, place.new) == ("other version", None, (USER, REPLY, OTHER))
+        assert place.conversation_id != "c"
+
+
+def test_the_least_recently_used_turns_are_dropped_by_their_tokens():
+    """Of 30 tokens: turns of 10 each fit three times; the one that was asked for stays."""
+    known = Conversations(max_tokens=30)
+    for name in ("a", "b", "c"):
+        known.add(answered(name, conversation=name, messages=(Message(role="user", content=name), REPLY)), is_last=True)
+    assert find(known, OTHER, conversation_id="a").joined == "id"
+    known.add(answered("d", conversation="d"), is_last=True)
+    assert len(known) == 3
+    assert known.last_turn("b", "shop") is None
+    assert known.last_turn("a", "shop") is not None
+    assert find(known, Message(role="user", content="b"), REPLY, OTHER).joined == "unknown prefix"
+
+
+def test_a_turn_that_is_not_the_last_is_found_by_its_messages_alone():
+    """A second choice under `n`."""
+    known = Conversations(max_tokens=100)
+    known.add(answered("1"), is_last=True)
+    second = answered("1-1", messages=(USER, Message(role="assistant", content="Here.")))
+    known.add(second, is_last=False)
+    assert known.last_turn("c", "shop").turn_id == "1"  # type: ignore[union-attr]
+    assert find(known, *second.messages, OTHER).before is second
+
+
+def test_the_calls_of_a_turn_have_ids():
+    calls = (ToolCall(name="f", arguments={}), ToolCall(name="g", arguments={}))
+    turn = answered("7", messages=(USER, Message(role="assistant", content="", tool_calls=calls)))
+    assert turn.call_ids == ["call_7_0", "call_7_1"]

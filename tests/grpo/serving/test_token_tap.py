@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from grpo.policy.policy import SampledToken
+from grpo.renderers.chat_template import Renderer
+from grpo.serving.token_tap import TokenTap
+from tests.grpo.serving.chat_servers import clerk
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(clerk().policy.tokenizer)  # type: ignore[attr-defined]
+
+
+def tokens(renderer: Renderer, text: str) -> list[SampledToken]:
+    ids = renderer.tokenizer.encode(text, add_special_tokens=False)
+    return [SampledToken(id=id_, logprob=-0.5, top_logprobs=((id_, -0.5),)) for id_ in ids]
+
+
+def test_the_text_is_that_of_the_tokens_without_the_stop_token(renderer: Renderer):
+    """Also a character of several tokens, which is complete with its last one."""
+
+    async def run() -> TokenTap:
+        tap = TokenTap(renderer, ())
+        for token in [*tokens(renderer, "Größe 🎈 ok"), SampledToken(id=renderer.stop_id, logprob=0.0)]:
+            assert not tap(token)
+            assert "\ufffd" not in tap.text
+        return tap
+
+    tap = asyncio.run(run())
+    assert tap.text == tap.settled() == "Größe 🎈 ok"
+    assert len(tap.take()) == len(tap.tokens)
+    assert tap.take() == ()
+
+
+def test_a_stop_text_ends_the_turn_and_its_beginnings_are_held(renderer: Renderer):
+    """With STOP as a stop text, `a S` settles `a `, `a STOP b` ends with `a `."""
+
+    async def run() -> tuple[TokenTap, list[str], list[bool]]:
+        tap, settled, ended = TokenTap(renderer, ("STOP", "never")), [], []
+        for token in tokens(renderer, "a STOP b"):
+            ended.append(tap(token))
+            settled.append(tap.settled())
+            if ended[-1]:
+                break
+        return tap, settled, ended
+
+    tap, settled, ended = asyncio.run(run())
+    assert ended[-1]
+    assert not any(ended[:-1])
+    assert tap.stopped_text == settled[-1] == "a "
+    assert all("a ".startswith(text) for text in settled)
+
+
+def test_many_tokens_wake_the_loop_once(renderer: Renderer):
+    """Tokens that come from another thread before the loop runs set the event together."""
+
+    async def run() -> int:
+        tap, wakes = TokenTap(renderer, ()), []
+        tap._loop = Counting(asyncio.get_running_loop(), wakes)  # type: ignore[assignment]
+        sampled = tokens(renderer, "one two three four")
+        for token in sampled:
+            tap(token)
+        await asyncio.wait_for(tap.sampled.wait(), 5)
+        assert len(tap.tokens) == len(sampled)
+        tap(sampled[0])
+        return len(wakes)
+
+    assert asyncio.run(run()) == 2
+
+
+class Counting:
+    """Event loop that counts the calls from other threads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, calls: list[object]) -> None:
+        self._loop, self._calls = loop, calls
+
+    def call_soon_threadsafe(self, function: object) -> None:
+        self._calls.append(function)
+        self._loop.call_soon_threadsafe(function)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ class CompletionRequest(SamplingRequest):
     """Text, or its tokens."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     """Number of likeliest tokens whose log-probabilities are returned with each token."""
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     """Number of likeliest tokens to sample from; -1 and 0 are all."""
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     """Tokens that end the text beside those of the model."""

@@ -142,7 +142,7 @@ class Guard:
             raise too_large
         if not encodable(body):
             raise invalid_request(
-                "the body holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text"
+                "the body is not UTF-8, or holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text"
             )
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -162,8 +162,17 @@ def unauthorized(message: str, *, code: str | None = None) -> APIError:
 
 
 def encodable(document: bytes | str) -> bool:
-    r"""Return False for JSON with a lone surrogate, as `"\ud800"`; other text, JSON or not, is left to its parser."""
+    r"""Return False for JSON with a lone surrogate, as `"\ud800"`, and for bytes that are not UTF-8.
+
+    Python's parser takes UTF-16 and encoded surrogates as well. Other text, JSON or not, is left to its parser.
+    """
     content = document.encode(errors="surrogatepass") if isinstance(document, str) else document
+    if b"\0" in content:  # UTF-16 or UTF-32; in JSON it is an escape
+        return False
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
     if _SURROGATE.search(content) is None:
         return True
     try:

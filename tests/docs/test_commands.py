@@ -47,6 +47,7 @@ PARSED_ONLY = {
     "pretrain": "takes twenty minutes",
     "promote": "needs a registered model; the tests of the registry run it",
     "report": "needs the report of a run; tests/flows/cli/test_runs.py runs it",
+    "serve": "ends when it is interrupted; tests/grpo/serving run it",
     "show": "needs the report of a run; tests/flows/cli/test_runs.py runs it",
     "reproduce": "trains a model again; the tests of the registry run it",
     "retrain": "trains; the tests of retraining run it",

@@ -29,6 +29,8 @@ import psutil
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from grpo.serving.settings import ServiceSettings
+from grpo.serving.versions import EngineSettings
 from tests.benchmarks.page import Table, here
 from tests.fuzz.mutate import json_value, mutate_bytes, mutate_json
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
@@ -249,7 +251,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args()
     begun, process = time.monotonic(), psutil.Process()
-    with tempfile.TemporaryDirectory() as folder, chat_server(Path(folder), frame_bytes=FRAME_BYTES) as server:
+    small = EngineSettings(concurrency=8, prefix_cache_bytes=2**20), ServiceSettings(conversation_tokens=10_000)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        chat_server(Path(folder), engine=small[0], service=small[1], frame_bytes=FRAME_BYTES) as server,
+    ):
         fuzz_all(server, requests=1000, seed=arguments.seed + 1)
         before = process.memory_info().rss
         tallies = fuzz_all(server, requests=arguments.requests or REQUESTS, seed=arguments.seed)
@@ -271,15 +277,14 @@ def main() -> None:
 
 
 TEXT = """\
-Written by `make fuzz` (`tests/fuzz/serving.py`), seed {seed}. Valid requests are changed in their nodes or in their bytes
-and sent to a real server of the tiny model, from {clients} clients at once; so are paths, and the frames of WebSockets, of
-which some clients leave in the midst of a reply. Answered are requests that the change left valid. A fault is a status of
-500 or above other than 503 with the time to wait, an error without OpenAI's shape, a connection that is closed for a
-reason of the server's, or a turn that is still counted at the end; a hang took over a minute.
+Written by `make fuzz` (`tests/fuzz/serving.py`), seed {seed}. Valid requests are changed in their nodes or in their
+bytes and sent to a real server of the tiny model, several at once; so are paths, and the frames of WebSockets, of which
+some clients leave in the midst of a reply. Answered are requests that the change left valid. A fault is a status of 500
+or above other than 503 with the time to wait, an error without OpenAI's shape, a connection that is closed for a reason
+of the server's, or a turn that is still counted at the end; a hang took over a minute.
 
-{{sent:,}} requests: **{{faults}} faults and hangs**; the process has {{growth:.0f}} MiB more than after the first thousand.""".format(
-    seed="{seed}", clients=CLIENTS
-)
+{sent:,} requests: **{faults} faults and hangs**; the process has {growth:.0f} MiB more than after a thousand, with
+caches of keys and of conversations that are full by then."""
 
 
 if __name__ == "__main__":

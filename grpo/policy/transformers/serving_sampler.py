@@ -40,6 +40,7 @@ class ServingSampler(SlotSampler):
         prefix_cache_bytes: int,
     ) -> None:
         super().__init__(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
+        self._slots = concurrency
         self._prefill_chunk = prefill_chunk
         self._prefixes = PrefixCache(max_bytes=prefix_cache_bytes)
         self.prefix_queries = 0
@@ -55,7 +56,7 @@ class ServingSampler(SlotSampler):
     @property
     def kv_capacity(self) -> int:
         """Tokens that all slots can hold before they grow."""
-        return self._concurrency * self._cache.capacity
+        return self._slots * self._cache.capacity
 
     @property
     def prefix_cache_bytes(self) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,34 @@ def test_a_run_of_a_deployment_is_started_and_followed(home: Path):
     _set(started.id, Completed(message="promoted"))
     ended = asyncio.run(jobs.job(started.id))
     assert (ended.status, ended.message, ended.ended is None) == ("completed", "promoted", False)
+
+
+@pytest.mark.usefixtures("server")
+def test_updates_that_have_ended_are_counted(home: Path):
+    """A flow run with two updates and another stage; it has no deployment."""
+    from prefect import flow, runtime, task
+
+    @task(name="train")
+    def update(index: int) -> int:
+        return index
+
+    @task(name="train_reward")
+    def other() -> int:
+        return 0
+
+    @flow(name="train")
+    def train() -> str:
+        for index in range(2):
+            update(index)
+        other()
+        return runtime.flow_run.id
+
+    id = UUID(train())
+    deadline = time.monotonic() + 30
+    while (job := asyncio.run(PrefectJobs(home).job(id))).iterations < 2:  # Prefect writes task runs a little later
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert (job.iterations, job.deployment, job.status) == (2, "", "completed")
 
 
 @pytest.mark.usefixtures("server")

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import collections
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_requests_that_wait_are_bounded(server: ChatServer):
         for _ in range(WAITING_REQUESTS + 2):
             ask(socket, max_tokens=400, temperature=2)
         with pytest.raises(ConnectionClosed) as closed:
-            deque(iter(lambda: socket.recv(timeout=30), None))
+            collections.deque(iter(partial(socket.recv, timeout=30), None), maxlen=0)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1013
     wait_for(lambda: server.service.requests == 0)

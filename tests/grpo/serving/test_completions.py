@@ -132,6 +132,7 @@ def test_each_parameter_of_a_completion_has_its_effect(server: ChatServer, rende
         ({"presence_penalty": 1}, "presence_penalty"),
         ({"logprobs": 21}, "logprobs"),
         ({"min_p": 0.1}, "min_p"),
+        ({"top_k": 2**63}, "top_k"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": [[1], [2]]}, "prompt"),

@@ -30,7 +30,13 @@ from grpo.serving.service import Delta, Ended, Event, Exchange, Service
 logger = logging.getLogger(__name__)
 PUBLIC = frozenset({"/health", "/live", "/ready"})
 """Paths that need no key."""
-SCOPES: dict[str, Scope] = {"/v1/chat": "chat", "/v1/models": "chat", "/v1/feedback": "feedback"}
+SCOPES: dict[str, Scope] = {
+    "/v1/chat": "chat",
+    "/v1/models": "chat",
+    "/v1/feedback": "feedback",
+    "/metrics": "metrics",
+    "/v1/metrics": "metrics",
+}
 """Scope of a path and those below it; any other path needs `admin`."""
 _KEEP_ALIVE_S = 15.0
 """Silence after which a stream gets a comment: proxies cut idle connections."""
@@ -57,7 +63,7 @@ def create_app(
     install_error_handlers(app)
     _add_probes(app, parts.service)
     _add_chat(app, parts)
-    _add_feedback(app, parts.service)
+    _add_feedback(app, parts)
     _add_metrics(app, parts)
     return Guard(app, authenticate, public=PUBLIC, scopes=SCOPES)
 
@@ -228,7 +234,9 @@ def _unlogged(error: StorageError) -> APIError:
     return overloaded("the conversation cannot be logged now; try again", retry_after_s=10.0)
 
 
-def _add_feedback(app: FastAPI, service: Service) -> None:
+def _add_feedback(app: FastAPI, parts: Parts) -> None:
+    service = parts.service
+
     @app.post("/v1/feedback")
     async def feedback(body: FeedbackRequest, caller: Authenticated) -> Receipt:
         """Log feedback on a turn or a conversation; it may come late, repeatedly and in any order."""
@@ -237,6 +245,7 @@ def _add_feedback(app: FastAPI, service: Service) -> None:
             await service.log.append(record)
         except StorageError as error:
             raise overloaded("feedback cannot be logged now; try again", retry_after_s=10.0) from error
+        parts.metrics.observe_feedback(record)
         return Receipt(id=record.id)
 
 

@@ -19,10 +19,11 @@ from fastapi import FastAPI
 
 from grpo.serving.app import Parts, create_app
 from grpo.serving.budgets import TokenBudgets
-from grpo.serving.guard import Authenticator, Guard
+from grpo.serving.guard import Authenticator
 from grpo.serving.limits import Limiter
 from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
+from grpo.serving.request_counts import RequestCounts
 from grpo.serving.service import Service, ServiceSettings
 from grpo.serving.versions import EngineSettings, ServedModel, Versions
 
@@ -45,6 +46,8 @@ class ServerSettings:
     private_key: Path | None = None
     retention_days: int | None = None
     """Days after which turns are erased; None keeps them."""
+    reports: Path | None = None
+    """Folder of the runs on this machine, whose last retrainings are among the metrics; None leaves them out."""
     watch_s: float = 5.0
     """Interval at which a new version is looked for."""
     drain_s: float = 60.0
@@ -61,12 +64,12 @@ def run_server(settings: ServerSettings, next_version: NextVersion, authenticate
 
 def build_app(
     settings: ServerSettings, next_version: NextVersion, authenticate: Authenticator
-) -> tuple[Guard, Service]:
+) -> tuple[RequestCounts, Service]:
     """Build the application of a server, with its service, which its lifespan starts and stops."""
     metrics = Metrics()
     log = ServingLog(settings.log, retention_days=settings.retention_days)
     service = Service(Versions(settings.engine), log, settings.service, observe=metrics.observe)
-    metrics.watch(service)
+    metrics.watch(service, log, settings.reports)
     budgets = TokenBudgets(settings.budgets)
 
     @asynccontextmanager
@@ -76,7 +79,7 @@ def build_app(
         budgets.close()
 
     parts = Parts(service=service, limiter=Limiter(budgets), metrics=metrics)
-    return create_app(parts, authenticate, lifespan=lifespan), service
+    return RequestCounts(create_app(parts, authenticate, lifespan=lifespan), metrics), service
 
 
 @asynccontextmanager

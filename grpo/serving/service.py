@@ -16,7 +16,7 @@ import secrets
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -102,6 +102,8 @@ class Counts:
     """Requests, by how they were joined to a conversation."""
     refused: Counter[str] = field(default_factory=Counter)
     """Requests that were not admitted, by reason."""
+    errors: int = 0
+    """Turns that ended by an error of agent, engine or model."""
     unlogged: int = 0
     """Turns that the log refused: their requests failed."""
 
@@ -116,7 +118,7 @@ class Service:
         settings: ServiceSettings | None = None,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        observe: Callable[[ServedTurn, Usage], None] = lambda turn, usage: None,
+        observe: Callable[[ServedTurn, Usage, Sequence[float]], None] = lambda turn, usage, times: None,
     ) -> None:
         self.versions = versions
         self.settings = settings or ServiceSettings()
@@ -199,8 +201,8 @@ class Service:
         """Time in which one more turn ends, by the turns of late."""
         return max(0.1, self._turn_s / max(1, self.requests))
 
-    async def record(self, turn: ServedTurn, usage: Usage) -> None:
-        """Log a turn; raises as the log."""
+    async def record(self, turn: ServedTurn, usage: Usage, times: Sequence[float]) -> None:
+        """Log a turn, whose tokens were sampled at these monotonic times; raises as the log."""
         try:
             await self.log.append(turn)
         except BaseException:
@@ -208,7 +210,7 @@ class Service:
             raise
         self.counts.turns[turn.status] += 1
         self._turn_s += _RATE_WEIGHT * (turn.latency_s - self._turn_s)
-        self._observe(turn, usage)
+        self._observe(turn, usage, times)
 
 
 class Exchange:
@@ -309,6 +311,7 @@ class Exchange:
             queue.put_nowait(error)
             return
         except BaseException as error:  # noqa: BLE001 - it is raised where the events are read
+            self._service.counts.errors += 1
             reason = f"{type(error).__name__}: {error}"[:300]
             queue.put_nowait(error)
             return
@@ -388,7 +391,8 @@ class Exchange:
         place = self._place
         turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
         visible = replace(turn.turns[-1], message=choice.message)
-        await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), self._usage(transcript))
+        record = replace(turn, turns=(*turn.turns[:-1], visible))
+        await self._service.record(record, self._usage(transcript), tap.times)
         answered = AnsweredTurn(
             turn_id=choice.turn_id,
             conversation_id=place.conversation_id,
@@ -408,7 +412,7 @@ class Exchange:
         """Log a turn without a reply; a log that fails is reported, and the turn is counted as unlogged."""
         try:
             turn = self._record(index, transcript, tap, status, reason)
-            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)))
+            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)), tap.times)
         except GRPOError as error:
             logger.error("turn %s was not logged: %s", self._turn_id(index), error)
 
@@ -444,7 +448,7 @@ class Exchange:
             top_p=sampling.top_p,
             seed=sampling.seed,
             choice=index,
-            first_token_s=None if tap.first is None else tap.first - self._started,
+            first_token_s=tap.times[0] - self._started if tap.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
             user="" if self._request.user is None else hashlib.sha256(self._request.user.encode()).hexdigest(),
@@ -469,8 +473,8 @@ class TokenTap:
         self.text = ""
         self.stopped_text: str | None = None
         """Text before the one that ended the turn."""
-        self.first: float | None = None
-        """Monotonic time of the first token."""
+        self.times: list[float] = []
+        """Monotonic time of each token."""
         self.sent = ""
         """Content that was streamed."""
         self.sampled = asyncio.Event()
@@ -482,8 +486,7 @@ class TokenTap:
 
     def __call__(self, token: SampledToken) -> bool:
         """Add a token; True ends the turn."""
-        if self.first is None:
-            self.first = time.monotonic()
+        self.times.append(time.monotonic())
         self.tokens.append(token)
         if token.id not in self._renderer.stop_ids:
             self.text += self._decoder.step(self._renderer.tokenizer.backend_tokenizer, token.id) or ""

@@ -55,6 +55,8 @@ class ServedModel:
     max_new_tokens: int = 512
     max_context: int | None = None
     """Tokens of a conversation at most; None is the policy's context."""
+    registered: float | None = None
+    """Unix time of its registration; None for a model outside of the registry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,8 @@ class Versions:
         self._clock = clock
         self._versions: list[ServedVersion] = []
         self.swaps = 0
+        self.failed_loads = 0
+        """Attempts to look for or to load a version that failed."""
 
     @property
     def current(self) -> ServedVersion | None:
@@ -205,6 +209,7 @@ class Versions:
                     await self.add(served)
                 await self.retire_idle()
             except (GRPOError, OSError) as error:
+                self.failed_loads += 1
                 logger.warning("no new version could be loaded: %s", error)
             await asyncio.sleep(every_s)
 

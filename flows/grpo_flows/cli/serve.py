@@ -71,6 +71,7 @@ def serve(
         ServerSettings(
             log=log or home / "conversations",
             budgets=home / "budgets.db",
+            reports=home,
             host=host,
             port=port,
             certificate=tls_certificate,

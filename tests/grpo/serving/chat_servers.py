@@ -54,7 +54,7 @@ class ChatServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def client(self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "admin")) -> openai.OpenAI:
+    def client(self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "metrics", "admin")) -> openai.OpenAI:
         """OpenAI's client with a key of its own, which does not try again."""
         if name not in self.clients:
             secret = self.keys.create(name, scopes)

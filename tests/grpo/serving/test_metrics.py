@@ -107,7 +107,5 @@ def test_promtool_notices_nothing_but_the_colons_of_vllm(tmp_path: Path):
         [str(PROMTOOL), "check", "metrics"], input=metrics.render(), capture_output=True, check=False
     )
     notices = checked.stderr.decode().splitlines()
-    assert [
-        line for line in notices if not (line.startswith("vllm:") and line.endswith("should not contain ':'"))
-    ] == []
     assert notices
+    assert [line for line in notices if not line.startswith("vllm:") or "should not contain ':'" not in line] == []

@@ -28,6 +28,7 @@ _TOKENS = tuple(2.0**power for power in range(1, 16))
 _LABELS = ["model_name", "arm"]
 _ENDS = {"aborted": "abort", "failed": "error"}
 """vLLM's finish reasons of turns without an answer."""
+_FINISHED = ("stop", "length", "tool_calls", "abort", "error")
 _FEEDBACK = ("rating", "comment", "correction", "success", "expected", "world")
 _REPORTS = "*/retraining.json"
 Family = CounterMetricFamily | GaugeMetricFamily | SummaryMetricFamily
@@ -67,6 +68,8 @@ class Metrics:
     def observe(self, turn: ServedTurn, usage: Usage, times: Sequence[float]) -> None:
         """Count a turn that is in the log, whose tokens were sampled at these times."""
         labels = (turn.model, turn.arm)
+        for reason in _FINISHED:  # all from the first turn on: a rate needs an earlier value
+            self._ends.labels(*labels, reason)
         self._ends.labels(*labels, _ENDS.get(turn.status, turn.reason)).inc()
         self._tokens.labels(*labels).inc(usage.completion)
         if turn.first_token_s is not None:

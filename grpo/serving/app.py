@@ -34,6 +34,8 @@ SCOPES: dict[str, Scope] = {
     "/v1/completions": "chat",
     "/v1/models": "chat",
     "/v1/feedback": "feedback",
+    "/metrics": "metrics",
+    "/v1/metrics": "metrics",
 }
 """Scope of a path and those below it; any other path needs `admin`."""
 
@@ -62,7 +64,7 @@ def create_app(
     _add_chat(app, parts)
     _add_completions(app, parts)
     _add_sockets(app, parts)
-    _add_feedback(app, parts.service)
+    _add_feedback(app, parts)
     add_operations(app, parts.service, orchestrator)
     _add_metrics(app, parts)
     return Guard(app, authenticate, public=PUBLIC, scopes=SCOPES, body_bytes=body_bytes)
@@ -146,7 +148,9 @@ def _add_sockets(app: FastAPI, parts: Parts) -> None:
         await serve_event_socket(socket, parts.service)
 
 
-def _add_feedback(app: FastAPI, service: Service) -> None:
+def _add_feedback(app: FastAPI, parts: Parts) -> None:
+    service = parts.service
+
     @app.post("/v1/feedback")
     async def feedback(body: FeedbackRequest, caller: Authenticated) -> Receipt:
         """Log feedback on a turn or a conversation; it may come late, repeatedly and in any order."""
@@ -155,6 +159,7 @@ def _add_feedback(app: FastAPI, service: Service) -> None:
             await service.log.append(record)
         except StorageError as error:
             raise overloaded("feedback cannot be logged now; try again", retry_after_s=10.0) from error
+        parts.metrics.observe_feedback(record)
         return Receipt(id=record.id)
 
 

@@ -130,7 +130,7 @@ class CompletionExchange:
         text = self._text(generation) if tap.stopped_text is None else tap.stopped_text
         usage = Usage(prompt=len(self._prompt), completion=len(generation.token_ids))
         turn = self._record(index, tap, status, reason, generation=generation, text=text)
-        await asyncio.shield(self.hold.start(self._service.record(turn, usage)))
+        await asyncio.shield(self.hold.start(self._service.record(turn, usage, tap.times)))
         self._done[index] = (self._choice(index, text, reason, generation, tap), usage)
 
     def _sampling(self, index: int) -> Sampling:
@@ -178,7 +178,7 @@ class CompletionExchange:
     async def _log_unanswered(self, index: int, tap: TokenTap, *, status: TurnStatus, reason: str) -> None:
         try:
             turn = self._record(index, tap, status, reason)
-            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)))
+            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)), tap.times)
         except GRPOError as error:
             logger.error("completion %s was not logged: %s", self._id, error)
 
@@ -220,7 +220,7 @@ class CompletionExchange:
             top_p=sampling.top_p,
             seed=sampling.seed,
             choice=index,
-            first_token_s=None if tap.first is None else tap.first - self._started,
+            first_token_s=tap.times[0] - self._started if tap.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
             user="" if user is None else hashlib.sha256(user.encode()).hexdigest(),

@@ -51,6 +51,9 @@ class EngineStats:
     tokens_processed: int
     """Tokens of all forward passes."""
     tokens_generated: int
+    turns_admitted: int
+    queue_s: float
+    """Sum of the times that admitted turns have waited for a slot."""
 
 
 class Engine:
@@ -136,6 +139,8 @@ class Engine:
             prefix_hits=slots.prefix_hits if slots else 0,
             tokens_processed=sampler.tokens_processed,
             tokens_generated=sampler.tokens_generated,
+            turns_admitted=sampler.turns_admitted,
+            queue_s=sampler.queue_s,
         )
 
     def _check(self, ids: Sequence[int], *, history: int) -> None:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol
@@ -50,7 +50,11 @@ class Owner(Protocol):
         """Take room for so many turns and tokens; raises `APIError` where there is none."""
         ...
 
-    async def record(self, turn: ServedTurn, usage: Usage) -> None:
+    def count_error(self) -> None:
+        """Count a turn that ended by an error of agent, engine or model."""
+        ...
+
+    async def record(self, turn: ServedTurn, usage: Usage, times: Sequence[float]) -> None:
         """Log a turn; returns when it is durable."""
         ...
 
@@ -169,6 +173,8 @@ class Exchange:
             self.hold.start(self._log_unanswered(index, transcript, tap, "aborted", "the client went away"))
             raise
         except Exception as error:
+            if not isinstance(error, APIError):
+                self._service.count_error()
             reason = error.message if isinstance(error, APIError) else f"{type(error).__name__}: {error}"[:300]
             await asyncio.shield(self.hold.start(self._log_unanswered(index, transcript, tap, "failed", reason)))
             queue.put_nowait(error)
@@ -260,7 +266,7 @@ class Exchange:
             )
             turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
             visible = replace(turn.turns[-1], message=choice.message)
-            await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage)
+            await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage, tap.times)
             if place.before is not None:
                 place.before.successors += 1
             self._service.conversations.add(answered, is_last=choice.index == 0)
@@ -282,7 +288,7 @@ class Exchange:
             self.hold.used_tokens += read + len(tap.tokens)
         try:
             turn = self._record(index, transcript, tap, status, reason)
-            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)))
+            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)), tap.times)
         except GRPOError as error:
             logger.error("turn %s was not logged: %s", self._turn_id(index), error)
 
@@ -318,7 +324,7 @@ class Exchange:
             top_p=sampling.top_p,
             seed=sampling.seed,
             choice=index,
-            first_token_s=None if tap.first is None else tap.first - self._started,
+            first_token_s=tap.times[0] - self._started if tap.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
             user="" if self._request.user is None else hashlib.sha256(self._request.user.encode()).hexdigest(),

@@ -23,11 +23,12 @@ from fastapi import FastAPI
 from grpo.serving.app import Parts, create_app
 from grpo.serving.budgets import TokenBudgets
 from grpo.serving.events import watch_jobs
-from grpo.serving.guard import BODY_BYTES, Authenticator, Guard
+from grpo.serving.guard import BODY_BYTES, Authenticator
 from grpo.serving.limits import Limiter
 from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
 from grpo.serving.operations import Orchestrator
+from grpo.serving.request_counts import RequestCounts
 from grpo.serving.service import Service
 from grpo.serving.settings import ServiceSettings
 from grpo.serving.versions import EngineSettings, ServedModel, Versions
@@ -56,6 +57,8 @@ class ServerSettings:
     """Bytes of a request's body at most."""
     frame_bytes: int = BODY_BYTES
     """Bytes of a WebSocket's message at most; a longer one closes the connection."""
+    reports: Path | None = None
+    """Folder of the runs on this machine, whose last retrainings are among the metrics; None leaves them out."""
     watch_s: float = 5.0
     """Interval at which a new version is looked for."""
     jobs_s: float = 2.0
@@ -82,12 +85,12 @@ def build_app(
     next_version: NextVersion,
     authenticate: Authenticator,
     orchestrator: Orchestrator | None = None,
-) -> tuple[Guard, Service]:
+) -> tuple[RequestCounts, Service]:
     """Build the application of a server, with its service, which its lifespan starts and stops."""
     metrics = Metrics()
     log = ServingLog(settings.log, retention_days=settings.retention_days)
     service = Service(Versions(settings.engine), log, settings.service, observe=metrics.observe)
-    metrics.watch(service)
+    metrics.watch(service, log, settings.reports)
     budgets = TokenBudgets(settings.budgets)
 
     @asynccontextmanager
@@ -98,7 +101,7 @@ def build_app(
 
     parts = Parts(service=service, limiter=Limiter(budgets), metrics=metrics)
     app = create_app(parts, authenticate, lifespan=lifespan, orchestrator=orchestrator, body_bytes=settings.body_bytes)
-    return app, service
+    return RequestCounts(app, metrics), service
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -57,6 +57,8 @@ class Counts:
     """Requests, by how they were joined to a conversation."""
     refused: Counter[str] = field(default_factory=Counter)
     """Requests that were not admitted, by reason."""
+    errors: int = 0
+    """Turns that ended by an error of agent, engine or model."""
     unlogged: int = 0
     """Turns that the log refused: their requests failed."""
 
@@ -71,7 +73,7 @@ class Service:
         settings: ServiceSettings | None = None,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        observe: Callable[[ServedTurn, Usage], None] = lambda turn, usage: None,
+        observe: Callable[[ServedTurn, Usage, Sequence[float]], None] = lambda turn, usage, times: None,
     ) -> None:
         self.versions = versions
         self.settings = settings or ServiceSettings()
@@ -183,6 +185,10 @@ class Service:
         self.draining = True
         self.hub.publish("server.draining")
 
+    def count_error(self) -> None:
+        """Count a turn that ended by an error of agent, engine or model."""
+        self.counts.errors += 1
+
     async def finish(self) -> None:
         """Wait until every turn has ended and is in the log."""
         while self._tasks:
@@ -196,8 +202,8 @@ class Service:
         """Time in which one more turn ends, by the turns of late."""
         return max(0.1, self._turn_s / max(1, self.requests))
 
-    async def record(self, turn: ServedTurn, usage: Usage) -> None:
-        """Log a turn; raises as the log."""
+    async def record(self, turn: ServedTurn, usage: Usage, times: Sequence[float]) -> None:
+        """Log a turn, whose tokens were sampled at these monotonic times; raises as the log."""
         try:
             await self.log.append(turn)
         except BaseException:
@@ -205,4 +211,4 @@ class Service:
             raise
         self.counts.turns[turn.status] += 1
         self._turn_s += _RATE_WEIGHT * (turn.latency_s - self._turn_s)
-        self._observe(turn, usage)
+        self._observe(turn, usage, times)

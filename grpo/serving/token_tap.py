@@ -18,8 +18,8 @@ class TokenTap:
     def __init__(self, renderer: Renderer, stops: tuple[str, ...]) -> None:
         self.tokens: list[SampledToken] = []
         self._state: tuple[str, str | None] = ("", None)  # replaced at once: another thread reads it
-        self.first: float | None = None
-        """Monotonic time of the first token."""
+        self.times: list[float] = []
+        """Monotonic time of each token."""
         self.sent = ""
         """Content that was streamed."""
         self.sampled = asyncio.Event()
@@ -31,8 +31,7 @@ class TokenTap:
 
     def __call__(self, token: SampledToken) -> bool:
         """Add a token; True ends the turn."""
-        if self.first is None:
-            self.first = time.monotonic()
+        self.times.append(time.monotonic())
         self.tokens.append(token)
         text = self.text
         if token.id not in self._renderer.stop_ids:

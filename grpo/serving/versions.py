@@ -57,6 +57,8 @@ class ServedModel:
     max_new_tokens: int = 512
     max_context: int | None = None
     """Tokens of a conversation at most; None is the policy's context."""
+    registered: float | None = None
+    """Unix time of its registration; None for a model outside of the registry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +177,8 @@ class Versions:
         self._versions: list[ServedVersion] = []
         self.on_retired: Callable[[ServedVersion], None] = lambda version: None
         self.swaps = 0
+        self.failed_loads = 0
+        """Attempts to look for or to load a version that failed."""
 
     @property
     def current(self) -> ServedVersion | None:
@@ -235,6 +239,7 @@ class Versions:
                 await self.retire_idle()
                 pause_s = every_s
             except Exception as error:
+                self.failed_loads += 1
                 if current is None and isinstance(error, GRPOError):
                     raise  # the server has nothing to answer with, and a second try would fail as well
                 logger.error("no version was loaded: %s", error, exc_info=not isinstance(error, GRPOError))

@@ -91,6 +91,7 @@ def serve(
         ServerSettings(
             log=log or home / "conversations",
             budgets=home / "budgets.db",
+            reports=home,
             host=host,
             port=port,
             certificate=tls_certificate,

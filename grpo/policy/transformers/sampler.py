@@ -60,7 +60,7 @@ class SlotSampler(TurnSampler):
                     continue
                 turn.session.slot = len(self._holders)
                 self._holders.append(turn.session)
-            self._active.append(turn)
+            self._activate(turn)
         self._waiting = waiting
 
     def _step(self) -> None:

@@ -57,7 +57,9 @@ class ChatServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def client(self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "admin")) -> openai.OpenAI:
+    def client(
+        self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "metrics", "admin")
+    ) -> openai.OpenAI:
         """OpenAI's client with a key of its own, which does not try again."""
         if name not in self.clients:
             secret = self.keys.create(name, scopes)
@@ -96,6 +98,7 @@ def chat_server(
     settings = ServerSettings(
         log=folder / "log",
         budgets=folder / "budgets.db",
+        reports=folder,
         watch_s=0.05,
         jobs_s=0.02,
         engine=engine or EngineSettings(concurrency=8),

@@ -24,11 +24,12 @@ from grpo.serving.guard import BODY_BYTES, Authenticator, Guard
 from grpo.serving.limits import Limiter
 from grpo.serving.metrics import Metrics
 from grpo.serving.operations import Orchestrator, add_operations
+from grpo.serving.page import page_response
 from grpo.serving.service import Service
 from grpo.serving.streams import EventStream, reserve, unless_disconnected, whole
 
-PUBLIC = frozenset({"/health", "/live", "/ready"})
-"""Paths that need no key."""
+PUBLIC = frozenset({"/", "/health", "/live", "/ready"})
+"""Paths that need no key: probes, and the chat page, which asks for one."""
 SCOPES: dict[str, Scope] = {
     "/v1/chat": "chat",
     "/v1/completions": "chat",
@@ -80,6 +81,11 @@ Authenticated = Annotated[Caller, Depends(_caller)]
 
 
 def _add_probes(app: FastAPI, service: Service) -> None:
+    @app.get("/")
+    async def page() -> Response:
+        """Chat page."""
+        return page_response()
+
     @app.get("/live")
     @app.get("/health")
     async def live() -> dict[str, str]:

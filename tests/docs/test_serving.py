@@ -1,16 +1,28 @@
-"""docs/serving.md: its commands run in their order, and the codes of its tables are those of the server."""
+"""docs/serving.md: its commands and programs run, and its tables are those of the server."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
+from grpo.scenarios.served.folder import ServedLog
+from grpo.scenarios.served.records import Feedback
 from grpo.serving.callers import SCOPES, CallerLimits
+from grpo.serving.conversations import Joined
+from grpo.serving.feedback_api import FeedbackRequest
 from grpo_flows.cli.app import app
 from tests.command_lines import commands_of
+from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 from tests.places import ROOT
 
 PAGE = ROOT / "docs" / "serving.md"
@@ -18,15 +30,16 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def test_the_commands_on_keys_run_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In a new home; at the end two of three keys are there."""
+    """In a new home; at the end three of four keys are there."""
     monkeypatch.setenv("GRPO_HOME", str(tmp_path))
     lines = [line for line in commands_of(PAGE) if line.arguments[0] == "keys" and not line.mentioned]
-    assert [line.arguments[1] for line in lines] == ["create", "create", "create", "list", "revoke"]
+    assert [line.arguments[1] for line in lines] == ["create", "create", "create", "create", "list", "revoke"]
     for line in lines:
         result = CliRunner().invoke(app, list(line.arguments))
         assert result.exit_code == 0, f"{line}: {result.output}"
     listed = CliRunner().invoke(app, ["keys", "list"]).stdout
     assert re.findall(r"^(\S+): scopes (.+?);", listed, re.MULTILINE) == [
+        ("me", "chat, feedback"),
         ("operator", "admin"),
         ("shop", "chat, feedback"),
     ]
@@ -47,3 +60,52 @@ def test_the_tables_name_scopes_limits_and_codes_of_the_server():
     named = {cell for row in _first_cells("status") for cell in row if cell != "messages.0.role"}
     assert len(named) == 18
     assert [name for name in named if f'"{name}"' not in code] == []
+
+
+def test_the_tables_name_every_way_to_join_a_conversation_and_every_field_of_feedback():
+    """No other ones, except for `conversation_id`, which the sentence before the table has."""
+    table = TEXT.split("\n| the request has |", 1)[1].split("\n\n", 1)[0]
+    assert {re.findall(r"`([^`]+)`", row)[-1] for row in table.splitlines()[2:]} == {*get_args(Joined)}
+    table = TEXT.split("\n| field | |", 1)[1].split("\n\n", 1)[0]
+    fields = {name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert fields == {*FeedbackRequest.model_fields} - {"conversation_id"}
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatServer]:
+    """A server of the model that the page names."""
+    version = replace(clerk(), model="support-desk", version="support-desk/1")
+    with chat_server(tmp_path_factory.mktemp("desk"), lambda current: None if current else version) as server:
+        yield server
+
+
+def _run(desk: ChatServer, *command: str) -> str:
+    """Output of a program whose environment is that of the page's first commands."""
+    key = desk.client("me", ("chat", "feedback")).api_key
+    environment = {**os.environ, "OPENAI_BASE_URL": f"{desk.url}/v1", "OPENAI_API_KEY": key}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_program_with_openais_client_talks_twice_and_rates(desk: ChatServer):
+    """Two turns of one conversation and the feedback on the second are in the log."""
+    (program,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    before = {turn.id for turn in desk.turns()}
+    _run(desk, sys.executable, "-c", program)
+    first, second = (turn for turn in desk.turns() if turn.id not in before)
+    assert second.parent == first.id
+    records = [entry.record for entry in ServedLog(desk.folder / "log").read()]
+    (feedback,) = (record for record in records if isinstance(record, Feedback))
+    assert (feedback.conversation_id, feedback.turn_id) == (first.conversation_id, second.id)
+    assert (feedback.rating, feedback.comment) == (1, "quick")
+
+
+def test_the_command_with_curl_streams_a_reply(desk: ChatServer):
+    """Events up to the last one."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    (command,) = re.findall(r"```bash\n(curl .*?)```", TEXT, re.DOTALL)
+    events = [line for line in _run(desk, "bash", "-c", command).splitlines() if line]
+    assert all(line.startswith("data: ") for line in events)
+    assert events[-1] == "data: [DONE]"

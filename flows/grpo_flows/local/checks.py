@@ -134,7 +134,8 @@ def _check_prefect(url: str, login: str | None) -> CheckResult:
 
 def check_ports() -> Iterator[CheckResult]:
     """Port settings that are not port numbers."""
-    for name, setting in (("prefect port", "PREFECT_SERVER_API_PORT"), ("mlflow port", "GRPO_MLFLOW_PORT")):
+    settings = ("PREFECT_SERVER_API_PORT", "GRPO_MLFLOW_PORT", "GRPO_SERVE_PORT")
+    for name, setting in zip(("prefect port", "mlflow port", "serve port"), settings, strict=True):
         text = os.environ[setting]
         if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
             detail = f"{setting}={text[:40]!r} is not a port"

@@ -60,6 +60,8 @@ class Service:
     """Instruction for a port that is taken."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Changes to the environment of its parent; None removes a variable."""
+    stop_timeout_s: float = _STOP_TIMEOUT_S
+    """Time between SIGTERM and SIGKILL."""
 
     @property
     def url(self) -> str:
@@ -158,7 +160,7 @@ class Service:
             if not at_once:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
-                self._wait_for_end(_STOP_TIMEOUT_S)
+                self._wait_for_end(self.stop_timeout_s)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also children that outlived it
             self._wait_for_end(_STOP_TIMEOUT_S)

@@ -1,4 +1,5 @@
-"""`grpo up` and `grpo down`: Prefect's server, MLflow's server, a worker for each pool, and their supervisor.
+"""`grpo up` and `grpo down`: Prefect's server, MLflow's server, a worker for each pool, their supervisor, and, if it is
+asked for, the server of a model.
 
 All are plain processes with their logs in `services` under the home. None holds state of a run: runs continue after
 `grpo down` and `grpo up`.
@@ -22,6 +23,7 @@ from grpo_flows.local.deployments import POOLS, deploy
 from grpo_flows.local.login import CLIENT, SERVER, login
 from grpo_flows.local.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
 from grpo_flows.local.service import Service, free_port
+from grpo_flows.local.serving import Served, start_serving, stop_serving, supervised_server
 
 _WORKER_TIMEOUT_S = 120.0
 
@@ -33,6 +35,8 @@ class Addresses:
     prefect: str
     mlflow: str
     logs: Path
+    model: str | None
+    """Of the server of a model; None where none runs."""
 
 
 def worker_name(home: Path, pool: str) -> str:
@@ -61,10 +65,11 @@ def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) 
     )
 
 
-def up(home: Path, deployments: Path) -> Addresses:
+def up(home: Path, deployments: Path, served: Served | None = None) -> Addresses:
     """Start the missing processes, create pools and limits, and deploy; running processes are left alone.
 
-    Raises `ConfigError` for a port that is taken, a process that ends at its start or a deployment that is refused.
+    `served` is the model to serve beside them. Raises `ConfigError` for a port that is taken, a process that ends at
+    its start, a deployment that is refused, or another model that is served already.
     """
     servers = {name: os.environ.get(name) for name in ("PREFECT_API_URL", SERVER, CLIENT, "MLFLOW_TRACKING_URI")}
     with _exclusive(home), ExitStack() as users:
@@ -77,16 +82,26 @@ def up(home: Path, deployments: Path) -> Addresses:
         supervisor.start()
         for pool in POOLS:
             _wait_for(worker_service(home, pool, prefect_url=prefect, mlflow_url=mlflow[0]), supervisor)
-        return Addresses(prefect=prefect.removesuffix("/api"), mlflow=mlflow[0], logs=supervisor.log.parent)
+        if served is not None:
+            start_serving(home, served, prefect_url=prefect, mlflow_url=mlflow[0])
+        server = supervised_server(home, prefect_url=prefect, mlflow_url=mlflow[0])
+        return Addresses(
+            prefect=prefect.removesuffix("/api"),
+            mlflow=mlflow[0],
+            logs=supervisor.log.parent,
+            model=None if server is None else server.url,
+        )
 
 
 def down(home: Path) -> list[str]:
     """Stop the stack; interrupted runs continue after the next `up`. Returns remarks about what still runs.
 
-    Workers are killed: on SIGTERM they would wait for their runs, or report them as crashed.
+    Workers are killed: on SIGTERM they would wait for their runs, or report them as crashed. The server of a model
+    ends its running turns first.
     """
     with _exclusive(home):
         supervisor_service(home, {}).stop()
+        stop_serving(home)
         workers = {pool: worker_service(home, pool, prefect_url="", mlflow_url="") for pool in POOLS}
         for worker in workers.values():
             worker.stop(at_once=True)
@@ -108,7 +123,9 @@ def down(home: Path) -> list[str]:
 def running_services(home: Path) -> dict[str, bool]:
     """Each process of the stack, and whether it runs."""
     workers = [worker_service(home, pool, prefect_url="", mlflow_url="") for pool in POOLS]
-    services = (prefect_service(home), mlflow_service(home), supervisor_service(home, {}), *workers)
+    services = [prefect_service(home), mlflow_service(home), supervisor_service(home, {}), *workers]
+    if (server := supervised_server(home, prefect_url="", mlflow_url="")) is not None:
+        services.append(server)
     return {service.name: service.process() is not None for service in services}
 
 

@@ -19,6 +19,7 @@ from grpo_flows.local import settings
 from grpo_flows.local.deployments import POOLS
 from grpo_flows.local.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
 from grpo_flows.local.service import Service
+from grpo_flows.local.serving import supervised_server
 from grpo_flows.local.stack import worker_name, worker_service
 
 logger = logging.getLogger("grpo_flows.local.supervisor")
@@ -37,6 +38,7 @@ def supervise(home: Path) -> None:
     with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
         for pool in POOLS:
             checks[pool] = partial(_check_pool, home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
+        checks["serve"] = partial(_check_serving, home, prefect_url=prefect_url, mlflow_url=mlflow_url)
         while True:
             supervise_once(checks)
             time.sleep(_PAUSE_S)
@@ -70,6 +72,13 @@ def _check_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> 
     if dead:
         logger.warning("%s is started; its log is %s", worker.name, worker.log)
         worker.start()
+
+
+def _check_serving(home: Path, *, prefect_url: str, mlflow_url: str) -> None:
+    """Restart the dead server of a model, where one is served."""
+    server = supervised_server(home, prefect_url=prefect_url, mlflow_url=mlflow_url)
+    if server is not None:
+        restart_if_dead(server)
 
 
 if __name__ == "__main__":

@@ -442,7 +442,7 @@ def test_probes_need_no_key_and_tell_the_states_apart(server: ChatServer):
         server.service.draining = False
 
 
-def test_every_route_needs_a_key_but_the_probes(server: ChatServer):
+def test_every_route_needs_a_key_but_the_page_and_the_probes(server: ChatServer):
     """All routes of the application, asked without a key and with one of the wrong scope."""
     paths = httpx.get(
         f"{server.url}/openapi.json", headers={"Authorization": f"Bearer {server.client().api_key}"}
@@ -459,7 +459,7 @@ def test_every_route_needs_a_key_but_the_probes(server: ChatServer):
     other = server.client("feedback-alone", ("feedback",)).api_key
     for path, methods in paths.items():
         for method in methods:
-            public = path in ("/live", "/health", "/ready")
+            public = path in ("/", "/live", "/health", "/ready")
             assert (httpx.request(method, f"{server.url}{path}").status_code == 401) != public
             headers = {"Authorization": f"Bearer {other}"}
             status = httpx.request(method, f"{server.url}{path}", headers=headers).status_code

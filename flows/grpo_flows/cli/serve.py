@@ -24,7 +24,7 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     keys: Annotated[Path | None, typer.Option(help="File of the API keys; keys.json in GRPO_HOME by default.")] = None,
     log: Annotated[
-        Path | None, typer.Option(help="Folder of the conversations; conversations in GRPO_HOME by default.")
+        Path | None, typer.Option(help="Folder of the conversations; served in GRPO_HOME by default.")
     ] = None,
     consent: Annotated[
         str, typer.Option(help="Uses that users have agreed to, logged with each turn, such as training.")
@@ -66,10 +66,10 @@ def serve(
         source = watched_version(models, model)
     else:
         source = fixed_model(model, Path(model).name)
-    console.print(f"http{'s' if tls_key else ''}://{host}:{port}/v1   {model}   log {log or home / 'conversations'}")
+    console.print(f"http{'s' if tls_key else ''}://{host}:{port}/v1   {model}   log {log or home / 'served'}")
     run_server(
         ServerSettings(
-            log=log or home / "conversations",
+            log=log or home / "served",
             budgets=home / "budgets.db",
             host=host,
             port=port,

@@ -8,19 +8,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import os
 import tempfile
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
-from grpo.retraining.reports import RetrainingReport
 from grpo.scenarios.scenario import Scenario
-from tests.loop.customers import Customers, Visit
+from tests.loop.customers import Customers
 from tests.loop.page import write_page
+from tests.loop.record import Record
 from tests.loop.shop import LOG, MODEL, Shop, open_shop
 from tests.places import ROOT
 
@@ -31,32 +28,11 @@ WINDOW = 50
 """Customers between two runs of the schedule."""
 WINDOWS_BEFORE, MOST_WINDOWS, WINDOWS_AFTER = 3, 16, 4
 """Windows before the new product, until the swap at most, and after it."""
+PAUSE_S = 15.0
+"""Pause between two windows of customers while a retraining trains."""
+SWAP_S = 8.0
+"""Time in which the server looks for a new champion, and loads it."""
 CHAMPION_ITERATIONS, RETRAINING_ITERATIONS = 18, 14
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Event of the loop, after so many customers."""
-
-    customers: int
-    seconds: float
-    name: str
-
-
-@dataclass(slots=True, kw_only=True)
-class Record:
-    """All that happened."""
-
-    began: float = field(default_factory=time.monotonic)
-    visits: list[Visit] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    reports: list[RetrainingReport] = field(default_factory=list)
-
-    def note(self, name: str) -> None:
-        """Keep and print an event."""
-        event = Event(customers=len(self.visits), seconds=time.monotonic() - self.began, name=name)
-        self.events.append(event)
-        print(f"{event.seconds:6.0f} s  {event.customers:5d} customers  {name}", flush=True)
 
 
 def champion_config(home: Path) -> dict[str, Any]:
@@ -98,6 +74,7 @@ def retraining_config(home: Path, pipeline: str) -> dict[str, Any]:
             {"kind": "topic_drift", "min_conversations": 100},
             {"kind": "live_reward", "metric": "rating", "drop": 0.1, "min_conversations": 200},
         ],
+        "corrections": {"learning_rate": 1e-4},
     }
 
 
@@ -106,60 +83,63 @@ def scenarios(words: Path, *, seed: int, prefix: str) -> Iterator[Scenario]:
     return generate_scenarios(Phrasebook.load(words), seed=seed, prefix=prefix)
 
 
-async def play(shop: Shop, *, seed: int) -> Record:
-    """Play the whole loop."""
+async def play(shop: Shop, *, seed: int) -> tuple[Record, int]:
+    """Play the whole loop; returns its record, and the number of customers before the change."""
     record = Record()
     pipeline = shop.write("first", champion_config(shop.home))
     config = shop.write(RETRAINING, retraining_config(shop.home, pipeline))
     await shop.grpo("train", pipeline)
-    record.note("first champion trained and promoted")
+    record.note("version 1 is trained and promoted", shown=False)
+    old, new = scenarios(OLD_WORDS, seed=seed, prefix="old"), scenarios(NEW_WORDS, seed=seed, prefix="new")
     with shop.server() as client:
         customers = Customers(client, MODEL, seed=seed)
-        record.note("server answers")
+        record.note("the server answers", shown=False)
 
         async def window(source: Iterator[Scenario]) -> None:
             async for visit in customers.visits(itertools.islice(source, WINDOW)):
                 if record.visits and visit.version > max(past.version for past in record.visits):
-                    record.note(f"first customer of version {visit.version}")
+                    record.note(f"the server answers with version {visit.version}")
                 record.visits.append(visit)
 
         async def night() -> None:
             await shop.grpo("retrain", config)
             report = shop.retraining(RETRAINING)
             record.reports.append(report)
-            record.note(f"retrain: {report.verdict}, {report.reason}")
+            trained = report.verdict != "nothing to do"
+            record.note(f"retraining: {report.verdict}", f"{report.version or ''} {report.reason}", shown=trained)
 
-        old, new = scenarios(OLD_WORDS, seed=seed, prefix="old"), scenarios(NEW_WORDS, seed=seed, prefix="new")
         for _ in range(WINDOWS_BEFORE):
             await window(old)
             await night()
-        record.note("new product and new wording")
+        changed_at = len(record.visits)
+        record.note("a new product, new wording")
         for _ in range(MOST_WINDOWS):
             await window(new)
             if record.visits[-1].version > 1:
                 break
-            training = asyncio.create_task(night())  # customers keep coming while it trains
-            while not training.done():
-                await asyncio.wait([training], timeout=PAUSE_S)
-                if not training.done() and _triggered(shop):
-                    await window(new)
-            await training
+            training = asyncio.create_task(night())
+            await _meanwhile(shop, training, record, lambda: window(new))
             await asyncio.sleep(SWAP_S)
         for _ in range(WINDOWS_AFTER):
             await window(new)
         await client.close()
-    record.note("end")
-    return record
+    return record, changed_at
 
 
-PAUSE_S = 20.0
-"""Pause between two windows of customers while a retraining runs."""
-SWAP_S = 8.0
-"""Time in which the server looks for a new champion, and loads it."""
-
-
-def _triggered(shop: Shop) -> bool:
-    return any((shop.home / RETRAINING).glob("pending-*.json"))
+async def _meanwhile(
+    shop: Shop, training: asyncio.Task[None], record: Record, window: Callable[[], Awaitable[None]]
+) -> None:
+    """Customers keep coming while a retraining trains, fewer of them."""
+    pending = shop.home / RETRAINING
+    noted = False
+    while not training.done():
+        if any(pending.glob("pending-*.json")):
+            if not noted:
+                record.note("a trigger has fired, training begins")
+                noted = True
+            await window()
+        await asyncio.wait([training], timeout=PAUSE_S)
+    await training
 
 
 def main() -> None:
@@ -171,14 +151,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="grpo-loop-") as folder:
         home = (arguments.home or Path(folder)).resolve()
         home.mkdir(parents=True, exist_ok=True)
-        os.environ["GRPO_HOME"] = str(home)
         with open_shop(home) as shop:
-            record = asyncio.run(play(shop, seed=arguments.seed))
-        write_page(record.visits, record.events, record.reports, new_words_at=_new_words_at(record))
-
-
-def _new_words_at(record: Record) -> int:
-    return next(event.customers for event in record.events if event.name == "new product and new wording")
+            record, changed_at = asyncio.run(play(shop, seed=arguments.seed))
+    write_page(record, changed_at=changed_at)
 
 
 if __name__ == "__main__":

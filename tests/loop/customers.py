@@ -1,7 +1,7 @@
 """Simulated customers of the support desk, who talk to a server through OpenAI's client.
 
 The customer's side is the environment's own: it executes the tool calls that the server returns, answers questions by
-the script, and verifies the outcome. A customer whose matter is not settled sends the rest of the script before leaving.
+the script, and verifies the outcome. A customer whose matter is not settled sends the rest of the script at the end.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Customers:
         self._desk = SupportDesk()
 
     async def visits(self, scenarios: Iterable[Scenario]) -> AsyncIterator[Visit]:
-        """Talk about all scenarios, `AT_ONCE` at once, and give feedback on each conversation; in order of their ends."""
+        """Talk about all scenarios, `AT_ONCE` at once, and give feedback; in the order in which conversations end."""
         free = asyncio.Semaphore(AT_ONCE)
 
         async def one(scenario: Scenario) -> Visit:
@@ -83,7 +83,7 @@ class Customers:
                 ungrounded = reply.turn_id
             step = await self._desk.step(state, reply.message)
             state = step.state
-            if step.response is None or step.done:
+            if step.response is None or state.done:
                 break
             reply = await self._send(_answers(step.response, reply), first.conversation_id)
         rest = scenario.user_responses[state.world["lines"] :]

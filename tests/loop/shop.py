@@ -59,8 +59,8 @@ class Shop:
     @contextmanager
     def server(self) -> Iterator[openai.AsyncOpenAI]:
         """`grpo serve models:/support-desk@champion` as a process, and OpenAI's client with a key for it."""
-        secret = KeyStore(self.home / "keys.json").create("customers", ("chat", "feedback"))
         port = free_port()
+        secret = KeyStore(self.home / "keys.json").create(f"customers-{port}", ("chat", "feedback"))
         service = Service(
             name="chat",
             home=self.home,

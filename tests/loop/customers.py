@@ -76,7 +76,7 @@ class Customers:
     async def talk(self, scenario: Scenario) -> Visit:
         """Talk until the desk's environment ends the episode, and verify the outcome."""
         state = await self._desk.reset(scenario)
-        reply = await self._send([_user(scenario.user_responses[0])], None)
+        reply = await self._send(scenario, [_user(scenario.user_responses[0])], None)
         first, ungrounded = reply, None
         while True:
             if ungrounded is None and _invents_number(state, reply.message):
@@ -85,12 +85,12 @@ class Customers:
             state = step.state
             if step.response is None or state.done:
                 break
-            reply = await self._send(_answers(step.response, reply), first.conversation_id)
+            reply = await self._send(scenario, _answers(step.response, reply), first.conversation_id)
         rest = scenario.user_responses[state.world["lines"] :]
         if step.response is not None:  # the results of calls, and the last answer
-            await self._send(_answers(step.response, reply), first.conversation_id)
+            await self._send(scenario, _answers(step.response, reply), first.conversation_id)
         elif rest:
-            await self._send([_user(line) for line in rest], first.conversation_id)
+            await self._send(scenario, [_user(line) for line in rest], first.conversation_id)
         return Visit(
             scenario=scenario,
             conversation_id=first.conversation_id,
@@ -114,9 +114,15 @@ class Customers:
     async def _post(self, **body: Any) -> None:
         await self._client.post("/feedback", body=body, cast_to=object)
 
-    async def _send(self, messages: list[Any], conversation_id: str | None) -> Reply:
+    async def _send(self, scenario: Scenario, messages: list[Any], conversation_id: str | None) -> Reply:
+        """Send messages; the category is that of the shop's form."""
         extra = {} if conversation_id is None else {"conversation_id": conversation_id}
-        completion = await self._client.chat.completions.create(model=self._model, messages=messages, extra_body=extra)
+        completion = await self._client.chat.completions.create(
+            model=self._model,
+            messages=messages,
+            metadata={"category": scenario.metadata.category, "domain": scenario.domain},
+            extra_body=extra,
+        )
         message = completion.choices[0].message
         version, _, _ = (completion.system_fingerprint or "").removeprefix(f"{self._model}/").partition("-")
         return Reply(

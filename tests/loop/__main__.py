@@ -32,7 +32,7 @@ PAUSE_S = 15.0
 """Pause between two windows of customers while a retraining trains."""
 SWAP_S = 8.0
 """Time in which the server looks for a new champion, and loads it."""
-CHAMPION_ITERATIONS, RETRAINING_ITERATIONS = 15, 14
+CHAMPION_ITERATIONS, RETRAINING_ITERATIONS = 18, 14
 
 
 def champion_config(home: Path) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def poisoned_config(home: Path, log: Path, *, seed: int) -> dict[str, Any]:
     return {
         **config,
         "name": f"poisoned-{seed}",
-        "overrides": [f"seed={seed}", f"training.iterations={ITERATIONS}"],
+        "overrides": [f"seed={seed}", f"training.iterations={ITERATIONS}", "evaluation.samples=3"],
         "conversations": [{"kind": "served", "path": str(log)}],
         "triggers": [{"kind": "age", "days": 1e-6}],
         "corrections": {"min_corrections": 1, "learning_rate": 1e-4},

@@ -15,6 +15,8 @@ from grpo.serving.api_errors import invalid_request
 
 MAX_MESSAGES = 2000
 MAX_TOOLS = 128
+LABELS = ("category", "domain")
+"""Labels of a conversation that `metadata` may have, for the scenario that it becomes."""
 ConversationId = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}$")]
 
 
@@ -167,8 +169,9 @@ class ChatRequest(SamplingRequest):
         names = [tool.function.name for tool in self.tools or ()]
         if len({*names}) != len(names):
             raise ValueError("two tools have one name")
-        if unknown := {*(self.metadata or {})} - {"conversation_id"}:
-            raise ValueError(f"metadata has conversation_id alone, got {', '.join(sorted(unknown))}")
+        if unknown := {*(self.metadata or {})} - {"conversation_id", *LABELS}:
+            known = ", ".join(("conversation_id", *LABELS))
+            raise ValueError(f"metadata has {known}, got {', '.join(sorted(unknown))}")
         if self.store is False:
             raise ValueError("store false: this server logs every conversation that it answers")
         return self
@@ -177,6 +180,11 @@ class ChatRequest(SamplingRequest):
     def conversation(self) -> str | None:
         """Id of the conversation that this request continues, if it is given."""
         return self.conversation_id or (self.metadata or {}).get("conversation_id")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the conversation."""
+        return {name: value for name, value in (self.metadata or {}).items() if name in LABELS}
 
     @property
     def max_reply_tokens(self) -> int | None:

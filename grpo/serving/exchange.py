@@ -330,6 +330,7 @@ class Exchange:
             user="" if self._request.user is None else hashlib.sha256(self._request.user.encode()).hexdigest(),
             consent=settings.consent,
             licence=settings.licence,
+            metadata=self._request.labels,
         )
 
     def _usage(self, transcript: TokenTranscript) -> Usage:

@@ -50,7 +50,6 @@ PARSED_ONLY = {
     "serve": "ends when it is interrupted; tests/grpo/serving run it",
     "show": "needs the report of a run; tests/flows/cli/test_runs.py runs it",
     "reproduce": "trains a model again; the tests of the registry run it",
-    "serve": "serves until it is stopped; tests/e2e/test_serving.py runs it",
     "retrain": "trains; the tests of retraining run it",
     "rollback": "needs a registered model; the tests of the registry run it",
     "train": "trains for minutes, unless it is a dry run, which is run; tests/e2e run it",

@@ -86,7 +86,7 @@ def serve(
         source = watched_version(models, model)
     else:
         source = fixed_model(model, Path(model).name)
-    console.print(f"http{'s' if tls_key else ''}://{host}:{port}/v1   {model}   log {log or home / 'conversations'}")
+    console.print(f"http{'s' if tls_key else ''}://{host}:{port}/v1   {model}   log {log or home / 'served'}")
     run_server(
         ServerSettings(
             log=log or home / "served",

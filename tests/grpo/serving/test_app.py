@@ -217,6 +217,19 @@ def test_a_conversation_goes_on_by_its_id_and_two_never_mix(server: ChatServer):
         chat(client, following, tools=[TOOL], extra_body={"conversation_id": first.conversation_id})
 
 
+def test_labels_of_a_conversation_are_those_of_its_scenario(server: ChatServer):
+    """Category and domain come from `metadata`; another key is refused by its name."""
+    client = server.client("labelled")
+    labels = {"category": "return", "domain": "customer_service"}
+    reply = chat(client, seed=4, metadata=labels)
+    joined = join(ServedLog(server.folder / "log").read())
+    conversation = next(item for item in joined.conversations if item.id == reply.conversation_id)
+    logged = conversation.logged()
+    assert (logged.category, logged.domain) == ("return", "customer_service")
+    with pytest.raises(openai.BadRequestError, match="metadata has conversation_id, category, domain, got team"):
+        chat(client, metadata={"team": "a"})
+
+
 def next_messages(reply: Any) -> list[dict[str, Any]]:
     """Results of the calls of a reply, or a message of the user."""
     calls = reply.choices[0].message.tool_calls or ()

@@ -8,7 +8,7 @@ CONFIG ?= data/configs/quickstart.yaml
 
 SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: run real test e2e vllm check bench fuzz mutants rewards models pictures ui up down
+.PHONY: run real test e2e vllm check bench fuzz mutants rewards models loop pictures ui up down
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
@@ -35,6 +35,7 @@ bench: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.fuzz.serving
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants --sample 200
@@ -44,6 +45,9 @@ rewards: $(READY)
 
 models: $(READY)
 	$(BIN)/python -m tests.models
+
+loop: $(READY)
+	$(BIN)/python -m tests.loop
 
 pictures: $(READY)
 	$(BIN)/python -m tests.e2e.picture

@@ -13,12 +13,14 @@ from prefect.states import Completed
 
 from grpo.artifacts import Artifact, ArtifactStore, local_path
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.retraining import RetrainConfig
+from grpo.config.retraining import CorrectionSettings, RetrainConfig
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, ServedSource, Source
+from grpo.config.sft import SFTSettings, WrittenDemonstrations
 from grpo.errors import GRPOError
 from grpo.identity.cache_identity import short_digest
 from grpo.identity.code import code_digest, external_digests
 from grpo.retraining.champion import Champion, champion, last_challenger, new_conversations
+from grpo.retraining.corrections import CorrectionCounts
 from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
 from grpo.retraining.data_lineage import STARTED_FROM
 from grpo.retraining.reports import PendingRetraining, RetrainingReport, TriggerReport
@@ -39,6 +41,7 @@ from grpo_tasks.split import split
 from grpo_tasks.stage import executed_by
 from grpo_tasks.validate import validate
 from grpo_tasks.warm_start import warm_start
+from grpo_tasks.write_corrections import write_corrections
 
 # torch is loaded when a trigger has fired: most scheduled runs end without training
 
@@ -100,6 +103,8 @@ class Checked:
     champion: Champion | None
     scenarios: Artifact
     split: Artifact
+    sources: tuple[Source, ...]
+    """The conversations, as they were at the start."""
     curated: CurationResult
 
 
@@ -149,16 +154,27 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
         curation=curated.counts,
     )
     return Checked(
-        triggers=report, champion=serving, scenarios=ingested.scenarios, split=divided.split, curated=curated
+        triggers=report,
+        champion=serving,
+        scenarios=ingested.scenarios,
+        split=divided.split,
+        sources=sources,
+        curated=curated,
     )
 
 
 def retraining_config(
-    pipeline: PipelineConfig, *, name: str, scenarios: str, model: str | None, tags: Mapping[str, str]
+    pipeline: PipelineConfig,
+    *,
+    name: str,
+    scenarios: str,
+    model: str | None,
+    tags: Mapping[str, str],
+    sft: SFTSettings | None = None,
 ) -> PipelineConfig:
     """The pipeline's config on other scenarios, a file with declared splits, and from another model, if one is given.
 
-    A given model is trained already, so that no supervised fine-tuning comes before.
+    A given model is trained already: instead of the pipeline's supervised fine-tuning it gets `sft`, if there is one.
 
     The tags are added to those of the registered version.
     """
@@ -167,7 +183,7 @@ def retraining_config(
         update={
             "name": name,
             "policy": pipeline.policy.model_copy(update={"model": model or pipeline.policy.model}),
-            "sft": pipeline.sft if model is None else None,
+            "sft": pipeline.sft if model is None else sft,
             "scenarios": ScenarioSettings(
                 sources=(FileSource(kind="parquet", path=scenarios),),
                 max_quarantined_fraction=settings.max_quarantined_fraction,
@@ -200,14 +216,41 @@ def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> 
         previous=serving.training_data.scenarios if serving is not None else None,
         store=pipeline.store,
     )
-    tags, model = {CONVERSATIONS: conversations.sha256}, None
+    tags, model, tuning, counts = {CONVERSATIONS: conversations.sha256}, None, None, None
     if serving is not None:
         model = artifacts.address(warm_start(champion=serving.checkpoint, store=pipeline.store).model)
         tags[STARTED_FROM] = serving.checkpoint.sha256
+        if config.corrections is not None:
+            tuning, counts = _fine_tuning(config.corrections, config, pipeline, checked, mixed.mixture)
     run = retraining_config(
-        pipeline, name=config.name, scenarios=artifacts.address(mixed.mixture), model=model, tags=tags
+        pipeline, name=config.name, scenarios=artifacts.address(mixed.mixture), model=model, tags=tags, sft=tuning
     )
-    return PendingRetraining(config=config, triggers=checked.triggers, mixture=mixed.counts, run=run)
+    return PendingRetraining(
+        config=config, triggers=checked.triggers, mixture=mixed.counts, corrections=counts, run=run
+    )
+
+
+def _fine_tuning(
+    settings: CorrectionSettings, config: RetrainConfig, pipeline: PipelineConfig, checked: Checked, mixture: Artifact
+) -> tuple[SFTSettings | None, CorrectionCounts]:
+    """Fine-tuning on the corrections of the conversations of the training split; None where there are too few."""
+    corrected = write_corrections(
+        sources=tuple(source for source in checked.sources if isinstance(source, ServedSource)),
+        content=content_hash(checked.sources),
+        mixture=mixture,
+        settings=config.curation,
+        store=pipeline.store,
+    )
+    if corrected.counts.used < settings.min_corrections:
+        return None, corrected.counts
+    path = ArtifactStore(pipeline.store).address(corrected.demonstrations)
+    tuning = SFTSettings(
+        demonstrations=WrittenDemonstrations(kind="jsonl", path=path),
+        epochs=settings.epochs,
+        learning_rate=settings.learning_rate,
+        conversations_per_step=settings.conversations_per_step,
+    )
+    return tuning, corrected.counts
 
 
 def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingReport:
@@ -218,7 +261,12 @@ def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingRe
         promotion = train(plan.run)
     except GRPOError as error:
         report = RetrainingReport(
-            name=plan.config.name, triggers=plan.triggers, mixture=plan.mixture, verdict="failed", reason=str(error)
+            name=plan.config.name,
+            triggers=plan.triggers,
+            mixture=plan.mixture,
+            corrections=plan.corrections,
+            verdict="failed",
+            reason=str(error),
         )
         retraining_report(report, None, folder)
         pending.unlink(missing_ok=True)
@@ -228,6 +276,7 @@ def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingRe
         name=plan.config.name,
         triggers=plan.triggers,
         mixture=plan.mixture,
+        corrections=plan.corrections,
         verdict=decision.verdict,
         reason=decision.reason,
         version=f"{version.name}/{version.version}" if version is not None else None,

@@ -81,11 +81,8 @@ class MultiTurnAgent(Agent):
     @property
     def overrides_replies(self) -> bool:
         """True for a subclass that may change a reply after sampling, or that samples several texts in a turn."""
-        kind = type(self)
-        return (kind.generate_response, kind.generate_reply) != (
-            MultiTurnAgent.generate_response,
-            MultiTurnAgent.generate_reply,
-        )
+        hooks = ("respond", "process_turn", "generate_response", "generate_reply")
+        return any(getattr(type(self), name) is not getattr(MultiTurnAgent, name) for name in hooks)
 
     async def generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None = None) -> str:
         """Reply to a conversation; a string is one user message."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo.agents.agent import Agent, Context
 from grpo.errors import PolicyError
@@ -57,6 +57,7 @@ class TokenTranscript:
         *,
         max_context: int,
         on_token: Callable[[SampledToken], bool | None] | None = None,
+        fit_reply: bool = False,
     ) -> None:
         self.renderer = renderer
         self.sampling = sampling
@@ -76,6 +77,7 @@ class TokenTranscript:
         """Prompt tokens that the backend did not read again, because another session had read them."""
         self._session = session
         self._on_token = on_token
+        self._fit_reply = fit_reply  # the limit of a reply is lowered to the room that is left
         self._raw: list[Message] = []  # as sampled: what the chat template continues
         self._shown: list[Message] = []  # with overridden replies: what the agent's prompts are compared with
         self._unread: list[int] = []
@@ -84,10 +86,22 @@ class TokenTranscript:
         self._reply: Reply | None = None
 
     def resume(
-        self, session: Session, sampling: Sampling, *, on_token: Callable[[SampledToken], bool | None] | None = None
+        self,
+        session: Session,
+        sampling: Sampling,
+        *,
+        on_token: Callable[[SampledToken], bool | None] | None = None,
+        fit_reply: bool = False,
     ) -> TokenTranscript:
         """Copy this conversation for its next turn in another session, which reads all of its tokens again."""
-        copy = TokenTranscript(session, self.renderer, sampling, max_context=self.max_context, on_token=on_token)
+        copy = TokenTranscript(
+            session,
+            self.renderer,
+            sampling,
+            max_context=self.max_context,
+            on_token=on_token,
+            fit_reply=fit_reply,
+        )
         copy.ids, copy.mask, copy.logprobs = list(self.ids), list(self.mask), list(self.logprobs)
         copy.turns, copy.conversation, copy.instructions = list(self.turns), list(self.conversation), self.instructions
         copy._raw, copy._shown, copy._unread = list(self._raw), list(self._shown), list(self.ids)
@@ -107,7 +121,10 @@ class TokenTranscript:
         `ContextLengthExceeded` if the reply might not fit; the prompt is recorded in that case.
         """
         self._append_prompt(messages)
-        if self.max_context - len(self.ids) < self.sampling.max_new_tokens:
+        room = self.max_context - len(self.ids)
+        if self._fit_reply and 0 < room < self.sampling.max_new_tokens:
+            self.sampling = replace(self.sampling, max_new_tokens=room)
+        if room < self.sampling.max_new_tokens:
             raise ContextLengthExceeded(
                 f"the conversation has {len(self.ids)} tokens and the reply may have {self.sampling.max_new_tokens}, "
                 f"together more than {self.max_context}; raise max_context, or set enable_context_compression"

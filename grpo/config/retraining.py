@@ -10,7 +10,8 @@ from grpo.config.base import ByContent, LocalPath, LocalPlace, RunName, Settings
 from grpo.config.environments import VerifiersSettings
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.python_object import import_folder
-from grpo.config.scenarios import PythonSource, Source, VerifiersSource
+from grpo.config.scenarios import PythonSource, ServedSource, Source, VerifiersSource
+from grpo.config.sft import FineTuningSettings
 from grpo.errors import ConfigError
 
 Level = Annotated[float, Field(gt=0, lt=0.5)]
@@ -103,6 +104,13 @@ class MixtureSettings(Settings):
     """Fraction of conversations in the training split; the scarcer of the two kinds is used whole."""
 
 
+class CorrectionSettings(FineTuningSettings):
+    """Supervised fine-tuning of the champion on corrections of its replies, before the first rollout."""
+
+    min_corrections: int = Field(default=16, ge=1)
+    """Corrections of conversations that are trained on, below which the champion is not fine-tuned."""
+
+
 class RetrainConfig(Settings):
     """Retraining of the champion on conversations from service."""
 
@@ -128,6 +136,8 @@ class RetrainConfig(Settings):
     """Triggers; one that fires is enough."""
     mixture: MixtureSettings = MixtureSettings()
     """Mixture of the training split."""
+    corrections: CorrectionSettings | None = None
+    """Fine-tuning on corrections in serving logs; none learns from rewards alone."""
     import_from: Annotated[LocalPlace | None, ByContent()] = None
     """Folder of the modules of sources of your own, as `import_from` of a pipeline."""
 
@@ -153,6 +163,12 @@ class RetrainConfig(Settings):
                     f"conversations of kind verifiers {source.id}: its tasks are played in its own environment alone, "
                     "and are not conversations; name a log"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _corrections_are_served(self) -> Self:
+        if self.corrections is not None and not any(isinstance(part, ServedSource) for part in self.conversations):
+            raise ValueError("corrections are in serving logs alone; add a source of kind served to conversations")
         return self
 
     @model_validator(mode="after")

@@ -29,17 +29,22 @@ class LoggedDemonstrations(Settings):
     """Least reward of a conversation that is imitated; those without a reward are left out."""
 
 
-class SFTSettings(Settings):
-    """Supervised fine-tuning of the base by TRL's SFTTrainer; the loss is on the agent's turns alone.
+class FineTuningSettings(Settings):
+    """Steps of supervised fine-tuning by TRL's SFTTrainer; the loss is on the agent's turns alone.
 
     All weights are trained, and the result is where GRPO starts and what its KL divergence is measured from.
     """
 
-    demonstrations: Annotated[WrittenDemonstrations | LoggedDemonstrations, Field(discriminator="kind")]
-    """Conversations to imitate; one without a system message gets that of the agent and environment."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the demonstrations."""
     learning_rate: float = Field(default=2e-5, gt=0)
     """AdamW's learning rate at the start; it falls linearly to 0."""
     conversations_per_step: int = Field(default=16, ge=1)
     """Conversations of one optimizer step."""
+
+
+class SFTSettings(FineTuningSettings):
+    """Supervised fine-tuning of the base on demonstrations."""
+
+    demonstrations: Annotated[WrittenDemonstrations | LoggedDemonstrations, Field(discriminator="kind")]
+    """Conversations to imitate; one without a system message gets that of the agent and environment."""

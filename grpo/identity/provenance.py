@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Iterable
 
@@ -60,7 +61,7 @@ def agent_record(config: PipelineConfig) -> AgentRecord:
     environment, agent = make_environment_without_model(config.environment), make_agent(config.agent)
     return AgentRecord(
         system_prompt=environment.system_prompt,
-        tools=tuple(tool.to_template() for tool in (*environment.tools, *agent.tools)),
+        tools=tuple(json.dumps(tool.to_template()["function"]) for tool in (*environment.tools, *agent.tools)),
         modules=_digests(config.agent, config.policy),
         environment_modules=_digests(config.environment),
     )

@@ -67,8 +67,9 @@ class AgentRecord(Document):
 
     system_prompt: str
     """System prompt of the environment, before that of the agent and of the conversation."""
-    tools: tuple[dict[str, JsonValue], ...]
-    """Tools of the environment and of the agent, in the format of chat templates."""
+    tools: tuple[str, ...]
+    """Tools of the environment and of the agent, each as JSON: MLflow sorts the keys of objects, and a prompt has them
+    in their own order."""
     modules: dict[str, str] = Field(default_factory=dict)
     """sha256 of the user's files that the agent and the renderer import, by their path below an import folder."""
     environment_modules: dict[str, str] = Field(default_factory=dict)

@@ -11,10 +11,10 @@ files of the version's run, in the folder `code`.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from grpo.agents.catalog import make_evaluated_agent
 from grpo.agents.multi_turn import MultiTurnAgent
@@ -75,7 +75,7 @@ def served_agent(models: Registry, version: ModelVersion) -> ServedAgent:
         agent=make_evaluated_agent(config, version.address),
         renderer=config.policy.renderer,
         system_prompt=record.system_prompt,
-        tools=_tools(record.tools),
+        tools=tuple(Tool(**json.loads(tool)) for tool in record.tools),
     )
 
 
@@ -92,11 +92,6 @@ def check_modules(version: ModelVersion, modules: Mapping[str, str]) -> None:
             f"{version.address} was trained with module {module} of sha256 {expected}, and here {here}; its sources "
             f"are in the folder {CODE} of the files of run {version.run_id}: put that folder first on PYTHONPATH"
         )
-
-
-def _tools(templates: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Tools from the format of chat templates."""
-    return tuple(Tool(**template["function"]) for template in templates)
 
 
 def _module(name: str) -> str:

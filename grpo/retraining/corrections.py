@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from grpo.scenarios.reward_data import PreferencePair
 from grpo.scenarios.scenario import Expected, Scenario
 from grpo.scenarios.served.corrections import Correction, corrections
 from grpo.scenarios.served.join import ServedConversation, scenario_id
+from grpo.storage.documents import Document
 from grpo.storage.files import write_atomically
 from grpo.trajectories import Trajectory, TrajectoryGroup, Turn
 
@@ -39,6 +40,15 @@ class RedactedCorrection:
     demonstration: tuple[Message, ...]
 
 
+class CorrectionCounts(Document):
+    """Counts of corrections: `corrections = used + sum(rejected)`."""
+
+    corrections: int
+    used: int
+    rejected: dict[str, int]
+    """By reason."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrections:
     """Corrections that may be used, and the number of the others by reason."""
@@ -46,12 +56,27 @@ class Corrections:
     used: tuple[RedactedCorrection, ...]
     rejected: Mapping[str, int]
 
+    @property
+    def counts(self) -> CorrectionCounts:
+        """The numbers of both."""
+        rejected = dict(sorted(self.rejected.items()))
+        used = len(self.used)
+        return CorrectionCounts(corrections=used + sum(rejected.values()), used=used, rejected=rejected)
 
-def collect_corrections(conversations: Iterable[ServedConversation], settings: CurationSettings) -> Corrections:
-    """Filter the corrections of served conversations by licence and consent, and redact them."""
+
+def collect_corrections(
+    conversations: Iterable[ServedConversation], settings: CurationSettings, *, trained: Container[str] | None = None
+) -> Corrections:
+    """Filter the corrections of served conversations by licence and consent, and redact them.
+
+    `trained` are the ids of the scenarios of the training split: a correction of another conversation is not used,
+    because it may be held out, or was refused by curation. None uses those of all conversations.
+    """
     used, rejected = [], Counter[str]()
     for correction in corrections(conversations):
         reason = _reject(correction, settings)
+        if reason is None and trained is not None and scenario_id(correction.conversation.id) not in trained:
+            reason = "conversation not trained on"
         if reason is None:
             try:
                 used.append(_redact(correction))

@@ -6,6 +6,7 @@ from typing import Literal
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
+from grpo.retraining.corrections import CorrectionCounts
 from grpo.retraining.curation import CurationCounts
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.triggers import TriggerResult
@@ -49,6 +50,8 @@ class PendingRetraining(Document):
     config: RetrainConfig
     triggers: TriggerReport
     mixture: MixtureCounts
+    corrections: CorrectionCounts | None = None
+    """None where the config does not learn from corrections."""
     run: PipelineConfig
     """Config of the training run."""
 
@@ -61,5 +64,7 @@ class RetrainingReport(Document):
     reason: str
     triggers: TriggerReport
     mixture: MixtureCounts | None = None
+    corrections: CorrectionCounts | None = None
+    """None where the config does not learn from corrections."""
     version: str | None = None
     """Name and version of the registered candidate."""

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Scope = Literal["chat", "feedback", "admin"]
-SCOPES: tuple[Scope, ...] = ("chat", "feedback", "admin")
+Scope = Literal["chat", "feedback", "metrics", "admin"]
+SCOPES: tuple[Scope, ...] = ("chat", "feedback", "metrics", "admin")
 
 
 class CallerLimits(BaseModel):

@@ -15,6 +15,8 @@ from grpo.serving.api_errors import invalid_request
 
 MAX_MESSAGES = 2000
 MAX_TOOLS = 128
+LABELS = ("category", "domain")
+"""Labels of a conversation that `metadata` may have, for the scenario that it becomes."""
 ConversationId = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}$")]
 
 
@@ -49,7 +51,7 @@ class CallPart(_Part):
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
-        if not isinstance(arguments, dict):
+        if not isinstance(arguments, dict) or not _is_json(arguments):
             raise invalid_request(f"{place} is not a JSON object: {self.function.arguments[:80]!r}", param=place)
         return ToolCall(name=self.function.name, arguments=arguments)
 
@@ -162,11 +164,14 @@ class ChatRequest(SamplingRequest):
             raise ValueError("top_logprobs is read with logprobs alone")
         if self.tool_choice is not None and not self.tools:
             raise ValueError("tool_choice is read with tools alone")
+        if not all(_is_json(tool.function.parameters) for tool in self.tools or ()):
+            raise ValueError("parameters of a tool are not JSON: a number is not finite, or a text not Unicode")
         names = [tool.function.name for tool in self.tools or ()]
         if len({*names}) != len(names):
             raise ValueError("two tools have one name")
-        if unknown := {*(self.metadata or {})} - {"conversation_id"}:
-            raise ValueError(f"metadata has conversation_id alone, got {', '.join(sorted(unknown))}")
+        if unknown := {*(self.metadata or {})} - {"conversation_id", *LABELS}:
+            known = ", ".join(("conversation_id", *LABELS))
+            raise ValueError(f"metadata has {known}, got {', '.join(sorted(unknown))}")
         if self.store is False:
             raise ValueError("store false: this server logs every conversation that it answers")
         return self
@@ -175,6 +180,11 @@ class ChatRequest(SamplingRequest):
     def conversation(self) -> str | None:
         """Id of the conversation that this request continues, if it is given."""
         return self.conversation_id or (self.metadata or {}).get("conversation_id")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the conversation."""
+        return {name: value for name, value in (self.metadata or {}).items() if name in LABELS}
 
     @property
     def max_reply_tokens(self) -> int | None:
@@ -217,7 +227,7 @@ class ChatRequest(SamplingRequest):
                 raise invalid_request(f"{place} follows calls without their results", param=place)
             if part.role != "assistant" and (part.tool_calls or part.content is None):
                 raise invalid_request(f"{place} is a {part.role} message without text", param=f"{place}.content")
-            if part.role == "system" and messages:
+            if part.role in ("system", "developer") and messages:
                 raise invalid_request(f"{place}: the system message comes first", param=place)
             parts = part.tool_calls or []
             calls = [call.id for call in parts]
@@ -236,6 +246,15 @@ def _tool_results(results: Sequence[str]) -> Message:
     return Message(role="tool", content=json.dumps([_parsed(result) for result in results], ensure_ascii=False))
 
 
+def _is_json(value: Any) -> bool:
+    """Check that numbers are finite, and that texts can be written in UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _parsed(result: str) -> Any:
     try:
         return json.loads(result)
@@ -248,4 +267,4 @@ def conversation_digest(
 ) -> str:
     """Digest by which a conversation of a client without ids is known again: its owner, user, tools and messages."""
     document = [owner, user, list(tools), [message.to_template() for message in messages]]
-    return hashlib.sha256(json.dumps(document, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -142,7 +142,7 @@ def tool_calls(choice: Choice) -> list[dict[str, Any]]:
         {
             "id": call_id(choice.turn_id, position),
             "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
         }
         for position, call in enumerate(choice.message.tool_calls)
     ]
@@ -153,13 +153,18 @@ def call_id(turn_id: str, position: int) -> str:
     return f"call_{turn_id}_{position}"
 
 
+def json_text(data: Mapping[str, Any] | str) -> str:
+    """JSON of an object; a text stays as it is."""
+    return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
 def event(data: Mapping[str, Any] | str) -> bytes:
     """Server-sent event."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+    return f"data: {json_text(data)}\n\n".encode()
 
 
-DONE = event("[DONE]")
+DONE = "[DONE]"
+"""Last event of a stream that did not fail."""
 
 
 def _message(choice: Choice) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo.agents.transcript import TokenTranscript
@@ -37,13 +37,38 @@ class AnsweredTurn:
     conversation_id: str
     owner: str
     user: str | None
-    version: ServedVersion
+    version: ServedVersion | None
+    """Version that answers it; None once that is retired."""
     tools: tuple[Tool, ...]
     messages: tuple[Message, ...]
     """The conversation as the client knows it, the reply last."""
-    transcript: TokenTranscript
-    continued: bool = False
-    """Another turn follows."""
+    transcript: TokenTranscript | None
+    """Tokens of the conversation; None once its version is retired."""
+    in_progress: int = 0
+    """Requests that go on from this turn."""
+    successors: int = 0
+    """Answered turns that follow."""
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.digest = conversation_digest(self.owner, self.user, _described(self.tools), self.messages)
+
+    @property
+    def served_by(self) -> ServedVersion:
+        """Version that answers it, while it is loaded."""
+        assert self.version is not None
+        return self.version
+
+    @property
+    def tokens(self) -> TokenTranscript:
+        """Tokens of the conversation, while its version is loaded."""
+        assert self.transcript is not None
+        return self.transcript
+
+    @property
+    def size(self) -> int:
+        """Number of its tokens in memory."""
+        return 0 if self.transcript is None else len(self.transcript.ids)
 
     @property
     def call_ids(self) -> list[str]:
@@ -102,15 +127,15 @@ class Conversations:
         if len(known) != 1:
             return _new(messages, "ambiguous" if known else "unknown prefix")
         before = known[0]
-        if before.version.retired:
-            return _new(messages, "other version")
         self._turns.move_to_end(before.turn_id)
+        if before.version is None:
+            return _new(messages, "other version", before.conversation_id)
         return Continuation(
-            conversation_id=uuid.uuid4().hex if before.continued else before.conversation_id,
+            conversation_id=before.conversation_id,
             before=before,
             new=messages[last + 1 :],
             history=messages,
-            joined="fork" if before.continued else "prefix",
+            joined="fork" if before.in_progress or before.successors else "prefix",
         )
 
     def _by_id(
@@ -130,7 +155,7 @@ class Conversations:
                 param="conversation_id",
                 code="conversation_not_found",
             )
-        if before.continued:
+        if before.in_progress:
             message = f"a turn of conversation {conversation_id} is in progress; wait for its end"
             raise APIError(409, message, param="conversation_id", code="conversation_busy")
         if _described(before.tools) != _described(tools):
@@ -145,9 +170,9 @@ class Conversations:
                 f"messages are neither new ones of conversation {conversation_id} nor the whole of it", param="messages"
             )
         history = (*before.messages, *new)
-        if before.version.retired:
-            return _new(history, "other version")
         self._turns.move_to_end(before.turn_id)
+        if before.version is None:
+            return _new(history, "other version", conversation_id)
         return Continuation(conversation_id=conversation_id, before=before, new=new, history=history, joined="id")
 
     def add(self, turn: AnsweredTurn, *, is_last: bool) -> None:
@@ -156,30 +181,41 @@ class Conversations:
         `is_last` for the turn that a request with the conversation's id continues.
         """
         self._turns[turn.turn_id] = turn
-        self._tokens += len(turn.transcript.ids)
+        self._tokens += turn.size
         if is_last:
             self._last[turn.conversation_id] = turn.turn_id
-        self._by_digest.setdefault(_digest(turn), []).append(turn.turn_id)
+        self._by_digest.setdefault(turn.digest, []).append(turn.turn_id)
         while self._tokens > self._max_tokens and len(self._turns) > 1:
             self._forget(next(iter(self._turns.values())))
 
+    def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> None:
+        """Forget one conversation, or those with a turn of a user."""
+        names = {turn.conversation_id for turn in self._turns.values() if user is not None and turn.user == user}
+        for turn in tuple(self._turns.values()):
+            if turn.conversation_id in names or turn.conversation_id == conversation_id:
+                self._forget(turn)
+
+    def retire(self, version: ServedVersion) -> None:
+        """Let go of the tokens and the model of a version; the messages of its conversations stay."""
+        for turn in self._turns.values():
+            if turn.version is version:
+                self._tokens -= turn.size
+                turn.version = turn.transcript = None
+
     def _forget(self, turn: AnsweredTurn) -> None:
         del self._turns[turn.turn_id]
-        self._tokens -= len(turn.transcript.ids)
+        self._tokens -= turn.size
         if self._last.get(turn.conversation_id) == turn.turn_id:
             del self._last[turn.conversation_id]
-        others = self._by_digest[_digest(turn)]
+        others = self._by_digest[turn.digest]
         others.remove(turn.turn_id)
         if not others:
-            del self._by_digest[_digest(turn)]
+            del self._by_digest[turn.digest]
 
 
-def _new(messages: tuple[Message, ...], joined: Joined) -> Continuation:
-    return Continuation(conversation_id=uuid.uuid4().hex, before=None, new=messages, history=messages, joined=joined)
-
-
-def _digest(turn: AnsweredTurn) -> str:
-    return conversation_digest(turn.owner, turn.user, _described(turn.tools), turn.messages)
+def _new(messages: tuple[Message, ...], joined: Joined, conversation_id: str | None = None) -> Continuation:
+    name = conversation_id or uuid.uuid4().hex
+    return Continuation(conversation_id=name, before=None, new=messages, history=messages, joined=joined)
 
 
 def _described(tools: Sequence[Tool]) -> list[Mapping[str, Any]]:

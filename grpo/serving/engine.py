@@ -51,6 +51,9 @@ class EngineStats:
     tokens_processed: int
     """Tokens of all forward passes."""
     tokens_generated: int
+    turns_admitted: int
+    queue_s: float
+    """Sum of the times that admitted turns have waited for a slot."""
 
 
 class Engine:
@@ -76,6 +79,7 @@ class Engine:
                 f"prefix_cache_bytes {prefix_cache_bytes} at least 0"
             )
         self._max_context = policy.max_context
+        self._slots = concurrency
         self._vocabulary = int(policy.model.get_input_embeddings().num_embeddings)
         self._sampler = make_serving_sampler(
             policy.model,
@@ -110,6 +114,17 @@ class Engine:
         """Start a conversation."""
         return EngineSession(self, self._sampler.open())
 
+    def scale(self, concurrency: int) -> None:
+        """Change the number of turns in the batch, up to that of the slots; those in progress go on.
+
+        Callable from any thread. Raises `ConfigError` for a number that is not between 1 and the slots.
+        """
+        if not 1 <= concurrency <= self._slots:
+            raise ConfigError(
+                f"concurrency {concurrency} of an engine with {self._slots} slots: take 1 to {self._slots}"
+            )
+        self._call(lambda: self._sampler.scale(concurrency))
+
     def stats(self) -> EngineStats:
         """Load and counters now; callable from any thread."""
         sampler = self._sampler
@@ -124,6 +139,8 @@ class Engine:
             prefix_hits=slots.prefix_hits if slots else 0,
             tokens_processed=sampler.tokens_processed,
             tokens_generated=sampler.tokens_generated,
+            turns_admitted=sampler.turns_admitted,
+            queue_s=sampler.queue_s,
         )
 
     def _check(self, ids: Sequence[int], *, history: int) -> None:

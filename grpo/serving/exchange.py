@@ -12,16 +12,16 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from grpo.agents.reasoning import stable_prefix
 from grpo.agents.transcript import ContextLengthExceeded, Reply, TokenTranscript
-from grpo.errors import GRPOError, PolicyError
+from grpo.errors import GRPOError, PolicyError, StorageError
 from grpo.messages import Message, Tool
 from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
@@ -31,6 +31,7 @@ from grpo.serving.callers import Caller
 from grpo.serving.chat_request import ChatRequest
 from grpo.serving.chat_response import Choice, Completion, FinishReason, TokenLogprob, Usage
 from grpo.serving.conversations import AnsweredTurn, Continuation, Conversations
+from grpo.serving.hold import Hold
 from grpo.serving.settings import ServiceSettings
 from grpo.serving.token_tap import TokenTap
 from grpo.serving.versions import ServedVersion
@@ -45,11 +46,15 @@ class Owner(Protocol):
     conversations: Conversations
     now: Callable[[], datetime]
 
-    def start(self, exchange: Exchange, choice: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a choice in a task, which counts until it has ended."""
+    def admit(self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None) -> Hold:
+        """Take room for so many turns and tokens; raises `APIError` where there is none."""
         ...
 
-    async def record(self, turn: ServedTurn, usage: Usage) -> None:
+    def count_error(self) -> None:
+        """Count a turn that ended by an error of agent, engine or model."""
+        ...
+
+    async def record(self, turn: ServedTurn, usage: Usage, times: Sequence[float]) -> None:
         """Log a turn; returns when it is durable."""
         ...
 
@@ -91,21 +96,25 @@ class Exchange:
         tools: tuple[Tool, ...],
     ) -> None:
         served, before = version.served, place.before
-        self.version, self.choices = version, request.n
+        self.version = version
         self._service, self._request, self._caller, self._place, self._tools = service, request, caller, place, tools
         self._id, self._received, self._started = uuid.uuid4().hex, service.now(), time.monotonic()
-        self._renderer = before.transcript.renderer if before is not None else version.renderer(tools)
+        self._renderer = before.tokens.renderer if before is not None else version.renderer(tools)
         given = request.to_seed()
         self._seed = secrets.randbits(63) if given is None else given
-        self._new = place.new
-        if before is None and served.system_prompt and place.new[0].role != "system":
-            self._new = (Message(role="system", content=served.system_prompt), *place.new)
-        known = len(before.transcript.ids) if before is not None else 0
-        room = version.max_context - known - self._renderer.count_tokens(self._new)
-        self._open, self._answered = 0, False
-        self._max_new_tokens = request.max_reply_tokens or min(served.max_new_tokens, max(1, room))
-        self.max_tokens = request.n * (version.max_context - room + self._max_new_tokens)
+        self._new = place.new if before is not None else _with_system_prompt(served.system_prompt, place.new)
+        self._refuse_unread()
+        known = before.size if before is not None else 0
+        needed = known + self._renderer.count_tokens(self._new)
+        limit = request.max_reply_tokens
+        if limit is not None and limit > version.max_context:
+            message = f"a reply of {limit} tokens is more than the context of {version.max_context}"
+            raise invalid_request(message, param="max_tokens", code="context_length_exceeded")
+        self._fit_reply, self._max_new_tokens = limit is None, limit or served.max_new_tokens
+        self.max_tokens = request.n * (needed + self._max_new_tokens)
         """Tokens that the request may need."""
+        self.hold = service.admit(version, request.n, self.max_tokens, before)
+        """Room that it takes; its handler leaves it."""
         self.completion = Completion(
             id=f"chatcmpl-{self._id}",
             created=int(self._received.timestamp()),
@@ -120,7 +129,7 @@ class Exchange:
         Raises `APIError` for a conversation that leaves no room for a reply, and the errors of agent, engine and log.
         """
         queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        tasks = [self._service.start(self, self._choose(index, queue)) for index in range(self._request.n)]
+        tasks = [self.hold.start(self._choose(index, queue)) for index in range(self._request.n)]
         ended = 0
         try:
             while ended < len(tasks):
@@ -133,32 +142,24 @@ class Exchange:
             for task in tasks:
                 task.cancel()  # it logs its turn by itself: this block may be cancelled at any await
 
-    def hold(self) -> None:
-        """Count a choice that begins."""
-        self._open += 1
-        self.version.running += 1
-        if self._place.before is not None:
-            self._place.before.continued = True
-
-    def release(self) -> None:
-        """Count a choice that has ended; a turn without an answer leaves its conversation as it was."""
-        self._open -= 1
-        self.version.running -= 1
-        self.version.last_used = time.monotonic()
-        if self._place.before is not None and not self._open and not self._answered:
-            self._place.before.continued = False
+    def _refuse_unread(self) -> None:
+        """Raise `APIError` for a parameter that this agent cannot give its effect to."""
+        agent = self.version.served.agent
+        if self._request.stops and (agent.overrides_replies or agent.config.enable_reasoning or self._renderer.reasons):
+            message = "stop is not read: the agent reasons, or generates several texts in a turn"
+            raise invalid_request(message, param="stop", code="unsupported_value")
 
     async def _choose(self, index: int, queue: asyncio.Queue[Event | BaseException]) -> None:
-        """Generate one choice; its events, or its error, go to the queue."""
+        """Generate one choice; its events, or its error, go to the queue.
+
+        What follows the generation is a task of its own, which ends also where the client goes away meanwhile.
+        """
         tap = TokenTap(self._renderer, self._request.stops)
         transcript: TokenTranscript | None = None
-        status: TurnStatus = "failed"
-        reason = ""
         try:
-            sampling = self._sampling(index)
             session = await self.version.open(self._renderer)
             try:
-                transcript = self._transcript(session, sampling, tap)
+                transcript = self._transcript(session, self._sampling(index), tap)
                 watcher = asyncio.create_task(self._stream(index, tap, queue))
                 try:
                     reply = await self._respond(transcript)
@@ -169,42 +170,38 @@ class Exchange:
                 session.close()
             choice = self._choice(index, reply, tap)
         except asyncio.CancelledError:
-            status, reason = "aborted", "the client went away"
+            self.hold.start(self._log_unanswered(index, transcript, tap, "aborted", "the client went away"))
             raise
-        except APIError as error:
-            reason = error.message
+        except Exception as error:
+            if not isinstance(error, APIError):
+                self._service.count_error()
+            reason = error.message if isinstance(error, APIError) else f"{type(error).__name__}: {error}"[:300]
+            await asyncio.shield(self.hold.start(self._log_unanswered(index, transcript, tap, "failed", reason)))
             queue.put_nowait(error)
             return
-        except BaseException as error:  # noqa: BLE001 - it is raised where the events are read
-            reason = f"{type(error).__name__}: {error}"[:300]
-            queue.put_nowait(error)
-            return
-        finally:
-            if reason:
-                await asyncio.shield(self._log_unanswered(index, transcript, tap, status=status, reason=reason))
-        try:
-            await asyncio.shield(self._end(choice, transcript, tap))
-        except GRPOError as error:
-            queue.put_nowait(error)
-        else:
-            usage = self._usage(transcript)
-            rest = tap.take() if self._request.logprobs else None
-            queue.put_nowait(Ended(choice=choice, sent=tap.sent, rest=rest, usage=usage))
+        await asyncio.shield(self.hold.start(self._end(choice, transcript, tap, queue)))
 
     async def _respond(self, transcript: TokenTranscript) -> Reply:
         """Reply of the agent; raises `APIError` where the conversation leaves no room for it."""
-        context = {"user_id": self._request.user or self._caller.name, "strategy": self._request.strategy}
         try:
-            return await self.version.served.agent.respond(transcript, self._new, context)
+            return await self.version.served.agent.respond(transcript, self._new, self._context)
         except ContextLengthExceeded as error:
             raise invalid_request(str(error), param="messages", code="context_length_exceeded") from error
+
+    @property
+    def _context(self) -> dict[str, str | None]:
+        """Context of the agent; a user is one of its key, since two keys may have users of one name."""
+        user = f"{self._caller.key_hash}/{self._request.user or ''}"
+        return {"user_id": user, "strategy": self._request.strategy}
 
     def _transcript(self, session: Session, sampling: Sampling, tap: TokenTap) -> TokenTranscript:
         before = self._place.before
         if before is not None:
-            return before.transcript.resume(session, sampling, on_token=tap)
+            return before.tokens.resume(session, sampling, on_token=tap, fit_reply=self._fit_reply)
         limit = self.version.max_context
-        return TokenTranscript(session, self._renderer, sampling, max_context=limit, on_token=tap)
+        return TokenTranscript(
+            session, self._renderer, sampling, max_context=limit, on_token=tap, fit_reply=self._fit_reply
+        )
 
     def _sampling(self, index: int) -> Sampling:
         request, served = self._request, self.version.served
@@ -250,32 +247,48 @@ class Exchange:
         turn_id = self._turn_id(index)
         return Choice(index=index, message=message, finish_reason=finish, turn_id=turn_id, logprobs=logprobs)
 
-    async def _end(self, choice: Choice, transcript: TokenTranscript, tap: TokenTap) -> None:
-        """Log the answered turn, then remember it."""
-        place = self._place
-        turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
-        visible = replace(turn.turns[-1], message=choice.message)
-        await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), self._usage(transcript))
-        answered = AnsweredTurn(
-            turn_id=choice.turn_id,
-            conversation_id=place.conversation_id,
-            owner=self._caller.name,
-            user=self._request.user,
-            version=self.version,
-            tools=self._tools,
-            messages=(*place.history, replace(choice.message, reasoning=None, malformed=None)),
-            transcript=transcript,
-        )
-        self._service.conversations.add(answered, is_last=choice.index == 0)
-        self._answered = True
+    async def _end(
+        self, choice: Choice, transcript: TokenTranscript, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]
+    ) -> None:
+        """Log the answered turn, then remember it and send its end."""
+        place, usage = self._place, self._usage(transcript)
+        self.hold.used_tokens += usage.prompt + usage.completion
+        try:
+            answered = AnsweredTurn(
+                turn_id=choice.turn_id,
+                conversation_id=place.conversation_id,
+                owner=self._caller.key_hash,
+                user=self._request.user,
+                version=self.version,
+                tools=self._tools,
+                messages=(*place.history, replace(choice.message, reasoning=None, malformed=None)),
+                transcript=transcript,
+            )
+            turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
+            visible = replace(turn.turns[-1], message=choice.message)
+            await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage, tap.times)
+            if place.before is not None:
+                place.before.successors += 1
+            self._service.conversations.add(answered, is_last=choice.index == 0)
+            self.version.served.agent.remember(self._new[-1], choice.message.content, self._context)
+        except Exception as error:
+            if not isinstance(error, StorageError):
+                await self._log_unanswered(choice.index, None, tap, "failed", f"{type(error).__name__}: {error}"[:300])
+            queue.put_nowait(error)
+            return
+        rest = tap.take() if self._request.logprobs else None
+        queue.put_nowait(Ended(choice=choice, sent=tap.sent, rest=rest, usage=usage))
 
     async def _log_unanswered(
-        self, index: int, transcript: TokenTranscript | None, tap: TokenTap, *, status: TurnStatus, reason: str
+        self, index: int, transcript: TokenTranscript | None, tap: TokenTap, status: TurnStatus, reason: str
     ) -> None:
         """Log a turn without a reply; a log that fails is reported, and the turn is counted as unlogged."""
+        read = 0 if transcript is None or not tap.tokens else len(transcript.ids)
+        if status != "failed" or transcript is not None:
+            self.hold.used_tokens += read + len(tap.tokens)
         try:
             turn = self._record(index, transcript, tap, status, reason)
-            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)))
+            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)), tap.times)
         except GRPOError as error:
             logger.error("turn %s was not logged: %s", self._turn_id(index), error)
 
@@ -284,7 +297,7 @@ class Exchange:
     ) -> ServedTurn:
         """Record of the turn: what the transcript has beyond the turn before."""
         place, served, sampling = self._place, self.version.served, self._sampling(index)
-        before = place.before.transcript if place.before is not None else None
+        before = place.before.tokens if place.before is not None else None
         known = len(before.ids) if before is not None else 0
         ids, mask, logprobs, turns = ([], [], [], ()) if transcript is None else (
             transcript.ids[known:], transcript.mask[known:], transcript.logprobs[known:],
@@ -311,18 +324,29 @@ class Exchange:
             top_p=sampling.top_p,
             seed=sampling.seed,
             choice=index,
-            first_token_s=None if tap.first is None else tap.first - self._started,
+            first_token_s=tap.times[0] - self._started if tap.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
             user="" if self._request.user is None else hashlib.sha256(self._request.user.encode()).hexdigest(),
             consent=settings.consent,
             licence=settings.licence,
+            metadata=self._request.labels,
         )
 
     def _usage(self, transcript: TokenTranscript) -> Usage:
-        before = self._place.before
-        sampled = sum(transcript.mask[len(before.transcript.ids) if before is not None else 0 :])
-        return Usage(prompt=len(transcript.ids) - sampled, completion=sampled, cached=transcript.cached_tokens)
+        """Tokens of the choice; of the cached ones those of its own conversation, which its owner knows."""
+        known = self._place.before.size if self._place.before is not None else 0
+        sampled = sum(transcript.mask[known:])
+        cached = min(transcript.cached_tokens, known)
+        return Usage(prompt=len(transcript.ids) - sampled, completion=sampled, cached=cached)
 
     def _turn_id(self, index: int) -> str:
         return f"{self._id}-{index}" if index else self._id
+
+
+def _with_system_prompt(prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The conversation after the environment's system prompt, to which a system message of the client is added."""
+    given = messages[0].content if messages[0].role == "system" else ""
+    content = "\n\n".join(filter(None, (prompt, given)))
+    rest = messages[1:] if messages[0].role == "system" else messages
+    return (Message(role="system", content=content), *rest) if content else rest

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Send
@@ -52,6 +53,8 @@ class Authenticator:
 
 class Guard:
     """ASGI middleware in front of a whole app; the caller is in `scope["state"]["caller"]`.
+
+    `scope["state"]["authorize"]()` checks the credential again, for a connection that outlives its key.
 
     `public` are exact paths without authentication. `scopes` are path prefixes of whole segments: `/v1/chat` holds for
     `/v1/chat/completions`, not for `/v1/chats`; the longest counts.
@@ -97,6 +100,11 @@ class Guard:
         if path in self._public:
             return
         credential = _credential([value for name, value in headers if name.lower() == b"authorization"])
+        authorize = partial(self._authorize, credential, path)
+        connection["state"] = {**connection.get("state", {}), "caller": authorize(), "authorize": authorize}
+
+    def _authorize(self, credential: str, path: str) -> Caller:
+        """Caller of a credential with the scope of a path; raises `APIError`."""
         try:
             caller = self._authenticate(credential)
         except GRPOError as error:
@@ -107,7 +115,7 @@ class Guard:
         if needed not in caller.scopes:
             message = f"this address needs the scope {needed}; key {caller.name} has {_listed(caller)}"
             raise APIError(403, message, type="permission_error", code="insufficient_scope")
-        connection["state"] = {**connection.get("state", {}), "caller": caller}
+        return caller
 
     def _scope(self, path: str) -> Scope:
         matches = (scope for prefix, scope in self._scopes if path == prefix or path.startswith(f"{prefix}/"))
@@ -134,7 +142,7 @@ class Guard:
             raise too_large
         if not encodable(body):
             raise invalid_request(
-                "the body holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text"
+                "the body is not UTF-8, or holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text"
             )
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -154,8 +162,17 @@ def unauthorized(message: str, *, code: str | None = None) -> APIError:
 
 
 def encodable(document: bytes | str) -> bool:
-    r"""Return False for JSON with a lone surrogate, as `"\ud800"`; other text, JSON or not, is left to its parser."""
+    r"""Return False for JSON with a lone surrogate, as `"\ud800"`, and for bytes that are not UTF-8.
+
+    Python's parser takes UTF-16 and encoded surrogates as well. Other text, JSON or not, is left to its parser.
+    """
     content = document.encode(errors="surrogatepass") if isinstance(document, str) else document
+    if b"\0" in content:  # UTF-16 or UTF-32; in JSON it is an escape
+        return False
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
     if _SURROGATE.search(content) is None:
         return True
     try:

@@ -93,6 +93,27 @@ class TokenVerifier:
         )
 
 
+def token_verifier(
+    *,
+    issuer: str | None,
+    audience: str | None,
+    algorithms: Collection[str],
+    variable: str | None,
+    file: Path | None,
+) -> TokenVerifier | None:
+    """Create the verifier of a server's settings; None where none of them is given.
+
+    Raises `ConfigError` where some are missing, and as `TokenVerifier` and `read_key`.
+    """
+    if not (issuer or audience or algorithms or variable or file):
+        return None
+    if not (issuer and audience and algorithms):
+        raise ConfigError("tokens need an issuer, an audience and the algorithms that are accepted; name all three")
+    return TokenVerifier(
+        read_key(variable=variable, file=file), algorithms=algorithms, issuer=issuer, audience=audience
+    )
+
+
 def read_key(*, variable: str | None = None, file: Path | None = None) -> str:
     """Read the shared secret or public key (PEM) from an environment variable or a file. Raises `ConfigError`."""
     if (variable is None) == (file is None):

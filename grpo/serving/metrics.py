@@ -1,30 +1,41 @@
 """Metrics of a server in Prometheus' format, named as by vLLM and OpenTelemetry's conventions for generative AI.
 
-The GenAI conventions are those of opentelemetry-semantic-conventions 0.66b2. Labels are the version and closed sets of
-words, never users, keys or conversations, so that the number of series is bounded.
+The GenAI conventions are those of opentelemetry-semantic-conventions 0.66b2. Labels are versions, routes and closed
+sets of words, never users, keys or conversations, so that the number of series is bounded; docs/serving.md lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from grpo.scenarios.served.records import ServedTurn
+from grpo.scenarios.served.records import Feedback, ServedTurn
 from grpo.serving.chat_response import Usage
+from grpo.serving.log import LogStats, ServingLog
 from grpo.serving.service import Service
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _TOKENS = tuple(2.0**power for power in range(1, 16))
 _LABELS = ["model_name", "arm"]
-Family = CounterMetricFamily | GaugeMetricFamily
+_ENDS = {"aborted": "abort", "failed": "error"}
+"""vLLM's finish reasons of turns without an answer."""
+_FINISHED = ("stop", "length", "tool_calls", "abort", "error")
+_FEEDBACK = ("rating", "comment", "correction", "success", "expected", "world")
+_REPORTS = "*/retraining.json"
+Family = CounterMetricFamily | GaugeMetricFamily | SummaryMetricFamily
 
 
 class Metrics:
-    """Metrics of one service: histograms of its turns, and its counts at the time of a scrape."""
+    """Metrics of one server: histograms and counters of its turns, and its counts at the time of a scrape."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -32,29 +43,64 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
 
+        def counter(name: str, text: str, labels: Sequence[str]) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
         self._first = histogram("gen_ai_server_time_to_first_token_seconds", "Time to first token.", _SECONDS)
         self._each = histogram(
-            "gen_ai_server_time_per_output_token_seconds", "Time per token after the first.", _SECONDS
+            "gen_ai_server_time_per_output_token_seconds", "Mean time per token after the first.", _TOKEN_SECONDS
         )
+        self._gap = histogram("vllm:inter_token_latency_seconds", "Time between two tokens of a turn.", _TOKEN_SECONDS)
         self._whole = histogram("gen_ai_server_request_duration_seconds", "Duration of an answered turn.", _SECONDS)
-        self._prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of a turn.", _TOKENS)
-        self._generated = histogram("vllm:request_generation_tokens", "Generated tokens of a turn.", _TOKENS)
+        self._prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of an answered turn.", _TOKENS)
+        self._generated = histogram("vllm:request_generation_tokens", "Generated tokens of an answered turn.", _TOKENS)
+        self._prompts = counter("vllm:prompt_tokens", "Prompt tokens of answered turns, cached ones included.", _LABELS)
+        self._tokens = counter("vllm:generation_tokens", "Tokens that were generated, also without an answer.", _LABELS)
+        self._ends = counter("vllm:request_success", "Ended turns by finish reason.", [*_LABELS, "finished_reason"])
+        self._feedback = counter("grpo_feedback", "Feedback records by what they hold.", ["kind"])
+        self._outcomes = counter("grpo_feedback_outcomes", "Feedback with a verified outcome.", ["success"])
+        self._http = counter("http_requests", "HTTP requests by route and status.", ["route", "method", "code"])
+        for kind in _FEEDBACK:
+            self._feedback.labels(kind)
+        for success in ("true", "false"):
+            self._outcomes.labels(success)
 
-    def observe(self, turn: ServedTurn, usage: Usage) -> None:
-        """Count a turn that is in the log."""
+    def observe(self, turn: ServedTurn, usage: Usage, times: Sequence[float]) -> None:
+        """Count a turn that is in the log, whose tokens were sampled at these times."""
         labels = (turn.model, turn.arm)
+        for reason in _FINISHED:  # all from the first turn on: a rate needs an earlier value
+            self._ends.labels(*labels, reason)
+        self._ends.labels(*labels, _ENDS.get(turn.status, turn.reason)).inc()
+        self._tokens.labels(*labels).inc(usage.completion)
         if turn.first_token_s is not None:
             self._first.labels(*labels).observe(turn.first_token_s)
-            if usage.completion > 1:
-                self._each.labels(*labels).observe((turn.latency_s - turn.first_token_s) / (usage.completion - 1))
+        gaps = self._gap.labels(*labels)
+        for earlier, later in pairwise(times):
+            gaps.observe(later - earlier)
+        if len(times) > 1:
+            self._each.labels(*labels).observe((times[-1] - times[0]) / (len(times) - 1))
         if turn.status == "answered":
             self._whole.labels(*labels).observe(turn.latency_s)
             self._prompt.labels(*labels).observe(usage.prompt)
+            self._prompts.labels(*labels).inc(usage.prompt)
             self._generated.labels(*labels).observe(usage.completion)
 
-    def watch(self, service: Service) -> None:
-        """Collect the counts of a service at each scrape."""
-        self.registry.register(_ServiceCounts(service))
+    def observe_feedback(self, feedback: Feedback) -> None:
+        """Count feedback that is in the log."""
+        for kind in _FEEDBACK:
+            if getattr(feedback, kind) is not None:
+                self._feedback.labels(kind).inc()
+        if feedback.success is not None:
+            self._outcomes.labels(str(feedback.success).lower()).inc()
+
+    def observe_request(self, route: str, method: str, code: str) -> None:
+        """Count an HTTP request; `route` is the path of the route with its parameters' names."""
+        self._http.labels(route, method, code).inc()
+
+    def watch(self, service: Service, log: ServingLog, reports: Path | None) -> None:
+        """Collect at each scrape: a service, its log, and the reports of retrainings below a folder."""
+        for collector in (_ServiceCounts(service), _EngineCounts(service), _LogCounts(log), _Retrainings(reports)):
+            self.registry.register(collector)
 
     def render(self) -> bytes:
         """Text that Prometheus scrapes."""
@@ -72,64 +118,132 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 class _ServiceCounts(Collector):
-    """Counts of a service and of the engines of its versions."""
+    """Counts of a service and its versions."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def collect(self) -> Iterator[Family]:
         """See `Collector`."""
-        service, counts = self._service, self._service.counts
-        yield _counter("grpo_turns", "Turns in the log.", "status", counts.turns)
+        service, counts, versions = self._service, self._service.counts, self._service.versions
+        turns = {"answered": 0, "aborted": 0, "failed": 0} | counts.turns
+        refused = {"not ready": 0, "requests": 0, "tokens": 0} | counts.refused
+        yield _counter("grpo_turns", "Turns in the log.", turns.items(), "status")
         yield _counter(
-            "grpo_requests_joined", "Requests, by how they were joined to a conversation.", "by", counts.joined
+            "grpo_requests_joined", "Requests by how they were joined to a conversation.", counts.joined.items(), "by"
         )
-        yield _counter("vllm:admission_rejections", "Requests that were not admitted.", "reason", counts.refused)
-        yield _counter("grpo_turns_unlogged", "Turns that the log refused.", "reason", {"storage": counts.unlogged})
-        yield _counter("grpo_swaps", "Versions that took over.", "reason", {"alias": service.versions.swaps})
+        yield _counter("vllm:admission_rejections", "Requests that were not admitted.", refused.items(), "reason")
+        yield _counter("grpo_turns_unlogged", "Turns that the log refused.", [("", counts.unlogged)])
+        yield _counter("grpo_turn_errors", "Turns that ended by an error of the server.", [("", counts.errors)])
+        yield _counter("grpo_swaps", "Versions that took over from another one.", [("", versions.swaps)])
+        yield _counter("grpo_swap_failures", "Failed attempts to load a version.", [("", versions.failed_loads)])
+        yield _gauge("grpo_requests_in_progress", "Turns that are generated or wait.", [("", service.requests)])
+        yield _gauge("grpo_tokens_in_progress", "Tokens that these may need.", [("", service.tokens)])
         yield _gauge(
-            "grpo_conversation_turns_in_memory", "Turns that conversations go on from.", len(service.conversations)
+            "grpo_conversation_turns_in_memory",
+            "Turns that conversations go on from.",
+            [("", len(service.conversations))],
         )
-        yield _gauge("grpo_ready", "1 while requests are accepted.", float(service.ready))
-        engines = {
-            version.served.version: stats
-            for version in service.versions.loaded
-            if (stats := version.stats()) is not None
-        }
-        for name, text, field in (
-            ("vllm:num_requests_running", "Turns in the batch.", "running"),
-            ("vllm:num_requests_waiting", "Turns that wait for a slot.", "waiting"),
-            ("vllm:kv_cache_tokens", "Tokens whose keys and values are in slots.", "kv_tokens"),
-            ("vllm:prefix_cache_bytes", "Keys and values of idle conversations.", "prefix_cache_bytes"),
-        ):
-            family = GaugeMetricFamily(name, text, labels=["model_name"])
-            for model, stats in engines.items():
-                family.add_metric([model], float(getattr(stats, field)))
-            yield family
-        usage = GaugeMetricFamily(
-            "vllm:kv_cache_usage_perc", "Share of the slots' capacity in use.", labels=["model_name"]
+        yield _gauge("grpo_ready", "1 while requests are accepted.", [("", float(service.ready))])
+        served = None if versions.current is None else versions.current.served
+        known = served is not None and served.registered is not None
+        yield _gauge(
+            "grpo_champion_registered_timestamp_seconds",
+            "Registration of the version that answers new conversations.",
+            [(served.version, served.registered)] if known else [],  # type: ignore[union-attr,list-item]
+            "model_name",
         )
-        for model, stats in engines.items():
-            usage.add_metric([model], stats.kv_tokens / max(1, stats.kv_capacity))
-        yield usage
-        for name, text, field in (
-            ("vllm:prefix_cache_queries", "Prompt tokens that were looked up.", "prefix_queries"),
-            ("vllm:prefix_cache_hits", "Prompt tokens that were not read again.", "prefix_hits"),
-            ("vllm:prompt_tokens", "Tokens of all forward passes.", "tokens_processed"),
-            ("vllm:generation_tokens", "Tokens that were generated.", "tokens_generated"),
-        ):
-            counter = CounterMetricFamily(name, text, labels=["model_name"])
-            for model, stats in engines.items():
-                counter.add_metric([model], float(getattr(stats, field)))
-            yield counter
 
 
-def _counter(name: str, text: str, label: str, values: Mapping[Any, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for word, value in values.items():
-        family.add_metric([str(word)], float(value))
+class _EngineCounts(Collector):
+    """Counts of the engines of all versions."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Family]:
+        """See `Collector`."""
+        loaded = [(version.served.version, version.stats()) for version in self._service.versions.loaded]
+        engines = [(version, stats) for version, stats in loaded if stats is not None]
+        for make, name, text, field in (
+            (_gauge, "vllm:num_requests_running", "Turns in the batch.", "running"),
+            (_gauge, "vllm:num_requests_waiting", "Turns that wait for a slot.", "waiting"),
+            (_gauge, "vllm:kv_cache_tokens", "Tokens whose keys and values are in slots.", "kv_tokens"),
+            (_gauge, "vllm:prefix_cache_bytes", "Keys and values of idle conversations.", "prefix_cache_bytes"),
+            (_counter, "vllm:prefix_cache_queries", "Prompt tokens that were looked up.", "prefix_queries"),
+            (_counter, "vllm:prefix_cache_hits", "Prompt tokens that were not read again.", "prefix_hits"),
+            (_counter, "grpo_forward_tokens", "Tokens of all forward passes.", "tokens_processed"),
+        ):
+            yield make(name, text, [(version, getattr(stats, field)) for version, stats in engines], "model_name")
+        usage = [(version, stats.kv_tokens / max(1, stats.kv_capacity)) for version, stats in engines]
+        yield _gauge("vllm:kv_cache_usage_perc", "Share of the slots' capacity in use.", usage, "model_name")
+        waits = SummaryMetricFamily(
+            "vllm:request_queue_time_seconds", "Time that turns have waited for a slot.", labels=["model_name"]
+        )
+        for version, stats in engines:
+            waits.add_metric([version], stats.turns_admitted, stats.queue_s)
+        yield waits
+
+
+class _LogCounts(Collector):
+    """Counts of the serving log, and the room on its disk."""
+
+    def __init__(self, log: ServingLog) -> None:
+        self._log = log
+
+    def collect(self) -> Iterator[Family]:
+        """See `Collector`."""
+        stats: LogStats = self._log.stats()
+        records = [("durable", stats.records), ("refused", stats.refused)]
+        yield _counter("grpo_log_records", "Records that were given to the log.", records, "result")
+        yield _counter("grpo_log_bytes", "Bytes that were written.", [("", stats.bytes)])
+        yield _counter("grpo_log_syncs", "Group commits.", [("", stats.syncs)])
+        yield _gauge("grpo_log_records_waiting", "Records that are not durable yet.", [("", stats.waiting)])
+        failed = float(stats.compaction_error is not None)
+        yield _gauge("grpo_log_compaction_failed", "1 if the last compaction failed.", [("", failed)])
+        disk = [("", shutil.disk_usage(self._log.folder))] if self._log.folder.is_dir() else []
+        yield _gauge("grpo_log_disk_size_bytes", "Size of the log's disk.", [("", use.total) for _, use in disk])
+        yield _gauge("grpo_log_disk_free_bytes", "Free room on it.", [("", use.free) for _, use in disk])
+
+
+class _Retrainings(Collector):
+    """Last report of each retraining on this machine."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[Family]:
+        """See `Collector`; a report that cannot be read has the verdict `unreadable`."""
+        paths = [] if self._folder is None else sorted(self._folder.glob(_REPORTS))
+        ended = GaugeMetricFamily(
+            "grpo_retraining_timestamp_seconds", "Time of a retraining's last report.", labels=["name", "verdict"]
+        )
+        records = GaugeMetricFamily(
+            "grpo_retraining_records", "Conversations that it has read, and accepted.", labels=["name", "result"]
+        )
+        for path in paths:
+            try:
+                report: dict[str, Any] = json.loads(path.read_bytes())
+                curation = report["triggers"]["curation"]
+                verdict, counts = str(report["verdict"]), [float(curation[name]) for name in ("records", "accepted")]
+            except (ValueError, KeyError, TypeError):
+                verdict, counts = "unreadable", []
+            ended.add_metric([path.parent.name, verdict], path.stat().st_mtime)
+            for result, count in zip(("read", "accepted"), counts, strict=False):
+                records.add_metric([path.parent.name, result], count)
+        yield ended
+        yield records
+
+
+def _counter(name: str, text: str, values: Iterable[tuple[str, float]], label: str = "") -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=[label] if label else [])
+    for word, value in values:
+        family.add_metric([word] if label else [], float(value))
     return family
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=float(value))
+def _gauge(name: str, text: str, values: Iterable[tuple[str, float]], label: str = "") -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=[label] if label else [])
+    for word, value in values:
+        family.add_metric([word] if label else [], float(value))
+    return family

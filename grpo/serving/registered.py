@@ -23,6 +23,7 @@ def watched_version(models: Registry, address: str) -> Callable[[str], ServedMod
         if name == current:
             return None
         served = served_agent(models, version)
+        registration = models.client.get_model_version(version.name, str(version.version))
         policy = load(served.files.folder, base=served.files.base)
         agent = served.with_policy(policy)
         own = {tool.name for tool in agent.tools}
@@ -37,6 +38,7 @@ def watched_version(models: Registry, address: str) -> Callable[[str], ServedMod
             temperature=agent.config.temperature,
             max_new_tokens=agent.config.max_new_tokens,
             max_context=agent.config.max_context,
+            registered=registration.creation_timestamp / 1000,
         )
 
     return next_version

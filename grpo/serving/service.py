@@ -10,20 +10,23 @@ Every turn that was admitted is logged once, answered or not, with its reason.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from grpo.messages import Message, Tool
 from grpo.scenarios.served.records import Record, ServedTurn, TurnStatus
 from grpo.serving.api_errors import APIError, invalid_request, overloaded
 from grpo.serving.chat_request import ChatRequest
 from grpo.serving.chat_response import Usage
-from grpo.serving.conversations import Conversations
+from grpo.serving.conversations import AnsweredTurn, Continuation, Conversations
 from grpo.serving.exchange import Exchange
+from grpo.serving.hold import Hold
 from grpo.serving.settings import ServiceSettings
-from grpo.serving.versions import Versions
+from grpo.serving.versions import ServedVersion, Versions
 
 if TYPE_CHECKING:
     from grpo.serving.callers import Caller
@@ -39,6 +42,10 @@ class TurnLog(Protocol):
         """Return when the record is durable."""
         ...
 
+    async def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> int:
+        """Erase the records of one conversation, or those of a user by the hash of its name; returns their number."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
@@ -50,6 +57,8 @@ class Counts:
     """Requests, by how they were joined to a conversation."""
     refused: Counter[str] = field(default_factory=Counter)
     """Requests that were not admitted, by reason."""
+    errors: int = 0
+    """Turns that ended by an error of agent, engine or model."""
     unlogged: int = 0
     """Turns that the log refused: their requests failed."""
 
@@ -64,12 +73,16 @@ class Service:
         settings: ServiceSettings | None = None,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        observe: Callable[[ServedTurn, Usage], None] = lambda turn, usage: None,
+        observe: Callable[[ServedTurn, Usage, Sequence[float]], None] = lambda turn, usage, times: None,
     ) -> None:
         self.versions = versions
         self.settings = settings or ServiceSettings()
         self.conversations = Conversations(max_tokens=self.settings.conversation_tokens)
+        versions.on_retired = self.conversations.retire
         self.counts = Counts()
+        self.hub = versions.hub
+        self.streaming = 0
+        """Replies that go out over WebSockets."""
         self.draining = False
         self.requests = 0
         """Turns in progress and waiting."""
@@ -79,7 +92,7 @@ class Service:
         self.now = now
         self._observe = observe
         self._turn_s = 1.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def ready(self) -> bool:
@@ -87,52 +100,94 @@ class Service:
         return self.versions.current is not None and not self.draining
 
     def begin(self, request: ChatRequest, caller: Caller) -> Exchange:
-        """Admit a request; raises `APIError` for one that cannot be answered, 503 where the server is full."""
-        version = self.versions.current
-        if version is None or self.draining:
-            self._refuse("not ready", "the server is starting or stopping", retry_after_s=2.0)
-        served = version.served
-        if request.model not in (served.model, served.version, f"{served.model}@champion"):
-            message = f"no model {request.model!r}; this server has {served.model}"
-            raise APIError(404, message, param="model", code="model_not_found")
-        tools = served.tools if request.tools is None else request.to_tools()
-        if own := {tool.name for tool in tools} & {tool.name for tool in served.agent.tools}:
+        """Admit a request; raises `APIError` for one that cannot be answered, 503 where the server is full.
+
+        The request takes its room from here on: its handler has to leave its hold.
+        """
+        self.version_of(request.model)
+        last = self.conversations.last_turn(request.conversation, caller.key_hash)
+        messages = request.to_messages(() if last is None else last.call_ids)
+        place, tools = self._place(request, caller, messages, last)
+        version = self.version_of(request.model) if place.before is None else place.before.served_by
+        if own := {tool.name for tool in tools} & {tool.name for tool in version.served.agent.tools}:
             raise invalid_request(f"tool {min(own)} is one of the agent's own", param="tools")
-        last = self.conversations.last_turn(request.conversation, caller.name)
-        continuation = self.conversations.find(
-            request.to_messages(() if last is None else last.call_ids),
-            conversation_id=request.conversation,
-            owner=caller.name,
-            user=request.user,
-            tools=tools,
-        )
-        if continuation.before is not None:
-            version = continuation.before.version
-        exchange = Exchange(self, request, caller, version, continuation, tools)
-        if self.requests + request.n > self.settings.max_requests:
-            self._refuse("requests", "too many requests are in progress", retry_after_s=self._wait_s())
-        if self.tokens + exchange.max_tokens > self.settings.max_tokens:
-            self._refuse("tokens", "too many tokens are in progress", retry_after_s=self._wait_s())
-        self.counts.joined[continuation.joined] += 1
+        exchange = Exchange(self, request, caller, version, place, tools)
+        self.counts.joined[place.joined] += 1
         return exchange
 
-    def start(self, exchange: Exchange, choice: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a choice of a request in a task, which counts until it has ended."""
-        tokens = exchange.max_tokens // exchange.choices
-        task = asyncio.create_task(choice)
-        self._tasks.add(task)
-        self.requests += 1
-        self.tokens += tokens
-        exchange.hold()
+    def _place(
+        self, request: ChatRequest, caller: Caller, messages: tuple[Message, ...], last: AnsweredTurn | None
+    ) -> tuple[Continuation, tuple[Tool, ...]]:
+        """Place of the messages, and the tools of the conversation: the client's, or those of its version."""
+        if request.tools is not None:
+            choices = [request.to_tools()]
+        elif last is not None:
+            choices = [last.tools]
+        else:
+            choices = list(dict.fromkeys(version.served.tools for version in reversed(self.versions.loaded)))
+        places = []
+        for tools in choices:
+            place = self.conversations.find(
+                messages,
+                conversation_id=request.conversation,
+                owner=caller.key_hash,
+                user=request.user,
+                tools=tools,
+            )
+            places.append((place, tools))
+            if place.joined != "unknown prefix":
+                return places[-1]
+        return places[0]
 
-        def ended(_: object) -> None:
-            self._tasks.discard(task)
-            self.requests -= 1
-            self.tokens -= tokens
-            exchange.release()
+    def version_of(self, model: str) -> ServedVersion:
+        """Version that answers new conversations with a model; raises `APIError`."""
+        current = self.versions.current
+        if current is None or self.draining:
+            self._refuse("not ready", "the server is starting or stopping", retry_after_s=2.0)
+        if model in (current.served.model, f"{current.served.model}@champion"):
+            return current
+        for version in self.versions.loaded:
+            if model == version.served.version:
+                return version
+        message = f"no model {model!r}; this server has {current.served.model}"
+        raise APIError(404, message, param="model", code="model_not_found")
 
-        task.add_done_callback(ended)
-        return task
+    def admit(self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None) -> Hold:
+        """Take room for so many turns and tokens; raises `APIError` 503 where the server has none.
+
+        `before` is the turn that goes on: another request with the id of its conversation is refused meanwhile.
+        """
+        most = self.settings
+        if requests > most.max_requests or tokens > most.max_tokens:
+            raise invalid_request(
+                f"{requests} turns of {tokens} tokens in all are more than this server takes at once, "
+                f"{most.max_requests} and {most.max_tokens}; lower n or max_tokens",
+                param="n" if requests > most.max_requests else "max_tokens",
+            )
+        if self.requests + requests > most.max_requests:
+            self._refuse("requests", "too many requests are in progress", retry_after_s=self._wait_s())
+        if self.tokens + tokens > most.max_tokens:
+            self._refuse("tokens", "too many tokens are in progress", retry_after_s=self._wait_s())
+
+        def change(sign: int) -> None:
+            self.requests += sign * requests
+            self.tokens += sign * tokens
+            version.running += sign * requests
+            version.last_used = time.monotonic()
+            if before is not None:
+                before.in_progress += sign
+
+        change(1)
+        return Hold(self._tasks, lambda: change(-1))
+
+    def drain(self) -> None:
+        """Admit no more requests; callable from a signal's handler."""
+        self.draining = True
+        self.hub.publish("server.draining")
+
+    def count_error(self) -> None:
+        """Count a turn that ended by an error of agent, engine or model."""
+        self.counts.errors += 1
 
     async def finish(self) -> None:
         """Wait until every turn has ended and is in the log."""
@@ -147,8 +202,8 @@ class Service:
         """Time in which one more turn ends, by the turns of late."""
         return max(0.1, self._turn_s / max(1, self.requests))
 
-    async def record(self, turn: ServedTurn, usage: Usage) -> None:
-        """Log a turn; raises as the log."""
+    async def record(self, turn: ServedTurn, usage: Usage, times: Sequence[float]) -> None:
+        """Log a turn, whose tokens were sampled at these monotonic times; raises as the log."""
         try:
             await self.log.append(turn)
         except BaseException:
@@ -156,4 +211,4 @@ class Service:
             raise
         self.counts.turns[turn.status] += 1
         self._turn_s += _RATE_WEIGHT * (turn.latency_s - self._turn_s)
-        self._observe(turn, usage)
+        self._observe(turn, usage, times)

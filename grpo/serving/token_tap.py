@@ -17,11 +17,9 @@ class TokenTap:
 
     def __init__(self, renderer: Renderer, stops: tuple[str, ...]) -> None:
         self.tokens: list[SampledToken] = []
-        self.text = ""
-        self.stopped_text: str | None = None
-        """Text before the one that ended the turn."""
-        self.first: float | None = None
-        """Monotonic time of the first token."""
+        self._state: tuple[str, str | None] = ("", None)  # replaced at once: another thread reads it
+        self.times: list[float] = []
+        """Monotonic time of each token."""
         self.sent = ""
         """Content that was streamed."""
         self.sampled = asyncio.Event()
@@ -33,14 +31,13 @@ class TokenTap:
 
     def __call__(self, token: SampledToken) -> bool:
         """Add a token; True ends the turn."""
-        if self.first is None:
-            self.first = time.monotonic()
+        self.times.append(time.monotonic())
         self.tokens.append(token)
+        text = self.text
         if token.id not in self._renderer.stop_ids:
-            self.text += self._decoder.step(self._renderer.tokenizer.backend_tokenizer, token.id) or ""
-        ends = [position for stop in self._stops if (position := self.text.find(stop)) >= 0]
-        if ends:
-            self.stopped_text = self.text[: min(ends)]
+            text += self._decoder.step(self._renderer.tokenizer.backend_tokenizer, token.id) or ""
+        ends = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        self._state = (text, text[: min(ends)] if ends else None)
         if not self._woken:  # a wake-up for each token would take most of the engine's time
             self._woken = True
             self._loop.call_soon_threadsafe(self._wake)
@@ -50,11 +47,21 @@ class TokenTap:
         self._woken = False
         self.sampled.set()
 
+    @property
+    def text(self) -> str:
+        """Text of the tokens, a stop token left out."""
+        return self._state[0]
+
+    @property
+    def stopped_text(self) -> str | None:
+        """Text before the one that ended the turn."""
+        return self._state[1]
+
     def settled(self) -> str:
         """Text without an end that may become one of `stops`."""
-        text = self.text if self.stopped_text is None else self.stopped_text
-        if self.stopped_text is not None:
-            return text
+        text, stopped = self._state
+        if stopped is not None:
+            return stopped
         held = [size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
         return text[: len(text) - max(held, default=0)]
 

@@ -21,18 +21,20 @@ from typing import Self
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.renderer import RendererSettings
-from grpo.errors import GRPOError
+from grpo.errors import GRPOError, PolicyError
 from grpo.messages import Tool
 from grpo.policy.policy import Policy, Sampler, Session
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine import Engine, EngineStats
+from grpo.serving.event_hub import EventHub
 
 logger = logging.getLogger(__name__)
 _RENDERERS = 64
 """Sets of tools whose renderers are kept."""
 _KEPT_VERSIONS = 2
+_LONGEST_PAUSE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +50,15 @@ class ServedModel:
     renderer: RendererSettings | None = None
     """Renderer of the user's own; None renders with the chat template."""
     system_prompt: str = ""
-    """System message of conversations that begin without one."""
+    """System prompt of the environment, before a system message of the client."""
     tools: tuple[Tool, ...] = ()
     """Tools of its environment, which a client that names no tools is asked to run."""
     temperature: float = 1.0
     max_new_tokens: int = 512
     max_context: int | None = None
     """Tokens of a conversation at most; None is the policy's context."""
+    registered: float | None = None
+    """Unix time of its registration; None for a model outside of the registry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,12 @@ class ServedVersion:
         limit = self.served.policy.max_context
         return min(limit, self.served.max_context or limit)
 
+    def scale(self, concurrency: int) -> None:
+        """Change the number of turns that the engine generates at once; a model on another server has its own."""
+        for engine in self._samplers.values():
+            if isinstance(engine, Engine):
+                engine.scale(concurrency)
+
     def stats(self) -> EngineStats | None:
         """Counters of the engine; None for a model on another server."""
         engine = next(iter(self._samplers.values()), None)
@@ -112,6 +122,8 @@ class ServedVersion:
 
     async def _sampler(self, renderer: Renderer) -> Sampler:
         """One engine for all sets of tools, as it reads tokens; a model on another server has one sampler for each."""
+        if self.retired:
+            raise PolicyError(f"{self.served.version} is not served any more")
         policy = self.served.policy
         local = isinstance(policy, TransformersPolicy)
         key = "" if local else repr(renderer.tools)
@@ -156,11 +168,17 @@ class Versions:
         idle_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        self.concurrency = settings.concurrency
+        """Turns that each version generates at once."""
+        self.hub = EventHub()
         self._idle_s = idle_s
         self._clock = clock
         self._versions: list[ServedVersion] = []
+        self.on_retired: Callable[[ServedVersion], None] = lambda version: None
         self.swaps = 0
+        self.failed_loads = 0
+        """Attempts to look for or to load a version that failed."""
 
     @property
     def current(self) -> ServedVersion | None:
@@ -174,11 +192,22 @@ class Versions:
 
     async def add(self, served: ServedModel) -> None:
         """Start a version beside the others; new conversations go to it from now on."""
-        version = await ServedVersion(served, self._settings).start()
+        known = next((version for version in self._versions if version.served.version == served.version), None)
+        if known is not None:  # the alias is back at a version whose conversations go on
+            self._versions.remove(known)
+        version = known or await ServedVersion(served, self.settings).start()
+        version.scale(self.concurrency)
         self.swaps += bool(self._versions)
         self._versions.append(version)
         logger.info("%s answers new conversations", served.version)
+        self.hub.publish("version.loaded", model=served.version)
         await self.retire_idle()
+
+    def scale(self, concurrency: int) -> None:
+        """Change the number of turns that are generated at once, up to that of the settings."""
+        for version in self._versions:
+            version.scale(concurrency)
+        self.concurrency = concurrency
 
     async def retire_idle(self) -> None:
         """Stop versions without running turns that are idle, or too many."""
@@ -187,16 +216,20 @@ class Versions:
             idle = self._clock() - version.last_used > self._idle_s
             if version.running == 0 and (too_many or idle):
                 self._versions.remove(version)
+                self.on_retired(version)
                 await version.close()
                 logger.info("%s is retired", version.served.version)
+                self.hub.publish("version.retired", model=version.served.version)
                 await self.retire_idle()
                 return
 
     async def watch(self, next_version: Callable[[str], ServedModel | None], *, every_s: float) -> None:
         """Load each new version that `next_version` finds, given the one that answers, until cancelled.
 
-        It is called on a thread. An error is logged and tried again; the version that answers goes on.
+        It is called on a thread. An error is logged and tried again, later each time; the version that answers goes on.
+        Raises the `GRPOError` of a first version that cannot be loaded.
         """
+        pause_s = every_s
         while True:
             current = self.current
             try:
@@ -204,9 +237,14 @@ class Versions:
                 if served is not None:
                     await self.add(served)
                 await self.retire_idle()
-            except (GRPOError, OSError) as error:
-                logger.warning("no new version could be loaded: %s", error)
-            await asyncio.sleep(every_s)
+                pause_s = every_s
+            except Exception as error:
+                self.failed_loads += 1
+                if current is None and isinstance(error, GRPOError):
+                    raise  # the server has nothing to answer with, and a second try would fail as well
+                logger.error("no version was loaded: %s", error, exc_info=not isinstance(error, GRPOError))
+                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+            await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
         """Stop all versions."""

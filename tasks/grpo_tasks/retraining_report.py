@@ -27,6 +27,11 @@ def retraining_report(document: RetrainingReport, version: ModelVersion | None, 
     rows = [{"what": "records", "count": curation.records}, {"what": "accepted", "count": curation.accepted}]
     rows += [{"what": f"refused, {why}", "count": count} for why, count in curation.rejected.items()]
     rows += [{"what": f"redacted, {kind}", "count": count} for kind, count in curation.redacted.items()]
+    rows += [{"what": f"serving log, {step}", "count": count} for step, count in curation.served.items()]
+    if (corrections := document.corrections) is not None:
+        rows += [{"what": "corrections", "count": corrections.corrections}]
+        rows += [{"what": "corrections, trained on", "count": corrections.used}]
+        rows += [{"what": f"corrections, {why}", "count": count} for why, count in corrections.rejected.items()]
     if flow_run.get_id() is not None:
         create_table_artifact(rows, key="curation")
         create_markdown_artifact(f"# {document.name}: {document.verdict}\n\n{document.reason}\n", key="retraining")

@@ -146,7 +146,10 @@ def test_a_probe_asks_a_port_that_the_program_listens_on():
         opened = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
         for probe in probes(container):
             own = {one["name"]: one.get("value") for one in container["env"]}
-            assert str(opened[probe["port"]]) == {**variables, **own}[listening[container["name"]]], name
+            if container["name"] == "serve":
+                assert f"--port={opened[probe['port']]}" in container["command"]
+            else:
+                assert str(opened[probe["port"]]) == {**variables, **own}[listening[container["name"]]], name
 
 
 def test_long_lived_processes_are_probed():
@@ -242,7 +245,7 @@ def test_volumes_and_files_are_there():
 def test_ports_are_for_this_machine_only():
     """Nothing is published beyond loopback."""
     published = [port for service in compose()["services"].values() for port in service.get("ports", ())]
-    assert published == ["127.0.0.1:4200:4200", "127.0.0.1:5000:5000"]
+    assert published == ["127.0.0.1:4200:4200", "127.0.0.1:5000:5000", "127.0.0.1:8000:8000"]
 
 
 def test_hosts_in_addresses_are_services():
@@ -277,7 +280,9 @@ def test_health_checks_ask_the_port_that_is_listened_on():
         "mlflow": [("5000", "/health")],
         "worker": worker,
         "worker-gpu": worker,
+        "serve": [("8000", "/ready")],
     }
+    assert "--port=8000" in compose()["services"]["serve"]["command"]
 
 
 # --- both, and the image

@@ -31,6 +31,8 @@ def test_commands_of_the_project_are_there_with_their_options():
     assert len(calls) >= 4
     for name, *arguments in calls:
         command = group.commands[name]  # type: ignore[attr-defined]
+        while hasattr(command, "commands"):
+            command = command.commands[arguments.pop(0)]
         options = {option for parameter in command.params for option in parameter.opts}
         assert {one for one in arguments if one.startswith("-")} <= options, name
 

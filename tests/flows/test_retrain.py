@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import ServedSource
+from grpo.config.sft import SFTSettings
 from grpo.scenarios.sources import read_records
 from grpo.serving.log import ServingLog
 from grpo_flows.retrain import retraining_config, snapshot
@@ -20,6 +21,24 @@ def test_a_retraining_keeps_the_tags_that_the_pipeline_gives_its_versions(desk_c
     run = retraining_config(pipeline, name="again", scenarios="mix.parquet", model=None, tags={"conversations": "5a"})
     assert run.registry.tags == {"team": "desk", "conversations": "5a"}
     assert run.policy == pipeline.policy
+
+
+def test_a_retraining_is_fine_tuned_on_corrections_instead_of_the_demonstrations_of_its_base(
+    desk_config: dict[str, object], tmp_path: Path
+):
+    """The champion is trained already: the pipeline's own demonstrations are left out, with and without corrections."""
+    own, corrections = (
+        {"demonstrations": {"kind": "jsonl", "path": str(tmp_path / name)}, "epochs": 2} for name in ("own", "new")
+    )
+    pipeline = PipelineConfig.model_validate({**desk_config, "sft": own})
+    tuned = retraining_config(
+        pipeline, name="again", scenarios="m.parquet", model="m", tags={}, sft=SFTSettings.model_validate(corrections)
+    )
+    plain = retraining_config(pipeline, name="again", scenarios="m.parquet", model="m", tags={})
+    first = retraining_config(pipeline, name="again", scenarios="m.parquet", model=None, tags={})
+    assert tuned.sft is not None
+    assert tuned.sft.demonstrations.path == str(tmp_path / "new")
+    assert (plain.sft, first.sft) == (None, pipeline.sft)
 
 
 def test_a_snapshot_of_a_serving_log_names_its_segments(tmp_path: Path):

@@ -63,13 +63,13 @@ def main() -> None:
     raise SystemExit(any(tally.crashes or tally.hangs or tally.wrong for tally in tallies))
 
 
-def keep(section: str) -> None:
+def keep(section: str, *, section_title: str = SECTION) -> None:
     """Put the section in the place of the one that the page has, and leave the others."""
     page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else f"{TITLE}\n"
-    before, _, behind = page.partition(f"{SECTION}\n")
+    before, _, behind = page.partition(f"{section_title}\n")
     others = behind.partition("\n## ")
     rest = f"\n## {others[2]}" if others[1] else ""
-    write_atomically(PAGE, f"{before.rstrip()}\n\n{SECTION}\n\n{section}\n{rest}")
+    write_atomically(PAGE, f"{before.rstrip()}\n\n{section_title}\n\n{section}\n{rest}")
 
 
 def _apart(name: str, records: int, seed: int) -> Tally:

@@ -34,6 +34,17 @@ def serve(
     concurrency: Annotated[int, typer.Option(min=1, help="Turns that are generated at once.")] = 64,
     max_requests: Annotated[int, typer.Option(min=1, help="Turns in progress and waiting; more get 503.")] = 256,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds that running turns have to end on SIGTERM.")] = 60.0,
+    body_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body at most.")] = 4 * 2**20,
+    frame_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a WebSocket's message at most.")] = 4 * 2**20,
+    jwt_issuer: Annotated[
+        str | None, typer.Option(help="Issuer of JSON Web Tokens, which are then taken beside keys; claim iss.")
+    ] = None,
+    jwt_audience: Annotated[str | None, typer.Option(help="Audience of the tokens; claim aud.")] = None,
+    jwt_algorithm: Annotated[
+        list[str] | None, typer.Option(help="Algorithm of the tokens, such as RS256; may be repeated.")
+    ] = None,
+    jwt_key_file: Annotated[Path | None, typer.Option(help="Public key, PEM, or shared secret of the tokens.")] = None,
+    jwt_key_variable: Annotated[str | None, typer.Option(help="Environment variable with that key.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="TLS certificate, PEM; with --tls-key.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
 ) -> None:
@@ -49,15 +60,24 @@ def serve(
         raise ConfigError("TLS needs both --tls-certificate and --tls-key")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     from grpo.serving.guard import Authenticator
+    from grpo.serving.jwt_tokens import token_verifier
     from grpo.serving.keys import KeyStore
     from grpo.serving.registered import fixed_model, watched_version
     from grpo.serving.server import ServerSettings, run_server
     from grpo.serving.settings import ServiceSettings
     from grpo.serving.versions import EngineSettings
+    from grpo_flows.local.training_jobs import PrefectJobs
     from grpo_tasks.registry import registry
 
+    tokens = token_verifier(
+        issuer=jwt_issuer,
+        audience=jwt_audience,
+        algorithms=jwt_algorithm or (),
+        variable=jwt_key_variable,
+        file=jwt_key_file,
+    )
     store = KeyStore(keys or home / "keys.json")
-    if not store.list():
+    if not store.list() and tokens is None:
         raise ConfigError("there are no API keys: make one with grpo keys create NAME --scope chat --scope feedback")
     if model.startswith(_REGISTERED):
         with settings.without_gc():
@@ -66,20 +86,24 @@ def serve(
         source = watched_version(models, model)
     else:
         source = fixed_model(model, Path(model).name)
-    console.print(f"http{'s' if tls_key else ''}://{host}:{port}/v1   {model}   log {log or home / 'conversations'}")
+    console.print(f"http{'s' if tls_key else ''}://{host}:{port}/v1   {model}   log {log or home / 'served'}")
     run_server(
         ServerSettings(
             log=log or home / "served",
             budgets=home / "budgets.db",
+            reports=home,
             host=host,
             port=port,
             certificate=tls_certificate,
             private_key=tls_key,
+            body_bytes=body_bytes,
+            frame_bytes=frame_bytes,
             retention_days=retention_days,
             drain_s=drain_s,
             engine=EngineSettings(concurrency=concurrency),
             service=ServiceSettings(max_requests=max_requests, consent=consent, licence=licence),
         ),
         source,
-        Authenticator(store),
+        Authenticator(store, tokens),
+        PrefectJobs(home),
     )

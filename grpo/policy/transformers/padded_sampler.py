@@ -53,7 +53,9 @@ class PaddedSampler(TurnSampler):
             lengths = [turn.session.length + len(turn.unread) for turn in self._waiting]
             fitting = [self._path == "padded" or length == lengths[0] for length in lengths]
             admitted = [turn for turn, fits in zip(self._waiting, fitting, strict=True) if fits][: self._concurrency]
-            self._active, self._rows = admitted, []
+            self._rows = []
+            for turn in admitted:
+                self._activate(turn)
             self._waiting = [turn for turn in self._waiting if turn not in admitted]
 
     def _step(self) -> None:

@@ -55,12 +55,12 @@ class SlotSampler(TurnSampler):
         waiting: list[Turn] = []
         for turn in pending(self._waiting):
             if turn.session.slot is None:
-                if len(self._holders) == self._concurrency:
+                if len(self._holders) >= self._concurrency:
                     waiting.append(turn)
                     continue
                 turn.session.slot = len(self._holders)
                 self._holders.append(turn.session)
-            self._active.append(turn)
+            self._activate(turn)
         self._waiting = waiting
 
     def _step(self) -> None:

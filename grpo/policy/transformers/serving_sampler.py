@@ -40,6 +40,7 @@ class ServingSampler(SlotSampler):
         prefix_cache_bytes: int,
     ) -> None:
         super().__init__(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
+        self._slots = concurrency
         self._prefill_chunk = prefill_chunk
         self._prefixes = PrefixCache(max_bytes=prefix_cache_bytes)
         self.prefix_queries = 0
@@ -55,7 +56,7 @@ class ServingSampler(SlotSampler):
     @property
     def kv_capacity(self) -> int:
         """Tokens that all slots can hold before they grow."""
-        return self._concurrency * self._cache.capacity
+        return self._slots * self._cache.capacity
 
     @property
     def prefix_cache_bytes(self) -> int:
@@ -85,12 +86,14 @@ class ServingSampler(SlotSampler):
         sampled = [turns[row] for row in rows]
         ids = set(map(id, sampled))
         rest = [turn for turn in self._active if id(turn) not in ids]
-        self._active = []
-        if sampled:
+        if not sampled:
+            return
+        try:
             self._sample(
                 sampled, logits if len(rows) == len(turns) else logits[torch.tensor(rows, device=self._device)]
             )
-        self._active += rest
+        finally:  # all of them are still active where an error ends the batch
+            self._active = [*[turn for turn in self._active if id(turn) in ids], *rest]
 
     def _next_pieces(self) -> tuple[list[Turn], dict[int, list[int]]]:
         """Turns of the next pass; the unread tokens of a prompt are cut, and those after the cut are returned by id."""

@@ -7,6 +7,7 @@ of floating-point sums).
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
@@ -43,6 +44,7 @@ class Turn:
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     cached_tokens: int = 0
     """Prompt tokens whose keys and values another session has computed."""
+    submitted: float = field(default_factory=time.monotonic)
 
 
 class TurnSession:
@@ -88,6 +90,9 @@ class TurnSampler(ABC):
         self._worker: asyncio.Task[None] | None = None
         self.tokens_processed = 0
         self.tokens_generated = 0
+        self.turns_admitted = 0
+        self.queue_s = 0.0
+        """Sum of the times that admitted turns have waited."""
 
     @property
     def running(self) -> int:
@@ -105,6 +110,12 @@ class TurnSampler(ABC):
     async def __aexit__(self, *exc: object) -> None:
         if self._worker is not None:
             self._worker.cancel()
+
+    def scale(self, concurrency: int) -> None:
+        """Admit so many turns at once from now on, at most the number at the start; call it on the sampler's loop."""
+        self._concurrency = concurrency
+        if pending(self._waiting):
+            self._start_worker()
 
     def open(self) -> TurnSession:
         """Start a conversation."""
@@ -126,6 +137,12 @@ class TurnSampler(ABC):
     @abstractmethod
     def _admit(self) -> None:
         """Drop cancelled turns, and move waiting turns to the active ones."""
+
+    def _activate(self, turn: Turn) -> None:
+        """Move a turn that has waited to the active ones."""
+        self.turns_admitted += 1
+        self.queue_s += time.monotonic() - turn.submitted
+        self._active.append(turn)
 
     @abstractmethod
     def _step(self) -> None:

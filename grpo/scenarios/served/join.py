@@ -242,7 +242,8 @@ def _earlier(record: RecordT, other: RecordT) -> RecordT:
 def _chains(turns: Mapping[str, ServedTurn]) -> tuple[dict[str, tuple[ServedTurn, ...]], Counter[str]]:
     """Chains of turns by the id of their conversation, and the answered turns in none by reason."""
     answered = [turn for turn in turns.values() if turn.status == "answered"]
-    paths = {turn.id: _path(turn, turns) for turn in _ends(answered, turns)}
+    conversing = [turn for turn in answered if not turn.is_completion]
+    paths = {turn.id: _path(turn, turns) for turn in _ends(conversing, turns)}
     chains = [path for path in paths.values() if not isinstance(path, str)]
     siblings: dict[tuple[str, str | None], set[tuple[datetime, str]]] = defaultdict(set)
     for turn in {turn for chain in chains for turn in chain}:
@@ -294,6 +295,8 @@ def _path(turn: ServedTurn, turns: Mapping[str, ServedTurn]) -> tuple[ServedTurn
 
 
 def _unjoined(turn: ServedTurn, turns: Mapping[str, ServedTurn]) -> str:
+    if turn.is_completion:
+        return "completion of a raw prompt"
     path = _path(turn, turns)
     return path if isinstance(path, str) else "choice that was not continued"
 

@@ -26,6 +26,8 @@ from grpo.trajectories import Turn
 TurnStatus = Literal["answered", "aborted", "failed"]
 """Aborted: the client went away or the server stopped; failed: an error, or a turn that was not begun."""
 STATUSES: tuple[str, ...] = get_args(TurnStatus)
+COMPLETION = "completion"
+"""`metadata.kind` of the completion of a raw prompt, which a program has written; it belongs to no conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,11 @@ class ServedTurn:
             raise DataError(f"turn {self.id}: probability, temperature, top_p and latencies must be finite: {numbers}")
         if self.status == "answered" and (not self.turns or self.turns[-1].message.role != "assistant"):
             raise DataError(f"turn {self.id} is answered and does not end with a reply")
+
+    @property
+    def is_completion(self) -> bool:
+        """True for the completion of a raw prompt."""
+        return self.metadata.get("kind") == COMPLETION
 
     def __eq__(self, other: object) -> bool:
         """Compare all fields; NaN log-probabilities are equal."""

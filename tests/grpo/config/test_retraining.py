@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from grpo.config.loading import load_settings
 from grpo.config.retraining import RetrainConfig
@@ -73,3 +74,20 @@ def test_the_modules_of_a_config_within_a_study_are_imported_from_its_folder(fol
     (folder / "tune.yaml").write_text(yaml.safe_dump({"name": "study", "base": base}))
     assert load_settings(folder / "tune.yaml", TuneConfig).base.import_from == str(folder)
     assert str(folder) in sys.path
+
+
+def test_corrections_need_a_serving_log(tmp_path: Path):
+    """Other sources have none, so that the setting would have no effect."""
+    document = {
+        "name": "again",
+        "pipeline": "run.yaml",
+        "conversations": [LOG],
+        "curation": {"licences": ["own"]},
+        "corrections": {"epochs": 2},
+    }
+    with pytest.raises(ValidationError, match="add a source of kind served"):
+        RetrainConfig.model_validate(document)
+    served = {"kind": "served", "path": str(tmp_path)}
+    config = RetrainConfig.model_validate({**document, "conversations": [LOG, served]})
+    assert config.corrections is not None
+    assert config.corrections.epochs == 2

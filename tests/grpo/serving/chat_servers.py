@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import openai
-import uvicorn
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
@@ -19,9 +18,11 @@ from grpo.policy.catalog import load_weights
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.records import ServedTurn
-from grpo.serving.guard import Authenticator
+from grpo.serving.guard import BODY_BYTES, Authenticator
 from grpo.serving.keys import KeyStore
-from grpo.serving.server import ServerSettings, build_app
+from grpo.serving.operations import Orchestrator
+from grpo.serving.server import ChatServer as Uvicorn
+from grpo.serving.server import ServerSettings, build_app, uvicorn_config
 from grpo.serving.service import Service
 from grpo.serving.settings import ServiceSettings
 from grpo.serving.versions import EngineSettings, ServedModel
@@ -47,6 +48,7 @@ class ChatServer:
 
     port: int
     service: Service
+    server: Uvicorn
     keys: KeyStore
     folder: Path
     clients: dict[str, openai.OpenAI] = field(default_factory=dict)
@@ -55,7 +57,9 @@ class ChatServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def client(self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "admin")) -> openai.OpenAI:
+    def client(
+        self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "metrics", "admin")
+    ) -> openai.OpenAI:
         """OpenAI's client with a key of its own, which does not try again."""
         if name not in self.clients:
             secret = self.keys.create(name, scopes)
@@ -84,26 +88,37 @@ def chat_server(
     *,
     engine: EngineSettings | None = None,
     service: ServiceSettings | None = None,
+    orchestrator: Orchestrator | None = None,
+    body_bytes: int = BODY_BYTES,
+    frame_bytes: int = BODY_BYTES,
+    tls: tuple[Path, Path] | None = None,
 ) -> Iterator[ChatServer]:
     """Serve until the block ends; yields when the first version is loaded."""
     keys = KeyStore(folder / "keys.json")
     settings = ServerSettings(
         log=folder / "log",
         budgets=folder / "budgets.db",
+        reports=folder,
         watch_s=0.05,
+        jobs_s=0.02,
         engine=engine or EngineSettings(concurrency=8),
         service=service or ServiceSettings(),
+        body_bytes=body_bytes,
+        frame_bytes=frame_bytes,
+        certificate=None if tls is None else tls[0],
+        private_key=None if tls is None else tls[1],
     )
-    app, running = build_app(settings, next_version, Authenticator(keys))
+    app, running = build_app(settings, next_version, Authenticator(keys), orchestrator)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on"))
+        server = Uvicorn(uvicorn_config(app, settings), running)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()
         while not (server.started and running.ready):
             assert thread.is_alive()
             threading.Event().wait(0.01)
-        chats = ChatServer(port=listener.getsockname()[1], service=running, keys=keys, folder=folder)
+        port = listener.getsockname()[1]
+        chats = ChatServer(port=port, service=running, server=server, keys=keys, folder=folder)
         try:
             yield chats
         finally:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,13 +17,17 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.transcript import TokenTranscript
+from grpo.config.agent import AgentConfig
 from grpo.errors import StorageError
-from grpo.messages import Message
+from grpo.messages import Message, ToolCall
 from grpo.policy.policy import Sampling
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.join import join
+from grpo.serving.callers import CallerLimits
+from grpo.serving.chat_response import Choice, Completion, event
 from grpo.serving.settings import ServiceSettings
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 
@@ -211,6 +217,19 @@ def test_a_conversation_goes_on_by_its_id_and_two_never_mix(server: ChatServer):
         chat(client, following, tools=[TOOL], extra_body={"conversation_id": first.conversation_id})
 
 
+def test_labels_of_a_conversation_are_those_of_its_scenario(server: ChatServer):
+    """Category and domain come from `metadata`; another key is refused by its name."""
+    client = server.client("labelled")
+    labels = {"category": "return", "domain": "customer_service"}
+    reply = chat(client, seed=4, metadata=labels)
+    joined = join(ServedLog(server.folder / "log").read())
+    conversation = next(item for item in joined.conversations if item.id == reply.conversation_id)
+    logged = conversation.logged()
+    assert (logged.category, logged.domain) == ("return", "customer_service")
+    with pytest.raises(openai.BadRequestError, match="metadata has conversation_id, category, domain, got team"):
+        chat(client, metadata={"team": "a"})
+
+
 def next_messages(reply: Any) -> list[dict[str, Any]]:
     """Results of the calls of a reply, or a message of the user."""
     calls = reply.choices[0].message.tool_calls or ()
@@ -239,8 +258,7 @@ def test_a_conversation_goes_on_by_its_messages(server: ChatServer):
     chain = [turns[reply.id] for reply in replies]
     assert [turn.parent for turn in chain] == [None, chain[0].id, chain[1].id]
     fork = chat(client, *messages[:3], seed=99)
-    assert fork.conversation_id != ids[0]
-    assert turns is not None
+    assert fork.conversation_id == ids[0]
     forked = next(turn for turn in server.turns() if f"chatcmpl-{turn.id}" == fork.id)
     assert forked.parent == chain[0].id
     assert server.service.counts.joined["fork"] == 1
@@ -407,8 +425,11 @@ def test_a_new_version_answers_new_conversations_and_the_old_one_its_own(tmp_pat
             lambda: [version.served.version for version in server.service.versions.loaded] == ["clerk/2", "clerk/3"]
         )
         moved = chat(client, *next_messages(second), extra_body={"conversation_id": first.conversation_id})
-        assert moved.conversation_id != first.conversation_id
-        assert server.turns()[-1].model == "clerk/3"
+        assert moved.conversation_id == first.conversation_id
+        assert (server.turns()[-1].model, server.turns()[-1].parent) == ("clerk/3", None)
+        again = chat(client, *next_messages(moved), extra_body={"conversation_id": first.conversation_id})
+        assert server.turns()[-1].parent == moved.id.removeprefix("chatcmpl-")
+        assert again.conversation_id == first.conversation_id
 
 
 def test_a_version_that_cannot_be_loaded_leaves_the_one_that_answers(tmp_path: Path):
@@ -492,6 +513,7 @@ def test_metrics_count_what_was_served(server: ChatServer):
         return values
 
     chat(client, user="first")
+    scrape()  # which counts as a request from the next one on
     before = scrape()
     for number in range(20):
         chat(client, user=f"user {number}", max_tokens=2)
@@ -501,8 +523,150 @@ def test_metrics_count_what_was_served(server: ChatServer):
     assert after[answered] - before[answered] == 20
     name = 'gen_ai_server_request_duration_seconds_count{model_name="clerk/1",arm="champion"}'
     assert after[name] - before[name] == 20
-    generated = 'vllm:generation_tokens_total{model_name="clerk/1"}'
+    generated = 'vllm:generation_tokens_total{model_name="clerk/1",arm="champion"}'
     assert 20 <= after[generated] - before[generated] <= 40
     text = httpx.get(f"{server.url}/metrics", headers=headers).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["grpo_ready"].samples[0].value == 1
+
+
+def test_one_of_many_requests_with_one_id_goes_on(server: ChatServer):
+    """Eight at once: those that come while one is answered get 409, and each answered turn follows another."""
+    client = server.client("eager")
+    first = chat(client, seed=1)
+    known = {"conversation_id": first.conversation_id}
+    message = next_messages(first)
+
+    def ask(_: int) -> int:
+        try:
+            chat(client, *message, extra_body=known)
+        except openai.APIStatusError as refused:
+            return refused.status_code
+        return 200
+
+    with slow_passes(server), ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(ask, range(8)))
+    assert 409 in statuses
+    turns = [turn for turn in server.turns() if turn.conversation_id == first.conversation_id]
+    parents = [turn.parent for turn in turns if turn.status == "answered"]
+    assert len(parents) == len({*parents}) == 1 + statuses.count(200)
+
+
+def test_an_error_of_a_pass_ends_its_turns_and_no_other(server: ChatServer):
+    """Out of memory while tokens are drawn: 500 for what runs, whole and streamed; then the server answers again."""
+    version = server.service.versions.current
+    assert version is not None
+    (engine,) = version._samplers.values()
+    sampler = engine._sampler  # type: ignore[attr-defined]
+    draw = sampler._sample
+
+    def fail(turns: object, logits: object) -> None:
+        raise MemoryError("no memory is left")
+
+    sampler._sample = fail
+    try:
+        with pytest.raises(openai.InternalServerError) as failed:
+            chat(server.client())
+        assert "no memory" not in failed.value.message
+        with pytest.raises(openai.APIError, match="its log has the cause"):
+            list(chat(server.client(), stream=True))
+    finally:
+        sampler._sample = draw
+    assert chat(server.client()).choices
+    assert server.service.requests == 0
+
+
+def test_a_client_that_hangs_up_pays_for_the_tokens(server: ChatServer):
+    """The reservation is settled with the prompt and what was sampled, not with nothing."""
+    key = server.keys.create("payer", ("chat",), CallerLimits(tokens_per_minute=100_000))
+    replies = {seed: chat(server.client("hasty"), seed=seed) for seed in range(10)}
+    seed = max(replies, key=lambda seed: len((replies[seed].choices[0].message.content or "").split()))
+    body = {"model": "clerk", "messages": [QUESTION], "seed": seed, "stream": True}
+    headers = {"Authorization": f"Bearer {key}"}
+    with slow_passes(server):
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers) as stream:
+            next(stream.iter_lines())
+        wait_for(lambda: server.service.requests == 0)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "stream": False}, headers=headers)
+    limit, left = (int(answer.headers[f"x-ratelimit-{name}-tokens"]) for name in ("limit", "remaining"))
+    usage = replies[seed].usage
+    assert limit - left > usage.total_tokens + usage.prompt_tokens
+
+
+def test_a_retired_version_is_let_go(tmp_path: Path):
+    """Its weights are freed although conversations were its own."""
+    newest, models = [1], []
+
+    def next_version(current: str) -> Any:
+        if current == f"clerk/{newest[0]}":
+            return None
+        served = clerk(newest[0])
+        models.append(weakref.ref(served.policy))
+        return served
+
+    with chat_server(tmp_path, next_version) as server:
+        client = server.client()
+        chat(client, seed=1)
+        chat(client, seed=2, stream=False)
+        for number in (2, 3):
+            newest[0] = number
+            wait_for(lambda number=number: server.service.versions.swaps == number - 1)
+        wait_for(lambda: len(server.service.versions.loaded) == 2)
+        wait_for(lambda: gc.collect() >= 0 and models[0]() is None)
+        assert models[2]() is not None
+
+
+def test_a_load_that_fails_is_tried_again(tmp_path: Path):
+    """Any exception: it is logged, the champion goes on, and the next try succeeds."""
+    attempts = []
+
+    def next_version(current: str) -> Any:
+        if not current:
+            return clerk(1)
+        attempts.append(current)
+        if len(attempts) == 1:
+            raise RuntimeError("out of memory")
+        return None if current == "clerk/2" else clerk(2)
+
+    with chat_server(tmp_path, next_version) as server:
+        wait_for(lambda: server.service.versions.swaps == 1)
+        assert chat(server.client()).choices
+
+
+def test_a_call_with_half_a_character_is_answered_in_ascii(server: ChatServer):
+    """A model may write any escape, and its arguments stay JSON; that of a client is refused."""
+    function = {"name": "f", "arguments": '{"x": "\\ud800"}'}
+    message = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    with pytest.raises(openai.BadRequestError, match="is not a JSON object"):
+        chat(server.client(), QUESTION, message, {"role": "tool", "tool_call_id": "a", "content": "1"})
+    calls = (ToolCall(name="f", arguments={"x": "\ud800"}),)
+    reply = Message(role="assistant", content="", tool_calls=calls)
+    choice = Choice(index=0, message=reply, finish_reason="tool_calls", turn_id="t")
+    completion = Completion(id="1", created=1, model="m", conversation_id="c", fingerprint="f")
+    assert all(event(chunk) for chunk in completion.last_chunks(choice, "", None))
+
+
+def test_stop_is_refused_where_it_would_cut_another_text(tmp_path: Path):
+    """An agent that reasons."""
+    agent = MultiTurnAgent(AgentConfig(model_name="clerk", enable_reasoning=True))
+    with chat_server(tmp_path, lambda current: None if current else clerk(agent=agent)) as server:
+        with pytest.raises(openai.BadRequestError) as refused:
+            chat(server.client(), stop="x")
+        assert refused.value.param == "stop"
+        assert server.service.requests == 0
+        assert chat(server.client()).choices
+
+
+def test_a_reply_fits_the_rest_of_the_context(server: ChatServer):
+    """Without max_tokens the limit of a reply is the room that is left; with it, too long a conversation is refused."""
+    client, limit = server.client(), clerk().policy.max_context
+    for count in range(limit - 40, limit - 20):
+        try:
+            reply = chat(client, {"role": "user", "content": "a " * count})
+        except openai.BadRequestError:
+            continue
+        assert reply.usage.total_tokens <= limit
+        if reply.usage.prompt_tokens > limit - 24:
+            break
+    else:
+        raise AssertionError("no reply was shorter than its usual limit")

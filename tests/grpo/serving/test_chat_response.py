@@ -22,7 +22,7 @@ def test_a_body_has_content_calls_and_usage():
     assert (
         [call["id"] for call in message["tool_calls"]] == [call_id("t", 0), call_id("t", 1)] == ["call_t_0", "call_t_1"]
     )
-    assert message["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"order": "é"}'}
+    assert message["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"order": "\\u00e9"}'}
     assert body["usage"] == {
         "prompt_tokens": 3,
         "completion_tokens": 4,
@@ -67,4 +67,4 @@ def test_an_event_is_one_line_of_data():
     data = event({"text": "a\nb"})
     assert data.count(b"\n") == 2
     assert json.loads(data.removeprefix(b"data: ")) == {"text": "a\nb"}
-    assert DONE == b"data: [DONE]\n\n"
+    assert event(DONE) == b"data: [DONE]\n\n"

@@ -325,6 +325,22 @@ def test_half_a_surrogate_pair_does_not_reach_the_app(keys: KeyStore, body: byte
     assert ("half of a surrogate pair" in response.text) == (b"\\u" in body and status == 400 and body[-1:] == b"}")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "\xed\xa0\x80", "messages": []}',
+        '{"model": "\\ud800", "messages": []}'.encode("utf-16-le"),
+        '{"model": "a", "messages": []}'.encode("utf-32-be"),
+        b'{"model": "\xff", "messages": []}',
+    ],
+)
+def test_a_body_is_utf_8(keys: KeyStore, body: bytes):
+    """Python's JSON parser reads surrogates that were encoded, and UTF-16, in which their escapes look otherwise."""
+    headers = {"authorization": f"Bearer {keys.create('shop', ['chat'])}", "content-type": "application/json"}
+    response = TestClient(_guard(keys)).post("/v1/chat/completions", content=body, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_text")
+
+
 def test_a_client_that_leaves_does_not_reach_the_app(keys: KeyStore):
     """A body that is announced and not sent."""
     reached: list[str] = []

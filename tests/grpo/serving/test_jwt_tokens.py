@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from grpo.errors import ConfigError
 from grpo.serving.callers import CallerLimits
-from grpo.serving.jwt_tokens import TokenError, TokenVerifier, read_key
+from grpo.serving.jwt_tokens import TokenError, TokenVerifier, read_key, token_verifier
 
 SECRET = "0123456789abcdef0123456789abcdef"
 PRIVATE = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -148,6 +148,21 @@ def test_an_unsafe_verifier_is_refused_at_its_start(key: str, changes: dict[str,
     with pytest.raises(ConfigError, match=reason) as caught:
         TokenVerifier(key, **{"algorithms": ["HS256"], "issuer": "i", "audience": "a", **changes})
     assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("absent", ["issuer", "audience", "algorithms", "variable"])
+def test_a_server_takes_tokens_with_all_settings_or_none(monkeypatch: pytest.MonkeyPatch, absent: str):
+    """None of them, all of them; one that is missing is an error, and not a server that takes any issuer."""
+    monkeypatch.setenv("DESK_JWT", SECRET)
+    settings: dict[str, Any] = {
+        "issuer": "https://id", "audience": "desk", "algorithms": ["HS256"], "variable": "DESK_JWT", "file": None
+    }  # fmt: skip
+    verifier = token_verifier(**settings)
+    assert verifier is not None
+    assert verifier.caller(jwt.encode(_claims(), SECRET, algorithm="HS256")).name == "ann"
+    assert token_verifier(issuer=None, audience=None, algorithms=(), variable=None, file=None) is None
+    with pytest.raises(ConfigError):
+        token_verifier(**{**settings, absent: () if absent == "algorithms" else None})
 
 
 def test_a_key_comes_from_a_variable_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,216 @@
+"""Training runs of a Prefect server, for the server of a model: started by deployment, with other numbers at most."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+import httpx
+
+from grpo.serving.api_errors import APIError, invalid_request, overloaded
+from grpo.serving.operations import Job, JobStatus, Number
+from grpo_flows.local.login import CLIENT, login
+from grpo_flows.local.servers import running_prefect_server
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+FLOWS = ("train", "retrain", "tune")
+"""Flows that the server may start, and whose runs it reports."""
+UPDATE = "train"
+"""Stage that ends an iteration."""
+_RETRY_S = 30.0
+_RECENT = timedelta(days=1)
+_MOST_RUNS = 50
+T = TypeVar("T")
+
+
+class PrefectJobs:
+    """See `grpo.serving.operations.Orchestrator`: the Prefect server of PREFECT_API_URL, or that of a home.
+
+    The home's server may start, stop and change its port meanwhile.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    async def start(self, deployment: str, overrides: Mapping[str, Number]) -> Job:
+        """See `Orchestrator`."""
+        flow = deployment.partition("/")[0]
+        if flow not in FLOWS:
+            raise invalid_request(
+                f"config: flow {flow!r} does not train; name a deployment of {', '.join(FLOWS)}", param="config"
+            )
+
+        def call(client: SyncPrefectClient) -> Job:
+            from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+
+            try:
+                known = client.read_deployment_by_name(deployment)
+            except ObjectNotFound as error:
+                message = f"no deployment {deployment}; deploy it with grpo deploy, or name another one"
+                raise APIError(404, message, param="config", code="config_not_found") from error
+            parameters = override(known.parameters, overrides)
+            try:
+                run = client.create_flow_run_from_deployment(known.id, parameters=parameters, tags=["api"])
+            except PrefectHTTPStatusError as error:
+                if error.response.status_code not in (409, 422):
+                    raise
+                message = f"the flow refuses these parameters: {error.response.text[:500]}"
+                raise invalid_request(message, param="overrides", code="invalid_value") from error
+            return _job(run, deployment, 0)
+
+        return await self._ask(call)
+
+    async def job(self, id: UUID) -> Job:
+        """See `Orchestrator`."""
+
+        def call(client: SyncPrefectClient) -> Job:
+            from prefect.exceptions import ObjectNotFound
+
+            try:
+                run = client.read_flow_run(id)
+                name = client.read_flow(run.flow_id).name
+            except ObjectNotFound:
+                name = ""
+            if name not in FLOWS:
+                raise APIError(404, f"no training run {id}", code="job_not_found")
+            return _job(run, _deployment(client, run, name), _iterations(client, run))
+
+        return await self._ask(call)
+
+    async def recent(self) -> Sequence[Job]:
+        """See `Orchestrator`."""
+
+        def call(client: SyncPrefectClient) -> list[Job]:
+            from prefect.client.schemas.filters import (
+                FlowFilter,
+                FlowFilterName,
+                FlowRunFilter,
+                FlowRunFilterExpectedStartTime,
+            )
+            from prefect.client.schemas.sorting import FlowRunSort
+
+            since = FlowRunFilterExpectedStartTime(after_=datetime.now(UTC) - _RECENT, before_=datetime.now(UTC))
+            jobs = []
+            for flow in FLOWS:
+                runs = client.read_flow_runs(
+                    flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
+                    flow_run_filter=FlowRunFilter(expected_start_time=since),
+                    sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+                    limit=_MOST_RUNS,
+                )
+                jobs += [_job(run, _deployment(client, run, flow), _iterations(client, run)) for run in runs]
+            return jobs
+
+        return await self._ask(call)
+
+    async def scale(self, pool: str, limit: int) -> int:
+        """See `Orchestrator`."""
+
+        def call(client: SyncPrefectClient) -> int:
+            from prefect.client.schemas.actions import WorkPoolUpdate
+            from prefect.exceptions import ObjectNotFound
+
+            try:
+                client.update_work_pool(pool, WorkPoolUpdate(concurrency_limit=limit))
+                now = client.read_work_pool(pool).concurrency_limit
+            except ObjectNotFound as error:
+                message = f"no work pool {pool}"
+                raise APIError(404, message, param="work_pool.name", code="work_pool_not_found") from error
+            assert now is not None
+            return now
+
+        return await self._ask(call)
+
+    async def _ask(self, call: Callable[[SyncPrefectClient], T]) -> T:
+        """Result of a call on a thread; raises `APIError` 503 where no server answers."""
+        return await asyncio.to_thread(self._call, call)
+
+    def _call(self, call: Callable[[SyncPrefectClient], T]) -> T:
+        url = running_prefect_server(self._home)
+        if url is None:
+            raise overloaded("no Prefect server is running; start it with grpo up", retry_after_s=_RETRY_S)
+        from prefect.client.orchestration import SyncPrefectClient
+        from prefect.exceptions import PrefectHTTPStatusError
+
+        auth = os.environ.get(CLIENT) or (None if os.environ.get("PREFECT_API_URL") else login(self._home))
+        try:
+            with SyncPrefectClient(url, auth_string=auth) as client:
+                return call(client)
+        except (httpx.TransportError, PrefectHTTPStatusError) as error:
+            message = f"the Prefect server does not answer as it should: {type(error).__name__}"
+            raise overloaded(message, retry_after_s=_RETRY_S) from error
+
+
+def override(parameters: Mapping[str, Any], overrides: Mapping[str, Number]) -> dict[str, Any]:
+    """Parameters of a deployment with other numbers in its config.
+
+    `{"training.iterations": 2}` replaces `parameters["config"]["training"]["iterations"]`. Raises `APIError` for a path
+    without a number, and for a switch in place of a number.
+    """
+    changed = deepcopy(dict(parameters))
+    for path, value in overrides.items():
+        *outer, last = path.split(".")
+        place: Any = changed.get("config")
+        for name in outer:
+            place = place.get(name) if isinstance(place, dict) else None
+        before = place.get(last) if isinstance(place, dict) else None
+        if not isinstance(before, int | float) or isinstance(before, bool) is not isinstance(value, bool):
+            kind = "switch" if isinstance(value, bool) else "number"
+            raise invalid_request(f"the config has no {kind} {path}", param=f"overrides.{path}", code="invalid_value")
+        place[last] = value
+    return changed
+
+
+def _job(run: FlowRun, deployment: str, iterations: int) -> Job:
+    status: JobStatus = run.state_type.value.lower() if run.state_type is not None else "pending"  # type: ignore[assignment]
+    return Job(
+        id=run.id,
+        deployment=deployment,
+        name=run.name,
+        status=status,
+        message="" if run.state is None else (run.state.message or "")[:1000],
+        iterations=iterations,
+        created=run.created,
+        started=run.start_time,
+        ended=run.end_time,
+    )
+
+
+def _deployment(client: SyncPrefectClient, run: FlowRun, flow: str) -> str:
+    from prefect.exceptions import ObjectNotFound
+
+    if run.deployment_id is None:
+        return ""
+    try:
+        return f"{flow}/{client.read_deployment(run.deployment_id).name}"
+    except ObjectNotFound:
+        return ""
+
+
+def _iterations(client: SyncPrefectClient, run: FlowRun) -> int:
+    """Completed updates of a run."""
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterId,
+        TaskRunFilter,
+        TaskRunFilterName,
+        TaskRunFilterState,
+        TaskRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    completed = TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.COMPLETED]))
+    updates = client.read_task_runs(
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
+        task_run_filter=TaskRunFilter(name=TaskRunFilterName(like_=UPDATE), state=completed),
+    )
+    return sum(update.name == UPDATE or update.name.startswith(f"{UPDATE}-") for update in updates)

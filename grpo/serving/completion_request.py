@@ -1,0 +1,52 @@
+"""Requests of OpenAI's completions API with the fields of vLLM that a policy needs: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from grpo.serving.chat_request import SamplingRequest
+
+MOST_PROMPT_TOKENS = 1_000_000
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class CompletionRequest(SamplingRequest):
+    """Body of `POST /v1/completions`."""
+
+    stream: Literal[False] = False
+    prompt: str | list[TokenId]
+    """Text, or its tokens."""
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    """Number of likeliest tokens whose log-probabilities are returned with each token."""
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    """Number of likeliest tokens to sample from; -1 and 0 are all."""
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
+    """Tokens that end the text beside those of the model."""
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    """Write tokens of `logprobs` as `token_id:5`."""
+    add_special_tokens: bool = True
+    """Add those that the tokenizer begins a text with."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    echo: Literal[False] | None = None
+    suffix: None = None
+    best_of: Literal[1] | None = None
+    min_p: float | None = Field(default=None, ge=0, le=0)
+    repetition_penalty: float | None = Field(default=None, ge=1, le=1)
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _is_one_prompt(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            if any(isinstance(token, str | list) for token in value):
+                raise ValueError("send one prompt in each request, a text or a list of token ids")
+            if not 1 <= len(value) <= MOST_PROMPT_TOKENS:
+                raise ValueError(f"a prompt has 1 to {MOST_PROMPT_TOKENS} tokens")
+        elif not isinstance(value, str):
+            raise ValueError("a prompt is a text or a list of token ids")
+        return value

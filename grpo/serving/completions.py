@@ -1,0 +1,229 @@
+"""Completions of one prompt: what a policy behind this server samples for rollouts, see `CompletionsPolicy`.
+
+Each choice is logged as a turn of a conversation of its own, with the prompt as its one message, without consent and
+with the kind `completion`: a program has written the prompt, so it is neither joined to conversations nor trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from grpo.errors import GRPOError
+from grpo.messages import Message
+from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
+from grpo.policy.transformers.model import TransformersPolicy
+from grpo.scenarios.served.records import COMPLETION, ServedTurn, TurnStatus
+from grpo.serving.api_errors import invalid_request
+from grpo.serving.callers import Caller
+from grpo.serving.chat_response import Usage
+from grpo.serving.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
+from grpo.serving.service import Service
+from grpo.serving.streams import answerable
+from grpo.serving.token_tap import TokenTap
+from grpo.trajectories import Turn
+
+logger = logging.getLogger(__name__)
+
+
+class CompletionExchange:
+    """One request for completions in progress. Raises `APIError` for one that cannot be answered."""
+
+    def __init__(self, service: Service, request: CompletionRequest, caller: Caller) -> None:
+        self.version, self._choices = service.version_of(request.model), request.n
+        self._service, self._request, self._caller = service, request, caller
+        self._id, self._received, self._started = uuid.uuid4().hex, service.now(), time.monotonic()
+        self._renderer = self.version.renderer(())
+        if not isinstance(self.version.served.policy, TransformersPolicy):
+            message = "completions are sampled by a model in this process; ask the server of the model for them"
+            raise invalid_request(message, param="model", code="unsupported")
+        self._tokenizer = self._renderer.tokenizer
+        self._prompt = self._prompt_ids()
+        seed = request.to_seed()
+        self._seed = secrets.randbits(63) if seed is None else seed
+        room = self.version.max_context - len(self._prompt)
+        if room < 1:
+            message = f"the prompt has {len(self._prompt)} tokens; the context has {self.version.max_context}"
+            raise invalid_request(message, param="prompt", code="context_length_exceeded")
+        self._max_new_tokens = min(room, request.max_tokens or DEFAULT_MAX_TOKENS)
+        self.max_tokens = request.n * (len(self._prompt) + self._max_new_tokens)
+        """Tokens that the request may need."""
+        self._done: dict[int, tuple[dict[str, Any], Usage]] = {}
+        self.hold = service.admit(self.version, request.n, self.max_tokens)
+        """Room that it takes; its handler leaves it."""
+
+    async def body(self) -> dict[str, Any]:
+        """Generate all choices, which are then in the log; cancelling aborts them."""
+        tasks = [self.hold.start(self._choose(index)) for index in range(self._choices)]
+        try:
+            await asyncio.gather(*tasks)
+        except Exception as error:
+            raise answerable(error) from error
+        finally:
+            for task in tasks:
+                task.cancel()
+        served = self.version.served
+        ordered = [self._done[index] for index in range(self._choices)]
+        return {
+            "id": f"cmpl-{self._id}",
+            "object": "text_completion",
+            "created": int(self._received.timestamp()),
+            "model": self._request.model,
+            "system_fingerprint": f"{served.version}-{served.policy.hash}",
+            "choices": [choice for choice, _ in ordered],
+            "usage": Usage.total(usage for _, usage in ordered).to_json(),
+        }
+
+    def _prompt_ids(self) -> list[int]:
+        request = self._request
+        if isinstance(request.prompt, str):
+            encoded = self._tokenizer(request.prompt, add_special_tokens=request.add_special_tokens)
+            ids = list(map(int, encoded["input_ids"]))
+        else:
+            ids = request.prompt
+        if not ids:
+            raise invalid_request("the prompt is empty; it has at least one token", param="prompt")
+        for name, tokens in (("prompt", ids), ("stop_token_ids", request.stop_token_ids or [0])):
+            if max(tokens) >= len(self._tokenizer):
+                message = f"{name} has token {max(tokens)}; those of the model are 0 to {len(self._tokenizer) - 1}"
+                raise invalid_request(message, param=name, code="invalid_value")
+        return ids
+
+    async def _choose(self, index: int) -> None:
+        """Generate and log one choice."""
+        tap = TokenTap(self._renderer, self._request.stops)
+        stops = frozenset(self._request.stop_token_ids or ())
+        status: TurnStatus = "failed"
+        reason, generation = "", None
+
+        def on_token(token: SampledToken) -> bool:
+            return tap(token) or token.id in stops
+
+        try:
+            session = await self.version.open(self._renderer)
+            try:
+                prompt = Prompt(new_ids=self._prompt, on_token=on_token)
+                generation = await session.generate(prompt, self._sampling(index))
+            finally:
+                session.close()
+            status, reason = "answered", "length" if generation.stop == "length" else "stop"
+        except asyncio.CancelledError:
+            status, reason = "aborted", "the client went away"
+            raise
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"[:300]
+            raise
+        finally:
+            self.hold.used_tokens += len(self._prompt) + len(tap.tokens)
+            if generation is None:
+                await asyncio.shield(self.hold.start(self._log_unanswered(index, tap, status=status, reason=reason)))
+        text = self._text(generation) if tap.stopped_text is None else tap.stopped_text
+        usage = Usage(prompt=len(self._prompt), completion=len(generation.token_ids))
+        turn = self._record(index, tap, status, reason, generation=generation, text=text)
+        await asyncio.shield(self.hold.start(self._service.record(turn, usage, tap.times)))
+        self._done[index] = (self._choice(index, text, reason, generation, tap), usage)
+
+    def _sampling(self, index: int) -> Sampling:
+        request, served = self._request, self.version.served
+        first = Sampling(
+            temperature=served.temperature if request.temperature is None else request.temperature,
+            max_new_tokens=self._max_new_tokens,
+            seed=self._seed,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            top_k=max(0, request.top_k or 0),
+            top_logprobs=request.logprobs or 0,
+        )
+        return replace(first, seed=first.turn_seed(index)) if index else first
+
+    def _text(self, generation: Generation) -> str:
+        ids, skip = generation.token_ids, self._request.skip_special_tokens
+        if skip and ids and ids[-1] in self._renderer.stop_ids:
+            ids = ids[:-1]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
+
+    def _choice(self, index: int, text: str, reason: str, generation: Generation, tap: TokenTap) -> dict[str, Any]:
+        """OpenAI's choice, with the token ids of vLLM."""
+        choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
+        if self._request.logprobs is not None:
+            choice["logprobs"] = self._logprobs(tap.tokens)
+        if self._request.return_token_ids:
+            choice |= {"token_ids": generation.token_ids, "prompt_token_ids": self._prompt}
+        return choice
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+        texts = [self._tokenizer.decode([token.id]) for token in tokens]
+        tops = [dict(((token.id, token.logprob), *token.top_logprobs)) for token in tokens]
+        return {
+            "tokens": [self._name(token.id) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{self._name(id_): value for id_, value in top.items()} for top in tops],
+            "text_offset": [0, *accumulate(map(len, texts))][: len(tokens)],
+        }
+
+    def _name(self, id_: int) -> str:
+        if self._request.return_tokens_as_token_ids:
+            return f"token_id:{id_}"
+        return str(self._tokenizer.decode([id_]))
+
+    async def _log_unanswered(self, index: int, tap: TokenTap, *, status: TurnStatus, reason: str) -> None:
+        try:
+            turn = self._record(index, tap, status, reason)
+            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)), tap.times)
+        except GRPOError as error:
+            logger.error("completion %s was not logged: %s", self._id, error)
+
+    def _record(
+        self,
+        index: int,
+        tap: TokenTap,
+        status: TurnStatus,
+        reason: str,
+        *,
+        generation: Generation | None = None,
+        text: str = "",
+    ) -> ServedTurn:
+        served, sampling, settings = self.version.served, self._sampling(index), self._service.settings
+        start, user = len(self._prompt), self._request.user
+        reply = [] if generation is None else generation.token_ids
+        logprobs = None if generation is None else generation.logprobs
+        prompt = self._request.prompt
+        asked = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+        turns = [Turn(message=Message(role="user", content=asked), start=0, stop=start)]
+        if generation is not None:
+            turns.append(Turn(message=Message(role="assistant", content=text), start=start, stop=start + len(reply)))
+        return ServedTurn(
+            id=f"{self._id}-{index}" if index else self._id,
+            request_id=self._id,
+            conversation_id=self._id,
+            parent=None,
+            time=self._received,
+            status=status,
+            reason=reason,
+            model=served.version,
+            policy_hash=served.policy.hash,
+            renderer_hash=self._renderer.hash,
+            turns=tuple(turns),
+            token_ids=np.asarray([*self._prompt, *reply], np.int32),
+            loss_mask=np.asarray([False] * start + [True] * len(reply), np.bool_),
+            sampler_logprobs=np.asarray([0.0] * start + (logprobs or [np.nan] * len(reply)), np.float32),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            choice=index,
+            first_token_s=tap.times[0] - self._started if tap.times else None,
+            latency_s=time.monotonic() - self._started,
+            key=self._caller.key_hash,
+            user="" if user is None else hashlib.sha256(user.encode()).hexdigest(),
+            licence=settings.licence,
+            metadata={"kind": COMPLETION},
+        )

@@ -1,0 +1,165 @@
+"""Routes of operators: training runs, sizes of the server, erasure. All need the scope `admin`.
+
+`Orchestrator` is what they ask for training runs; the one of Prefect is in `grpo_flows.local.training_jobs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, Literal, Protocol, Self
+from uuid import UUID
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from grpo.errors import StorageError
+from grpo.serving.api_errors import APIError, invalid_request, overloaded
+from grpo.serving.service import Service
+
+JobStatus = Literal["scheduled", "pending", "running", "paused", "cancelling", "completed", "failed", "crashed",
+                    "cancelled"]  # fmt: skip
+Number = bool | int | float
+MOST_OVERRIDES = 50
+_RETRY_S = 30.0
+
+
+class Job(BaseModel):
+    """Training run."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    id: UUID
+    """Id of the flow run."""
+    deployment: str
+    """Its deployment, `train/quickstart`; empty for a run that was started without one."""
+    name: str
+    status: JobStatus
+    message: str = ""
+    iterations: int = 0
+    """Updates of the policy that have ended."""
+    created: datetime | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+
+
+class Orchestrator(Protocol):
+    """Server of training runs. Raises `APIError`, 503 where it does not answer."""
+
+    async def start(self, deployment: str, overrides: Mapping[str, Number]) -> Job:
+        """Start a run of a deployment; `overrides` replace numbers of its config by their dotted path."""
+        ...
+
+    async def job(self, id: UUID) -> Job:
+        """A run; 404 for an unknown one."""
+        ...
+
+    async def recent(self) -> Sequence[Job]:
+        """Runs of the last day, those of commands included."""
+        ...
+
+    async def scale(self, pool: str, limit: int) -> int:
+        """Set the runs that a work pool executes at once; returns what it has afterwards."""
+        ...
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class TrainRequest(_Body):
+    """Body of `POST /v1/train`.
+
+    The config is one that was deployed: texts of a config name files and code, so that a caller may change its numbers
+    alone.
+    """
+
+    config: str = Field(pattern=r"^[\w-]{1,100}/[\w-]{1,100}$")
+    """Deployment, `train/quickstart`."""
+    overrides: dict[Annotated[str, Field(max_length=200)], Number] = Field(
+        default_factory=dict, max_length=MOST_OVERRIDES
+    )
+    """Numbers and switches of the config by their path, `training.iterations`."""
+
+
+class PoolScale(_Body):
+    """Limit of a work pool."""
+
+    name: str = Field(pattern=r"^[\w-]{1,100}$")
+    concurrency_limit: int = Field(ge=0, le=10_000)
+
+
+class ScaleRequest(_Body):
+    """Body of `POST /v1/scale`; what is absent stays."""
+
+    max_requests: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Turns in progress and waiting."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Turns that are generated at once; at most those that the server was started with."""
+    work_pool: PoolScale | None = None
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> Self:
+        if self.max_requests is None and self.concurrency is None and self.work_pool is None:
+            raise ValueError("name max_requests, concurrency or work_pool")
+        return self
+
+
+def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | None) -> None:
+    """Add the routes; those of training runs answer 503 without an orchestrator."""
+
+    @app.post("/v1/train", status_code=202)
+    async def train(body: TrainRequest) -> Job:
+        """Start a training run of a deployment."""
+        return await _present(orchestrator).start(body.config, body.overrides)
+
+    @app.get("/v1/train/{id}")
+    async def job(id: UUID) -> Job:
+        """Status of a training run."""
+        return await _present(orchestrator).job(id)
+
+    @app.post("/v1/scale")
+    async def scale(body: ScaleRequest) -> dict[str, Any]:
+        """Change sizes of the server and of a work pool, and return those in force."""
+        slots = service.versions.settings.concurrency
+        if body.concurrency is not None and body.concurrency > slots:
+            message = f"concurrency {body.concurrency}: the server was started with --concurrency {slots}"
+            raise invalid_request(message, param="concurrency", code="invalid_value")
+        pool: dict[str, Any] = {}
+        if body.work_pool is not None:
+            limit = await _present(orchestrator).scale(body.work_pool.name, body.work_pool.concurrency_limit)
+            pool = {"work_pool": {"name": body.work_pool.name, "concurrency_limit": limit}}
+        if body.max_requests is not None:
+            service.settings = replace(service.settings, max_requests=body.max_requests)
+        if body.concurrency is not None:
+            service.versions.scale(body.concurrency)
+        return {"max_requests": service.settings.max_requests, "concurrency": service.versions.concurrency, **pool}
+
+    @app.delete("/v1/conversations/{id}")
+    async def erase_conversation(id: str) -> dict[str, int]:
+        """Erase a conversation from the log and from memory; the number of its records."""
+        return {"erased": await _erase(service, conversation_id=id)}
+
+    @app.delete("/v1/users/{name:path}")
+    async def erase_user(name: str) -> dict[str, int]:
+        """Erase all conversations of a user, as requests have named it."""
+        return {"erased": await _erase(service, user=name)}
+
+
+async def _erase(service: Service, *, user: str | None = None, conversation_id: str | None = None) -> int:
+    if not (user or conversation_id):
+        raise APIError(404, "name a user or a conversation", code="unknown_url")
+    service.conversations.erase(user=user, conversation_id=conversation_id)
+    hashed = None if user is None else hashlib.sha256(user.encode()).hexdigest()
+    try:
+        return await service.log.erase(user=hashed, conversation_id=conversation_id)
+    except StorageError as error:
+        raise overloaded(f"not everything is erased: {error}", retry_after_s=_RETRY_S) from error
+
+
+def _present(orchestrator: Orchestrator | None) -> Orchestrator:
+    if orchestrator is None:
+        raise overloaded("this server has no server of training runs beside it", retry_after_s=_RETRY_S)
+    return orchestrator

@@ -1,0 +1,177 @@
+"""Replies as they go out: whole, as server-sent events, or as the same objects over a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+import anyio
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Send
+from starlette.types import Scope as Connection
+
+from grpo.errors import StorageError
+from grpo.serving.api_errors import APIError, error_body, overloaded
+from grpo.serving.callers import Caller
+from grpo.serving.chat_response import DONE, Choice, Usage, event
+from grpo.serving.exchange import Delta, Ended, Event, Exchange
+from grpo.serving.hold import Hold
+from grpo.serving.limits import Limiter
+
+logger = logging.getLogger(__name__)
+_KEEP_ALIVE_S = 15.0
+"""Silence after which a stream gets a comment: proxies cut idle connections."""
+Chunk = Mapping[str, Any] | str | APIError
+"""JSON object of a stream; at its end `[DONE]`, or the error that has ended it."""
+T = TypeVar("T")
+
+
+class Admitted(Protocol):
+    """Request that the service has admitted."""
+
+    max_tokens: int
+    hold: Hold
+
+
+async def reserve(exchange: Admitted, limiter: Limiter, caller: Caller) -> None:
+    """Reserve the tokens of an admitted request; raises `LimitExceeded`, and its room is free again."""
+    try:
+        exchange.hold.reservation = await limiter.reserve(caller, exchange.max_tokens)
+    except BaseException:
+        exchange.hold.leave()
+        raise
+
+
+class EventStream(StreamingResponse):
+    """Stream of a request that ends when its client goes away, also while it has nothing to send."""
+
+    def __init__(self, exchange: Exchange, headers: Mapping[str, str], *, with_usage: bool) -> None:
+        self._hold = exchange.hold
+        unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        stream = server_sent_events(exchange, with_usage=with_usage)
+        super().__init__(stream, media_type="text/event-stream", headers={**headers, **unbuffered})
+
+    async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            async with anyio.create_task_group() as group:
+
+                async def watch() -> None:
+                    await self.listen_for_disconnect(receive)
+                    group.cancel_scope.cancel()
+
+                group.start_soon(watch)
+                await self.stream_response(send)
+                group.cancel_scope.cancel()
+        finally:
+            self._hold.leave()
+
+
+async def whole(exchange: Exchange) -> dict[str, Any]:
+    """Body of a response that is not streamed."""
+    choices: dict[int, Choice] = {}
+    usages: list[Usage] = []
+    try:
+        async with aclosing(exchange.events()) as events:
+            async for event_ in events:
+                if isinstance(event_, Ended):
+                    choices[event_.choice.index] = event_.choice
+                    usages.append(event_.usage)
+    except Exception as error:
+        raise answerable(error) from error
+    ordered = [choices[index] for index in sorted(choices)]
+    return exchange.completion.body(ordered, Usage.total(usages))
+
+
+async def server_sent_events(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[bytes]:
+    """Server-sent events of a reply; an interval of silence is a comment."""
+    async with aclosing(chunks(exchange, with_usage=with_usage)) as stream:
+        async for chunk in stream:
+            if chunk is None:
+                yield b": keep-alive\n\n"
+            else:
+                yield event(error_body(chunk) if isinstance(chunk, APIError) else chunk)
+
+
+async def chunks(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[Chunk | None]:
+    """Chunks of a reply, then `[DONE]`; an error is the last one. None stands for an interval of silence."""
+    completion, usages = exchange.completion, list[Usage]()
+    begun: set[int] = set()
+    try:
+        async with aclosing(exchange.events()) as events:
+            async for event_ in _with_silence(events):
+                if event_ is None:
+                    yield None
+                    continue
+                index = event_.index if isinstance(event_, Delta) else event_.choice.index
+                if index not in begun:
+                    begun.add(index)
+                    yield completion.chunk(index, {"role": "assistant", "content": ""})
+                if isinstance(event_, Delta):
+                    yield completion.chunk(index, {"content": event_.text}, logprobs=event_.logprobs)
+                    continue
+                usages.append(event_.usage)
+                for chunk in completion.last_chunks(event_.choice, event_.sent, event_.rest):
+                    yield chunk
+        if with_usage:
+            yield completion.usage_chunk(Usage.total(usages))
+        yield DONE
+    except Exception as error:
+        yield answerable(error)
+
+
+async def unless_disconnected(request: Request, answer: Awaitable[T]) -> T | None:
+    """Result of an answer; None where the client goes away first, which cancels it."""
+    answering = asyncio.ensure_future(answer)
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.create_task(disconnected())
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            return None
+        return answering.result()
+    finally:
+        for task in (answering, leaving):
+            task.cancel()
+        await asyncio.gather(answering, leaving, return_exceptions=True)
+
+
+def answerable(error: Exception) -> APIError:
+    """Error for the client: its own, 503 for a turn that the log refused, else 500; the log has the cause."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, StorageError):
+        logger.error("a turn is not in the log, so it is not answered: %s", error)
+        return overloaded("the conversation cannot be logged now; try again", retry_after_s=10.0)
+    logger.error("a turn failed", exc_info=error)
+    return APIError(500, "the server failed on this request; its log has the cause", type="server_error")
+
+
+async def _with_silence(events: AsyncGenerator[Event]) -> AsyncIterator[Event | None]:
+    """Events, and None for each interval without one."""
+    iterator = aiter(events)
+    following: asyncio.Task[Event] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(iterator))
+            done, _ = await asyncio.wait({following}, timeout=_KEEP_ALIVE_S)
+            if not done:
+                yield None
+                continue
+            task, following = following, None
+            try:
+                yield task.result()
+            except StopAsyncIteration:
+                return
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)

@@ -1,0 +1,254 @@
+"""Dashboard and alerts: they name metrics of the server, and each alert fires in a planted fault and not without."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from tests.grpo.serving.metric_families import families
+from tests.places import ROOT
+
+GRAFANA, PROMETHEUS = ROOT / "deployments" / "grafana", ROOT / "deployments" / "prometheus"
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed; it comes with Prometheus")
+DASHBOARD = json.loads((GRAFANA / "serving.json").read_text(encoding="utf-8"))
+SERVER = {"job": "grpo-serve", "instance": "a"}
+MINUTES = 90
+Series = dict[str, str]
+
+
+@cache
+def rules() -> dict[str, dict[str, Any]]:
+    loaded = yaml.safe_load((PROMETHEUS / "alerts.yaml").read_text(encoding="utf-8"))
+    return {rule["alert"]: rule for group in loaded["groups"] for rule in group["rules"]}
+
+
+def expressions() -> Iterator[str]:
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"].replace("$__rate_interval", "5m")
+    for rule in rules().values():
+        yield rule["expr"]
+
+
+def metric_names(expression: str) -> set[str]:
+    """Names of all selectors; raises for an expression that does not parse."""
+    names, pending = set(), [promql_parser.parse(expression)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, promql_parser.VectorSelector):
+            names.add(node.name)
+        elif isinstance(node, promql_parser.MatrixSelector):
+            names.add(node.vector_selector.name)
+        elif isinstance(node, promql_parser.Call):
+            pending += node.args
+        elif isinstance(node, promql_parser.BinaryExpr):
+            pending += [node.lhs, node.rhs]
+        elif isinstance(node, promql_parser.AggregateExpr | promql_parser.ParenExpr):
+            pending.append(node.expr)
+        else:
+            assert isinstance(node, promql_parser.NumberLiteral), node
+    return names
+
+
+def test_the_dashboard_is_what_its_generator_writes():
+    """Panels have different places and names."""
+    assert runpy.run_path(str(GRAFANA / "dashboards.py"))["dashboard"]() == DASHBOARD
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]}
+    assert len(places) == len({panel["title"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_every_expression_names_metrics_of_the_server(tmp_path: Path):
+    """And parses. `up` is Prometheus' own."""
+    exported = {"up", *(series for family in families(tmp_path) for series in family.series)}
+    names = [metric_names(expression) for expression in expressions()]
+    assert all(names)
+    assert set().union(*names) <= exported
+
+
+def test_every_alert_has_a_paragraph_of_the_runbook():
+    """Its address leads to a heading of docs/operations.md, and no heading is left over."""
+    section = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").split("\n## Alerts\n")[1].split("\n## ")[0]
+    assert re.findall(r"^### (\w+)$", section, flags=re.MULTILINE) == list(rules())
+    for name, rule in rules().items():
+        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
+        assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def labelled(metric: str, **labels: str) -> str:
+    pairs = ", ".join(f'{name}="{value}"' for name, value in {**SERVER, **labels}.items())
+    return f"{metric}{{{pairs}}}"
+
+
+def per_minute(count: float) -> str:
+    """A counter that grows so much every minute."""
+    return f"0+{count}x{MINUTES}"
+
+
+def constant(value: float) -> str:
+    return f"{value}+0x{MINUTES}"
+
+
+def first_tokens(late: float) -> Series:
+    """100 turns a minute, of which so many had to wait for more than 2.5 s."""
+    name = "gen_ai_server_time_to_first_token_seconds_bucket"
+    bounds = (("1", 100 - late), ("2.5", 100 - late), ("5", 100), ("+Inf", 100))
+    return {labelled(name, le=bound): per_minute(count) for bound, count in bounds}
+
+
+def errors(share: float, *, http: float = 0) -> Series:
+    return {
+        labelled("grpo_turn_errors_total"): per_minute(1000 * share),
+        labelled("grpo_turns_total", status="failed"): per_minute(1000 * share),
+        labelled("grpo_turns_total", status="answered"): per_minute(1000 * (1 - share)),
+        labelled("http_requests_total", code="200"): per_minute(1000 * (1 - http) - 100),
+        labelled("http_requests_total", code="500"): per_minute(1000 * http),
+        labelled("http_requests_total", code="503"): per_minute(100),
+    }
+
+
+def feedback(count: float, turns: float) -> Series:
+    return {
+        labelled("grpo_feedback_total", kind="rating"): per_minute(count),
+        labelled("grpo_turns_total", status="answered"): per_minute(turns),
+    }
+
+
+def disk(free: float) -> Series:
+    return {labelled("grpo_log_disk_free_bytes"): constant(free), labelled("grpo_log_disk_size_bytes"): constant(100)}
+
+
+def records(read: float, accepted: float) -> Series:
+    name = "grpo_retraining_records"
+    counts = (("read", read), ("accepted", accepted))
+    return {labelled(name, name="weekly", result=result): constant(count) for result, count in counts}
+
+
+def retraining(time: float, verdict: str = "promote") -> Series:
+    return {labelled("grpo_retraining_timestamp_seconds", name="weekly", verdict=verdict): constant(time)}
+
+
+DAYS = 86_400
+JOB = {"job": "grpo-serve"}
+WEEKLY = {"name": "weekly"}
+CASES: list[tuple[str, Series, Series, dict[str, str]]] = [
+    ("GrpoServerDown", {labelled("up"): constant(0)}, {labelled("up"): constant(1)}, SERVER),
+    ("GrpoServerNotReady", {labelled("grpo_ready"): constant(0)}, {labelled("grpo_ready"): constant(1)}, SERVER),
+    ("GrpoErrors", errors(0.011), errors(0.009), SERVER),
+    ("GrpoErrors", errors(0, http=0.011), errors(0, http=0.009), SERVER),
+    ("GrpoFirstTokenSlow", first_tokens(2), first_tokens(0), JOB),
+    (
+        "GrpoServerFull",
+        {labelled("vllm:admission_rejections_total", reason="requests"): per_minute(7)},
+        {
+            labelled("vllm:admission_rejections_total", reason="requests"): per_minute(5),
+            labelled("vllm:admission_rejections_total", reason="not ready"): per_minute(100),
+        },
+        SERVER,
+    ),
+    (
+        "GrpoTurnsNotLogged",
+        {labelled("grpo_turns_unlogged_total"): f"0x{MINUTES - 3} 1x3"},
+        {labelled("grpo_turns_unlogged_total"): f"0 1x{MINUTES}"},
+        SERVER,
+    ),
+    (
+        "GrpoTurnsNotLogged",
+        {labelled("grpo_log_records_total", result="refused"): per_minute(1)},
+        {labelled("grpo_log_records_total", result="durable"): per_minute(1)},
+        SERVER,
+    ),
+    (
+        "GrpoLogSlow",
+        {labelled("grpo_log_records_waiting"): constant(101)},
+        {labelled("grpo_log_records_waiting"): constant(100)},
+        SERVER,
+    ),
+    (
+        "GrpoCompactionFails",
+        {labelled("grpo_log_compaction_failed"): constant(1)},
+        {labelled("grpo_log_compaction_failed"): constant(0)},
+        SERVER,
+    ),
+    ("GrpoDiskNearlyFull", disk(9), disk(11), SERVER),
+    (
+        "GrpoSwapFails",
+        {labelled("grpo_swap_failures_total"): per_minute(1)},
+        {labelled("grpo_swap_failures_total"): per_minute(0.5)},
+        SERVER,
+    ),
+    (
+        "GrpoChampionOld",
+        {labelled("grpo_champion_registered_timestamp_seconds", model_name="desk/3"): constant(-31 * DAYS)},
+        {labelled("grpo_champion_registered_timestamp_seconds", model_name="desk/3"): constant(-29 * DAYS)},
+        {**SERVER, "model_name": "desk/3"},
+    ),
+    ("GrpoNoFeedback", feedback(0, 5), feedback(0.1, 5), JOB),
+    ("GrpoNoFeedback", feedback(0, 5), feedback(0, 0.5), JOB),
+    (
+        "GrpoRetrainingFailed",
+        retraining(1, "failed"),
+        retraining(1, "refuse"),
+        {**SERVER, **WEEKLY, "verdict": "failed"},
+    ),
+    ("GrpoRetrainingOverdue", retraining(-15 * DAYS), retraining(-13 * DAYS), {**JOB, **WEEKLY}),
+    ("GrpoConversationsRefused", records(10, 4), records(10, 5), {**SERVER, **WEEKLY}),
+    ("GrpoConversationsRefused", records(10, 4), records(0, 0), {**SERVER, **WEEKLY}),
+]
+"""An alert, series in which it fires, series in which it does not, and the labels with which it fires."""
+
+
+def test_every_alert_is_tried():
+    assert {name for name, *_ in CASES} == set(rules())
+
+
+def _unit_test(name: str, series: Series, labels: dict[str, str] | None) -> dict[str, Any]:
+    rule = rules()[name]
+    alert = {"exp_labels": {**(labels or {}), **rule["labels"]}, "exp_annotations": rule["annotations"]}
+    expected = [] if labels is None else [alert]
+    return {
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "alert_rule_test": [{"eval_time": f"{MINUTES}m", "alertname": name, "exp_alerts": expected}],
+    }
+
+
+@needs_promtool
+def test_each_alert_fires_in_its_fault_and_not_without(tmp_path: Path):
+    """promtool's own unit tests, over an hour and a half."""
+    tests = [
+        _unit_test(name, series, expected)
+        for name, fault, healthy, labels in CASES
+        for series, expected in ((fault, labels), (healthy, None))
+    ]
+    file = tmp_path / "tests.yaml"
+    document = {"rule_files": [str(PROMETHEUS / "alerts.yaml")], "evaluation_interval": "1m", "tests": tests}
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    tried = subprocess.run([str(PROMTOOL), "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert tried.returncode == 0, tried.stdout + tried.stderr
+
+
+@needs_promtool
+def test_promtool_takes_configuration_and_rules(tmp_path: Path):
+    """With the key that the operator creates."""
+    shutil.copytree(PROMETHEUS, tmp_path / "prometheus")
+    (tmp_path / "prometheus" / "key").write_text("sk-grpo-x")
+    checked = subprocess.run(
+        [str(PROMTOOL), "check", "config", str(tmp_path / "prometheus" / "prometheus.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(rules())} rules found" in checked.stdout

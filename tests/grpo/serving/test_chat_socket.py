@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import collections
+import json
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from grpo.serving.chat_socket import WAITING_REQUESTS
+from tests.grpo.serving.chat_servers import ChatServer, chat_server
+
+QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
+FRAME_BYTES = 20_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatServer]:
+    with chat_server(tmp_path_factory.mktemp("server"), frame_bytes=FRAME_BYTES) as running:
+        yield running
+
+
+def open_socket(server: ChatServer, name: str = "shop", path: str = "/v1/chat/stream") -> ClientConnection:
+    return connect(f"{server.url.replace('http', 'ws')}{path}", additional_headers=server.headers(name))
+
+
+def ask(socket: ClientConnection, **fields: Any) -> None:
+    socket.send(json.dumps({"model": "clerk", "messages": [QUESTION], **fields}))
+
+
+def replies(socket: ClientConnection) -> list[Any]:
+    """Frames of one reply, up to `[DONE]` or an error."""
+    frames: list[Any] = []
+    while not frames or (frames[-1] != "[DONE]" and "error" not in frames[-1]):
+        text = socket.recv(timeout=30)
+        frames.append(text if text == "[DONE]" else json.loads(text))
+    return frames
+
+
+def content(frames: list[Any]) -> str:
+    deltas = [choice["delta"] for frame in frames[:-1] for choice in frame["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def test_a_connection_answers_one_request_after_another(server: ChatServer):
+    """The frames are the events of the stream, and join to the whole reply; the second request goes on by the id."""
+    client = server.client()
+    whole = client.chat.completions.create(model="clerk", messages=[QUESTION], seed=3)
+    with client.chat.completions.create(model="clerk", messages=[QUESTION], seed=3, stream=True) as stream:
+        events = [chunk.model_dump(exclude={"id", "created", "conversation_id"}) for chunk in stream]
+    with open_socket(server) as socket:
+        ask(socket, seed=3, stream_options={"include_usage": True})
+        *chunks, usage, done = replies(socket)
+        assert done == "[DONE]"
+        assert usage["usage"] == whole.usage.model_dump(exclude_none=True)  # type: ignore[union-attr]
+        assert content([*chunks, done]) == (whole.choices[0].message.content or "")
+        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-1:]] == [whole.choices[0].finish_reason]
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"} == {e["object"] for e in events}
+        name = chunks[0]["conversation_id"]
+        ask(socket, seed=4, conversation_id=name, messages=[{"role": "user", "content": "And now?"}])
+        again = replies(socket)
+        assert again[0]["conversation_id"] == name
+        assert again[-1] == "[DONE]"
+    turns = [turn for turn in server.turns() if turn.conversation_id == name]
+    assert [(turn.status, turn.parent is None) for turn in turns] == [("answered", True), ("answered", False)]
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "param"),
+    [
+        ("{", "invalid_json", None),
+        ("[" * 5000, "invalid_json", None),
+        ("7", "invalid_type", None),
+        (b"{}", "invalid_json", None),
+        ('{"model": "\\ud800"}', "invalid_text", None),
+        ("{}", "missing_required_parameter", "model"),
+        ('{"model": "clerk", "messages": [], "stream": false}', None, None),
+        (json.dumps({"model": "other", "messages": [QUESTION]}), "model_not_found", "model"),
+        (json.dumps({"model": "clerk", "messages": [QUESTION], "colour": 1}), "unknown_parameter", "colour"),
+        (
+            json.dumps({"model": "clerk", "messages": [QUESTION], "max_tokens": 10**15}),
+            "context_length_exceeded",
+            "max_tokens",
+        ),
+        (
+            json.dumps({"model": "clerk", "messages": [QUESTION], "max_tokens": 1020}),
+            "context_length_exceeded",
+            "messages",
+        ),
+        (json.dumps({"model": "clerk", "messages": [QUESTION], "stop": ["a"] * 5}), "invalid_value", None),
+    ],
+)
+def test_a_frame_that_is_not_a_request_is_an_error_and_the_connection_stays(
+    server: ChatServer, frame: str | bytes, code: str | None, param: str | None
+):
+    with open_socket(server) as socket:
+        socket.send(frame)
+        (error,) = replies(socket)
+        assert 400 <= error["status"] < 500
+        if code is not None:
+            assert (error["error"]["code"], error["error"]["param"]) == (code, param)
+        ask(socket, max_tokens=1)
+        assert replies(socket)[-1] == "[DONE]"
+
+
+def test_a_frame_above_the_bound_closes_the_connection(server: ChatServer):
+    with open_socket(server) as socket:
+        ask(socket, user="x" * FRAME_BYTES)
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=30)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+
+
+def test_requests_that_wait_are_bounded(server: ChatServer):
+    """One is answered, some wait; of more the connection is closed, and the turn in progress aborted."""
+    with open_socket(server) as socket:
+        for _ in range(WAITING_REQUESTS + 2):
+            ask(socket, max_tokens=400, temperature=2)
+        with pytest.raises(ConnectionClosed) as closed:
+            collections.deque(iter(partial(socket.recv, timeout=30), None), maxlen=0)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1013
+    wait_for(lambda: server.service.requests == 0)
+
+
+def test_a_client_that_goes_away_aborts_its_turn(server: ChatServer):
+    """It leaves the batch, and is in the log as aborted."""
+    socket = open_socket(server)
+    ask(socket, max_tokens=400, temperature=2, seed=1, user="leaver")
+    name = json.loads(socket.recv(timeout=30))["conversation_id"]
+    socket.close()
+    wait_for(lambda: any(turn.conversation_id == name for turn in server.turns()))
+    (turn,) = [turn for turn in server.turns() if turn.conversation_id == name]
+    assert turn.status in ("aborted", "answered")
+    assert server.service.streaming == 0
+    assert sum(version.running for version in server.service.versions.loaded) == 0
+
+
+def test_a_revoked_key_ends_with_its_next_request(server: ChatServer):
+    with open_socket(server, "leaver") as socket:
+        ask(socket, max_tokens=1)
+        assert replies(socket)[-1] == "[DONE]"
+        server.keys.revoke("leaver")
+        ask(socket, max_tokens=1)
+        (error,) = replies(socket)
+        assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=30)
+
+
+def test_limits_hold_and_their_wait_is_in_the_frame(server: ChatServer):
+    from grpo.serving.callers import CallerLimits
+
+    secret = server.keys.create("slow", ("chat",), CallerLimits(requests_per_minute=1))
+    headers = {"Authorization": f"Bearer {secret}"}
+    with connect(f"{server.url.replace('http', 'ws')}/v1/chat/stream", additional_headers=headers) as socket:
+        ask(socket, max_tokens=1)
+        assert replies(socket)[-1] == "[DONE]"
+        ask(socket, max_tokens=1)
+        (error,) = replies(socket)
+        assert error["status"] == 429
+        assert 0 < error["retry_after_ms"] <= 60_000
+
+
+def test_a_reply_ends_before_the_server_does(tmp_path: Path):
+    """uvicorn alone closes the connection in the midst of a reply. The events have the end first."""
+    with (
+        chat_server(tmp_path) as server,
+        open_socket(server, path="/v1/events") as events,
+        open_socket(server) as socket,
+    ):
+        assert json.loads(events.recv(timeout=30))["type"] == "connected"
+        ask(socket, max_tokens=300, temperature=2, seed=5)
+        first = json.loads(socket.recv(timeout=30))
+        server.server.handle_exit(15, None)
+        assert json.loads(events.recv(timeout=30))["type"] == "server.draining"
+        assert replies(socket)[-1] == "[DONE]"
+        (turn,) = server.turns()
+        assert (turn.conversation_id, turn.status) == (first["conversation_id"], "answered")
+
+
+def test_the_handshake_needs_the_scope(server: ChatServer):
+    server.client("reader", scopes=("feedback",))
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(server, "reader")
+    assert refused.value.response.status_code == 403

@@ -440,6 +440,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_one_that_answers(tmp_path: P
 
     with chat_server(tmp_path, next_version) as server:
         assert chat(server.client()).choices
+        wait_for(lambda: server.service.versions.failed_loads > 0)
 
 
 def test_probes_need_no_key_and_tell_the_states_apart(server: ChatServer):
@@ -670,3 +671,28 @@ def test_a_reply_fits_the_rest_of_the_context(server: ChatServer):
             break
     else:
         raise AssertionError("no reply was shorter than its usual limit")
+
+
+def test_an_error_of_the_agent_is_counted_and_one_of_the_client_is_not(tmp_path: Path):
+    """Requests count by route and code, those without a key under no route."""
+
+    class Failing(MultiTurnAgent):
+        async def respond(self, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("the agent is broken")
+
+    broken = clerk(agent=Failing(AgentConfig(model_name="clerk")))
+    with chat_server(tmp_path, lambda current: None if current else broken) as server:
+        with pytest.raises(openai.InternalServerError):
+            chat(server.client())
+        with pytest.raises(openai.NotFoundError):
+            server.client().chat.completions.create(model="other", messages=[QUESTION])  # type: ignore[list-item]
+        httpx.get(f"{server.url}/v1/models")
+        values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers()).json()
+    assert values["grpo_turn_errors_total"] == 1
+    assert values['vllm:request_success_total{model_name="clerk/1",arm="champion",finished_reason="error"}'] == 1
+    requests = {name: value for name, value in values.items() if name.startswith("http_requests_total")}
+    assert requests == {
+        'http_requests_total{route="/v1/chat/completions",method="POST",code="500"}': 1,
+        'http_requests_total{route="/v1/chat/completions",method="POST",code="404"}': 1,
+        'http_requests_total{route="none",method="GET",code="401"}': 1,
+    }

@@ -116,9 +116,8 @@ async def attack(shop: Shop, seeds: int) -> list[Outcome]:
         for conversation in joined.conversations
         if conversation.judgement.world and conversation.turns[0].model == version
     ]
-    print(
-        f"{len(own)} conversations of {version}, success on fresh scenarios {_fresh_success(shop.home):.3f}", flush=True
-    )
+    fresh = await asyncio.to_thread(_fresh_success, shop.home)
+    print(f"{len(own)} conversations of {version}, success on fresh scenarios {fresh:.3f}", flush=True)
     outcomes = []
     for seed in range(seeds):
         records, count = poisoned_records(own, seed=seed)
@@ -133,7 +132,7 @@ async def attack(shop: Shop, seeds: int) -> list[Outcome]:
             conversations=len(own),
             verdict=report.verdict,
             reason=report.reason,
-            success=_fresh_success(shop.home) if promoted else None,
+            success=await asyncio.to_thread(_fresh_success, shop.home) if promoted else None,
         )
         models.client.set_registered_model_alias(MODEL, "champion", str(champion.version))
         outcomes.append(outcome)

@@ -124,7 +124,7 @@ class Service:
         elif last is not None:
             choices = [last.tools]
         else:
-            choices = list(dict.fromkeys(version.served.tools for version in reversed(self.versions.loaded)))
+            choices = [version.served.tools for version in reversed(self.versions.loaded)]
         places = []
         for tools in choices:
             place = self.conversations.find(

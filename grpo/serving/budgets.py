@@ -69,7 +69,6 @@ class TokenBudgets:
         problem = self._connection.execute("PRAGMA quick_check").fetchone()[0]
         if problem != "ok":
             raise sqlite3.DatabaseError(problem)
-        self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         self._connection.execute("SELECT caller, period, tokens FROM usage LIMIT 1")
 
@@ -106,6 +105,7 @@ def _make(path: Path) -> None:
     with scratch_path(path.parent / f".{path.name}.new") as partial:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with closing(sqlite3.connect(partial)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")  # kept in the file: two processes that set it at once fail
             connection.execute(_SCHEMA)
             connection.commit()
         try:

@@ -132,6 +132,7 @@ class Exchange:
         tasks = [self.hold.start(self._choose(index, queue)) for index in range(self._request.n)]
         ended = 0
         try:
+            await asyncio.sleep(0)  # all have begun: a task that is cancelled before would leave no line in the log
             while ended < len(tasks):
                 event = await queue.get()
                 if isinstance(event, BaseException):
@@ -270,7 +271,6 @@ class Exchange:
             if place.before is not None:
                 place.before.successors += 1
             self._service.conversations.add(answered, is_last=choice.index == 0)
-            self.version.served.agent.remember(self._new[-1], choice.message.content, self._context)
         except Exception as error:
             if not isinstance(error, StorageError):
                 await self._log_unanswered(choice.index, None, tap, "failed", f"{type(error).__name__}: {error}"[:300])
@@ -278,6 +278,10 @@ class Exchange:
             return
         rest = tap.take() if self._request.logprobs else None
         queue.put_nowait(Ended(choice=choice, sent=tap.sent, rest=rest, usage=usage))
+        try:
+            self.version.served.agent.remember(self._new[-1], choice.message.content, self._context)
+        except Exception:
+            logger.exception("the agent did not remember turn %s, which is answered", choice.turn_id)
 
     async def _log_unanswered(
         self, index: int, transcript: TokenTranscript | None, tap: TokenTap, status: TurnStatus, reason: str

@@ -22,7 +22,7 @@ from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import load_tokenizer
 from grpo.renderers.byte_renderer import ByteRenderer
 from grpo.renderers.chat_template import Renderer
-from grpo_flows.pipeline import check_objects
+from grpo_flows.local.objects import check_objects
 from tests.doubles import changed, short_run
 
 MODULE = """

@@ -43,7 +43,7 @@ class PoliteOnce(MultiTurnAgent):
         return "Good morning." if user_input == "my order b" else text
 
 
-KILLS = int(os.environ.get("GRPO_TEST_KILLS", "12"))
+KILLS = int(os.environ.get("GRPO_TEST_KILLS", "4"))
 WRITER = Path(__file__).with_name("log_writer.py")
 
 

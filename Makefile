@@ -5,6 +5,7 @@ READY := .venv/.ready
 VLLM := .venv-vllm
 VLLM_VERSION := 0.32.0
 CONFIG ?= data/configs/quickstart.yaml
+E2E ?= tests/e2e
 
 SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
 
@@ -19,7 +20,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m 'not e2e' --ignore tests/e2e
 
 e2e: $(READY)
-	$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder -m e2e tests/e2e
+	$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder -m e2e $(E2E)
 
 vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest -q -m vllm tests/vllm

@@ -88,12 +88,12 @@ def test_a_class_and_rewards_of_trl_and_a_gate_are_trained_cached_and_registered
         assert f"module {module}" in lineage
     gates = folder / "words_gates.py"
     gates.write_text(gates.read_text().replace("apologies", "excuses"))
-    command("train", config)
+    assert "the candidate has the weights of the champion" in command("train", config, exits=3)
     assert "gate" in computed(home, "words")
     assert not {"ingest", "rollout", "score", "train"} & set(computed(home, "words"))
     words = folder / "words_environment.py"
     words.write_text(words.read_text().replace("Game over.", "The game is over."))
-    command("train", config)
+    command("train", config, exits=3)
     assert {"rollout", "score"} <= set(computed(home, "words"))
     misspelt = command("train", config, "--set", "gates.1.options.max_shar=3", exits=2)
     assert "words_gates:no_apology has no option 'max_shar'; it takes max_share" in misspelt

@@ -235,7 +235,7 @@ def test_a_lost_stage_is_sent_again_and_its_error_comes_back(machines: tuple[Mac
         gone = Artifact(uri=f"{STORE}/scored/gone.parquet", sha256="0", kind="scored")
         compute = ComputeSettings(gpu_stages=GpuStages(deployment="stage/gpu-remote"))
         with stage_executor(compute=compute):
-            train((gone,), gone, gone, TrainingSettings(), iteration=0, seed=1, store=STORE)
+            train((gone,), gone, gone, TrainingSettings(), renderer=None, iteration=0, seed=1, store=STORE)
 
     killer = threading.Thread(target=kill_the_first)
     killer.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,17 @@ def replied(tab: Page, count: int) -> None:
     tab.wait(f"document.querySelectorAll('.feedback').length === {count} && !document.querySelector('.busy')")
 
 
+def feedback_of(log: Path, *, count: int) -> list[Feedback]:
+    """Feedback in a log, once there is so much of it: the page has said of an earlier one that it is recorded."""
+    for _ in range(600):
+        records = [entry.record for entry in ServedLog(log).read()]
+        feedback = [record for record in records if isinstance(record, Feedback)]
+        if len(feedback) >= count:
+            return feedback
+        time.sleep(0.05)
+    raise AssertionError(f"{log} has less than {count} records of feedback after 30 s")
+
+
 def test_a_person_types_answers_a_call_rates_and_corrects_and_all_is_in_the_log(tmp_path: Path):
     """By keyboard alone; the page asks this server alone, and shows markup as text."""
     with chat_server(tmp_path / "server") as server, browser(tmp_path / "profile") as tab:
@@ -90,7 +102,7 @@ def test_a_person_types_answers_a_call_rates_and_corrects_and_all_is_in_the_log(
         type_text(tab, "It has been shipped.", "Tab")
         type_text(tab, "It knew.", "Tab", "Enter")
         tab.wait(f"{last_reply('.state')}.textContent === 'Recorded.'")
-        feedback = [entry.record for entry in ServedLog(tmp_path / "server" / "log").read()]
+        records = feedback_of(tmp_path / "server" / "log", count=2)
         turns = server.turns()[tried:]
         shown = tab.evaluate("document.getElementById('conversation').textContent")
         assert {url for url in tab.asked if not url.startswith((f"{server.url}/", "data:"))} == set()
@@ -103,7 +115,6 @@ def test_a_person_types_answers_a_call_rates_and_corrects_and_all_is_in_the_log(
     assert [turn.conversation_id for turn in turns] == [shown, shown]
     assert [turn.turns[0].message.content for turn in turns] == [QUESTION, RESULT]
     assert turns[1].parent == turns[0].id
-    records = [record for record in feedback if isinstance(record, Feedback)]
     assert {(record.conversation_id, record.turn_id) for record in records} == {(shown, turns[1].id)}
     given = [(record.rating, record.correction, record.comment) for record in records]
     assert given == [(0.0, None, None), (None, "It has been shipped.", "It knew.")]

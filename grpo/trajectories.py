@@ -14,13 +14,16 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo.errors import DataError
 from grpo.messages import Message
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Stop = Literal["terminated", "truncated", "failed"]
 
@@ -32,6 +35,16 @@ class Turn:
     message: Message
     start: int
     stop: int
+
+
+def equal_fields(record: DataclassInstance, other: DataclassInstance) -> bool:
+    """Compare all fields of two records of one class, arrays among them; NaN is equal to NaN."""
+    return all(
+        np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f")
+        if isinstance(mine, np.ndarray)
+        else mine == theirs
+        for mine, theirs in ((getattr(record, f.name), getattr(other, f.name)) for f in fields(record))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +125,7 @@ class Trajectory:
         """Compare all fields; NaN log-probabilities are equal."""
         if not isinstance(other, Trajectory):
             return NotImplemented
-        return all(
-            np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f")
-            if isinstance(mine, np.ndarray)
-            else mine == theirs
-            for mine, theirs in ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        )
+        return equal_fields(self, other)
 
     @property
     def success(self) -> bool | None:

@@ -63,7 +63,7 @@ class HeldOut(Document):
 
 
 class AgentRecord(Document):
-    """What a server needs of the agent that a version was trained as, besides the config of the run."""
+    """Agent that a version was trained as: prompt, tools and code that the config of the run does not have."""
 
     system_prompt: str
     """System prompt of the environment, before that of the agent and of the conversation."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from grpo.config.agent import StrategyName
 from grpo.messages import Message, Tool, ToolCall
+from grpo.policy.policy import Sampling
 from grpo.serving.api_errors import invalid_request
 
 MAX_MESSAGES = 2000
@@ -136,6 +138,20 @@ class SamplingRequest(_Part):
     def stops(self) -> tuple[str, ...]:
         """Texts that end the reply."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def to_sampling(
+        self, index: int, *, temperature: float, max_new_tokens: int, seed: int, top_k: int = 0, top_logprobs: int = 0
+    ) -> Sampling:
+        """Sampling of choice `index`, whose seed follows from that of the first; `temperature` is the default."""
+        first = Sampling(
+            temperature=temperature if self.temperature is None else self.temperature,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=top_k,
+            top_logprobs=top_logprobs,
+        )
+        return replace(first, seed=first.turn_seed(index)) if index else first
 
     def to_seed(self) -> int | None:
         """Seed as a number of 64 bits without sign."""

@@ -73,7 +73,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What the chunks and the whole body of one request have in common."""
+    """Fields that the chunks and the whole body of one response share."""
 
     id: str
     created: int

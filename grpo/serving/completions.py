@@ -13,7 +13,6 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -134,16 +133,14 @@ class CompletionExchange:
         self._done[index] = (self._choice(index, text, reason, generation, tap), usage)
 
     def _sampling(self, index: int) -> Sampling:
-        request, served = self._request, self.version.served
-        first = Sampling(
-            temperature=served.temperature if request.temperature is None else request.temperature,
+        return self._request.to_sampling(
+            index,
+            temperature=self.version.served.temperature,
             max_new_tokens=self._max_new_tokens,
             seed=self._seed,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            top_k=max(0, request.top_k or 0),
-            top_logprobs=request.logprobs or 0,
+            top_k=max(0, self._request.top_k or 0),
+            top_logprobs=self._request.logprobs or 0,
         )
-        return replace(first, seed=first.turn_seed(index)) if index else first
 
     def _text(self, generation: Generation) -> str:
         ids, skip = generation.token_ids, self._request.skip_special_tokens

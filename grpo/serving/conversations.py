@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from grpo.serving.versions import ServedVersion
 
 Joined = Literal["new", "id", "prefix", "fork", "unknown prefix", "ambiguous", "other version"]
-"""How a request was joined to its conversation."""
+"""Way in which a request was joined to its conversation."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -205,15 +205,13 @@ class Exchange:
         )
 
     def _sampling(self, index: int) -> Sampling:
-        request, served = self._request, self.version.served
-        first = Sampling(
-            temperature=served.temperature if request.temperature is None else request.temperature,
+        return self._request.to_sampling(
+            index,
+            temperature=self.version.served.temperature,
             max_new_tokens=self._max_new_tokens,
             seed=self._seed,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            top_logprobs=request.top_logprobs or 0,
+            top_logprobs=self._request.top_logprobs or 0,
         )
-        return replace(first, seed=first.turn_seed(index)) if index else first
 
     async def _stream(self, index: int, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]) -> None:
         """Send text when it is settled, for an agent and a renderer that leave replies as they are sampled."""

@@ -1,4 +1,4 @@
-"""What happened in a loop: customers, events and retrainings."""
+"""Record of a loop: customers, events and retrainings."""
 
 from __future__ import annotations
 

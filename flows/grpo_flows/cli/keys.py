@@ -81,7 +81,7 @@ def list_keys(file: KeyFile = None) -> None:
         )
         console.print(f"{key.name}: {'; '.join(facts)}", soft_wrap=True)
     if not registered:
-        console.print("there are no keys; the server refuses every request: grpo keys create NAME --scope chat")
+        console.print("the file has no key, so the server refuses every request: grpo keys create NAME --scope chat")
 
 
 @keys.command()

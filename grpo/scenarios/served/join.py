@@ -279,7 +279,7 @@ def _ends(answered: Sequence[ServedTurn], turns: Mapping[str, ServedTurn]) -> li
 
 
 def _path(turn: ServedTurn, turns: Mapping[str, ServedTurn]) -> tuple[ServedTurn, ...] | str:
-    """Turns from the first one of the conversation to this one, or the reason that there is no such path."""
+    """Turns from the first one of the conversation to this one, or the reason why they do not form a path."""
     path, ids = [turn], {turn.id}
     while path[-1].parent is not None:
         parent = turns.get(path[-1].parent)

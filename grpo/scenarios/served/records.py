@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, get_args
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from grpo.errors import DataError
 from grpo.scenarios.scenario import Expected
-from grpo.trajectories import Turn
+from grpo.trajectories import Turn, equal_fields
 
 TurnStatus = Literal["answered", "aborted", "failed"]
 """Aborted: the client went away or the server stopped; failed: an error, or a turn that was not begun."""
@@ -106,12 +106,7 @@ class ServedTurn:
         """Compare all fields; NaN log-probabilities are equal."""
         if not isinstance(other, ServedTurn):
             return NotImplemented
-        return all(
-            np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f")
-            if isinstance(mine, np.ndarray)
-            else mine == theirs
-            for mine, theirs in ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        )
+        return equal_fields(self, other)
 
     def __hash__(self) -> int:
         return hash(self.id)

@@ -49,7 +49,7 @@ def test_a_turn_without_an_answer_has_its_reason_of_vllm_and_no_duration(tmp_pat
 
 
 def test_ten_thousand_users_make_no_further_series(tmp_path: Path):
-    """Users, keys, conversations and unknown addresses are no labels."""
+    """Labels have neither users nor keys, conversations or unknown addresses."""
     metrics = metrics_of(tmp_path)
 
     def serve(number: int) -> None:

@@ -44,6 +44,8 @@ class AnsweredTurn:
     """The conversation as the client knows it, the reply last."""
     transcript: TokenTranscript | None
     """Tokens of the conversation; None once its version is retired."""
+    strategy: str | None = None
+    """Strategy of the agent, which the conversation began with."""
     in_progress: int = 0
     """Requests that go on from this turn."""
     successors: int = 0

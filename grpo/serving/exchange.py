@@ -145,7 +145,10 @@ class Exchange:
 
     def _refuse_unread(self) -> None:
         """Raise `APIError` for a parameter that this agent cannot give its effect to."""
-        agent = self.version.served.agent
+        agent, before, strategy = self.version.served.agent, self._place.before, self._request.strategy
+        if before is not None and strategy is not None and strategy != before.strategy:
+            message = f"the conversation began with strategy {before.strategy}; start another one for {strategy}"
+            raise invalid_request(message, param="strategy", code="unsupported_value")
         if self._request.stops and (agent.overrides_replies or agent.config.enable_reasoning or self._renderer.reasons):
             message = "stop is not read: the agent reasons, or generates several texts in a turn"
             raise invalid_request(message, param="stop", code="unsupported_value")
@@ -262,6 +265,7 @@ class Exchange:
                 tools=self._tools,
                 messages=(*place.history, replace(choice.message, reasoning=None, malformed=None)),
                 transcript=transcript,
+                strategy=self._request.strategy if place.before is None else place.before.strategy,
             )
             turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
             visible = replace(turn.turns[-1], message=choice.message)

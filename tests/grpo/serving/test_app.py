@@ -696,3 +696,15 @@ def test_an_error_of_the_agent_is_counted_and_one_of_the_client_is_not(tmp_path:
         'http_requests_total{route="/v1/chat/completions",method="POST",code="404"}': 1,
         'http_requests_total{route="none",method="GET",code="401"}': 1,
     }
+
+
+def test_a_conversation_keeps_its_strategy(server: ChatServer):
+    """The strategy is in the system prompt of the first turn: the same one is taken later, another one refused."""
+    client = server.client("strategist")
+    first = chat(client, extra_body={"strategy": "sales"})
+    assert first.usage.prompt_tokens > chat(client).usage.prompt_tokens
+    known = {"conversation_id": first.conversation_id}
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(client, *next_messages(first), extra_body={**known, "strategy": "educational"})
+    assert refused.value.param == "strategy"
+    assert chat(client, *next_messages(first), extra_body={**known, "strategy": "sales"}).choices

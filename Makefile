@@ -37,6 +37,7 @@ bench: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.fuzz.serving
+	$(BIN)/python -m tests.fuzz.identity
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants --sample 200

@@ -20,7 +20,7 @@ from grpo_flows.pipeline import (
     check_gates,
     collect_heldout,
     prepare_scenarios,
-    starting_policy,
+    starting_policies,
     training_steps,
 )
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
@@ -59,7 +59,7 @@ class Episodes(Plan):
 
     train: int
     heldout: int | None
-    """Of champion and candidate together, and of the base where it is fine-tuned first."""
+    """Of champion and candidate together, and of each policy before them that is tuned first."""
 
     @property
     def all(self) -> int:
@@ -171,7 +171,7 @@ def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]
     except NotCached as miss:
         missing.append(miss.stage)
     try:
-        base = starting_policy(config, base_policy(config.policy, config.store))
+        base = starting_policies(config, base_policy(config.policy, config.store))[-1]
     except NotCached as miss:
         missing.append(miss.stage)
     if split is None or base is None:
@@ -198,7 +198,12 @@ def _episodes(config: PipelineConfig, scenarios: tuple[int, int] | None) -> Epis
 
 def _heldout_rollouts(config: PipelineConfig) -> int:
     """Policies that play the held-out scenarios where the base has never been promoted."""
-    return 2 if config.sft is None else 3
+    return 2 + len(_stages_before_grpo(config))
+
+
+def _stages_before_grpo(config: PipelineConfig) -> list[str]:
+    stages = {"sft": config.sft, "dpo": config.dpo}
+    return [name for name, settings in stages.items() if settings is not None]
 
 
 def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
@@ -211,7 +216,7 @@ def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
 
 
 def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...]) -> tuple[PlannedStage, ...]:
-    iterations = config.training.iterations
+    iterations, tuning = config.training.iterations, _stages_before_grpo(config)
     rollouts = iterations * (config.rollout.max_rounds if config.rollout.informative_groups else 1)
     rollouts += _heldout_rollouts(config)
     runs = {
@@ -219,7 +224,8 @@ def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...
         "rollout": rollouts * config.rollout.shards,
         "score": rollouts,
         "train": iterations,
-        **({} if config.sft is None else {"sft": 1, "evaluate_policy": 3}),
+        **dict.fromkeys(tuning, 1),
+        **({"evaluate_policy": _heldout_rollouts(config)} if tuning else {}),
         **dict.fromkeys(_ONCE, 1),
     }
 

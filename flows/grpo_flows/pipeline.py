@@ -8,10 +8,11 @@ training_steps         collect_rollouts → train, once per iteration
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
@@ -20,7 +21,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.errors import RemovedError
 from grpo.evaluation.gates import check_gate_scenarios
-from grpo.evaluation.schema import FineTuning, IterationMetrics, RolloutRecord, SliceMetrics
+from grpo.evaluation.schema import FineTuning, IterationMetrics, PreferenceTuning, RolloutRecord, SliceMetrics
 from grpo.identity.cache_identity import model_digest
 from grpo.registry.retention import REGISTERED, Retention, run_owner
 from grpo.rewards.rollout_summary import RolloutSummary
@@ -28,6 +29,7 @@ from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
+from grpo_tasks.dpo import DPOResult, dpo
 from grpo_tasks.evaluate_policy import evaluate_policy
 from grpo_tasks.ingest import IngestResult, ingest
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint, load_base
@@ -243,7 +245,7 @@ def training_steps(
 ) -> Iterator[Step]:
     """Roll out, score and update, once per iteration; with `rollout.staleness` a rollout overlaps an update.
 
-    `base` is the policy that the training starts from, see `starting_policy`.
+    `base` is the policy that the training starts from, see `starting_policies`.
 
     Where a checkpoint is needed that was removed, all are computed again from the base.
     """
@@ -256,7 +258,7 @@ def training_steps(
         logger.warning("the checkpoints of this run are computed again: %s", error)
         if checkpoints is not None:
             checkpoints.restart()
-        base = starting_policy(config, base_policy(config.policy, config.store))
+        base = starting_policies(config, base_policy(config.policy, config.store))[-1]
         for index, step in enumerate(_steps(config, scenarios, split, base, checkpoints, recompute_removed=True)):
             if index >= finished:
                 yield step
@@ -267,28 +269,35 @@ def base_policy(policy: PolicySettings, store: str) -> BaseCheckpoint:
     return load_base(policy=policy, content=model_digest(policy), store=store)
 
 
-def starting_policy(config: PipelineConfig, base: Checkpoint) -> Checkpoint:
-    """The policy that GRPO starts from: the base, fine-tuned on demonstrations where the config has some."""
-    if config.sft is None:
-        return base
-    return sft(
-        base=base.checkpoint,
-        settings=config.sft,
-        renderer=config.policy.renderer,
-        agent=config.agent,
-        environment=config.environment,
-        max_tokens=config.training.microbatch_tokens,
-        seed=config.seed,
-        store=config.store,
-    )
+def starting_policies(config: PipelineConfig, base: Checkpoint) -> tuple[Checkpoint, ...]:
+    """The base, and the policy after each stage before GRPO that the config has: `sft`, then `dpo`."""
+    policies = [base]
+    if config.sft is not None:
+        policies.append(sft(settings=config.sft, **_tuning_inputs(config, policies[-1])))
+    if config.dpo is not None:
+        policies.append(dpo(settings=config.dpo, **_tuning_inputs(config, policies[-1])))
+    return tuple(policies)
 
 
-def measure_fine_tuning(
-    config: PipelineConfig, data: Scenarios, base: Checkpoint, start: Checkpoint, candidate: Checkpoint
-) -> FineTuning | None:
-    """Held-out results of the base, after fine-tuning and after GRPO; None without fine-tuning."""
-    if not isinstance(start, SFTResult):
-        return None
+def _tuning_inputs(config: PipelineConfig, policy: Checkpoint) -> dict[str, Any]:
+    return {
+        "base": policy.checkpoint,
+        "renderer": config.policy.renderer,
+        "agent": config.agent,
+        "environment": config.environment,
+        "max_tokens": config.training.microbatch_tokens,
+        "seed": config.seed,
+        "store": config.store,
+    }
+
+
+def measure_tuning(
+    config: PipelineConfig, data: Scenarios, policies: Sequence[Checkpoint], candidate: Checkpoint
+) -> tuple[FineTuning | None, PreferenceTuning | None]:
+    """Results of supervised fine-tuning and of DPO; None for a stage that the run does not have.
+
+    `policies` are those of `starting_policies`.
+    """
 
     def measure(policy: Checkpoint) -> SliceMetrics:
         heldout = collect_heldout(config, policy.checkpoint, data.artifact, data.split)
@@ -297,14 +306,29 @@ def measure_fine_tuning(
         )
         return evaluated.measurement.overall
 
-    return FineTuning(
-        demonstrations=start.demonstrations,
-        losses=start.losses,
-        policy=start.policy,
-        base=measure(base),
-        fine_tuned=measure(start),
-        candidate=measure(candidate),
-    )
+    fine_tuning, preferences = None, None
+    for before, after in pairwise(policies):
+        if isinstance(after, SFTResult):
+            fine_tuning = FineTuning(
+                demonstrations=after.demonstrations,
+                losses=after.losses,
+                policy=after.policy,
+                base=measure(before),
+                fine_tuned=measure(after),
+                candidate=measure(candidate),
+            )
+        if isinstance(after, DPOResult):
+            preferences = PreferenceTuning(
+                pairs=after.pairs,
+                losses=after.losses,
+                before=after.before,
+                after=after.after,
+                policy=after.policy,
+                reference=measure(before),
+                tuned=measure(after),
+                candidate=measure(candidate),
+            )
+    return fine_tuning, preferences
 
 
 def _steps(

@@ -19,7 +19,7 @@ from grpo.rewards.hacking.check import check_rewards
 from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
 from grpo_flows.local.objects import check_objects
-from grpo_flows.pipeline import RunCheckpoints, base_policy, prepare_scenarios, starting_policy, training_steps
+from grpo_flows.pipeline import RunCheckpoints, base_policy, prepare_scenarios, starting_policies, training_steps
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.registry import registry
 
@@ -73,16 +73,15 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
         check_rewards(config.reward)
         check_objects(config)  # as `train`: what these import outside of the stages is not among their reads
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
-        base = base_policy(config.policy, config.store)
-        start = starting_policy(config, base)
-        steps = list(training_steps(config, data.artifact, data.split, start, RunCheckpoints(config, start)))
+        starts = starting_policies(config, base_policy(config.policy, config.store))
+        steps = list(training_steps(config, data.artifact, data.split, starts[-1], RunCheckpoints(config, starts[-1])))
     return provenance(
         config,
         sources=inputs.sources,
         scenarios=data.artifact.sha256,
         model=inputs.model,
         external_digests=inputs.after(executor.reads).external_digests,
-        policies=(*dict.fromkeys((base.policy, start.policy)), *(step.policy.policy for step in steps)),
+        policies=(*dict.fromkeys(start.policy for start in starts), *(step.policy.policy for step in steps)),
     )
 
 

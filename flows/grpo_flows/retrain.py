@@ -12,8 +12,9 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from grpo.artifacts import Artifact, ArtifactStore, local_path
+from grpo.config.dpo import DPOSettings, WrittenPairs
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.retraining import CorrectionSettings, RetrainConfig
+from grpo.config.retraining import CorrectionSettings, RetrainConfig, SFTCorrections
 from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, ServedSource, Source
 from grpo.config.sft import SFTSettings, WrittenDemonstrations
 from grpo.errors import GRPOError
@@ -40,6 +41,7 @@ from grpo_tasks.retraining_report import retraining_report
 from grpo_tasks.split import split
 from grpo_tasks.stage import executed_by
 from grpo_tasks.validate import validate
+from grpo_tasks.verify_log import verify_log
 from grpo_tasks.warm_start import warm_start
 from grpo_tasks.write_corrections import write_corrections
 
@@ -170,11 +172,11 @@ def retraining_config(
     scenarios: str,
     model: str | None,
     tags: Mapping[str, str],
-    sft: SFTSettings | None = None,
+    tuning: SFTSettings | DPOSettings | None = None,
 ) -> PipelineConfig:
     """The pipeline's config on other scenarios, a file with declared splits, and from another model, if one is given.
 
-    A given model is trained already: instead of the pipeline's supervised fine-tuning it gets `sft`, if there is one.
+    A given model is trained already: instead of the pipeline's SFT and DPO it gets `tuning`, if there is one.
 
     The tags are added to those of the registered version.
     """
@@ -183,7 +185,8 @@ def retraining_config(
         update={
             "name": name,
             "policy": pipeline.policy.model_copy(update={"model": model or pipeline.policy.model}),
-            "sft": pipeline.sft if model is None else sft,
+            "sft": pipeline.sft if model is None else tuning if isinstance(tuning, SFTSettings) else None,
+            "dpo": pipeline.dpo if model is None else tuning if isinstance(tuning, DPOSettings) else None,
             "scenarios": ScenarioSettings(
                 sources=(FileSource(kind="parquet", path=scenarios),),
                 max_quarantined_fraction=settings.max_quarantined_fraction,
@@ -216,41 +219,66 @@ def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> 
         previous=serving.training_data.scenarios if serving is not None else None,
         store=pipeline.store,
     )
+    served = _served(checked)
+    verified = None
+    if served:
+        verified = verify_log(
+            sources=served,
+            content=content_hash(checked.sources),
+            model=pipeline.registry.model_name,
+            seed=pipeline.seed,
+            store=pipeline.store,
+        ).check
     tags, model, tuning, counts = {CONVERSATIONS: conversations.sha256}, None, None, None
     if serving is not None:
         model = artifacts.address(warm_start(champion=serving.checkpoint, store=pipeline.store).model)
         tags[STARTED_FROM] = serving.checkpoint.sha256
         if config.corrections is not None:
-            tuning, counts = _fine_tuning(config.corrections, config, pipeline, checked, mixed.mixture)
+            tuning, counts = _tuning(config.corrections, config, pipeline, checked, mixed.mixture)
     run = retraining_config(
-        pipeline, name=config.name, scenarios=artifacts.address(mixed.mixture), model=model, tags=tags, sft=tuning
+        pipeline, name=config.name, scenarios=artifacts.address(mixed.mixture), model=model, tags=tags, tuning=tuning
     )
     return PendingRetraining(
-        config=config, triggers=checked.triggers, mixture=mixed.counts, corrections=counts, run=run
+        config=config, triggers=checked.triggers, mixture=mixed.counts, corrections=counts, served=verified, run=run
     )
 
 
-def _fine_tuning(
+def _served(checked: Checked) -> tuple[ServedSource, ...]:
+    return tuple(source for source in checked.sources if isinstance(source, ServedSource))
+
+
+def _tuning(
     settings: CorrectionSettings, config: RetrainConfig, pipeline: PipelineConfig, checked: Checked, mixture: Artifact
-) -> tuple[SFTSettings | None, CorrectionCounts]:
-    """Fine-tuning on the corrections of the conversations of the training split; None where there are too few."""
+) -> tuple[SFTSettings | DPOSettings | None, CorrectionCounts]:
+    """SFT or DPO on the corrections of the conversations of the training split; None where there are too few."""
     corrected = write_corrections(
-        sources=tuple(source for source in checked.sources if isinstance(source, ServedSource)),
+        sources=_served(checked),
         content=content_hash(checked.sources),
         mixture=mixture,
         settings=config.curation,
+        method=settings.method,
+        max_corrections=settings.max_corrections,
         store=pipeline.store,
     )
     if corrected.counts.used < settings.min_corrections:
         return None, corrected.counts
-    path = ArtifactStore(pipeline.store).address(corrected.demonstrations)
-    tuning = SFTSettings(
-        demonstrations=WrittenDemonstrations(kind="jsonl", path=path),
+    path = ArtifactStore(pipeline.store).address(corrected.written)
+    if isinstance(settings, SFTCorrections):
+        sft = SFTSettings(
+            demonstrations=WrittenDemonstrations(kind="jsonl", path=path),
+            epochs=settings.epochs,
+            learning_rate=settings.learning_rate,
+            conversations_per_step=settings.conversations_per_step,
+        )
+        return sft, corrected.counts
+    dpo = DPOSettings(
+        pairs=WrittenPairs(kind="jsonl", path=path),
+        beta=settings.beta,
         epochs=settings.epochs,
         learning_rate=settings.learning_rate,
-        conversations_per_step=settings.conversations_per_step,
+        pairs_per_step=settings.pairs_per_step,
     )
-    return tuning, corrected.counts
+    return dpo, corrected.counts
 
 
 def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingReport:
@@ -265,6 +293,7 @@ def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingRe
             triggers=plan.triggers,
             mixture=plan.mixture,
             corrections=plan.corrections,
+            served=plan.served,
             verdict="failed",
             reason=str(error),
         )
@@ -277,13 +306,14 @@ def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingRe
         triggers=plan.triggers,
         mixture=plan.mixture,
         corrections=plan.corrections,
+        served=plan.served,
         verdict=decision.verdict,
         reason=decision.reason,
         version=f"{version.name}/{version.version}" if version is not None else None,
     )
     retraining_report(report, version, folder)
     pending.unlink(missing_ok=True)
-    return report
+    return cast(RetrainingReport, Completed(message=f"{decision.verdict}: {decision.reason}", data=report))
 
 
 def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, float] | None:

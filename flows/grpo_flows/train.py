@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import cast
 
 import yaml
 from prefect import flow
+from prefect.states import Completed
 
 from grpo.artifacts import Artifact
 from grpo.config.gates import compared_metric
@@ -20,6 +22,7 @@ from grpo.evaluation.schema import (
     Evaluation,
     FineTuning,
     Ingestion,
+    PreferenceTuning,
     ReportDocument,
     RolloutRecord,
     RunProvenance,
@@ -40,9 +43,9 @@ from grpo_flows.pipeline import (
     base_policy,
     check_gates,
     collect_heldout,
-    measure_fine_tuning,
+    measure_tuning,
     prepare_scenarios,
-    starting_policy,
+    starting_policies,
     training_steps,
 )
 from grpo_tasks.evaluate import evaluate
@@ -75,7 +78,8 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         check_gates(config, data)
         base = base_policy(config.policy, config.store)
-        start = starting_policy(config, base)
+        starts = starting_policies(config, base)
+        start = starts[-1]
         serving = registry().champion(config.registry.model_name)
         checkpoints, steps = RunCheckpoints(config, start), list[Step]()
         try:
@@ -120,18 +124,18 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
             sources=run.sources,
             model=run.model,
             external_digests=run.external_digests,
-            policies=(*dict.fromkeys((base.policy, start.policy)), *(step.policy.policy for step in steps)),
+            policies=(*dict.fromkeys(policy.policy for policy in starts), *(step.policy.policy for step in steps)),
             store=config.store,
         ).version
         checkpoints.release_earlier_runs()
         decision = _promote(version, decision)
         shown = shown_conversations(before.scored, after.scored, candidate.checkpoint, config.store)
-        tuned = measure_fine_tuning(config, data, base, start, candidate)
+        tuned = measure_tuning(config, data, starts, candidate)
         heldout = (
             RolloutRecord(part="before", scored=(before.scored,)),
             RolloutRecord(part="after", scored=(after.scored,)),
         )
-        return _report(
+        promotion = _report(
             config,
             run,
             data,
@@ -147,6 +151,8 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
             tuned,
             heldout,
         )
+        # the caller gets the data of a state
+        return cast(Promotion, Completed(message=f"{decision.verdict}: {decision.reason}", data=promotion))
 
 
 def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, start: Checkpoint) -> Artifact:
@@ -190,7 +196,7 @@ def _report(
     version: ModelVersion | None = None,
     evaluation: Evaluation | None = None,
     shown: tuple[EpisodePair, ...] = (),
-    tuned: FineTuning | None = None,
+    tuned: tuple[FineTuning | None, PreferenceTuning | None] = (None, None),
     heldout: tuple[RolloutRecord, ...] = (),
 ) -> Promotion:
     """Write the report, and attach it to the records of Prefect and MLflow."""
@@ -208,7 +214,8 @@ def _report(
             reasons=dict(counts.reasons),
             data_docs=f"data_docs/{data.validated.validation.docs_index}",
         ),
-        fine_tuning=tuned,
+        fine_tuning=tuned[0],
+        preference_tuning=tuned[1],
         iterations=tuple(step.iteration for step in steps),
         evaluation=evaluation,
         conversations=shown,

@@ -13,7 +13,7 @@ from grpo.errors import PolicyError
 from grpo.rewards.hacking.check import check_rewards
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
 from grpo_flows.local.objects import check_objects
-from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policy, training_steps
+from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policies, training_steps
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.validation_split import validation_split
 
@@ -39,7 +39,7 @@ def trial(
         check_rewards(config.reward)
         check_objects(config)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
-        base = starting_policy(config, base_policy(config.policy, config.store))
+        base = starting_policies(config, base_policy(config.policy, config.store))[-1]
         if base.policy != start:
             raise PolicyError(f"trial {number} would start from policy {base.policy}, the study is of {start}")
         split = validation_split(

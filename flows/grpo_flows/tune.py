@@ -34,7 +34,7 @@ from grpo.tuning.study import open_study
 from grpo.tuning.study import search as search_study
 from grpo.tuning.study_summary import StudySummary, summarize_study
 from grpo.tuning.tracking import StudyTracker
-from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policy
+from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.split import SplitResult
 from grpo_tasks.study_report import report_study, study_record
@@ -111,7 +111,7 @@ def shared_stages(config: TuneConfig) -> tuple[str, SplitResult]:
     split = validation_split(
         scenarios=data.artifact, split=data.split.split, share=config.validation_fraction, store=base.store
     )
-    return starting_policy(base, base_policy(base.policy, base.store)).policy, split
+    return starting_policies(base, base_policy(base.policy, base.store))[-1].policy, split
 
 
 def _run_trials(

@@ -75,6 +75,8 @@ class TokenTranscript:
         """System prompt of the agent, fixed at the start of the conversation."""
         self.cached_tokens = 0
         """Prompt tokens that the backend did not read again, because another session had read them."""
+        self.parses_calls = True
+        """False where calls are content, for a client that wants none."""
         self._session = session
         self._on_token = on_token
         self._fit_reply = fit_reply  # the limit of a reply is lowered to the room that is left
@@ -135,7 +137,8 @@ class TokenTranscript:
         self._unread, self._length_limited = [], generation.stop == "length"
         self._unended = generation.stop != "stop"
         text = self.renderer.decode(generation.token_ids).strip()
-        message = generation.message or self.renderer.parse_reply(generation.token_ids)
+        parse = self.renderer.parse_reply if self.parses_calls else self.renderer.parse_content
+        message = generation.message or parse(generation.token_ids)
         self._append_completion(message, generation)
         return text
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, m
 
 from grpo.config.agent import AgentSettings, AnyAgentSettings
 from grpo.config.base import LocalPlace, ModelAddress, Name, RunName, Settings
+from grpo.config.dpo import DPOSettings
 from grpo.config.environments import EnvironmentSettings, TRLEnvironmentSettings, VerifiersSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.loading import load_settings
@@ -120,6 +121,8 @@ class PipelineConfig(Settings):
     """Number, sampling and execution of the episodes."""
     sft: SFTSettings | None = None
     """Supervised fine-tuning on demonstrations before the first rollout; none starts from the base as it is."""
+    dpo: DPOSettings | None = None
+    """Direct preference optimization on preference pairs before the first rollout, after `sft`; none leaves it out."""
     training: TrainingSettings = TrainingSettings()
     """Policy update."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -219,9 +222,10 @@ class PipelineConfig(Settings):
 
     @model_validator(mode="after")
     def _a_quantized_base_is_not_fine_tuned(self) -> Self:
-        if self.policy.quantization is not None and self.sft is not None:
+        stage = "sft" if self.sft is not None else "dpo" if self.dpo is not None else None
+        if self.policy.quantization is not None and stage is not None:
             raise ValueError(
-                f"policy.quantization {self.policy.quantization}: sft trains all weights; leave one of the two out"
+                f"policy.quantization {self.policy.quantization}: {stage} trains all weights; leave one of the two out"
             )
         return self
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, model_validator
 
 from grpo.config.base import ByContent, LocalPath, LocalPlace, RunName, Settings
+from grpo.config.dpo import PreferenceSettings
 from grpo.config.environments import VerifiersSettings
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.python_object import import_folder
@@ -104,11 +105,39 @@ class MixtureSettings(Settings):
     """Fraction of conversations in the training split; the scarcer of the two kinds is used whole."""
 
 
-class CorrectionSettings(FineTuningSettings):
-    """Supervised fine-tuning of the champion on corrections of its replies, before the first rollout."""
+class CorrectionLimits(Settings):
+    """Numbers of corrections between which the champion is trained on them, before the first rollout."""
 
     min_corrections: int = Field(default=16, ge=1)
-    """Corrections of conversations that are trained on, below which the champion is not fine-tuned."""
+    """Corrections of conversations that are trained on, below which the champion is not trained on them."""
+    max_corrections: int = Field(default=10_000, ge=1)
+    """Most corrections that are used: the newest."""
+
+    @model_validator(mode="after")
+    def _some_can_be_used(self) -> Self:
+        if self.max_corrections < self.min_corrections:
+            raise ValueError(
+                f"max_corrections {self.max_corrections} is below min_corrections {self.min_corrections}, so that "
+                "nothing would be trained on; raise it"
+            )
+        return self
+
+
+class SFTCorrections(CorrectionLimits, FineTuningSettings):
+    """Supervised fine-tuning of the champion on corrections of its replies."""
+
+    method: Literal["sft"]
+    """Imitation of the corrections."""
+
+
+class DPOCorrections(CorrectionLimits, PreferenceSettings):
+    """Direct preference optimization of the champion: each correction is preferred to the reply that was served."""
+
+    method: Literal["dpo"]
+    """Preference pairs of correction and reply."""
+
+
+CorrectionSettings = Annotated[SFTCorrections | DPOCorrections, Field(discriminator="method")]
 
 
 class RetrainConfig(Settings):
@@ -137,7 +166,7 @@ class RetrainConfig(Settings):
     mixture: MixtureSettings = MixtureSettings()
     """Mixture of the training split."""
     corrections: CorrectionSettings | None = None
-    """Fine-tuning on corrections in serving logs; none learns from rewards alone."""
+    """Training on corrections in serving logs; none learns from rewards alone."""
     import_from: Annotated[LocalPlace | None, ByContent()] = None
     """Folder of the modules of sources of your own, as `import_from` of a pipeline."""
 

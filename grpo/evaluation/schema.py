@@ -8,7 +8,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.artifacts import Artifact
-from grpo.learner.metrics import UpdateMetrics
+from grpo.learner.metrics import PreferenceMetrics, UpdateMetrics
 
 SCHEMA_VERSION: Final = "2"
 _RELATIONS = {">": operator.gt, "<=": operator.le, ">=": operator.ge}
@@ -237,6 +237,22 @@ class FineTuning(_Part):
     candidate: SliceMetrics
 
 
+class PreferenceTuning(_Part):
+    """DPO before the first rollout, and held-out results of its reference policy, its result and the candidate."""
+
+    pairs: int
+    losses: tuple[float, ...]
+    """Of each optimizer step, nats a pair."""
+    before: PreferenceMetrics
+    after: PreferenceMetrics
+    """On the pairs that were trained on."""
+    policy: str
+    """Hash of the trained weights."""
+    reference: SliceMetrics
+    tuned: SliceMetrics
+    candidate: SliceMetrics
+
+
 class ReportDocument(_Part):
     """Schema of `report.json`. A change of meaning raises the schema version."""
 
@@ -247,7 +263,9 @@ class ReportDocument(_Part):
     decision: Decision
     ingestion: Ingestion
     fine_tuning: FineTuning | None = None
-    """None where GRPO started from the base as it is."""
+    """None where the run has no supervised fine-tuning."""
+    preference_tuning: PreferenceTuning | None = None
+    """None where the run has no DPO before GRPO."""
     iterations: tuple[IterationMetrics, ...]
     evaluation: Evaluation | None
     conversations: tuple[EpisodePair, ...]

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.errors import PolicyError
+from grpo.errors import NoEffect, PolicyError
 from grpo.learner.learner import Learner
 from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.exactness import PathCheck
@@ -55,6 +55,19 @@ def save_base(policy: TransformersPolicy, folder: Path, *, dtype: Dtype = "float
     policy.save(folder)
     state = CheckpointState(policy_hash=policy.hash, path_check=policy.path_check, dtype=dtype)
     (folder / STATE).write_text(state.model_dump_json(), encoding="utf-8")
+
+
+def save_tuned(policy: TransformersPolicy, base: Path, target: Path, *, stage: str) -> str:
+    """Write the weights that a stage has trained in place from checkpoint `base` as a base; returns their hash.
+
+    Raises `NoEffect` when no weight changed.
+    """
+    tuned, state = TransformersPolicy(policy.model, policy.tokenizer), read_state(base)
+    if tuned.hash == state.policy_hash:
+        raise NoEffect(f"{stage} changed no weight; raise {stage}.learning_rate")
+    save_base(tuned, target, dtype=state.dtype)
+    model_cache.put(tuned)
+    return tuned.hash
 
 
 def save(

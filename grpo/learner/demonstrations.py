@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo.agents.agent import to_messages
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import local_path
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
+from grpo.environments.environment import Environment
 from grpo.errors import DataError
+from grpo.learner.training_lines import read_lines
 from grpo.messages import Message
 from grpo.policy.transformers.forward import hidden_states, token_batch
 from grpo.policy.transformers.head import language_model_head
 from grpo.scenarios.conversation_log import ConversationLog
-from grpo.scenarios.readers.source_files import LONGEST_LINE
+
+_FORM = '{"messages": [{"role": …, "content": …}, …]}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ def read_demonstrations(source: WrittenDemonstrations | LoggedDemonstrations) ->
     without a turn of the agent.
     """
     if isinstance(source, WrittenDemonstrations):
-        conversations = list(_read_file(local_path(source.path)))
+        path, setting = local_path(source.path), "sft.demonstrations.path"
+        conversations = list(read_lines(path, _parse, noun="a conversation", form=_FORM, setting=setting))
     else:
         conversations = list(_read_log(source))
     if not conversations:
@@ -70,28 +73,16 @@ def with_system_prompt(conversation: Sequence[Message], system_prompt: str) -> t
     return (Message(role="system", content=system_prompt), *conversation)
 
 
-def _read_file(path: Path) -> Iterator[tuple[Message, ...]]:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _parse(line, place=f"{path}, line {number}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}; correct sft.demonstrations.path") from error
+def with_agent_prompt(
+    conversation: Sequence[Message], agent: MultiTurnAgent, environment: Environment
+) -> tuple[Message, ...]:
+    """The conversation after the instructions of an agent and the system prompt of an environment, as it is served."""
+    instructions = agent.instructions(conversation, {})
+    return with_system_prompt(conversation, "\n\n".join(filter(None, (*instructions, environment.system_prompt))))
 
 
-def _parse(line: str, *, place: str) -> tuple[Message, ...]:
-    if len(line) > LONGEST_LINE:
-        raise DataError(f"{place}: over-long line of {len(line)} characters, at most {LONGEST_LINE}; shorten it")
-    try:
-        record: Any = json.loads(line)
-        conversation = to_messages(record["messages"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DataError) as error:
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
-        raise DataError(
-            f'{place} is not a conversation ({reason}); write {{"messages": [{{"role": …, "content": …}}, …]}}'
-        ) from error
-    return _checked(conversation, place=place)
+def _parse(record: Any, place: str) -> tuple[Message, ...]:
+    return _checked(to_messages(record["messages"]), place=place)
 
 
 def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:

@@ -10,11 +10,11 @@ from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.renderer import RendererSettings
 from grpo.config.sft import SFTSettings
 from grpo.environments.environment import Environment
-from grpo.errors import DataError, NoEffect
-from grpo.learner.checkpoints import read_state, save_base
-from grpo.learner.demonstrations import TokenizedDemonstration, read_demonstrations, with_system_prompt
+from grpo.errors import DataError
+from grpo.learner.checkpoints import save_tuned
+from grpo.learner.demonstrations import TokenizedDemonstration, read_demonstrations, with_agent_prompt
 from grpo.policy.renderer import make_renderer
-from grpo.policy.transformers.model import TransformersPolicy, load, model_cache
+from grpo.policy.transformers.model import load
 
 
 def fine_tune(
@@ -40,9 +40,7 @@ def fine_tune(
     rendering = make_renderer(policy.tokenizer, tools=tools, settings=renderer)
     examples = []
     for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
-        instructions = agent.instructions(conversation, {})
-        system_prompt = "\n\n".join(filter(None, (*instructions, environment.system_prompt)))
-        ids, mask = rendering.tokenize_conversation(with_system_prompt(conversation, system_prompt))
+        ids, mask = rendering.tokenize_conversation(with_agent_prompt(conversation, agent, environment))
         if len(ids) > policy.max_context:
             raise DataError(
                 f"demonstration {index + 1} of {settings.demonstrations.path} has {len(ids)} tokens, the model reads "
@@ -59,10 +57,4 @@ def fine_tune(
         max_tokens=max_tokens,
         seed=seed,
     )
-    tuned = TransformersPolicy(policy.model, policy.tokenizer)
-    state = read_state(base)
-    if tuned.hash == state.policy_hash:
-        raise NoEffect("sft changed no weight; raise sft.learning_rate")
-    save_base(tuned, target, dtype=state.dtype)
-    model_cache.put(tuned)
-    return tuned.hash, len(examples), tuple(losses)
+    return save_tuned(policy, base, target, stage="sft"), len(examples), tuple(losses)

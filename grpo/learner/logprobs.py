@@ -136,6 +136,17 @@ def with_proximal_logprobs(
     return [updated[id(sample)] for sample in samples]
 
 
+@torch.no_grad()
+def sum_logprobs(model: PreTrainedModel, samples: Sequence[Sample], *, max_tokens: int) -> list[float]:
+    """Log-probability of the loss tokens of each sample together, in nats, in the order of the samples."""
+    sums: dict[int, float] = {}
+    for micro in microbatches(model, samples, max_tokens=max_tokens):
+        lengths = [int(sample.loss_mask.sum()) for sample in micro]
+        parts = torch.split(compute_logprobs(model, micro).logprobs.double().cpu(), lengths)
+        sums.update((id(sample), float(part.sum())) for sample, part in zip(micro, parts, strict=True))
+    return [sums[id(sample)] for sample in samples]
+
+
 def check_ratio(distances: Sequence[tuple[float, str]], *, tolerance: float) -> None:
     """Raise `RatioError` for rows (distance of the mean ratio from 1, place) beyond the tolerance, NaN included."""
     bad = sorted((row for row in distances if not row[0] <= tolerance), reverse=True)

@@ -1,4 +1,4 @@
-"""Metrics of an update."""
+"""Metrics of an update, and of a policy on preference pairs."""
 
 from __future__ import annotations
 
@@ -42,3 +42,18 @@ class UpdateMetrics(BaseModel):
     """Tokens of training passes a second, shared prefixes once."""
     mfu: float | None = None
     """Model FLOPs utilization; None where the accelerator's peak is unknown."""
+
+
+class PreferenceMetrics(BaseModel):
+    """Metrics of a policy on preference pairs, against the reference policy of DPO."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    loss: float
+    """DPO's loss, nats a pair."""
+    margin: float
+    """Mean of the implicit reward of the chosen reply minus that of the rejected one."""
+    reward_accuracy: float
+    """Share of pairs whose chosen reply has the higher implicit reward, ties as half."""
+    ranking_accuracy: float
+    """Share of pairs whose chosen reply is the likelier one."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from grpo.errors import PolicyError
 from grpo.messages import Message, Tool
-from grpo.renderers.encoding import TextEncoder, any_of, control_tokens
+from grpo.renderers.encoding import any_of, control_tokens, text_encoder
 from grpo.renderers.fallbacks import FORMS, Form
 from grpo.renderers.slots import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
 from grpo.renderers.template import ChatTemplate, TemplateFailure
@@ -71,7 +71,7 @@ class Renderer:
             raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} has no eos token to end a turn with")
         self.stop_id = self._stop_id_of(variant.ends.reply)
         self._template = ChatTemplate(tokenizer, variant.source, self.tools)
-        self._encoder = TextEncoder(tokenizer, controls)
+        self._encoder = text_encoder(tokenizer, controls)
         self._bridge = lru_cache(maxsize=_CACHED)(self._render_bridge)
 
     def build_prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -140,6 +140,10 @@ class Renderer:
     def parse_reply(self, token_ids: Sequence[int]) -> Message:
         """Decode sampled token ids and parse them into a message."""
         return self._variant.format.parse(self.decode(token_ids), self.tools, begun=self._variant.begun)
+
+    def parse_content(self, token_ids: Sequence[int]) -> Message:
+        """Decode sampled token ids and parse them into a message whose calls are content."""
+        return self._variant.format.parse_content(self.decode(token_ids), begun=self._variant.begun)
 
     def settled_content(self, text: str) -> str:
         """Beginning of the content of an unfinished reply that no further token changes; see `ReplyFormat`."""

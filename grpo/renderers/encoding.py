@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from grpo.errors import PolicyError
 
@@ -22,13 +25,16 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+_Segment = tuple[str, str, bool]
+"""Text, a flag for each character that is trusted, and whether no token stands before it."""
 _SEPARATOR = "\ue002"
 _REPLACEMENT = "\ufffd"
 _ELEMENT = re.compile(r"</?[a-z]+\d?>")
 """Markup that some vocabularies have as tokens, such as `<h1>`; a control token only where a template prints it."""
 _MARKED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)
 _REASONING = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-_CACHED = 4096
+_CACHED_CHARACTERS = 2**20
+"""Characters of the segments whose tokens are kept: texts of users are as long as they like."""
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> frozenset[str]:
@@ -69,7 +75,7 @@ class TextEncoder:
         self._separator_id = self._encoder.token_to_id(_SEPARATOR)
         self._control_ids = {int(tokenizer.convert_tokens_to_ids(token)): token for token in controls}
         self._boundary = _boundaries(tokenizer, controls)
-        self._encode_segment = lru_cache(maxsize=_CACHED)(self._encode)
+        self._segments = _Segments()
 
     def encode(self, pieces: Sequence[tuple[str, bool]], *, first: bool) -> list[int]:
         """Token ids of pieces, each with whether it is trusted; `first` where no token stands before them."""
@@ -82,10 +88,18 @@ class TextEncoder:
         cuts = sorted({0, *starts, len(text)})
         ids: list[int] = []
         for start, stop in pairwise(cuts):
-            ids += self._encode_segment(text[start:stop], trusted[start:stop], first and start == 0)
+            ids += self._encode_segment(text[start:stop], trusted[start:stop], first=first and start == 0)
         return ids
 
-    def _encode(self, text: str, trusted: str, first: bool) -> tuple[int, ...]:
+    def _encode_segment(self, text: str, trusted: str, *, first: bool) -> array[int]:
+        """Token ids of a segment, those of the last ones from memory."""
+        ids = self._segments.get((text, trusted, first))
+        if ids is None:
+            ids = self._encode(text, trusted, first=first)
+            self._segments.put((text, trusted, first), ids)
+        return ids
+
+    def _encode(self, text: str, trusted: str, *, first: bool) -> array[int]:
         """Token ids of a segment; each pass cuts the control tokens that it reads in untrusted text."""
         if not first:  # some tokenizers put a space before the first token alone
             text, trusted = _SEPARATOR + text, "1" + trusted
@@ -97,7 +111,7 @@ class TextEncoder:
                 if id_ in self._control_ids and self._is_forged(text, trusted, span, self._control_ids[id_])
             ]
             if not forged:
-                return tuple(id_ for id_ in encoding.ids if id_ != self._separator_id)
+                return array("i", (id_ for id_ in encoding.ids if id_ != self._separator_id))
             for start, stop in reversed(forged):
                 cut = self._cut(text[start:stop])
                 text = text[:start] + cut + text[stop:]
@@ -119,6 +133,43 @@ class TextEncoder:
         starts = sorted({start for start, _ in self._plain.encode(text, add_special_tokens=False).offsets} - {0})
         cuts = [0, *(starts or [1]), len(text)]
         return _SEPARATOR.join(text[start:stop] for start, stop in pairwise(cuts))
+
+
+class _Segments:
+    """Token ids of segments, the least recently used dropped above a number of characters; safe for threads."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[_Segment, array[int]] = OrderedDict()
+        self._characters = 0
+        self._lock = threading.Lock()
+
+    def get(self, segment: _Segment) -> array[int] | None:
+        with self._lock:
+            ids = self._ids.get(segment)
+            if ids is not None:
+                self._ids.move_to_end(segment)
+            return ids
+
+    def put(self, segment: _Segment, ids: array[int]) -> None:
+        with self._lock:
+            if segment in self._ids or len(segment[0]) > _CACHED_CHARACTERS:
+                return
+            self._ids[segment] = ids
+            self._characters += len(segment[0])
+            while self._characters > _CACHED_CHARACTERS:
+                (text, _, _), _ = self._ids.popitem(last=False)
+                self._characters -= len(text)
+
+
+_ENCODERS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[frozenset[str], int, TextEncoder]] = WeakKeyDictionary()
+
+
+def text_encoder(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str]) -> TextEncoder:
+    """Encoder of a tokenizer, which all its renderers share: it has two copies of the vocabulary, and their caches."""
+    known = _ENCODERS.get(tokenizer)
+    if known is None or known[:2] != (controls, len(tokenizer)):
+        known = _ENCODERS[tokenizer] = controls, len(tokenizer), TextEncoder(tokenizer, controls)
+    return known[2]
 
 
 def _unbounded(encoder: Tokenizer) -> Tokenizer:

@@ -92,6 +92,14 @@ class ReplyFormat:
         content = message.content if message.malformed else self._unwrap(message.content)
         return replace(message, content=content, reasoning=reasoning)
 
+    def parse_content(self, text: str, *, begun: bool = False) -> Message:
+        """Parse a reply whose calls, if it has some, are content."""
+        if self.channels:
+            message = parse_channels(text)
+            return replace(message, content=text.strip(), tool_calls=()) if message.tool_calls else message
+        reasoning, rest = self._split(text.lstrip().removeprefix(self.opening), begun=begun)
+        return Message(role="assistant", content=self._unwrap(rest), reasoning=reasoning)
+
     def settled_content(self, text: str) -> str:
         """Beginning of the content that no further token changes, of an unfinished reply.
 

@@ -2,8 +2,7 @@
 
     correction          prompt S U1 A1 U2, reply A2, corrected C
     demonstration       S U1 A1 U2 C                            a line of `sft.demonstrations`, kind jsonl
-    preference pair     prompt S U1 A1 U2, C above A2           a line of a `PairFile` with layout messages
-    group               tokens of C and A2 with rewards 1 and 0      what DPO pairs
+    preference pair     prompt S U1 A1 U2, C above A2           a line of `dpo.pairs`, or of a `PairFile`
 
 Without the user's consent and the licence a correction is not used. One conversation gets the same pseudonyms in all.
 """
@@ -16,20 +15,16 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from pydantic import ValidationError
 
 from grpo.config.retraining import CurationSettings
-from grpo.messages import Message, ToolCall
-from grpo.renderers.chat_template import Renderer
-from grpo.retraining.redaction import Redacted
+from grpo.messages import Message, Tool
+from grpo.scenarios.redaction import redact_messages
 from grpo.scenarios.reward_data import PreferencePair
-from grpo.scenarios.scenario import Expected, Scenario
 from grpo.scenarios.served.corrections import Correction, corrections
-from grpo.scenarios.served.join import ServedConversation, scenario_id
+from grpo.scenarios.served.join import Joined, scenario_id
 from grpo.storage.documents import Document
 from grpo.storage.files import write_atomically
-from grpo.trajectories import Trajectory, TrajectoryGroup, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +32,13 @@ class RedactedCorrection:
     """Correction without personal data."""
 
     pair: PreferencePair
-    demonstration: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    """Tools that the conversation was served with, without the agent's own."""
+
+    @property
+    def demonstration(self) -> tuple[Message, ...]:
+        """The conversation until the corrected reply, and the correction."""
+        return (*self.pair.prompt, self.pair.chosen)
 
 
 class CorrectionCounts(Document):
@@ -65,26 +66,37 @@ class Corrections:
 
 
 def collect_corrections(
-    conversations: Iterable[ServedConversation], settings: CurationSettings, *, trained: Container[str] | None = None
+    joined: Iterable[Joined],
+    settings: CurationSettings,
+    *,
+    trained: Container[str] | None = None,
+    max_corrections: int | None = None,
 ) -> Corrections:
-    """Filter the corrections of served conversations by licence and consent, and redact them.
+    """Filter the corrections in serving logs by licence and consent, and redact them; with a limit the newest ones.
 
     `trained` are the ids of the scenarios of the training split: a correction of another conversation is not used,
     because it may be held out, or was refused by curation. None uses those of all conversations.
     """
-    used, rejected = [], Counter[str]()
-    for correction in corrections(conversations):
+    logs = tuple(joined)
+    used: dict[str, RedactedCorrection] = {}
+    rejected = Counter(item.reason for log in logs for item in log.quarantined if item.feedback.correction is not None)
+    for correction in corrections(conversation for log in logs for conversation in log.conversations):
         reason = _reject(correction, settings)
         if reason is None and trained is not None and scenario_id(correction.conversation.id) not in trained:
             reason = "conversation not trained on"
+        if reason is None and correction.turn_id in used:
+            reason = "turn of a fork that was used"
         if reason is None:
             try:
-                used.append(_redact(correction))
+                used[correction.turn_id] = _redact(correction)
             except ValidationError:
                 reason = "invalid once redacted"
         if reason is not None:
             rejected[reason] += 1
-    return Corrections(used=tuple(used), rejected=dict(rejected))
+    newest = tuple(used.values())[-max_corrections:] if max_corrections is not None else tuple(used.values())
+    if len(newest) < len(used):
+        rejected["older than the newest max_corrections"] = len(used) - len(newest)
+    return Corrections(used=newest, rejected=dict(rejected))
 
 
 def write_demonstrations(path: Path, used: Sequence[RedactedCorrection]) -> None:
@@ -92,82 +104,49 @@ def write_demonstrations(path: Path, used: Sequence[RedactedCorrection]) -> None
     _write(path, ({"messages": [message.to_template() for message in item.demonstration]} for item in used))
 
 
-def write_pairs(path: Path, used: Sequence[RedactedCorrection]) -> int:
-    """Write a file of preference pairs, columns id, group, category, prompt, chosen, rejected; returns their number.
+def write_pairs(path: Path, used: Sequence[RedactedCorrection]) -> None:
+    """Write a file for `dpo.pairs`: TRL's conversational preference format with tools, and id, group and category.
 
-    The format has texts alone: pairs with a tool call in their prompt or replies are left out.
+    A reward of preference pairs reads it with layout messages, without the pairs that have tool calls.
     """
-    pairs = [item.pair for item in used if not any(message.tool_calls for message in _messages(item.pair))]
     _write(
         path,
         (
             {
-                "id": pair.id,
-                "group": pair.group,
-                "category": pair.category,
-                "prompt": [message.to_template() for message in pair.prompt],
-                "chosen": [pair.chosen.to_template()],
-                "rejected": [pair.rejected.to_template()],
+                "id": item.pair.id,
+                "group": item.pair.group,
+                "category": item.pair.category,
+                "prompt": [message.to_template() for message in item.pair.prompt],
+                "chosen": [item.pair.chosen.to_template()],
+                "rejected": [item.pair.rejected.to_template()],
+                "tools": [tool.to_template() for tool in item.tools],
             }
-            for pair in pairs
+            for item in used
         ),
-    )
-    return len(pairs)
-
-
-def preference_group(pair: PreferencePair, renderer: Renderer, *, policy_hash: str) -> TrajectoryGroup:
-    """Both sides of a pair as trajectories with rewards 1 and 0, the loss on the last reply alone.
-
-    Log-probabilities are NaN: DPO computes its own.
-    """
-    sides = ((0, pair.chosen, 1.0), (1, pair.rejected, 0.0))
-    trajectories = tuple(
-        _trajectory(pair, reply, renderer, sample=sample, reward=reward, policy_hash=policy_hash)
-        for sample, reply, reward in sides
-    )
-    return TrajectoryGroup(scenario_id=pair.id, trajectories=trajectories)
-
-
-def _trajectory(
-    pair: PreferencePair, reply: Message, renderer: Renderer, *, sample: int, reward: float, policy_hash: str
-) -> Trajectory:
-    ids, _ = renderer.tokenize_conversation((*pair.prompt, reply))
-    count = len(renderer.encode_reply(reply, pair.prompt))
-    start = len(ids) - count
-    mask = np.arange(len(ids)) >= start
-    prompt = [Turn(message=message, start=start, stop=start) for message in pair.prompt]
-    return Trajectory(
-        scenario_id=pair.id,
-        scenario_hash="",
-        category=pair.category,
-        difficulty="unknown",
-        sample=sample,
-        seed=0,
-        policy_hash=policy_hash,
-        renderer_hash=renderer.hash,
-        temperature=1.0,
-        turns=(*prompt, Turn(message=reply, start=start, stop=len(ids))),
-        token_ids=np.asarray(ids, np.int32),
-        loss_mask=mask,
-        sampler_logprobs=np.where(mask, np.nan, 0).astype(np.float32),
-        stop="terminated",
-        terminal_reward=reward,
     )
 
 
 def _reject(correction: Correction, settings: CurationSettings) -> str | None:
-    turns = correction.conversation.turns
+    turns, corrected = correction.conversation.turns, correction.corrected
+    if not corrected.content.strip() and not corrected.tool_calls:
+        return "empty"
+    if (corrected.content, corrected.tool_calls) == (correction.reply.content, correction.reply.tool_calls):
+        return "repeats the reply"
     if not {turn.licence for turn in turns} <= set(settings.licences):
         return "licence not allowed"
-    return None if {turn.consent for turn in turns} <= set(settings.consents) else "consent not allowed"
+    if not {turn.consent for turn in turns} <= set(settings.consents):
+        return "consent not allowed"
+    offered = {tool["name"] for turn in turns for tool in turn.tools}
+    calls = {call.name for call in corrected.tool_calls}
+    return "call of an unknown tool" if offered and not calls <= offered else None
 
 
 def _redact(correction: Correction) -> RedactedCorrection:
     last, messages = correction.conversation.turns[-1], (*correction.prompt, correction.reply, correction.corrected)
-    *prompt, reply, corrected = _redacted(scenario_id(correction.conversation.id), messages)
+    *prompt, reply, corrected = redact_messages(scenario_id(correction.conversation.id), messages)
     pair = PreferencePair(
         id=f"correction-{correction.conversation.id}-{correction.turn_id}",
-        group=correction.conversation.turns[0].conversation_id,
+        group=last.conversation_id,
         prompt=tuple(prompt),
         category=last.metadata.get("category", "general"),
         source="served",
@@ -175,26 +154,7 @@ def _redact(correction: Correction) -> RedactedCorrection:
         chosen=corrected,
         rejected=reply,
     )
-    return RedactedCorrection(pair=pair, demonstration=(*prompt, corrected))
-
-
-def _redacted(name: str, messages: Sequence[Message]) -> list[Message]:
-    """Messages with the pseudonyms of one scenario; values in calls keep their form."""
-    calls = [{"name": call.name, "arguments": dict(call.arguments)} for part in messages for call in part.tool_calls]
-    texts = tuple(message.content for message in messages)
-    scenario = Scenario(id=name, goal="-", expected=Expected(responses=texts, calls=tuple(calls)))
-    expected = Redacted(scenario).scenario.expected
-    remaining = iter(expected.calls)
-    redacted = []
-    for message, text in zip(messages, expected.responses, strict=True):
-        own = [next(remaining) for _ in message.tool_calls]
-        part = tuple(ToolCall(name=call["name"], arguments=call["arguments"]) for call in own)
-        redacted.append(Message(role=message.role, content=text, tool_calls=part))
-    return redacted
-
-
-def _messages(pair: PreferencePair) -> tuple[Message, ...]:
-    return (*pair.prompt, pair.chosen, pair.rejected)
+    return RedactedCorrection(pair=pair, tools=tuple(Tool(**tool) for tool in last.tools))
 
 
 def _write(path: Path, records: Iterable[Mapping[str, object]]) -> None:

@@ -29,11 +29,11 @@ from grpo.retraining.filters import (
     SchemaFilter,
     masked_user_text,
 )
-from grpo.retraining.redaction import Redacted
 from grpo.scenarios.data_errors import excerpt
 from grpo.scenarios.quarantine import ParsedRecords, parse_records, reason_from_error
 from grpo.scenarios.readers.served import join_served, served_records
 from grpo.scenarios.records import SourceRecord
+from grpo.scenarios.redaction import Redacted
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import SCHEMA, TableWriter, scenario_row

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from grpo.retraining.pii import mask_pii
 from grpo.scenarios.data_errors import try_call
 from grpo.scenarios.near_duplicates import NearDuplicates
+from grpo.scenarios.pii import mask_pii
 from grpo.scenarios.quarantine import reason_from_error
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import scenario_row

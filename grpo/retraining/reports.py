@@ -10,6 +10,7 @@ from grpo.retraining.corrections import CorrectionCounts
 from grpo.retraining.curation import CurationCounts
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.triggers import TriggerResult
+from grpo.scenarios.served.claims import ServedCheck
 from grpo.storage.documents import Document
 
 RetrainingVerdict = Literal["nothing to do", "promote", "refuse", "failed"]
@@ -52,6 +53,8 @@ class PendingRetraining(Document):
     mixture: MixtureCounts
     corrections: CorrectionCounts | None = None
     """None where the config does not learn from corrections."""
+    served: ServedCheck | None = None
+    """Check of served log-probabilities; None where no conversations are of the serving log."""
     run: PipelineConfig
     """Config of the training run."""
 
@@ -66,5 +69,7 @@ class RetrainingReport(Document):
     mixture: MixtureCounts | None = None
     corrections: CorrectionCounts | None = None
     """None where the config does not learn from corrections."""
+    served: ServedCheck | None = None
+    """Check of served log-probabilities; None where no conversations are of the serving log."""
     version: str | None = None
     """Name and version of the registered candidate."""

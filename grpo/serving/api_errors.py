@@ -84,7 +84,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> APIError:
     `{"loc": ("body", "messages", 0, "role"), "msg": "Field required", "type": "missing"}` → param `messages.0.role`
     """
     first = errors[0]
-    kind, message = str(first["type"]), str(first["msg"])
+    kind, message = str(first["type"]), str(first["msg"]).removeprefix("Value error, ")
     if kind == "json_invalid":
         return invalid_request("the body is not valid JSON", code="invalid_json")
     param = ".".join(str(part) for part in first["loc"][1:]) or None

@@ -26,7 +26,7 @@ from grpo.serving.metrics import Metrics
 from grpo.serving.operations import Orchestrator, add_operations
 from grpo.serving.page import page_response
 from grpo.serving.service import Service
-from grpo.serving.streams import EventStream, reserve, unless_disconnected, whole
+from grpo.serving.streams import EventStream, admit, unless_disconnected, whole
 
 PUBLIC = frozenset({"/", "/health", "/live", "/ready"})
 """Paths that need no key: probes, and the chat page, which asks for one."""
@@ -39,6 +39,9 @@ SCOPES: dict[str, Scope] = {
     "/v1/metrics": "metrics",
 }
 """Scope of a path and those below it; any other path needs `admin`."""
+
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Paths whose requests take room of the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,12 @@ def create_app(
     _add_feedback(app, parts)
     add_operations(app, parts.service, orchestrator)
     _add_metrics(app, parts)
-    return Guard(app, authenticate, public=PUBLIC, scopes=SCOPES, body_bytes=body_bytes)
+
+    def check_room(path: str) -> None:
+        if path in GENERATING:
+            parts.service.check_room()
+
+    return Guard(app, authenticate, public=PUBLIC, scopes=SCOPES, body_bytes=body_bytes, check_room=check_room)
 
 
 def _caller(request: Request) -> Caller:
@@ -109,14 +117,18 @@ def _add_chat(app: FastAPI, parts: Parts) -> None:
         """The model, and its loaded versions."""
         loaded = service.versions.loaded
         names = [*({loaded[-1].served.model: None} if loaded else ()), *(version.served.version for version in loaded)]
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "grpo"} for name in names]
-        return {"object": "list", "data": data}
+        return {"object": "list", "data": [_model(name) for name in names]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """The model, or a loaded version of it."""
+        service.version_of(name)
+        return _model(name)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, caller: Authenticated) -> Response:
         """Reply to a conversation, whole or as a stream of server-sent events."""
-        exchange = service.begin(body, caller)
-        await reserve(exchange, parts.limiter, caller)
+        exchange = await admit(lambda: service.begin(body, caller), parts.limiter, caller)
         headers = {"x-conversation-id": exchange.completion.conversation_id, **parts.limiter.headers(caller)}
         if body.stream:
             usage = body.stream_options is not None and body.stream_options.include_usage
@@ -128,12 +140,15 @@ def _add_chat(app: FastAPI, parts: Parts) -> None:
         return Response(status_code=499) if answered is None else JSONResponse(answered, headers=headers)
 
 
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "grpo"}
+
+
 def _add_completions(app: FastAPI, parts: Parts) -> None:
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request, caller: Authenticated) -> Response:
         """Continue a prompt of text or token ids."""
-        exchange = CompletionExchange(parts.service, body, caller)
-        await reserve(exchange, parts.limiter, caller)
+        exchange = await admit(lambda: CompletionExchange(parts.service, body, caller), parts.limiter, caller)
         try:
             answered = await unless_disconnected(request, exchange.body())
         finally:

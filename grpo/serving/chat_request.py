@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -178,8 +178,8 @@ class ChatRequest(SamplingRequest):
     def _are_consistent(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is read with logprobs alone")
-        if self.tool_choice is not None and not self.tools:
-            raise ValueError("tool_choice is read with tools alone")
+        if self.tool_choice == "auto" and not self.tools:
+            raise ValueError("tool_choice auto is read with tools alone")
         if not all(_is_json(tool.function.parameters) for tool in self.tools or ()):
             raise ValueError("parameters of a tool are not JSON: a number is not finite, or a text not Unicode")
         names = [tool.function.name for tool in self.tools or ()]
@@ -198,6 +198,11 @@ class ChatRequest(SamplingRequest):
         return self.conversation_id or (self.metadata or {}).get("conversation_id")
 
     @property
+    def call_ids(self) -> frozenset[str]:
+        """Ids of the calls in its messages."""
+        return frozenset(call.id for message in self.messages for call in message.tool_calls or ())
+
+    @property
     def labels(self) -> dict[str, str]:
         """Labels of the conversation."""
         return {name: value for name, value in (self.metadata or {}).items() if name in LABELS}
@@ -208,9 +213,7 @@ class ChatRequest(SamplingRequest):
         return self.max_completion_tokens or self.max_tokens
 
     def to_tools(self) -> tuple[Tool, ...]:
-        """Tools that the client runs; none with `tool_choice` none."""
-        if self.tool_choice == "none":
-            return ()
+        """Tools that the client runs."""
         functions = [tool.function for tool in self.tools or ()]
         return tuple(
             Tool(name=function.name, description=function.description, parameters=function.parameters)
@@ -278,9 +281,17 @@ def _parsed(result: str) -> Any:
         return result
 
 
+def comparable(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as they are compared: without white space around their texts, which many clients trim."""
+    return [replace(message, content=message.content.strip()).to_template() for message in messages]
+
+
 def conversation_digest(
-    owner: str, user: str | None, tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]
+    owner: str, user: str | None, tools: Sequence[Mapping[str, Any]], messages: Sequence[Message], calls: Set[str]
 ) -> str:
-    """Digest by which a conversation of a client without ids is known again: its owner, user, tools and messages."""
-    document = [owner, user, list(tools), [message.to_template() for message in messages]]
+    """Digest by which a conversation of a client without ids is known again.
+
+    It has owner, user, tools, messages and the ids of their calls.
+    """
+    document = [owner, user, list(tools), comparable(messages), sorted(calls)]
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

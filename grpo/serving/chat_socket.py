@@ -29,7 +29,7 @@ from grpo.serving.chat_response import json_text
 from grpo.serving.guard import encodable
 from grpo.serving.limits import Limiter
 from grpo.serving.service import Service
-from grpo.serving.streams import chunks, reserve
+from grpo.serving.streams import admit, chunks
 
 logger = logging.getLogger(__name__)
 WAITING_REQUESTS = 8
@@ -79,8 +79,7 @@ async def _reply(frame: str | None, caller: Caller, service: Service, limiter: L
     """Frames of the reply to one request."""
     try:
         request = parse_request(frame)
-        exchange = service.begin(request, caller)
-        await reserve(exchange, limiter, caller)
+        exchange = await admit(lambda: service.begin(request, caller), limiter, caller)
     except APIError as error:
         yield error_text(error)
         return

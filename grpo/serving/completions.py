@@ -7,7 +7,6 @@ with the kind `completion`: a program has written the prompt, so it is neither j
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
@@ -120,6 +119,7 @@ class CompletionExchange:
             status, reason = "aborted", "the client went away"
             raise
         except BaseException as error:
+            self._service.count_error()
             reason = f"{type(error).__name__}: {error}"[:300]
             raise
         finally:
@@ -220,7 +220,7 @@ class CompletionExchange:
             first_token_s=tap.times[0] - self._started if tap.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
-            user="" if user is None else hashlib.sha256(user.encode()).hexdigest(),
+            user="" if user is None else self._service.log.user_hash(user),
             licence=settings.licence,
             metadata={"kind": COMPLETION},
         )

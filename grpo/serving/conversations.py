@@ -6,6 +6,8 @@ u1 a1 u2              the digest of (u1 a1) is that of an answered turn: its nex
 u1 a1 u2'             that turn has a successor already: a fork, a conversation of its own
 u1 x u2               no turn has that digest: a new conversation, whose earlier messages are context
 u1 a1 u2              two turns have that digest: ambiguous, so it is a new conversation as well
+
+Texts are compared without white space around them. Ids of calls, which clients return, tell turns with calls apart.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from grpo.agents.transcript import TokenTranscript
 from grpo.messages import Message, Tool
 from grpo.serving.api_errors import APIError, invalid_request
-from grpo.serving.chat_request import conversation_digest
+from grpo.serving.chat_request import comparable, conversation_digest
 from grpo.serving.chat_response import call_id
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class AnsweredTurn:
     """The conversation as the client knows it, the reply last."""
     transcript: TokenTranscript | None
     """Tokens of the conversation; None once its version is retired."""
+    earlier_calls: frozenset[str] = frozenset()
+    """Ids of the calls in the replies before, as the client knows them."""
     strategy: str | None = None
     """Strategy of the agent, which the conversation began with."""
     in_progress: int = 0
@@ -53,7 +57,7 @@ class AnsweredTurn:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.digest = conversation_digest(self.owner, self.user, _described(self.tools), self.messages)
+        self.digest = conversation_digest(self.owner, self.user, _described(self.tools), self.messages, self.calls)
 
     @property
     def served_by(self) -> ServedVersion:
@@ -77,6 +81,11 @@ class AnsweredTurn:
         """Ids of the calls in the reply, whose results the client owes."""
         return [call_id(self.turn_id, position) for position in range(len(self.messages[-1].tool_calls))]
 
+    @property
+    def calls(self) -> frozenset[str]:
+        """Ids of all calls of the conversation."""
+        return self.earlier_calls.union(self.call_ids)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
@@ -98,6 +107,8 @@ class Conversations:
         self._tokens = 0
         self._turns: OrderedDict[str, AnsweredTurn] = OrderedDict()
         self._by_digest: dict[str, list[str]] = {}
+        self._repeated: set[str] = set()
+        """Digests that several turns had, of which some may be dropped."""
         self._last: dict[str, str] = {}
         """Last turn of each conversation."""
 
@@ -117,18 +128,22 @@ class Conversations:
         owner: str,
         user: str | None,
         tools: tuple[Tool, ...],
+        calls: frozenset[str] = frozenset(),
     ) -> Continuation:
-        """Find the turn that a request continues; raises `APIError` for an unknown id or changed tools."""
+        """Find the turn that a request continues; raises `APIError` for an unknown id or changed tools.
+
+        `calls` are the ids of the calls in its messages.
+        """
         if conversation_id is not None:
             return self._by_id(messages, conversation_id, owner=owner, tools=tools)
         last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=None)
         if last is None:
             return _new(messages, "new")
-        digest = conversation_digest(owner, user, _described(tools), messages[: last + 1])
-        known = [self._turns[turn] for turn in self._by_digest.get(digest, ())]
-        if len(known) != 1:
+        digest = conversation_digest(owner, user, _described(tools), messages[: last + 1], calls)
+        known = self._by_digest.get(digest, ())
+        if not known or digest in self._repeated:
             return _new(messages, "ambiguous" if known else "unknown prefix")
-        before = known[0]
+        before = self._turns[known[0]]
         self._turns.move_to_end(before.turn_id)
         if before.version is None:
             return _new(messages, "other version", before.conversation_id)
@@ -165,7 +180,7 @@ class Conversations:
                 f"conversation {conversation_id} began with other tools; start another conversation", param="tools"
             )
         known = len(before.messages)
-        whole = len(messages) > known and messages[:known] == before.messages
+        whole = len(messages) > known and comparable(messages[:known]) == comparable(before.messages)
         new = messages[known:] if whole else messages
         if any(message.role in ("assistant", "system") for message in new):
             raise invalid_request(
@@ -186,7 +201,10 @@ class Conversations:
         self._tokens += turn.size
         if is_last:
             self._last[turn.conversation_id] = turn.turn_id
-        self._by_digest.setdefault(turn.digest, []).append(turn.turn_id)
+        alike = self._by_digest.setdefault(turn.digest, [])
+        alike.append(turn.turn_id)
+        if len(alike) > 1:
+            self._repeated.add(turn.digest)
         while self._tokens > self._max_tokens and len(self._turns) > 1:
             self._forget(next(iter(self._turns.values())))
 
@@ -213,6 +231,7 @@ class Conversations:
         others.remove(turn.turn_id)
         if not others:
             del self._by_digest[turn.digest]
+            self._repeated.discard(turn.digest)
 
 
 def _new(messages: tuple[Message, ...], joined: Joined, conversation_id: str | None = None) -> Continuation:

@@ -7,7 +7,6 @@ place ─► session of the engine ─► agent ─► tokens, as they are sampl
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
@@ -25,7 +24,7 @@ from grpo.errors import GRPOError, PolicyError, StorageError
 from grpo.messages import Message, Tool
 from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
-from grpo.scenarios.served.records import ServedTurn, TurnStatus
+from grpo.scenarios.served.records import Record, ServedTurn, TurnStatus
 from grpo.serving.api_errors import APIError, invalid_request
 from grpo.serving.callers import Caller
 from grpo.serving.chat_request import ChatRequest
@@ -39,11 +38,28 @@ from grpo.serving.versions import ServedVersion
 logger = logging.getLogger(__name__)
 
 
+class TurnLog(Protocol):
+    """Log of turns, see `grpo.serving.log`."""
+
+    async def append(self, record: Record) -> None:
+        """Return when the record is durable."""
+        ...
+
+    async def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> int:
+        """Erase the records of one conversation, or those of a user by the hash of its name; returns their number."""
+        ...
+
+    def user_hash(self, name: str) -> str:
+        """Hash of a user's name, by which its turns are erased."""
+        ...
+
+
 class Owner(Protocol):
     """Service of an exchange."""
 
     settings: ServiceSettings
     conversations: Conversations
+    log: TurnLog
     now: Callable[[], datetime]
 
     def admit(self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None) -> Hold:
@@ -149,6 +165,9 @@ class Exchange:
         if before is not None and strategy is not None and strategy != before.strategy:
             message = f"the conversation began with strategy {before.strategy}; start another one for {strategy}"
             raise invalid_request(message, param="strategy", code="unsupported_value")
+        if self._request.tool_choice == "none" and type(self._renderer) is not Renderer:
+            message = "tool_choice none is not read: a renderer of the user's own, or another server, parses the calls"
+            raise invalid_request(message, param="tool_choice", code="unsupported_value")
         if self._request.stops and (agent.overrides_replies or agent.config.enable_reasoning or self._renderer.reasons):
             message = "stop is not read: the agent reasons, or generates several texts in a turn"
             raise invalid_request(message, param="stop", code="unsupported_value")
@@ -201,11 +220,14 @@ class Exchange:
     def _transcript(self, session: Session, sampling: Sampling, tap: TokenTap) -> TokenTranscript:
         before = self._place.before
         if before is not None:
-            return before.tokens.resume(session, sampling, on_token=tap, fit_reply=self._fit_reply)
-        limit = self.version.max_context
-        return TokenTranscript(
-            session, self._renderer, sampling, max_context=limit, on_token=tap, fit_reply=self._fit_reply
-        )
+            transcript = before.tokens.resume(session, sampling, on_token=tap, fit_reply=self._fit_reply)
+        else:
+            limit = self.version.max_context
+            transcript = TokenTranscript(
+                session, self._renderer, sampling, max_context=limit, on_token=tap, fit_reply=self._fit_reply
+            )
+        transcript.parses_calls = self._request.tool_choice != "none"
+        return transcript
 
     def _sampling(self, index: int) -> Sampling:
         return self._request.to_sampling(
@@ -238,6 +260,8 @@ class Exchange:
         message, stopped = reply.message, tap.stopped_text
         if stopped is not None and reply.as_sampled:
             message = self._renderer.parse_text(stopped)
+        if self._request.tool_choice == "none" and message.tool_calls:  # of a text that was parsed again
+            message = replace(message, content=(reply.text if stopped is None else stopped).strip(), tool_calls=())
         finish: FinishReason = "stop"
         if message.tool_calls:
             finish = "tool_calls"
@@ -265,6 +289,7 @@ class Exchange:
                 tools=self._tools,
                 messages=(*place.history, replace(choice.message, reasoning=None, malformed=None)),
                 transcript=transcript,
+                earlier_calls=self._request.call_ids.union(place.before.calls if place.before is not None else ()),
                 strategy=self._request.strategy if place.before is None else place.before.strategy,
             )
             turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
@@ -333,7 +358,7 @@ class Exchange:
             first_token_s=tap.times[0] - self._started if tap.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
-            user="" if self._request.user is None else hashlib.sha256(self._request.user.encode()).hexdigest(),
+            user="" if self._request.user is None else self._service.log.user_hash(self._request.user),
             consent=settings.consent,
             licence=settings.licence,
             metadata=self._request.labels,

@@ -57,7 +57,8 @@ class Guard:
     `scope["state"]["authorize"]()` checks the credential again, for a connection that outlives its key.
 
     `public` are exact paths without authentication. `scopes` are path prefixes of whole segments: `/v1/chat` holds for
-    `/v1/chat/completions`, not for `/v1/chats`; the longest counts.
+    `/v1/chat/completions`, not for `/v1/chats`; the longest counts. `check_room` raises `APIError` for a path whose
+    requests would exceed the server's capacity: they are refused before their bodies are read and parsed.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Guard:
         public: Collection[str] = (),
         scopes: Mapping[str, Scope] | None = None,
         body_bytes: int = BODY_BYTES,
+        check_room: Callable[[str], None] = lambda path: None,
     ) -> None:
         self._app, self._authenticate, self._body_bytes = app, authenticate, body_bytes
+        self._check_room = check_room
         self._public = frozenset(public)
         ordered = sorted((scopes or {}).items(), key=lambda entry: len(entry[0]), reverse=True)
         self._scopes = [(prefix.rstrip("/"), scope) for prefix, scope in ordered]
@@ -102,6 +105,7 @@ class Guard:
         credential = _credential([value for name, value in headers if name.lower() == b"authorization"])
         authorize = partial(self._authorize, credential, path)
         connection["state"] = {**connection.get("state", {}), "caller": authorize(), "authorize": authorize}
+        self._check_room(path)
 
     def _authorize(self, credential: str, path: str) -> Caller:
         """Caller of a credential with the scope of a path; raises `APIError`."""

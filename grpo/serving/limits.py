@@ -105,9 +105,7 @@ class Limiter:
         with self._lock:
             now = self._clock()
             usage = self._usage(caller, now)
-            refusals = list(self._refusals(caller, usage, tokens, now))
-            if refusals:
-                raise max(refusals, key=lambda refusal: math.inf if (wait := refusal.retry_after_s) is None else wait)
+            self._refuse(caller, usage, tokens, now)
             periods = self._take_budgets(caller, tokens, usage, now)
             entry = None
             if caller.limits.requests_per_minute is not None or caller.limits.tokens_per_minute is not None:
@@ -116,6 +114,16 @@ class Limiter:
                 usage.tokens += tokens
             usage.running += 1
         return Reservation(self, caller, usage, entry, tokens, periods)
+
+    def check(self, caller: Caller) -> None:
+        """Raise `LimitExceeded` for a caller from whom no request is admitted now, however short it is."""
+        with self._lock:
+            now = self._clock()
+            usage = self._usage(caller, now)
+            self._refuse(caller, usage, 1, now)
+            for period, budget in self._budgets_of(caller).items():
+                if self._file(caller).used(caller.key_hash, period) >= budget:
+                    raise self._exhausted(caller, 1, period, budget, usage, now)
 
     def headers(self, caller: Caller) -> dict[str, str]:
         """OpenAI's x-ratelimit-{limit,remaining,reset}-{requests,tokens}, of the limits that the caller has."""
@@ -136,8 +144,7 @@ class Limiter:
                 usage.tokens -= refund
                 entry.tokens -= refund
             if reservation.periods and refund:
-                assert self._budgets is not None
-                self._budgets.add(reservation.caller.key_hash, -refund, reservation.periods)
+                self._file(reservation.caller).add(reservation.caller.key_hash, -refund, reservation.periods)
 
     def _usage(self, caller: Caller, now: float) -> _Usage:
         """Usage of a caller; one idle caller is forgotten on the way, so that memory is bounded by active ones."""
@@ -150,6 +157,11 @@ class Limiter:
         if oldest is not usage and not oldest.window and not oldest.running:
             del self._usages[oldest_hash]
         return usage
+
+    def _refuse(self, caller: Caller, usage: _Usage, tokens: int, now: float) -> None:
+        refusals = list(self._refusals(caller, usage, tokens, now))
+        if refusals:
+            raise max(refusals, key=lambda refusal: math.inf if (wait := refusal.retry_after_s) is None else wait)
 
     def _refusals(self, caller: Caller, usage: _Usage, tokens: int, now: float) -> Iterator[LimitExceeded]:
         limits = caller.limits
@@ -172,29 +184,39 @@ class Limiter:
 
     def _take_budgets(self, caller: Caller, tokens: int, usage: _Usage, now: float) -> tuple[str, ...]:
         """Take the tokens of the caller's budgets; returns the periods that they were taken of."""
-        limits, today = caller.limits, self._now().astimezone(UTC)
-        day, month = f"{today:%Y-%m-%d}", f"{today:%Y-%m}"
-        budgets = {day: limits.tokens_per_day, month: limits.tokens_per_month}
-        given = {period: budget for period, budget in budgets.items() if budget is not None}
+        given = self._budgets_of(caller)
         if not given:
             return ()
-        if self._budgets is None:
-            raise RuntimeError(f"key {caller.name} has a token budget, and this limiter has no file of budgets")
-        exhausted = self._budgets.take(caller.key_hash, tokens, given)
+        exhausted = self._file(caller).take(caller.key_hash, tokens, given)
         if exhausted is None:
             return tuple(given)
+        raise self._exhausted(caller, tokens, exhausted, given[exhausted], usage, now)
+
+    def _budgets_of(self, caller: Caller) -> dict[str, int]:
+        """Token budgets of the caller by their periods: today, and this month."""
+        limits, today = caller.limits, self._now().astimezone(UTC)
+        budgets = {f"{today:%Y-%m-%d}": limits.tokens_per_day, f"{today:%Y-%m}": limits.tokens_per_month}
+        return {period: budget for period, budget in budgets.items() if budget is not None}
+
+    def _file(self, caller: Caller) -> TokenBudgets:
+        if self._budgets is None:
+            raise RuntimeError(f"key {caller.name} has a token budget, and this limiter has no file of budgets")
+        return self._budgets
+
+    def _exhausted(
+        self, caller: Caller, tokens: int, period: str, budget: int, usage: _Usage, now: float
+    ) -> LimitExceeded:
+        """Error for a request that a budget is too small for."""
+        today = self._now().astimezone(UTC)
+        is_day = len(period) == len("2026-11-22")
         midnight = today.replace(hour=0, minute=0, second=0, microsecond=0)
-        ends = (
-            midnight + timedelta(days=1)
-            if exhausted == day
-            else (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
-        )
-        left = max(0, given[exhausted] - self._budgets.used(caller.key_hash, exhausted))
-        raise LimitExceeded(
-            "tokens_per_day" if exhausted == day else "tokens_per_month",
-            f"this request may take {tokens} tokens; {left} are left of {given[exhausted]} for {exhausted} (UTC)",
-            retry_after_s=None if tokens > given[exhausted] else (ends - today).total_seconds(),
-            headers=_headers(limits, usage, now),
+        ends = midnight + timedelta(days=1) if is_day else (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
+        left = max(0, budget - self._file(caller).used(caller.key_hash, period))
+        return LimitExceeded(
+            "tokens_per_day" if is_day else "tokens_per_month",
+            f"this request may take {tokens} tokens; {left} are left of {budget} for {period} (UTC)",
+            retry_after_s=None if tokens > budget else (ends - today).total_seconds(),
+            headers=_headers(caller.limits, usage, now),
         )
 
 

@@ -11,6 +11,7 @@ second thread. Any number of processes write to one folder, each to its own segm
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import queue
 import threading
@@ -26,6 +27,7 @@ from grpo.scenarios.served.folder import ERASURES, SEGMENTS
 from grpo.scenarios.served.lines import encode
 from grpo.scenarios.served.records import Record
 from grpo.serving.compaction import compact, erase, expire
+from grpo.serving.salt import read_salt
 from grpo.serving.segments import Segment, make_folder
 from grpo.storage.files import storage_error, storage_errors
 
@@ -90,6 +92,7 @@ class ServingLog:
         self._threads: list[threading.Thread] = []
         self._segment: Segment | None = None
         self._erasures = 0
+        self._salt = b""
         self._counts = _Counts()
         self._open = False
 
@@ -97,6 +100,7 @@ class ServingLog:
         with storage_errors(str(self.folder)):
             for name in (SEGMENTS, ERASURES):
                 make_folder(self.folder / name)
+            self._salt = read_salt(self.folder)
         self._erasures = self._last_erasure()
         self._open = True
         self._compactions.put(True)
@@ -127,6 +131,10 @@ class ServingLog:
         self._counts.submitted += 1
         self._queue.put(waiting)
         await waiting.done
+
+    def user_hash(self, name: str) -> str:
+        """HMAC-SHA256 of a user's name, keyed by the salt of the folder; the log is open."""
+        return hmac.digest(self._salt, name.encode(), "sha256").hex()
 
     async def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> int:
         """Erase all turns and feedback of a user's conversations, or of one conversation; returns their number.

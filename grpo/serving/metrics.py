@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from grpo.scenarios.served.records import Feedback, ServedTurn
 from grpo.serving.chat_response import Usage
 from grpo.serving.log import LogStats, ServingLog
+from grpo.serving.mirror import Mirror
 from grpo.serving.service import Service
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -97,9 +98,10 @@ class Metrics:
         """Count an HTTP request; `route` is the path of the route with its parameters' names."""
         self._http.labels(route, method, code).inc()
 
-    def watch(self, service: Service, log: ServingLog, reports: Path | None) -> None:
-        """Collect at each scrape: a service, its log, and the reports of retrainings below a folder."""
-        for collector in (_ServiceCounts(service), _EngineCounts(service), _LogCounts(log), _Retrainings(reports)):
+    def watch(self, service: Service, log: ServingLog, reports: Path | None, mirror: Mirror | None = None) -> None:
+        """Collect at each scrape: a service, its log and mirror, and the reports of retrainings below a folder."""
+        collectors = (_ServiceCounts(service), _EngineCounts(service), _LogCounts(log), _Retrainings(reports))
+        for collector in (*collectors, *([] if mirror is None else [_MirrorCounts(mirror)])):
             self.registry.register(collector)
 
     def render(self) -> bytes:
@@ -206,6 +208,21 @@ class _LogCounts(Collector):
         yield _gauge("grpo_log_disk_free_bytes", "Free room on it.", [("", use.free) for _, use in disk])
 
 
+class _MirrorCounts(Collector):
+    """Counts of the mirror in MLflow."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+
+    def collect(self) -> Iterator[Family]:
+        """See `Collector`."""
+        counts = self._mirror.counts
+        records = [("turn", counts.turns), ("feedback", counts.feedback), ("refused", counts.refused)]
+        yield _gauge("grpo_mirror_records_waiting", "Records that MLflow does not have yet.", [("", counts.waiting)])
+        yield _counter("grpo_mirror_records", "Records that were mirrored or refused.", records, "result")
+        yield _counter("grpo_mirror_failures", "Failed attempts, which are repeated.", [("", counts.failures)])
+
+
 class _Retrainings(Collector):
     """Last report of each retraining on this machine."""
 
@@ -218,21 +235,47 @@ class _Retrainings(Collector):
         ended = GaugeMetricFamily(
             "grpo_retraining_timestamp_seconds", "Time of a retraining's last report.", labels=["name", "verdict"]
         )
-        records = GaugeMetricFamily(
-            "grpo_retraining_records", "Conversations that it has read, and accepted.", labels=["name", "result"]
+        records, turns, feedback = (
+            GaugeMetricFamily(f"grpo_retraining_{name}", text, labels=["name", "result"])
+            for name, text in (
+                ("records", "Conversations that it has read, and accepted."),
+                ("turns", "Answered turns of the serving log that it has read, by whether they joined."),
+                ("feedback", "Feedback of the serving log that it has read, by whether it joined."),
+            )
         )
         for path in paths:
             try:
                 report: dict[str, Any] = json.loads(path.read_bytes())
                 curation = report["triggers"]["curation"]
                 verdict, counts = str(report["verdict"]), [float(curation[name]) for name in ("records", "accepted")]
-            except (ValueError, KeyError, TypeError):
-                verdict, counts = "unreadable", []
+                joins = _joins(curation.get("served", {}))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                verdict, counts, joins = "unreadable", [], ({}, {})
             ended.add_metric([path.parent.name, verdict], path.stat().st_mtime)
             for result, count in zip(("read", "accepted"), counts, strict=False):
                 records.add_metric([path.parent.name, result], count)
-        yield ended
-        yield records
+            for family, numbers in zip((turns, feedback), joins, strict=True):
+                for result, count in numbers.items():
+                    family.add_metric([path.parent.name, result], count)
+        yield from (ended, records, turns, feedback)
+
+
+def _joins(counts: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Answered turns and feedback by their result, from `JoinCounts.flat`; empty without a serving log."""
+    if not counts:
+        return {}, {}
+    unjoined, quarantined = (
+        sum(count for name, count in counts.items() if name.startswith(prefix))
+        for prefix in ("turns unjoined: ", "feedback quarantined: ")
+    )
+    return (
+        {"joined": counts["answered"] - unjoined, "unjoined": unjoined},
+        {
+            "joined": counts["joined_feedback"],
+            "quarantined": quarantined,
+            "duplicate": counts["duplicate_feedback"],
+        },
+    )
 
 
 def _counter(name: str, text: str, values: Iterable[tuple[str, float]], label: str = "") -> CounterMetricFamily:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -38,6 +37,7 @@ class Job(BaseModel):
     name: str
     status: JobStatus
     message: str = ""
+    """Verdict of the gates with its reason, or the error of a run that failed."""
     iterations: int = 0
     """Updates of the policy that have ended."""
     created: datetime | None = None
@@ -58,6 +58,10 @@ class Orchestrator(Protocol):
 
     async def recent(self) -> Sequence[Job]:
         """Runs of the last day, those of commands included."""
+        ...
+
+    async def cancel(self, id: UUID) -> Job:
+        """Cancel a run, and return it; 404 for an unknown one, 409 for one that has ended."""
         ...
 
     async def scale(self, pool: str, limit: int) -> int:
@@ -115,10 +119,21 @@ def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | 
         """Start a training run of a deployment."""
         return await _present(orchestrator).start(body.config, body.overrides)
 
+    @app.get("/v1/train")
+    async def jobs() -> dict[str, Any]:
+        """Training runs of the last day, the newest first."""
+        recent = sorted(await _present(orchestrator).recent(), key=lambda job: str(job.created), reverse=True)
+        return {"object": "list", "data": recent}
+
     @app.get("/v1/train/{id}")
     async def job(id: UUID) -> Job:
         """Status of a training run."""
         return await _present(orchestrator).job(id)
+
+    @app.post("/v1/train/{id}/cancel")
+    async def cancel(id: UUID) -> Job:
+        """Cancel a training run."""
+        return await _present(orchestrator).cancel(id)
 
     @app.post("/v1/scale")
     async def scale(body: ScaleRequest) -> dict[str, Any]:
@@ -152,7 +167,7 @@ async def _erase(service: Service, *, user: str | None = None, conversation_id: 
     if not (user or conversation_id):
         raise APIError(404, "name a user or a conversation", code="unknown_url")
     service.conversations.erase(user=user, conversation_id=conversation_id)
-    hashed = None if user is None else hashlib.sha256(user.encode()).hexdigest()
+    hashed = None if user is None else service.log.user_hash(user)
     try:
         return await service.log.erase(user=hashed, conversation_id=conversation_id)
     except StorageError as error:

@@ -7,11 +7,12 @@ SIGTERM  new requests are refused, running ones end, then engine → log
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,7 @@ from grpo.serving.guard import BODY_BYTES, Authenticator
 from grpo.serving.limits import Limiter
 from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
+from grpo.serving.mirror import Mirror, MirrorSettings
 from grpo.serving.operations import Orchestrator
 from grpo.serving.request_counts import RequestCounts
 from grpo.serving.service import Service
@@ -36,6 +38,8 @@ from grpo.serving.versions import EngineSettings, ServedModel, Versions
 NextVersion = Callable[[str], ServedModel | None]
 """Newer version than the one that answers, loaded; None without one. It is given that version, or an empty text."""
 _DRAIN_POLL_S = 0.02
+_KEEP_ALIVE_S = 75
+"""Time that an idle connection stays open, longer than in proxies: a request that is sent while it closes is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,8 @@ class ServerSettings:
     """Bytes of a WebSocket's message at most; a longer one closes the connection."""
     reports: Path | None = None
     """Folder of the runs on this machine, whose last retrainings are among the metrics; None leaves them out."""
+    mirror: MirrorSettings | None = None
+    """Mirror of the log in MLflow; None for none."""
     watch_s: float = 5.0
     """Interval at which a new version is looked for."""
     jobs_s: float = 2.0
@@ -77,7 +83,10 @@ def run_server(
 ) -> None:
     """Serve until SIGTERM or SIGINT; then running turns end, for `drain_s` at most. A second signal ends at once."""
     app, service = build_app(settings, next_version, authenticate, orchestrator)
-    ChatServer(uvicorn_config(app, settings), service).run()
+    try:
+        ChatServer(uvicorn_config(app, settings), service).run()
+    finally:
+        gc.freeze()  # the interpreter's last collections would take 1.5 s for the modules of torch and MLflow alone
 
 
 def build_app(
@@ -90,18 +99,26 @@ def build_app(
     metrics = Metrics()
     log = ServingLog(settings.log, retention_days=settings.retention_days)
     service = Service(Versions(settings.engine), log, settings.service, observe=metrics.observe)
-    metrics.watch(service, log, settings.reports)
+    mirror = _mirror(log, settings, metrics)
+    metrics.watch(service, log, settings.reports, mirror)
     budgets = TokenBudgets(settings.budgets)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with log, _running(service, next_version, settings.watch_s), _watching(service, orchestrator, settings):
+        running = _running(service, next_version, settings.watch_s)
+        async with log, mirror or nullcontext(), running, _watching(service, orchestrator, settings):
             yield
         budgets.close()
 
     parts = Parts(service=service, limiter=Limiter(budgets), metrics=metrics)
     app = create_app(parts, authenticate, lifespan=lifespan, orchestrator=orchestrator, body_bytes=settings.body_bytes)
     return RequestCounts(app, metrics), service
+
+
+def _mirror(log: ServingLog, settings: ServerSettings, metrics: Metrics) -> Mirror | None:
+    if settings.mirror is None:
+        return None
+    return Mirror(log, settings.mirror, retention_days=settings.retention_days, observe=metrics.observe_feedback)
 
 
 @asynccontextmanager
@@ -149,6 +166,7 @@ def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
         ssl_keyfile=None if settings.private_key is None else str(settings.private_key),
         ws_max_size=settings.frame_bytes,
         timeout_graceful_shutdown=int(settings.drain_s),
+        timeout_keep_alive=_KEEP_ALIVE_S,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -15,15 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from grpo.messages import Message, Tool
-from grpo.scenarios.served.records import Record, ServedTurn, TurnStatus
+from grpo.scenarios.served.records import ServedTurn, TurnStatus
 from grpo.serving.api_errors import APIError, invalid_request, overloaded
 from grpo.serving.chat_request import ChatRequest
 from grpo.serving.chat_response import Usage
 from grpo.serving.conversations import AnsweredTurn, Continuation, Conversations
-from grpo.serving.exchange import Exchange
+from grpo.serving.exchange import Exchange, TurnLog
 from grpo.serving.hold import Hold
 from grpo.serving.settings import ServiceSettings
 from grpo.serving.versions import ServedVersion, Versions
@@ -33,18 +33,6 @@ if TYPE_CHECKING:
 
 _RATE_WEIGHT = 0.1
 """Weight of the newest turn in the mean duration of a turn."""
-
-
-class TurnLog(Protocol):
-    """Log of turns, see `grpo.serving.log`."""
-
-    async def append(self, record: Record) -> None:
-        """Return when the record is durable."""
-        ...
-
-    async def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> int:
-        """Erase the records of one conversation, or those of a user by the hash of its name; returns their number."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,6 +121,7 @@ class Service:
                 owner=caller.key_hash,
                 user=request.user,
                 tools=tools,
+                calls=request.call_ids,
             )
             places.append((place, tools))
             if place.joined != "unknown prefix":
@@ -179,6 +168,11 @@ class Service:
 
         change(1)
         return Hold(self._tasks, lambda: change(-1))
+
+    def check_room(self) -> None:
+        """Raise `APIError` 503 where no further turn has room."""
+        if self.requests >= self.settings.max_requests:
+            self._refuse("requests", "too many requests are in progress", retry_after_s=self._wait_s())
 
     def drain(self) -> None:
         """Admit no more requests; callable from a signal's handler."""

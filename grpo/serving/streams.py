@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ _KEEP_ALIVE_S = 15.0
 Chunk = Mapping[str, Any] | str | APIError
 """JSON object of a stream; at its end `[DONE]`, or the error that has ended it."""
 T = TypeVar("T")
+AdmittedT = TypeVar("AdmittedT", bound="Admitted")
 
 
 class Admitted(Protocol):
@@ -37,13 +38,19 @@ class Admitted(Protocol):
     hold: Hold
 
 
-async def reserve(exchange: Admitted, limiter: Limiter, caller: Caller) -> None:
-    """Reserve the tokens of an admitted request; raises `LimitExceeded`, and its room is free again."""
+async def admit(begin: Callable[[], AdmittedT], limiter: Limiter, caller: Caller) -> AdmittedT:
+    """Admit a request and reserve its tokens; raises `LimitExceeded`, and its room is free again.
+
+    A caller whose limits are used up is refused before `begin` renders the prompt.
+    """
+    limiter.check(caller)
+    exchange = begin()
     try:
         exchange.hold.reservation = await limiter.reserve(caller, exchange.max_tokens)
     except BaseException:
         exchange.hold.leave()
         raise
+    return exchange
 
 
 class EventStream(StreamingResponse):

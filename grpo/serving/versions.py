@@ -29,6 +29,7 @@ from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine import Engine, EngineStats
 from grpo.serving.event_hub import EventHub
+from grpo.serving.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 _RENDERERS = 64
@@ -176,6 +177,8 @@ class Versions:
         self._clock = clock
         self._versions: list[ServedVersion] = []
         self.on_retired: Callable[[ServedVersion], None] = lambda version: None
+        self._retired = False
+        """A version was retired, and its memory was not given back yet."""
         self.swaps = 0
         self.failed_loads = 0
         """Attempts to look for or to load a version that failed."""
@@ -218,6 +221,7 @@ class Versions:
                 self._versions.remove(version)
                 self.on_retired(version)
                 await version.close()
+                self._retired = True
                 logger.info("%s is retired", version.served.version)
                 self.hub.publish("version.retired", model=version.served.version)
                 await self.retire_idle()
@@ -232,6 +236,9 @@ class Versions:
         pause_s = every_s
         while True:
             current = self.current
+            if self._retired:
+                self._retired = False
+                await asyncio.to_thread(return_freed_memory)
             try:
                 served = await asyncio.to_thread(next_version, current.served.version if current else "")
                 if served is not None:

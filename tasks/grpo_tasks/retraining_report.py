@@ -28,6 +28,9 @@ def retraining_report(document: RetrainingReport, version: ModelVersion | None, 
     rows += [{"what": f"refused, {why}", "count": count} for why, count in curation.rejected.items()]
     rows += [{"what": f"redacted, {kind}", "count": count} for kind, count in curation.redacted.items()]
     rows += [{"what": f"serving log, {step}", "count": count} for step, count in curation.served.items()]
+    if (served := document.served) is not None:
+        rows += [{"what": "served turns whose log-probabilities are those of their version", "count": served.turns}]
+        rows += [{"what": f"served turns, {why}", "count": count} for why, count in served.unchecked.items()]
     if (corrections := document.corrections) is not None:
         rows += [{"what": "corrections", "count": corrections.corrections}]
         rows += [{"what": "corrections, trained on", "count": corrections.used}]

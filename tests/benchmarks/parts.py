@@ -6,7 +6,21 @@ from importlib import import_module
 
 from tests.benchmarks.page import Findings
 
-PARTS = ("pipeline", "step", "rollout", "growth", "latency", "gpu", "ingest", "score", "gates", "iteration", "real")
+PARTS = (
+    "pipeline",
+    "step",
+    "rollout",
+    "serve",
+    "serve_real",
+    "growth",
+    "latency",
+    "gpu",
+    "ingest",
+    "score",
+    "gates",
+    "iteration",
+    "real",
+)
 
 
 def run(part: str) -> Findings:

@@ -181,6 +181,12 @@ CASES: list[tuple[str, Series, Series, dict[str, str]]] = [
         {labelled("grpo_log_compaction_failed"): constant(0)},
         SERVER,
     ),
+    (
+        "GrpoMirrorFails",
+        {labelled("grpo_mirror_failures_total"): per_minute(1)},
+        {labelled("grpo_mirror_failures_total"): per_minute(0.2)},
+        SERVER,
+    ),
     ("GrpoDiskNearlyFull", disk(9), disk(11), SERVER),
     (
         "GrpoSwapFails",

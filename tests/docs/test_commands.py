@@ -55,6 +55,7 @@ PARSED_ONLY = {
     "train": "trains for minutes, unless it is a dry run, which is run; tests/e2e run it",
     "tune": "trains many times; the tests of tuning run it",
     "ui": "ends when it is interrupted; tests/flows/cli/test_servers.py runs it",
+    "verify-log": "needs the log of a server; tests/tasks/test_verify_log.py runs it",
     "up": "starts servers; the end-to-end tests of the stack run it",
 }
 """Commands whose lines are parsed by the real command, and why they are not run."""

@@ -38,10 +38,25 @@ class Page:
         self._numbers = itertools.count(1000)
         self.asked: list[str] = []
         """Addresses that the page has asked for."""
+        self._documents = 0
+        """Documents that have been loaded since the events of the page are on."""
+        self.wait("document.readyState === 'complete'")
+        self.send("Network.enable")
+        self.send("Page.enable")
 
     def open(self, url: str) -> None:
-        """Go to an address."""
-        self.send("Page.navigate", url=url)
+        """Go to an address, until its document is there."""
+        self._load("Page.navigate", url=url)
+
+    def reload(self) -> None:
+        """Load the document again: what is asked afterwards is asked of the new one."""
+        self._load("Page.reload")
+
+    def _load(self, method: str, **parameters: str) -> None:
+        before = self._documents
+        self.send(method, **parameters)
+        while self._documents == before:
+            self._receive()
 
     def wait(self, condition: str) -> None:
         """Wait until this JavaScript expression is true."""
@@ -69,19 +84,26 @@ class Page:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Answer to one command; notes on the way which addresses were asked for."""
+        """Answer to one command."""
         number = next(self._numbers)
         self._socket.send(
             json.dumps({"id": number, "method": method, "params": parameters, "sessionId": self._session})
         )
-        while True:
-            heard = json.loads(self._socket.recv(_PATIENCE_S))
-            if heard.get("method") == "Network.requestWillBeSent":
-                self.asked.append(heard["params"]["request"]["url"])
-            if heard.get("id") == number:
-                if "error" in heard:
-                    raise RuntimeError(f"{method}: {heard['error']['message']}")
-                return dict(heard["result"])
+        while (answer := self._receive()).get("id") != number:
+            pass
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']['message']}")
+        return dict(answer["result"])
+
+    def _receive(self) -> dict[str, Any]:
+        """The next message of the browser; notes which addresses were asked for and which documents are there."""
+        message = dict(json.loads(self._socket.recv(_PATIENCE_S)))
+        match message.get("method"):
+            case "Network.requestWillBeSent":
+                self.asked.append(message["params"]["request"]["url"])
+            case "Page.domContentEventFired":
+                self._documents += 1
+        return message
 
 
 _TEXT = "document.body ? document.body.innerText.slice(0, 500) : ''"
@@ -113,9 +135,7 @@ def browser(profile: Path) -> Iterator[Page]:
 def _tab(socket: ClientConnection) -> Page:
     target = _command(socket, 1, "Target.createTarget", url="about:blank")["targetId"]
     session = _command(socket, 2, "Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-    page = Page(socket, session)
-    page.send("Network.enable")
-    return page
+    return Page(socket, session)
 
 
 def _command(socket: ClientConnection, number: int, method: str, **parameters: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.messages import Message
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.records import Feedback
 from tests.e2e.browser import Page, browser
@@ -117,7 +118,8 @@ def test_a_person_types_answers_a_call_rates_and_corrects_and_all_is_in_the_log(
     assert turns[1].parent == turns[0].id
     assert {(record.conversation_id, record.turn_id) for record in records} == {(shown, turns[1].id)}
     given = [(record.rating, record.correction, record.comment) for record in records]
-    assert given == [(0.0, None, None), (None, "It has been shipped.", "It knew.")]
+    shipped = Message(role="assistant", content="It has been shipped.")
+    assert given == [(0.0, None, None), (None, shipped, "It knew.")]
 
 
 def test_a_revoked_key_leads_back_to_the_entry_and_a_stopped_reply_leaves_the_text(tmp_path: Path):
@@ -131,9 +133,57 @@ def test_a_revoked_key_leads_back_to_the_entry_and_a_stopped_reply_leaves_the_te
         tab.wait("!document.getElementById('stop').hidden")
         tab.evaluate("document.getElementById('stop').click()")
         tab.wait("document.getElementById('text').value === 'Hello' && !document.querySelector('li')")
-        tab.evaluate("location.reload()")
+        tab.reload()
         tab.wait("document.activeElement.id === 'text'")
         server.keys.revoke("visitor")
         type_text(tab, "Hello", "Enter")
         tab.wait("document.activeElement.id === 'key' && !sessionStorage.length")
         assert "revoked" in tab.evaluate("document.getElementById('error').textContent")
+
+
+MARKUP = '</script><img src=x onerror="window.hit = 1"><a href="javascript:window.hit = 2">x</a>'
+EVIL_STREAM = """
+window.fetch = async () => {
+  const named = { name: markup, arguments: JSON.stringify({ markup }) };
+  const calls = [{ index: 0, id: "a", type: "function", function: named }];
+  const chunks = [{ content: markup.slice(0, 9) }, { content: markup.slice(9) }, { tool_calls: calls }].map((delta) => (
+    { id: "t", conversation_id: "c", system_fingerprint: "clerk/1-f", choices: [{ index: 0, delta }] }));
+  return new Response([...chunks.map(JSON.stringify), "[DONE]"].map((data) => `data: ${data}\n\n`).join(""));
+};
+"""
+
+
+def test_a_reload_keeps_the_conversation_and_markup_of_a_model_stays_text(tmp_path: Path):
+    """The next turn after a reload goes on with the same conversation; a server that is gone leaves the message."""
+    with chat_server(tmp_path / "server") as server, browser(tmp_path / "profile") as tab:
+        seed = seed_of_a_call(server)
+        enter(tab, server, server.client("visitor", ("chat", "feedback")).api_key)
+        tab.wait("document.activeElement.id === 'text'")
+        tab.evaluate(f"document.getElementById('seed').value = '{seed}'")
+        type_text(tab, QUESTION, "Enter")
+        replied(tab, 1)
+        shown = tab.evaluate("document.getElementById('messages').innerText")
+        for result in (None, RESULT):
+            if result is not None:
+                type_text(tab, result, "Tab", "Enter")
+                replied(tab, 2)
+                shown = tab.evaluate("document.getElementById('messages').innerText")
+            tab.reload()
+            tab.wait("document.querySelector('.feedback')")
+            assert tab.evaluate("document.getElementById('messages').innerText") == shown
+        first, second = server.turns()[-2:]
+        assert second.parent == first.id
+
+        tab.evaluate("document.getElementById('new').click()")
+        assert tab.evaluate("document.querySelector('li')") is None
+        tab.evaluate(f"window.markup = {json.dumps(MARKUP)}; {EVIL_STREAM}")
+        type_text(tab, "Hello", "Enter")
+        replied(tab, 1)
+        assert tab.evaluate(f"{last_reply('.text')}.textContent") == MARKUP
+        assert tab.evaluate(f"{last_reply('.name')}.textContent") == MARKUP
+        assert tab.evaluate("document.querySelector('#messages img, #messages a') || window.hit") is None
+
+        tab.evaluate("window.fetch = async () => { throw new TypeError('Failed to fetch') }")
+        type_text(tab, MARKUP, "Tab", "Enter")
+        tab.wait("document.getElementById('error').textContent.startsWith('the server does not answer')")
+        assert tab.evaluate(f"{last_reply('textarea')}.value") == MARKUP

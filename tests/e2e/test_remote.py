@@ -10,9 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,6 +25,7 @@ from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.config.training import TrainingSettings
 from grpo.errors import ArtifactError
 from grpo.evaluation.report import read_report
+from tests import waiting
 from tests.doubles import changed
 from tests.object_store import object_store
 from tests.places import ROOT
@@ -33,21 +34,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 STORE = "s3://grpo/artifacts"
 PATIENCE_S = 600.0
+until = partial(waiting.until, patience_s=PATIENCE_S)
 
 
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _until(found: Callable[[], Any], what: str) -> Any:
-    """Ask again and again until there is an answer."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (answer := found()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S:.0f} s"
-        time.sleep(0.3)
-    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +145,7 @@ def _read(flow_run: UUID) -> Any:
 
 
 def _final(flow_run: UUID) -> Any:
-    return _until(lambda: (run := _read(flow_run)).state.is_final() and run, f"the end of {flow_run}")
+    return until(f"the end of {flow_run}", lambda: (run := _read(flow_run)).state.is_final() and run)
 
 
 def _children(flow_run: UUID) -> list[Any]:
@@ -201,14 +194,14 @@ def test_a_cancelled_run_cancels_what_it_has_sent(machines: tuple[Machine, Machi
     from prefect.states import Cancelling
 
     run = _start(_config(desk_config, name="cancelled", seed=91, **_elsewhere()))
-    child = _until(lambda: _children(run), "a child")[0]
+    child = until("a child", lambda: _children(run))[0]
     gpu = machines[1]
-    process = _until(gpu.flow_run_process, "the child's process")
+    process = until("the child's process", gpu.flow_run_process)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run, Cancelling())
     assert _final(run).state.is_cancelled()
     assert _final(child.id).state.is_cancelled()
-    _until(lambda: not process.is_running(), "the end of the child's process")
+    until("the end of the child's process", lambda: not process.is_running())
 
 
 def test_a_lost_stage_is_sent_again_and_its_error_comes_back(machines: tuple[Machine, Machine]):
@@ -224,7 +217,7 @@ def test_a_lost_stage_is_sent_again_and_its_error_comes_back(machines: tuple[Mac
     ids: list[UUID] = []
 
     def kill_the_first() -> None:
-        process = _until(gpu.flow_run_process, "the stage's process")
+        process = until("the stage's process", gpu.flow_run_process)
         os.kill(process.pid, signal.SIGKILL)
 
     @flow

@@ -12,16 +12,16 @@ import pytest
 
 from grpo.errors import ConfigError
 from grpo.serving.keys import KeyStore
+from grpo_flows.cli.serve import parse_served
 from grpo_flows.local import settings
 from grpo_flows.local.service import Service, free_port
-from grpo_flows.local.serving import Served, start_serving, stop_serving, supervised_server
+from grpo_flows.local.serving import start_serving, stop_serving, supervised_server
 from grpo_flows.local.stack import running_services
 from grpo_flows.local.supervisor import restart_if_dead
+from tests.grpo.serving.test_server import self_signed
 from tests.places import DESK_MODEL, ROOT
 
 pytestmark = pytest.mark.e2e
-
-CLERK = Served(model=str(DESK_MODEL), consent="training")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def ended(tmp_path: Path, tracking: str) -> Iterator[None]:
 
 
 def wait_until_ready(address: str) -> None:
-    while httpx.get(f"{address}/ready", timeout=60).status_code != 200:
+    while httpx.get(f"{address}/ready", timeout=60, verify=False).status_code != 200:
         threading.Event().wait(0.1)
 
 
@@ -59,10 +59,16 @@ def server_of(home: Path, tracking: str) -> Service:
 
 @pytest.mark.usefixtures("ended")
 def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_path: Path, tracking: str, key: str):
-    """Killed, it is back at the same address; a stream that runs when it is stopped is whole, then it is not back."""
-    address = start_serving(tmp_path, CLERK, prefect_url="", mlflow_url=tracking)
-    with pytest.raises(ConfigError, match=r"served with consent 'training'; call grpo down first"):
-        start_serving(tmp_path, Served(model="other"), prefect_url="", mlflow_url=tracking)
+    """Killed, it is back at the same address; a stream that runs when it is stopped is whole, then it is not back.
+
+    It is served with TLS and in a folder of its own, both before and after the kill.
+    """
+    certificate, private_key = self_signed(tmp_path)
+    tls = ["--tls-certificate", str(certificate), "--tls-key", str(private_key)]
+    served = parse_served(str(DESK_MODEL), [*tls, "--log", str(tmp_path / "talks")])
+    address = start_serving(tmp_path, served, prefect_url="", mlflow_url=tracking)
+    with pytest.raises(ConfigError, match=r"--log \S+talks .* runs, other than other --port \d+; call grpo down first"):
+        start_serving(tmp_path, parse_served("other", []), prefect_url="", mlflow_url=tracking)
     server = server_of(tmp_path, tracking)
     first = server.process()
     assert first is not None
@@ -70,7 +76,7 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
     psutil.wait_procs([first], timeout=60)
     restart_if_dead(server, wait=True)
     assert server.process() not in (None, first)
-    assert (server.address(), running_services(tmp_path)["serve"]) == (address, True)
+    assert (server.address(), running_services(tmp_path)["serve"], address[:8]) == (address, True, "https://")
     wait_until_ready(address)
     body = {"model": DESK_MODEL.name, "messages": [{"role": "user", "content": "Hello"}], "stream": True, "n": 16}
     request = httpx.stream(
@@ -79,6 +85,7 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
         json={**body, "max_tokens": 200},
         headers={"Authorization": f"Bearer {key}"},
         timeout=120,
+        verify=False,
     )
     with request as response:
         lines = response.iter_lines()
@@ -90,11 +97,11 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
     assert server.process() is None
     assert supervised_server(tmp_path, prefect_url="", mlflow_url=tracking) is None
     assert "serve" not in running_services(tmp_path)
+    assert list((tmp_path / "talks").iterdir())
 
 
 def test_a_server_that_ends_at_its_start_is_not_kept_alive(tmp_path: Path, tracking: str):
-    """Without keys: the error names the log, which has the remedy."""
-    with pytest.raises(ConfigError, match=r"serve ended at its start; see .*serve\.log"):
-        start_serving(tmp_path, CLERK, prefect_url="", mlflow_url=tracking)
-    assert "grpo keys create" in (tmp_path / "services" / "serve.log").read_text(encoding="utf-8")
+    """Without keys: the error has the last line of the log, with the remedy."""
+    with pytest.raises(ConfigError, match=r"serve ended at its start: ConfigError: there are no API keys.*serve\.log"):
+        start_serving(tmp_path, parse_served(str(DESK_MODEL), []), prefect_url="", mlflow_url=tracking)
     assert supervised_server(tmp_path, prefect_url="", mlflow_url=tracking) is None

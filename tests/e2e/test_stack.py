@@ -7,14 +7,12 @@ import os
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import psutil
@@ -36,21 +34,14 @@ from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
 from grpo_flows.local.recovery import flow_run_processes
 from grpo_flows.local.service import Service, free_port, port_is_free
+from tests import waiting
 from tests.doubles import short_run
 from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 PATIENCE_S = 400.0
-
-
-def until(what: str, condition: Callable[[], Any]) -> Any:
-    """Wait until the condition holds; its value."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain: {what}"
-        time.sleep(0.2)
-    return value
+until = partial(waiting.until, patience_s=PATIENCE_S)
 
 
 @dataclass(frozen=True)

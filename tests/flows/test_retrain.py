@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from grpo.config.dpo import DPOSettings, WrittenPairs
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import ServedSource
 from grpo.config.sft import SFTSettings
@@ -31,14 +32,24 @@ def test_a_retraining_is_fine_tuned_on_corrections_instead_of_the_demonstrations
         {"demonstrations": {"kind": "jsonl", "path": str(tmp_path / name)}, "epochs": 2} for name in ("own", "new")
     )
     pipeline = PipelineConfig.model_validate({**desk_config, "sft": own})
-    tuned = retraining_config(
-        pipeline, name="again", scenarios="m.parquet", model="m", tags={}, sft=SFTSettings.model_validate(corrections)
-    )
+    tuning = SFTSettings.model_validate(corrections)
+    tuned = retraining_config(pipeline, name="again", scenarios="m.parquet", model="m", tags={}, tuning=tuning)
     plain = retraining_config(pipeline, name="again", scenarios="m.parquet", model="m", tags={})
     first = retraining_config(pipeline, name="again", scenarios="m.parquet", model=None, tags={})
     assert tuned.sft is not None
     assert tuned.sft.demonstrations.path == str(tmp_path / "new")
     assert (plain.sft, first.sft) == (None, pipeline.sft)
+
+
+def test_dpo_on_corrections_takes_the_place_of_the_base_s_own_tuning(desk_config: dict[str, object], tmp_path: Path):
+    """The champion gets the pairs alone; a run from the base keeps its own fine-tuning."""
+    own = {"demonstrations": {"kind": "jsonl", "path": str(tmp_path / "own")}}
+    pairs = DPOSettings(pairs=WrittenPairs(kind="jsonl", path="pairs"), beta=0.3)
+    pipeline = PipelineConfig.model_validate({**desk_config, "sft": own})
+    tuned = retraining_config(pipeline, name="again", scenarios="m.parquet", model="m", tags={}, tuning=pairs)
+    first = retraining_config(pipeline, name="again", scenarios="m.parquet", model=None, tags={}, tuning=pairs)
+    assert (tuned.sft, tuned.dpo) == (None, pairs)
+    assert (first.sft, first.dpo) == (pipeline.sft, None)
 
 
 def test_a_snapshot_of_a_serving_log_names_its_segments(tmp_path: Path):

@@ -3,7 +3,7 @@
 records = used + quarantined, in the counts and in both tables; every scenario is read back
 a mutated record costs itself alone: the number of records is the same, and every other one is used as before
 a mutated file or companion is read, or refused with a `GRPOError`
-of a conversation log no file is refused: what is damaged is quarantined, and the other files are used whole
+of a conversation log or serving log no file is refused: what is damaged is quarantined, the other files are used whole
 """
 
 from __future__ import annotations
@@ -25,14 +25,24 @@ from typing import Any
 import pyarrow.parquet as pq
 from pydantic_core import from_json
 
-from grpo.config.scenarios import ConversationLogSource, FileSource, HuggingFaceSource, PythonSource, Source
+from grpo.config.retraining import CurationSettings
+from grpo.config.scenarios import (
+    ConversationLogSource,
+    FileSource,
+    HuggingFaceSource,
+    PythonSource,
+    ServedSource,
+    Source,
+)
 from grpo.errors import GRPOError
 from grpo.retraining.champion import production_metrics
+from grpo.retraining.corrections import collect_corrections
 from grpo.scenarios.data_errors import try_call
 from grpo.scenarios.ingest import ingest
+from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.reward_data import read_labels, read_pairs
 from grpo.scenarios.table import read_scenarios
-from tests.fuzz import tables
+from tests.fuzz import served, tables
 from tests.fuzz.mutate import flip_byte, json_value, mutate_bytes, mutate_cells, mutate_json, python_object
 from tests.fuzz.samples import Cells, Content, Document, Lines, Sample, plain, samples
 
@@ -81,7 +91,7 @@ def objects() -> Iterator[Any]:
 
 def targets() -> list[str]:
     """Names of everything that is fuzzed."""
-    return [*(sample.name for sample in samples()), "parquet", "huggingface", "conversation_log", "python"]
+    return [*(sample.name for sample in samples()), "parquet", "huggingface", "conversation_log", "served", "python"]
 
 
 def fuzz(name: str, *, records: int, seed: int) -> Tally:
@@ -133,6 +143,8 @@ def _cases(name: str, folder: Path, draw: random.Random) -> Iterator[Case]:
         return _huggingface_cases(folder, draw)
     if name == "conversation_log":
         return _log_cases(folder, draw)
+    if name == "served":
+        return _served_cases(folder, draw)
     if name == "python":
         return _python_cases(folder, draw)
     (sample,) = (sample for sample in samples() if sample.name == name)
@@ -331,6 +343,29 @@ def _log_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         else:
             mutate = draw.choice((flip_byte, flip_byte, mutate_bytes))
             yield partial(case, mutate(whole, draw), flipped=True)
+
+
+def _served_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    settings = CurationSettings(licences=("own",))
+    logs = {
+        folder / name: served.write_log(folder / name, compacted=name == "tables") for name in ("segments", "tables")
+    }
+
+    def case(log: Path, path: Path, content: bytes) -> int:
+        source = ServedSource(kind="served", path=str(log))
+        with _instead(path, content):
+            read = _expected(lambda: _ingest(source, folder))
+            collected = collect_corrections([join_served(source)], settings)
+        spared = sum(name.startswith("conversation-b") for name in read.used)
+        corrected = sum(item.pair.id.startswith("correction-b") for item in collected.used)
+        if (spared, corrected) != (served.CONVERSATIONS, served.CONVERSATIONS):
+            raise Wrong(f"{spared} conversations and {corrected} corrections of the other file are used")
+        return read.records
+
+    for _ in itertools.count():
+        log, paths = draw.choice(list(logs.items()))
+        path = draw.choice(paths)
+        yield partial(case, log, path, served.mutate_file(path, draw))
 
 
 def _python_cases(folder: Path, draw: random.Random) -> Iterator[Case]:

@@ -5,7 +5,7 @@ every refusal has OpenAI's shape
 every frame of a WebSocket is answered, or its connection closed for a reason that is the client's
 afterwards no turn is in progress, and a valid request is answered
 
-`python -m tests.fuzz.serving` sends 10,000 and keeps the table in docs/reliability.md.
+`python -m tests.fuzz.serving` sends 100,000 and keeps the table in docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import httpx
-import psutil
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from grpo.serving.settings import ServiceSettings
-from grpo.serving.versions import EngineSettings
 from tests.benchmarks.page import Table, here
 from tests.fuzz.mutate import json_value, mutate_bytes, mutate_json
-from tests.grpo.serving.chat_servers import ChatServer, chat_server
+from tests.fuzz.server_process import FRAME_BYTES, server_process
 
 PATIENCE_S = 60.0
-REQUESTS, SEED, CLIENTS = 10_000, 13, 4
-FRAME_BYTES = 2**20
+REQUESTS, SEED, CLIENTS = 100_000, 13, 7
+WARM_UP, CHUNK = 10_000, 5_000
 FAULTS_OF_THE_CLIENT = (1002, 1003, 1007, 1008, 1009, 1013)
 """Codes with which the server may close: protocol, kind of data, text, authorization, size, number."""
 QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
@@ -72,6 +70,17 @@ OPERATIONS: list[tuple[str, dict[str, Any]]] = [
 TARGETS = ("chat", "completions", "feedback", "operations", "paths", "chat frames", "event frames")
 
 
+class Server(Protocol):
+    """A running server, in this process or in another one."""
+
+    @property
+    def url(self) -> str: ...
+
+    def headers(self) -> dict[str, str]:
+        """Headers with a key that may do everything."""
+        ...
+
+
 @dataclass(kw_only=True)
 class Tally:
     """Answers to the mutated requests of one kind."""
@@ -85,7 +94,7 @@ class Tally:
     hangs: list[str] = field(default_factory=list)
 
 
-def fuzz(server: ChatServer, name: str, *, requests: int, seed: int) -> Tally:
+def fuzz(server: Server, name: str, *, requests: int, seed: int) -> Tally:
     """Send mutated requests of one kind, one after another."""
     tally, draw = Tally(name=name), random.Random(f"{seed} {name}")
     with httpx.Client(base_url=server.url, headers=server.headers(), timeout=PATIENCE_S) as client:
@@ -105,22 +114,28 @@ def fuzz(server: ChatServer, name: str, *, requests: int, seed: int) -> Tally:
     return tally
 
 
-def fuzz_all(server: ChatServer, *, requests: int, seed: int) -> list[Tally]:
+def fuzz_all(server: Server, *, requests: int, seed: int) -> list[Tally]:
     """Send mutated requests of all kinds, several at once; then no turn may be left, and a valid one is answered."""
     share, headers = -(-requests // len(TARGETS)), server.headers()
     with ThreadPoolExecutor(CLIENTS) as pool:
         tallies = list(pool.map(lambda name: fuzz(server, name, requests=share, seed=seed), TARGETS))
     deadline = time.monotonic() + PATIENCE_S
-    while server.service.requests and time.monotonic() < deadline:
+    while _load(server) != (0, 0) and time.monotonic() < deadline:
         threading.Event().wait(0.02)
     httpx.post(f"{server.url}/v1/scale", json={"max_requests": 64, "concurrency": 8}, headers=headers, timeout=60)
     body = {"model": "clerk", "messages": [QUESTION], "max_tokens": 2}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE_S)
     last = Tally(name="afterwards", requests=1, answers=Counter({str(answer.status_code)[0]: 1}))
-    left = server.service.requests, server.service.tokens, server.service.streaming
-    if answer.status_code != 200 or left != (0, 0, 0):
-        last.faults.append(f"{answer.status_code} {answer.text[:200]}; turns, tokens and replies left: {left}")
+    left = _load(server)
+    if answer.status_code != 200 or left != (0, 0):
+        last.faults.append(f"{answer.status_code} {answer.text[:200]}; turns and tokens left: {left}")
     return [*tallies, last]
+
+
+def _load(server: Server) -> tuple[float, float]:
+    """Turns and tokens in progress."""
+    values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers(), timeout=PATIENCE_S).json()
+    return values["grpo_requests_in_progress"], values["grpo_tokens_in_progress"]
 
 
 def _send(client: httpx.Client, tally: Tally, draw: random.Random, place: str) -> None:
@@ -175,7 +190,7 @@ def _content(body: dict[str, Any], draw: random.Random) -> bytes:
     return mutate_bytes(content, draw) if action == 5 else content
 
 
-def _talk(server: ChatServer, tally: Tally, draw: random.Random, place: str) -> None:
+def _talk(server: Server, tally: Tally, draw: random.Random, place: str) -> None:
     """A few frames over one connection."""
     chats = tally.name == "chat frames"
     path = "/v1/chat/stream" if chats else "/v1/events"
@@ -223,6 +238,17 @@ def _read(socket: ClientConnection, tally: Tally, place: str) -> None:
             return
 
 
+def _sum(tallies: Sequence[Tally]) -> Tally:
+    """Answers of several runs of one kind."""
+    return Tally(
+        name=tallies[0].name,
+        requests=sum(tally.requests for tally in tallies),
+        answers=sum((tally.answers for tally in tallies), Counter()),
+        faults=[line for tally in tallies for line in tally.faults],
+        hangs=[line for tally in tallies for line in tally.hangs],
+    )
+
+
 def table(tallies: list[Tally]) -> Table:
     """One row for each kind of request."""
     columns = ("2", "4", "503")
@@ -250,28 +276,26 @@ def main() -> None:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args()
-    begun, process = time.monotonic(), psutil.Process()
-    small = EngineSettings(concurrency=8, prefix_cache_bytes=2**20), ServiceSettings(conversation_tokens=10_000)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        chat_server(Path(folder), engine=small[0], service=small[1], frame_bytes=FRAME_BYTES) as server,
-    ):
-        fuzz_all(server, requests=1000, seed=arguments.seed + 1)
-        before = process.memory_info().rss
-        tallies = fuzz_all(server, requests=arguments.requests or REQUESTS, seed=arguments.seed)
-        growth = (process.memory_info().rss - before) / 2**20
+    begun, requests = time.monotonic(), arguments.requests or REQUESTS
+    with tempfile.TemporaryDirectory() as folder, server_process(Path(folder)) as server:
+        fuzz_all(server, requests=min(WARM_UP, requests), seed=arguments.seed)
+        before, tallies = server.rss(), list[Tally]()
+        for number in range(-(-requests // CHUNK)):
+            chunk = fuzz_all(server, requests=min(CHUNK, requests), seed=arguments.seed + 1 + number)
+            tallies = [_sum(of_kind) for of_kind in zip(tallies, chunk, strict=True)] if tallies else chunk
+            growth, sent = (server.rss() - before) / 2**20, sum(tally.requests for tally in tallies)
+            faults = [line for tally in tallies for line in (*tally.faults, *tally.hangs)]
+            sys.stdout.write(f"{sent:,} requests: {growth:.0f} MiB more, {len(faults)} faults and hangs\n")
+            sys.stdout.flush()
     text = table(tallies).markdown()
-    sys.stdout.write(f"{text}\n{growth:.0f} MiB more\n")
-    faults = [line for tally in tallies for line in (*tally.faults, *tally.hangs)]
+    sys.stdout.write(f"{text}\n")
     sys.stdout.writelines(f"{line}\n" for line in faults)
     if arguments.requests is None:
         from tests.fuzz.__main__ import keep
 
         seconds = time.monotonic() - begun
-        measured = f"Measured on {here()}, in {seconds:.0f} s, on a server and clients in one process."
-        section = TEXT.format(
-            seed=arguments.seed, growth=growth, faults=len(faults), sent=sum(t.requests for t in tallies)
-        )
+        measured = f"Measured on {here()}, in {seconds / 60:.0f} minutes."
+        section = TEXT.format(seed=arguments.seed, growth=growth, faults=len(faults), sent=sent)
         keep("\n\n".join((section, text, measured)), section_title="## Fuzzing of the server")
     raise SystemExit(bool(faults))
 
@@ -283,8 +307,8 @@ some clients leave in the midst of a reply. Answered are requests that the chang
 or above other than 503 with the time to wait, an error without OpenAI's shape, a connection that is closed for a reason
 of the server's, or a turn that is still counted at the end; a hang took over a minute.
 
-{sent:,} requests: **{faults} faults and hangs**; the process has {growth:.0f} MiB more than after a thousand, with
-caches of keys and of conversations that are full by then."""
+{sent:,} requests: **{faults} faults and hangs**; the process of the server has {growth:.0f} MiB more than after
+the 10,000 before them, which fill its memory of conversations (10,000 tokens here) and its caches."""
 
 
 if __name__ == "__main__":

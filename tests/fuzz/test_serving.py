@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fuzz.serving import FRAME_BYTES, TARGETS, fuzz_all
+from tests.fuzz.server_process import FRAME_BYTES
+from tests.fuzz.serving import TARGETS, fuzz_all
 from tests.grpo.serving.chat_servers import chat_server
 
 

@@ -25,14 +25,16 @@ OLD_WORDS = ROOT / "data" / "scenarios" / "phrasebook_scenarios.yaml"
 NEW_WORDS = ROOT / "tests" / "loop" / "new_product.yaml"
 RETRAINING = "nightly"
 WINDOW = 50
-"""Customers between two runs of the schedule."""
-WINDOWS_BEFORE, MOST_WINDOWS, WINDOWS_AFTER = 3, 16, 4
-"""Windows before the new product, until the swap at most, and after it."""
+"""Customers who come at once."""
+DAY = 3
+"""Windows between two runs of the schedule."""
+DAYS_BEFORE, DAYS_AFTER, WINDOWS_AT_END = 1, 6, 6
+"""Days before the new product and after it, and windows in which the last version is measured."""
 PAUSE_S = 15.0
 """Pause between two windows of customers while a retraining trains."""
 SWAP_S = 8.0
 """Time in which the server looks for a new champion, and loads it."""
-CHAMPION_ITERATIONS, RETRAINING_ITERATIONS = 18, 14
+CHAMPION_ITERATIONS, RETRAINING_ITERATIONS = 18, 20
 
 
 def champion_config(home: Path) -> dict[str, Any]:
@@ -67,14 +69,16 @@ def retraining_config(home: Path, pipeline: str) -> dict[str, Any]:
     return {
         "name": RETRAINING,
         "pipeline": pipeline,
-        "overrides": [f"training.iterations={RETRAINING_ITERATIONS}"],
+        "overrides": [f"training.iterations={RETRAINING_ITERATIONS}", "evaluation.samples=3"],
         "conversations": [{"kind": "served", "path": str(home / LOG)}],
         "curation": {"licences": ["own"], "required_fields": ["user_responses", "world", "expected"]},
         "triggers": [
             {"kind": "topic_drift", "min_conversations": 100},
             {"kind": "live_reward", "metric": "rating", "drop": 0.1, "min_conversations": 200},
+            {"kind": "new_conversations", "min_conversations": 300},
         ],
-        "corrections": {"learning_rate": 1e-4},
+        "mixture": {"conversation_fraction": 0.8},
+        "corrections": {"method": "sft", "learning_rate": 5e-4, "epochs": 4, "conversations_per_step": 8},
     }
 
 
@@ -98,29 +102,29 @@ async def play(shop: Shop, *, seed: int) -> tuple[Record, int]:
         async def window(source: Iterator[Scenario]) -> None:
             async for visit in customers.visits(itertools.islice(source, WINDOW)):
                 if record.visits and visit.version > max(past.version for past in record.visits):
-                    record.note(f"the server answers with version {visit.version}")
+                    record.note(f"version {visit.version} answers")
                 record.visits.append(visit)
 
         async def night() -> None:
             await shop.grpo("retrain", config)
             report = shop.retraining(RETRAINING)
             record.reports.append(report)
-            trained = report.verdict != "nothing to do"
-            record.note(f"retraining: {report.verdict}", f"{report.version or ''} {report.reason}", shown=trained)
+            refused = report.verdict == "refuse"
+            record.note(f"retraining: {report.verdict}", f"{report.version or ''} {report.reason}", shown=refused)
 
-        for _ in range(WINDOWS_BEFORE):
-            await window(old)
-            await night()
+        async def day(source: Iterator[Scenario]) -> None:
+            for _ in range(DAY):
+                await window(source)
+            await _meanwhile(shop, asyncio.create_task(night()), record, lambda: window(source))
+            await asyncio.sleep(SWAP_S)
+
+        for _ in range(DAYS_BEFORE):
+            await day(old)
         changed_at = len(record.visits)
         record.note("a new product, new wording")
-        for _ in range(MOST_WINDOWS):
-            await window(new)
-            if record.visits[-1].version > 1:
-                break
-            training = asyncio.create_task(night())
-            await _meanwhile(shop, training, record, lambda: window(new))
-            await asyncio.sleep(SWAP_S)
-        for _ in range(WINDOWS_AFTER):
+        for _ in range(DAYS_AFTER):
+            await day(new)
+        for _ in range(WINDOWS_AT_END):
             await window(new)
         await client.close()
     return record, changed_at
@@ -135,7 +139,7 @@ async def _meanwhile(
     while not training.done():
         if any(pending.glob("pending-*.json")):
             if not noted:
-                record.note("a trigger has fired, training begins")
+                record.note("a trigger has fired, training begins", shown=False)
                 noted = True
             await window()
         await asyncio.wait([training], timeout=PAUSE_S)
@@ -153,7 +157,7 @@ def main() -> None:
         home.mkdir(parents=True, exist_ok=True)
         with open_shop(home) as shop:
             record, changed_at = asyncio.run(play(shop, seed=arguments.seed))
-    write_page(record, changed_at=changed_at)
+    write_page(record, changed_at=changed_at, at_end=WINDOWS_AT_END * WINDOW)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 The customer's side is the environment's own: it executes the tool calls that the server returns, answers questions by
 the script, and verifies the outcome. A customer whose matter is not settled sends the rest of the script at the end.
+The shop's staff corrects a part of the failed conversations.
 """
 
 from __future__ import annotations
@@ -16,17 +17,25 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletionMessage
 
-from grpo.environments.environment import EnvironmentState
+from grpo.environments.support_desk.demonstrations import FLAWLESS, decide
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Scenario
 
-ASK = "What is your order number?"
-"""Correction of a call with an order number that the customer did not give."""
+REVIEWED = 0.5
+"""Share of failed conversations in which the staff corrects the first wrong reply."""
 AT_ONCE = 8
 """Customers who talk at once."""
 POLITE = 0.25
 """Share of customers whose rating does not follow the outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """The reply that a turn should have been."""
+
+    turn_id: str
+    reply: Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +46,8 @@ class Visit:
     conversation_id: str
     version: int
     success: bool
-    ungrounded_turn: str | None
-    """Id of the first turn that called a tool with an order number that the customer had not given."""
+    correction: Correction | None
+    """Of the first wrong reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +66,7 @@ class Customers:
 
     def __init__(self, client: openai.AsyncOpenAI, model: str, *, seed: int) -> None:
         self._client, self._model = client, model
-        self._rng = random.Random(seed)
+        self._rng, self._staff = random.Random(seed), random.Random(seed)
         self._desk = SupportDesk()
 
     async def visits(self, scenarios: Iterable[Scenario]) -> AsyncIterator[Visit]:
@@ -77,10 +86,12 @@ class Customers:
         """Talk until the desk's environment ends the episode, and verify the outcome."""
         state = await self._desk.reset(scenario)
         reply = await self._send(scenario, [_user(scenario.user_responses[0])], None)
-        first, ungrounded = reply, None
+        first, wrong = reply, None
         while True:
-            if ungrounded is None and _invents_number(state, reply.message):
-                ungrounded = reply.turn_id
+            if wrong is None:
+                right = decide(state, self._staff, FLAWLESS)
+                if reply.message.tool_calls != right.tool_calls:
+                    wrong = Correction(turn_id=reply.turn_id, reply=right)
             step = await self._desk.step(state, reply.message)
             state = step.state
             if step.response is None or state.done:
@@ -96,7 +107,7 @@ class Customers:
             conversation_id=first.conversation_id,
             version=first.version,
             success=self._desk.verify(state).success,
-            ungrounded_turn=ungrounded,
+            correction=wrong,
         )
 
     async def _give_feedback(self, visit: Visit) -> None:
@@ -108,8 +119,14 @@ class Customers:
             expected=visit.scenario.expected.model_dump(mode="json"),
             world=dict(visit.scenario.world),
         )
-        if visit.ungrounded_turn is not None:
-            await self._post(conversation_id=visit.conversation_id, turn_id=visit.ungrounded_turn, correction=ASK)
+        if not visit.success and visit.correction is not None and self._staff.random() < REVIEWED:
+            correction = visit.correction
+            calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in correction.reply.tool_calls]
+            await self._post(
+                conversation_id=visit.conversation_id,
+                turn_id=correction.turn_id,
+                correction={"content": "", "tool_calls": calls} if calls else correction.reply.content,
+            )
 
     async def _post(self, **body: Any) -> None:
         await self._client.post("/feedback", body=body, cast_to=object)
@@ -158,8 +175,3 @@ def _answers(response: Message, reply: Reply) -> list[dict[str, str]]:
         {"role": "tool", "tool_call_id": call, "content": result}
         for call, result in zip(reply.call_ids, results, strict=True)
     ]
-
-
-def _invents_number(state: EnvironmentState, message: Message) -> bool:
-    customer = " ".join(part.content for part in state.history if part.role == "user")
-    return any(str(call.arguments.get("order", "")) not in customer for call in message.tool_calls)

@@ -39,15 +39,10 @@ class Record:
         self.events.append(event)
         print(f"{event.seconds:6.0f} s  {event.customers:5d} customers  {name}  {detail}", flush=True)
 
-    def phases(self, changed_at: int) -> tuple[Sequence[Visit], Sequence[Visit], Sequence[Visit]]:
-        """Customers before the change, after it with the first version, and with the last version."""
-        last = max(visit.version for visit in self.visits)
+    def phases(self, changed_at: int, at_end: int) -> tuple[Sequence[Visit], Sequence[Visit], Sequence[Visit]]:
+        """Customers before the change, after it with the first version, and the last ones."""
         after = self.visits[changed_at:]
-        return (
-            self.visits[:changed_at],
-            [visit for visit in after if visit.version == 1],
-            [visit for visit in after if visit.version == last and last > 1],
-        )
+        return self.visits[:changed_at], [visit for visit in after if visit.version == 1], after[-at_end:]
 
 
 def success(visits: Sequence[Visit]) -> float:

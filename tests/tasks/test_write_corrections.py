@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from grpo.artifacts import ArtifactStore
+from grpo.config.dpo import WrittenPairs
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource
 from grpo.config.sft import WrittenDemonstrations
 from grpo.learner.demonstrations import read_demonstrations
+from grpo.learner.preferences import read_pairs
 from grpo.scenarios.scenario import Scenario, SplitName
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.table import write_scenarios
@@ -17,7 +20,9 @@ from grpo_tasks.write_corrections import CorrectionsResult, write_corrections
 from tests.grpo.scenarios.served.fixtures import feedback, turn
 
 
-def corrected(folder: Path, splits: dict[str, SplitName]) -> CorrectionsResult:
+def corrected(
+    folder: Path, splits: dict[str, SplitName], *, method: Literal["sft", "dpo"] = "sft", max_corrections: int = 9
+) -> CorrectionsResult:
     """Corrections of the conversations a, b and c, when the mixture has these splits."""
 
     async def serve() -> None:
@@ -40,6 +45,8 @@ def corrected(folder: Path, splits: dict[str, SplitName]) -> CorrectionsResult:
         content="",
         mixture=new.artifact,
         settings=CurationSettings(licences=("own",)),
+        method=method,
+        max_corrections=max_corrections,
         store=str(folder / "store"),
     )
 
@@ -49,7 +56,7 @@ def test_corrections_of_held_out_conversations_are_not_trained_on(tmp_path: Path
     result = corrected(tmp_path, {"a": "train", "b": "heldout"})
     assert (result.counts.corrections, result.counts.used) == (3, 1)
     assert result.counts.rejected == {"conversation not trained on": 2}
-    path = ArtifactStore(str(tmp_path / "store")).path(result.demonstrations)
+    path = ArtifactStore(str(tmp_path / "store")).path(result.written)
     [messages] = read_demonstrations(WrittenDemonstrations(kind="jsonl", path=str(path)))
     assert [message.content for message in messages] == ["Question a?", "Better a."]
 
@@ -59,4 +66,15 @@ def test_the_corrections_of_one_training_split_are_one_artifact(tmp_path: Path):
     first = corrected(tmp_path / "one", {"a": "train", "b": "train"})
     second = corrected(tmp_path / "two", {"b": "train", "a": "train"})
     assert first.counts.used == 2
-    assert first.demonstrations.sha256 == second.demonstrations.sha256
+    assert first.written.sha256 == second.written.sha256
+
+
+def test_with_dpo_the_corrections_are_preferred_to_what_was_served(tmp_path: Path):
+    """Of a and b in the training split the newer one, at most one being asked for."""
+    result = corrected(tmp_path, {"a": "train", "b": "train"}, method="dpo", max_corrections=1)
+    [pair] = read_pairs(
+        WrittenPairs(kind="jsonl", path=str(ArtifactStore(str(tmp_path / "store")).path(result.written)))
+    )
+    assert [message.content for message in pair.prompt] == ["Question b?"]
+    assert (pair.chosen.content, pair.rejected.content) == ("Better b.", "Answer b.")
+    assert (result.counts.used, sum(result.counts.rejected.values())) == (1, 2)

@@ -18,14 +18,15 @@ from grpo_flows.cli.runs import report, runs, show
 from grpo_flows.cli.serve import serve
 from grpo_flows.cli.servers import deploy, down, env, migrate, ui, up
 from grpo_flows.cli.train import pretrain, retrain, train, tune
+from grpo_flows.cli.verify_log import verify_log
 from grpo_flows.local import settings
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
     train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, runs, report, show, models, export,
-    init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, serve, pretrain,
+    init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, serve, verify_log, pretrain,
 ):  # fmt: skip
-    app.command()(with_exit_codes(command))
+    app.command(context_settings={"ignore_unknown_options": command is up})(with_exit_codes(command))
 app.add_typer(keys, name="keys")
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.main import get_command
 
 from grpo.errors import ConfigError
 from grpo_flows.cli.command import console, start_command
 from grpo_flows.local import settings
+from grpo_flows.local.serving import Served
 
 _REGISTERED = "models:/"
 
@@ -21,7 +24,7 @@ def serve(
         typer.Argument(help="models:/NAME@champion, or a model folder, org/name, file.gguf."),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, envvar="GRPO_SERVE_PORT", help="Port to listen on.")] = 8000,
     keys: Annotated[Path | None, typer.Option(help="File of the API keys; keys.json in GRPO_HOME by default.")] = None,
     log: Annotated[
         Path | None, typer.Option(help="Folder of the conversations; served in GRPO_HOME by default.")
@@ -31,6 +34,9 @@ def serve(
     ] = "",
     licence: Annotated[str, typer.Option(help="Licence of the conversations, logged with each turn.")] = "",
     retention_days: Annotated[int | None, typer.Option(min=1, help="Days after which turns are erased.")] = None,
+    mirror_experiment: Annotated[
+        str | None, typer.Option(help="MLflow experiment that shows the conversations, with personal data redacted.")
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Turns that are generated at once.")] = 64,
     max_requests: Annotated[int, typer.Option(min=1, help="Turns in progress and waiting; more get 503.")] = 256,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds that running turns have to end on SIGTERM.")] = 60.0,
@@ -56,12 +62,13 @@ def serve(
     Example: grpo serve models:/support-desk@champion --consent training
     """
     home = start_command()
-    if (tls_certificate is None) != (tls_key is None):
-        raise ConfigError("TLS needs both --tls-certificate and --tls-key")
+    _check_tls(tls_certificate, tls_key)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    from grpo.policy.weights.registered import tracking_uri
     from grpo.serving.guard import Authenticator
     from grpo.serving.jwt_tokens import token_verifier
     from grpo.serving.keys import KeyStore
+    from grpo.serving.mirror import MirrorSettings
     from grpo.serving.registered import fixed_model, watched_version
     from grpo.serving.server import ServerSettings, run_server
     from grpo.serving.settings import ServiceSettings
@@ -99,6 +106,9 @@ def serve(
             body_bytes=body_bytes,
             frame_bytes=frame_bytes,
             retention_days=retention_days,
+            mirror=MirrorSettings(tracking_uri=tracking_uri(), experiment=mirror_experiment)
+            if mirror_experiment
+            else None,
             drain_s=drain_s,
             engine=EngineSettings(concurrency=concurrency),
             service=ServiceSettings(max_requests=max_requests, consent=consent, licence=licence),
@@ -107,3 +117,50 @@ def serve(
         Authenticator(store, tokens),
         PrefectJobs(home),
     )
+
+
+def parse_served(model: str, options: Sequence[str]) -> Served:
+    """Server of a model in the stack, with options as `grpo serve` takes them; raises its usage errors.
+
+    Paths become absolute, and the port of GRPO_SERVE_PORT an option: the supervisor, which starts the server again, may
+    run in another folder, with other variables.
+    """
+    paths = {name for name, hint in get_type_hints(serve).items() if Path in (hint, *get_args(hint))}
+    program = typer.Typer()
+    program.command()(serve)
+    command = get_command(program)
+    with command.make_context("grpo serve", [_absolute(model), *options]) as context:
+        values: dict[str, Any] = dict(context.params)
+        given = [
+            argument
+            for parameter in command.params
+            if (source := context.get_parameter_source(parameter.name)) is not None and source.name != "DEFAULT"
+            for argument in _arguments(parameter, values[parameter.name], paths=parameter.name in paths)
+        ]
+    _check_tls(values["tls_certificate"], values["tls_key"])
+    return Served(
+        arguments=tuple(given),
+        host=values["host"],
+        port=values["port"],
+        tls=values["tls_certificate"] is not None,
+        drain_s=values["drain_s"],
+    )
+
+
+def _check_tls(certificate: Path | None, key: Path | None) -> None:
+    if (certificate is None) != (key is None):
+        raise ConfigError("TLS needs both --tls-certificate and --tls-key")
+
+
+def _arguments(parameter: Any, value: Any, *, paths: bool) -> Iterator[str]:
+    """A parameter with its value, or with each of its values, as a command line has them; paths are made absolute."""
+    if parameter.param_type_name == "argument":
+        yield str(value)
+        return
+    for each in value if parameter.multiple else [value]:
+        yield from (parameter.opts[0], str(Path(each).resolve() if paths else each))
+
+
+def _absolute(model: str) -> str:
+    """The model; a folder or file of this machine by its whole path."""
+    return str(Path(model).resolve()) if Path(model).exists() else model

@@ -13,34 +13,36 @@ import typer
 from grpo.errors import ConfigError
 from grpo_flows.cli.command import console, start_command
 from grpo_flows.cli.dry_runs import DryRunOption, print_outline, scratch_services
+from grpo_flows.cli.serve import parse_served
 from grpo_flows.local import settings
 
 Deployments = Annotated[Path, typer.Option(help="File of the deployments.")]
 
 
 def up(
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="SERVE_OPTION", help="With --serve: options of grpo serve.")
+    ] = None,
     deployments: Deployments = Path("prefect.yaml"),
     serve: Annotated[
         str | None, typer.Option(help="Model to serve as well, as `grpo serve` takes it: models:/NAME@champion.")
     ] = None,
-    consent: Annotated[
-        str, typer.Option(help="Uses that its users have agreed to, logged with each turn, such as training.")
-    ] = "",
     dry_run: DryRunOption = False,
 ) -> None:
     """Start Prefect, MLflow and the workers on this machine, and deploy; running processes are left alone.
 
     Then `eval "$(grpo env)"` gives Prefect's own commands the address and login, `prefect deployment run
-    train/quickstart --watch` trains, and `grpo down` stops everything. With --serve a model is served as well, on port
-    GRPO_SERVE_PORT, 8000 by default, and started again if it dies.
+    train/quickstart --watch` trains, and `grpo down` stops everything. With --serve a model is served as well, with
+    the options of `grpo serve`, and started again if it dies; its port is GRPO_SERVE_PORT, 8000 by default.
 
     Example: grpo up
 
-    Example: grpo up --serve models:/support-desk@champion --consent training
+    Example: grpo up --serve models:/support-desk@champion --consent training --concurrency 16
     """
     home = start_command()
-    if consent and serve is None:
-        raise ConfigError("--consent is of served conversations; name the model with --serve")
+    if options and serve is None:
+        raise ConfigError(f"grpo up has no {options[0]}; options of grpo serve need --serve MODEL")
+    served = None if serve is None else parse_served(serve, options or ())
     if dry_run:
         with scratch_services():
             from grpo_flows.local.stack import running_services
@@ -50,16 +52,15 @@ def up(
             services = {
                 name: "runs, left alone" if runs else "started" for name, runs in running_services(home).items()
             }
-            if serve is not None:
+            if served is not None:
                 services.setdefault("serve", "started")
             print_outline(console, outline.model_copy(update={"facts": {**services, **outline.facts}}))
         return
     from grpo_flows.local.login import password_hint
-    from grpo_flows.local.serving import Served
     from grpo_flows.local.stack import up as start
 
-    addresses = start(home, deployments, None if serve is None else Served(model=serve, consent=consent))
-    console.print(f"Prefect {addresses.prefect}   MLflow {addresses.mlflow}   logs {addresses.logs}")
+    addresses = start(home, deployments, served)
+    console.print(f"Prefect {addresses.prefect}   MLflow {addresses.mlflow}   logs {addresses.logs}", soft_wrap=True)
     if addresses.model is not None:
         console.print(f"Chat page {addresses.model}/   API {addresses.model}/v1", soft_wrap=True)
     if "PREFECT_API_URL" not in os.environ:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -25,13 +26,14 @@ from pathlib import Path
 
 import psutil
 
-from grpo.errors import ConfigError, StorageError
+from grpo.errors import ConfigError
 from grpo.storage.files import storage_error, storage_errors, write_atomically
 from grpo.storage.locks import file_lock
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
 _LAST_BYTES = 4000
+_LINE = 500
 _MARK = "GRPO_SERVICE"
 """Environment variable that marks the processes of a service."""
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -52,6 +54,7 @@ class Service:
     """Folder of all records; one such process for each."""
     arguments: tuple[str, ...]
     """Arguments of `python -m`."""
+    scheme: str = "http"
     host: str = "127.0.0.1"
     port: int | None = None
     path: str = ""
@@ -66,7 +69,7 @@ class Service:
     @property
     def url(self) -> str:
         """The address at which it answers once it runs; empty without a port."""
-        return "" if self.port is None else f"http://{self.host}:{self.port}{self.path}"
+        return "" if self.port is None else f"{self.scheme}://{self.host}:{self.port}{self.path}"
 
     @property
     def log(self) -> Path:
@@ -139,19 +142,22 @@ class Service:
         while (url := self.address()) is None:
             if self.process() is None:
                 self._refuse_taken_port()  # by a program that started at the same time
-                raise self._disk_full() or ConfigError(f"{self.name} ended at its start; see {self.log}")
+                last = self._end_of_log()
+                full = storage_error(RuntimeError(last), str(self.home))
+                line = last.strip().rpartition("\n")[2][:_LINE] or "its log is empty"
+                raise full or ConfigError(f"{self.name} ended at its start: {line}; see {self.log}")
             if time.monotonic() > deadline:
                 self.stop()
                 raise TimeoutError(f"{self.name} did not answer within {_START_TIMEOUT_S:.0f} s; see {self.log}")
             time.sleep(0.1)
         return url
 
-    def _disk_full(self) -> StorageError | None:
-        """The error of a process that ended because the disk is full, by the end of its log."""
+    def _end_of_log(self) -> str:
+        """The last bytes of its log, which have the error that it ended by."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - _LAST_BYTES))
-            return storage_error(RuntimeError(log.read().decode(errors="replace")), str(self.home))
-        return None
+            return log.read().decode(errors="replace")
+        return ""
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stop it and its children: SIGTERM, then SIGKILL; SIGKILL only with `at_once`."""
@@ -242,8 +248,10 @@ def _listens(process: psutil.Process, url: str) -> bool:
 
 
 def _answers(url: str) -> bool:
+    any_certificate = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a certificate names the public host, not this address
+    any_certificate.check_hostname, any_certificate.verify_mode = False, ssl.CERT_NONE
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:
+        with urllib.request.urlopen(url, timeout=2, context=any_certificate) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -6,7 +6,7 @@ What it serves is in `services/served.json` under the home; without the file not
 from __future__ import annotations
 
 import json
-import os
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,28 +14,34 @@ from grpo.errors import ConfigError
 from grpo.storage.files import write_atomically
 from grpo_flows.local.service import Service
 
-_DRAIN_S = 60
 _END_S = 30.0
 """Time after draining in which the log is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A model that is served, as `grpo serve` takes it."""
+    """Server of a model: the arguments of `grpo serve`, and what of them the stack needs to watch the process."""
 
-    model: str
-    consent: str = ""
+    arguments: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int | None = None
+    tls: bool = False
+    drain_s: float = 0.0
+    """Time that running turns have to end when it is stopped."""
 
 
 def start_serving(home: Path, served: Served, *, prefect_url: str, mlflow_url: str) -> str:
     """Start the server unless it runs, wait until it answers, and leave it to the supervisor; returns its address.
 
-    Raises `ConfigError` for another model that is served already, or a server that ends at its start, as it does
-    without keys or without a champion.
+    Raises `ConfigError` for another server that runs already, or one that ends at its start, as it does without keys
+    or without a champion.
     """
     running = _read(home)
     if running is not None and running != served:
-        raise ConfigError(f"{running.model} is served with consent {running.consent!r}; call grpo down first")
+        raise ConfigError(
+            f"grpo serve {shlex.join(running.arguments)} runs, other than {shlex.join(served.arguments)}; call grpo "
+            "down first"
+        )
     server = _service(home, served, prefect_url=prefect_url, mlflow_url=mlflow_url)
     server.start()
     address = server.wait()
@@ -51,23 +57,22 @@ def supervised_server(home: Path, *, prefect_url: str, mlflow_url: str) -> Servi
 
 def stop_serving(home: Path) -> None:
     """Stop the server when its running turns have ended."""
+    served = _read(home) or Served()
     _file(home).unlink(missing_ok=True)
-    _service(home, Served(model=""), prefect_url="", mlflow_url="").stop()
+    _service(home, served, prefect_url="", mlflow_url="").stop()
 
 
 def _service(home: Path, served: Served, *, prefect_url: str, mlflow_url: str) -> Service:
-    port = os.environ["GRPO_SERVE_PORT"]
     return Service(
         name="serve",
         home=home,
-        arguments=(
-            *("grpo_flows.cli", "serve", served.model, "--port", port),
-            *("--consent", served.consent, "--drain-s", str(_DRAIN_S)),
-        ),
-        port=int(port),
+        arguments=("grpo_flows.cli", "serve", *served.arguments),
+        scheme="https" if served.tls else "http",
+        host=served.host,
+        port=served.port,
         remedy="set GRPO_SERVE_PORT to a free port",
         environment={"PREFECT_API_URL": prefect_url or None, "MLFLOW_TRACKING_URI": mlflow_url},
-        stop_timeout_s=_DRAIN_S + _END_S,
+        stop_timeout_s=served.drain_s + _END_S,
     )
 
 
@@ -78,4 +83,5 @@ def _file(home: Path) -> Path:
 def _read(home: Path) -> Served | None:
     if not _file(home).exists():
         return None
-    return Served(**json.loads(_file(home).read_text(encoding="utf-8")))
+    record = json.loads(_file(home).read_text(encoding="utf-8"))
+    return Served(**{**record, "arguments": tuple(record["arguments"])})

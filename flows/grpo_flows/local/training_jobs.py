@@ -46,7 +46,9 @@ class PrefectJobs:
         flow = deployment.partition("/")[0]
         if flow not in FLOWS:
             raise invalid_request(
-                f"config: flow {flow!r} does not train; name a deployment of {', '.join(FLOWS)}", param="config"
+                f"config: flow {flow!r} does not train; name a deployment of {', '.join(FLOWS)}",
+                param="config",
+                code="invalid_value",
             )
 
         def call(client: SyncPrefectClient) -> Job:
@@ -63,7 +65,7 @@ class PrefectJobs:
             except PrefectHTTPStatusError as error:
                 if error.response.status_code not in (409, 422):
                     raise
-                message = f"the flow refuses these parameters: {error.response.text[:500]}"
+                message = f"the flow refuses these parameters: {error.response.json()['detail']}"[:500]
                 raise invalid_request(message, param="overrides", code="invalid_value") from error
             return _job(run, deployment, 0)
 
@@ -72,17 +74,21 @@ class PrefectJobs:
     async def job(self, id: UUID) -> Job:
         """See `Orchestrator`."""
 
-        def call(client: SyncPrefectClient) -> Job:
-            from prefect.exceptions import ObjectNotFound
+        return await self._ask(lambda client: _read(client, id))
 
-            try:
-                run = client.read_flow_run(id)
-                name = client.read_flow(run.flow_id).name
-            except ObjectNotFound:
-                name = ""
-            if name not in FLOWS:
-                raise APIError(404, f"no training run {id}", code="job_not_found")
-            return _job(run, _deployment(client, run, name), _iterations(client, run))
+    async def cancel(self, id: UUID) -> Job:
+        """See `Orchestrator`. A worker ends the processes of a run that has begun; any other run ends at once."""
+
+        def call(client: SyncPrefectClient) -> Job:
+            from prefect.states import Cancelling
+
+            job = _read(client, id)
+            if job.ended is None and job.status != "cancelling":
+                client.set_flow_run_state(id, Cancelling())
+                job = _read(client, id)
+            if job.status not in ("cancelling", "cancelled"):
+                raise APIError(409, f"training run {id} is {job.status} already", code="job_ended")
+            return job
 
         return await self._ask(call)
 
@@ -146,7 +152,8 @@ class PrefectJobs:
             with SyncPrefectClient(url, auth_string=auth) as client:
                 return call(client)
         except (httpx.TransportError, PrefectHTTPStatusError) as error:
-            message = f"the Prefect server does not answer as it should: {type(error).__name__}"
+            message = f"Prefect's server does not answer ({type(error).__name__}); start it with grpo up, or restart "
+            message += "this server with PREFECT_API_URL set to one that runs"
             raise overloaded(message, retry_after_s=_RETRY_S) from error
 
 
@@ -168,6 +175,20 @@ def override(parameters: Mapping[str, Any], overrides: Mapping[str, Number]) -> 
             raise invalid_request(f"the config has no {kind} {path}", param=f"overrides.{path}", code="invalid_value")
         place[last] = value
     return changed
+
+
+def _read(client: SyncPrefectClient, id: UUID) -> Job:
+    """The training run of this id; raises `APIError` 404 for another flow's."""
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        run = client.read_flow_run(id)
+        name = client.read_flow(run.flow_id).name
+    except ObjectNotFound:
+        name = ""
+    if name not in FLOWS:
+        raise APIError(404, f"no training run {id}", code="job_not_found")
+    return _job(run, _deployment(client, run, name), _iterations(client, run))
 
 
 def _job(run: FlowRun, deployment: str, iterations: int) -> Job:

@@ -1,8 +1,8 @@
 """Demonstration policy of mixed quality for the pretraining (SFT) of the base model.
 
 The policy always uses the right format, mostly follows the rules, and has bad habits: it invents order numbers instead
-of asking, acts before the look-up, and claims actions that it did not take. Each constant below is the probability of
-the right decision at that point. GRPO unlearns habits fast; a rule that demonstrations hardly show needs exploration.
+of asking, acts before the look-up, and claims actions that it did not take. GRPO
+unlearns habits fast; a rule that demonstrations hardly show needs exploration.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import random
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from grpo.environments.environment import EnvironmentState
@@ -19,12 +20,28 @@ from grpo.environments.support_desk.desk import SYSTEM_PROMPT, SupportDesk
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Scenario
 
-ASKS_FOR_MISSING_NUMBER = 0.4
-LOOKS_UP_FIRST = 0.75
-ASKS_AFTER_UNKNOWN_ORDER = 0.45
-RIGHT_WHEN_RULE_FAVOURS_CUSTOMER = 0.95
-RIGHT_WHEN_RULE_DOES_NOT = 0.93
-REPORTS_TRULY = 0.75
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """Probabilities of the right decision at each point."""
+
+    asks_for_missing_number: float = 0.4
+    looks_up_first: float = 0.75
+    asks_after_unknown_order: float = 0.45
+    right_when_rule_favours_customer: float = 0.95
+    right_when_rule_does_not: float = 0.93
+    reports_truly: float = 0.75
+
+
+PRETRAINING = Habits()
+FLAWLESS = Habits(
+    asks_for_missing_number=1.0,
+    looks_up_first=1.0,
+    asks_after_unknown_order=1.0,
+    right_when_rule_favours_customer=1.0,
+    right_when_rule_does_not=1.0,
+    reports_truly=1.0,
+)
 
 _NUMBER = re.compile(r"\b\d{4}\b")
 _ASK = ("What is your order number?", "Could you tell me the order number?", "May I have the order number?")
@@ -63,7 +80,7 @@ def successful_demonstrations(scenarios: Iterable[Scenario], rng: random.Random)
 async def _run_episode(desk: SupportDesk, scenario: Scenario, rng: random.Random) -> EnvironmentState:
     state = await desk.reset(scenario)
     while not state.done:
-        state = (await desk.step(state, _decide(state, rng))).state
+        state = (await desk.step(state, decide(state, rng))).state
     return state
 
 
@@ -71,32 +88,33 @@ def _conversation(state: EnvironmentState) -> tuple[Message, ...]:
     return (Message(role="system", content=SYSTEM_PROMPT), *state.history)
 
 
-def _decide(state: EnvironmentState, rng: random.Random) -> Message:
+def decide(state: EnvironmentState, rng: random.Random, habits: Habits = PRETRAINING) -> Message:
+    """The agent's next message in this state."""
     last = [m for m in state.history if m.role in ("user", "tool")][-1]
     if last.role == "user":
         numbers = _NUMBER.findall(last.content)
         if not numbers:
-            if rng.random() < ASKS_FOR_MISSING_NUMBER:
+            if rng.random() < habits.asks_for_missing_number:
                 return _reply(rng.choice(_ASK))
             return _call("look_up", order=_guess(rng))
-        if rng.random() < LOOKS_UP_FIRST:
+        if rng.random() < habits.looks_up_first:
             return _call("look_up", order=numbers[-1])
         return _call(rng.choice(("replace", "escalate")), order=numbers[-1])
     result = json.loads(last.content)
     if "error" in result:
-        if rng.random() < ASKS_AFTER_UNKNOWN_ORDER:
+        if rng.random() < habits.asks_after_unknown_order:
             return _reply(rng.choice(_ASK_AGAIN))
         if rng.random() < 0.5:
             return _call("look_up", order=_guess(rng))
         return _report(rng.choice(tuple(_REPORTS)), {}, rng)
     topic = state.scenario.topic
     if "done" in result:
-        reported = result["done"] if rng.random() < REPORTS_TRULY else rng.choice(tuple(_REPORTS))
+        reported = result["done"] if rng.random() < habits.reports_truly else rng.choice(tuple(_REPORTS))
         return _report(reported, {}, rng)
-    return _act(topic, result, _last_order(state), rng)
+    return _act(topic, result, _last_order(state), rng, habits)
 
 
-def _act(topic: str, record: dict[str, Any], order: str, rng: random.Random) -> Message:
+def _act(topic: str, record: dict[str, Any], order: str, rng: random.Random, habits: Habits) -> Message:
     favourable, otherwise = _RULE[topic]
     favours = {
         "return": record["days"] <= 30,
@@ -104,13 +122,13 @@ def _act(topic: str, record: dict[str, Any], order: str, rng: random.Random) -> 
         "missing": record["state"] == "lost",
         "charge": record["charges"] == 2,
     }[topic]
-    share = RIGHT_WHEN_RULE_FAVOURS_CUSTOMER if favours else RIGHT_WHEN_RULE_DOES_NOT
+    share = habits.right_when_rule_favours_customer if favours else habits.right_when_rule_does_not
     action = favourable if (rng.random() < share) == favours else otherwise
     if action == "refund":
         return _call("refund", order=order, amount=record["price"])
     if action is not None:
         return _call(action, order=order)
-    return _report(topic if rng.random() < REPORTS_TRULY else rng.choice(tuple(_REPORTS)), record, rng)
+    return _report(topic if rng.random() < habits.reports_truly else rng.choice(tuple(_REPORTS)), record, rng)
 
 
 def _report(topic: str, record: dict[str, Any], rng: random.Random) -> Message:

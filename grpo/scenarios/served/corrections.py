@@ -29,7 +29,7 @@ class Correction:
 
 
 def corrections(conversations: Iterable[ServedConversation]) -> Iterator[Correction]:
-    """Corrections of replies; one that repeats the reply is left out.
+    """All corrections of replies, in the order of conversations and turns.
 
     A turn with calls of the agent's own tools has several replies: its correction is that of the last.
     """
@@ -38,11 +38,10 @@ def corrections(conversations: Iterable[ServedConversation]) -> Iterator[Correct
         for turn in conversation.turns:
             *before, reply = (part.message for part in turn.turns)
             judgement = conversation.turn_judgements.get(turn.id)
-            text = judgement.correction if judgement is not None else None
-            if text is None and turn is conversation.turns[-1]:
-                text = conversation.judgement.correction
-            corrected = Message(role="assistant", content=text or "")
-            if corrected.content.strip() and corrected.content != reply.content:
+            corrected = judgement.correction if judgement is not None else None
+            if corrected is None and turn is conversation.turns[-1]:
+                corrected = conversation.judgement.correction
+            if corrected is not None:
                 yield Correction(
                     conversation=conversation,
                     turn_id=turn.id,

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from grpo.errors import DataError
 from grpo.scenarios.data_errors import problem_text, try_call
@@ -28,6 +31,7 @@ from grpo.scenarios.readers.arrow import ParquetRows
 from grpo.scenarios.served.lines import read_lines
 from grpo.scenarios.served.records import Erasure, Record, ServedTurn
 from grpo.scenarios.served.tables import SCHEMA_VERSION, VERSION_KEY, Damage, record_from_row
+from grpo.tables import open_parquet
 
 SEGMENTS, TURNS, FEEDBACK, DAMAGED, ERASURES = "segments", "turns", "feedback", "damaged", "erasures"
 SEGMENT_SUFFIX = ".log"
@@ -42,6 +46,8 @@ class ServedEntry:
     """Number of the line or row in its file, from 1."""
     record: Record | None
     problem: str | None = None
+    end: int = 0
+    """Position in the segment after the record."""
 
 
 class ServedLog:
@@ -82,6 +88,27 @@ class ServedLog:
                 if entry.record is None or not is_record_erased(entry.record, erasures):
                     yield entry
 
+    def turns_of(self, conversations: Set[str]) -> list[ServedTurn]:
+        """Turns of these conversations by their time, erased ones left out; other records are not converted."""
+        names = [name.encode() for name in conversations]
+        records: list[Record | Damage] = []
+        for path in self.segments().values():
+            lines = (_bytes(path) or b"").splitlines(keepends=True)
+            content = b"".join(line for line in lines if any(name in line for name in names))
+            records += [line.content for line in read_lines(content)]
+        for path in self.folder.glob(f"{TURNS}/*/*.parquet"):
+            rows = try_call(lambda path=path: _rows_of(path, conversations))  # type: ignore[misc]
+            records += [] if isinstance(rows, Exception) else rows  # gone meanwhile, or damaged: `read` says so
+        erasures = self.erasures()
+        turns = {
+            record.id: record
+            for record in records
+            if isinstance(record, ServedTurn)
+            and record.conversation_id in conversations
+            and not is_record_erased(record, erasures)
+        }
+        return sorted(turns.values(), key=lambda turn: (turn.time, turn.choice))
+
     def digest(self, snapshot: Sequence[str]) -> str:
         """Digest of a snapshot and of the erasures; compaction does not change it.
 
@@ -98,14 +125,14 @@ class ServedLog:
 
     def erasures(self) -> tuple[Erasure, ...]:
         """Erasures, which hold for records until their time."""
-        return tuple(_erasure(path) for path in sorted(self.folder.glob(f"{ERASURES}/*.json")))
+        return tuple(read_erasure(path) for path in sorted(self.folder.glob(f"{ERASURES}/*.json")))
 
     def _entries(self, name: str, end: int | None) -> Iterator[ServedEntry]:
         path = self.folder / SEGMENTS / f"{name}{SEGMENT_SUFFIX}"
         content = _bytes(path)
         if content is not None:
             for line in read_lines(content if end is None else content[:end]):
-                yield _entry(str(path), line.number, line.content)
+                yield _entry(str(path), line.number, line.content, line.end)
             return
         tables = self.tables(name)
         if not tables and end != 0:
@@ -117,8 +144,8 @@ class ServedLog:
             yield from table_entries(table, end)
 
 
-def table_entries(path: Path, end: int | None = None) -> Iterator[ServedEntry]:
-    """Entries of a Parquet file, those until `end` of its segment; damage ends the file with one entry."""
+def table_entries(path: Path, end: int | None = None, *, after: int = 0) -> Iterator[ServedEntry]:
+    """Entries of a Parquet file, those between two positions of its segment; damage ends the file with one entry."""
     number = 0
     try:
         file = ParquetRows(path)
@@ -127,14 +154,15 @@ def table_entries(path: Path, end: int | None = None) -> Iterator[ServedEntry]:
             raise DataError(f"{path} has serving log version {version}, this code reads {SCHEMA_VERSION}")
         for row in file.read(file.names):
             number = row.number
-            if end is not None and row.cells.get("end", 0) > end:
+            position = row.cells.get("end", 0)
+            if 0 < position <= after or (end is not None and position > end):
                 continue
             content = try_call(partial(_row_content, row.cells))
             if row.problem is not None or isinstance(content, Exception):
                 problem = row.problem or problem_text(content, "not a record")  # type: ignore[arg-type]
-                yield ServedEntry(source=str(path), line=number, record=None, problem=problem)
+                yield ServedEntry(source=str(path), line=number, record=None, problem=problem, end=position)
             else:
-                yield _entry(str(path), number, content)
+                yield _entry(str(path), number, content, position)
     except DataError as error:
         yield ServedEntry(source=str(path), line=number + 1, record=None, problem=f"damaged file: {error}")
 
@@ -172,7 +200,8 @@ def erasure_document(erasure: Erasure) -> str:
     )
 
 
-def _erasure(path: Path) -> Erasure:
+def read_erasure(path: Path) -> Erasure:
+    """Erasure of a document. Raises `DataError`."""
     try:
         document = json.loads(path.read_bytes())
         return Erasure(
@@ -184,19 +213,28 @@ def _erasure(path: Path) -> Erasure:
         raise DataError(f"erasure {path} cannot be read: {error}; repeat the erasure and delete the file") from error
 
 
+def _rows_of(path: Path, conversations: Set[str]) -> list[Record]:
+    """Turns of these conversations in a Parquet file, of which other columns are read only where it has some."""
+    file = open_parquet(path)
+    chosen = pc.is_in(file.read(["conversation_id"]).column(0), pa.array(sorted(conversations)))
+    if not pc.any(chosen).as_py():
+        return []
+    return [record_from_row(row) for row in file.read().filter(chosen).to_pylist()]
+
+
 def _row_content(row: dict[str, Any]) -> Record | Damage:
     if "bytes" in row:
         return Damage(line=row["line"], bytes=row["bytes"], reason=row["reason"])
     return record_from_row(row)
 
 
-def _entry(source: str, number: int, content: Record | Damage) -> ServedEntry:
+def _entry(source: str, number: int, content: Record | Damage, end: int) -> ServedEntry:
     if isinstance(content, Damage):
         place = f"line {content.line}, {content.bytes} bytes"
         reason, _, detail = content.reason.partition(": ")
         problem = f"{reason}: {detail}, {place}"
-        return ServedEntry(source=source, line=number, record=None, problem=problem)
-    return ServedEntry(source=source, line=number, record=content)
+        return ServedEntry(source=source, line=number, record=None, problem=problem, end=end)
+    return ServedEntry(source=source, line=number, record=content, end=end)
 
 
 def _bytes(path: Path) -> bytes | None:

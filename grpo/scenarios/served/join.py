@@ -40,7 +40,7 @@ class Judgement:
 
     rating: float | None = None
     comment: str | None = None
-    correction: str | None = None
+    correction: Message | None = None
     success: bool | None = None
     expected: Expected | None = None
     world: Mapping[str, Any] | None = None
@@ -243,7 +243,7 @@ def _chains(turns: Mapping[str, ServedTurn]) -> tuple[dict[str, tuple[ServedTurn
     """Chains of turns by the id of their conversation, and the answered turns in none by reason."""
     answered = [turn for turn in turns.values() if turn.status == "answered"]
     conversing = [turn for turn in answered if not turn.is_completion]
-    paths = {turn.id: _path(turn, turns) for turn in _ends(conversing, turns)}
+    paths = {turn.id: turn_path(turn, turns) for turn in _ends(conversing, turns)}
     chains = [path for path in paths.values() if not isinstance(path, str)]
     siblings: dict[tuple[str, str | None], set[tuple[datetime, str]]] = defaultdict(set)
     for turn in {turn for chain in chains for turn in chain}:
@@ -278,7 +278,7 @@ def _ends(answered: Sequence[ServedTurn], turns: Mapping[str, ServedTurn]) -> li
     return ends
 
 
-def _path(turn: ServedTurn, turns: Mapping[str, ServedTurn]) -> tuple[ServedTurn, ...] | str:
+def turn_path(turn: ServedTurn, turns: Mapping[str, ServedTurn]) -> tuple[ServedTurn, ...] | str:
     """Turns from the first one of the conversation to this one, or the reason why they do not form a path."""
     path, ids = [turn], {turn.id}
     while path[-1].parent is not None:
@@ -297,7 +297,7 @@ def _path(turn: ServedTurn, turns: Mapping[str, ServedTurn]) -> tuple[ServedTurn
 def _unjoined(turn: ServedTurn, turns: Mapping[str, ServedTurn]) -> str:
     if turn.is_completion:
         return "completion of a raw prompt"
-    path = _path(turn, turns)
+    path = turn_path(turn, turns)
     return path if isinstance(path, str) else "choice that was not continued"
 
 

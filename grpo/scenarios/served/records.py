@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from types import NoneType
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo.errors import DataError
+from grpo.messages import Message
 from grpo.scenarios.scenario import Expected
 from grpo.trajectories import Turn, equal_fields
 
@@ -81,6 +83,7 @@ class ServedTurn:
     """The client's own labels; `category` and `domain` become those of the conversation."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_time(self.time, f"turn {self.id}")
         if not self.id or not self.conversation_id or not self.request_id:
             raise DataError(f"turn {self.id!r} of conversation {self.conversation_id!r} needs ids that are not empty")
@@ -125,8 +128,8 @@ class Feedback:
     rating: float | None = None
     """0 worst, 1 best."""
     comment: str | None = None
-    correction: str | None = None
-    """The reply that the turn should have been."""
+    correction: Message | None = None
+    """The reply that the turn should have been, with its tool calls."""
     success: bool | None = None
     """Verified outcome of the conversation."""
     expected: Expected | None = None
@@ -139,11 +142,14 @@ class Feedback:
     """Origin: `api`, `mlflow`."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_time(self.time, f"feedback {self.id}")
         if not self.id or not self.conversation_id:
             raise DataError(f"feedback {self.id!r} on {self.conversation_id!r} needs ids that are not empty")
         if self.rating is not None and not 0 <= self.rating <= 1:
             raise DataError(f"feedback {self.id}: rating {self.rating} is outside of 0 to 1")
+        if self.correction is not None and self.correction.role != "assistant":
+            raise DataError(f"feedback {self.id}: the correction is a {self.correction.role} message; give a reply")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +162,25 @@ class Erasure:
 
 
 Record = ServedTurn | Feedback
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, NoneType),
+    "int": (int,),
+    "float": (int, float),
+    "float | None": (int, float, NoneType),
+    "bool | None": (bool, NoneType),
+    "Message | None": (Message, NoneType),
+    "Mapping[str, str]": (Mapping,),
+    "Mapping[str, Any] | None": (Mapping, NoneType),
+}
+
+
+def _check_types(record: Record) -> None:
+    """Raise `DataError` for a field that is not of its type: another program may have written the record."""
+    for part in fields(record):
+        value, types = getattr(record, part.name), _TYPES.get(str(part.type))
+        if types is not None and not isinstance(value, types):
+            raise DataError(f"{part.name} of a {type(record).__name__} is {part.type}, got {type(value).__name__}")
 
 
 def _check_time(time: datetime, place: str) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic_core import from_json
 
+from grpo.messages import Message
 from grpo.scenarios.scenario import Expected
 from grpo.scenarios.served.records import Feedback, Record, ServedTurn
-from grpo.tables import TOKEN_COLUMNS, TURN, turns_from_rows, turns_to_rows
+from grpo.tables import TOKEN_COLUMNS, TURN, calls_from_json, calls_to_json, turns_from_rows, turns_to_rows
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 VERSION_KEY = b"served_log_version"
 _METADATA = {VERSION_KEY: SCHEMA_VERSION}
 _END = ("end", pa.int64())
@@ -73,7 +74,7 @@ FEEDBACK = pa.schema(
     metadata=_METADATA,
 )
 DAMAGE = pa.schema([("line", pa.int64()), ("bytes", pa.int64()), ("reason", pa.string()), _END], metadata=_METADATA)
-_JSON = ("tools", "metadata", "expected", "world")
+_JSON = ("tools", "metadata", "expected", "world", "correction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +94,11 @@ def record_row(record: Record) -> dict[str, Any]:
     if isinstance(record, ServedTurn):
         row["turns"] = turns_to_rows(record.turns)
         return {**row, "tools": _json(list(record.tools)), "metadata": _json(dict(record.metadata))}
-    expected = record.expected
+    expected, correction = record.expected, record.correction
     row["expected"] = None if expected is None else _json(expected.model_dump(exclude_defaults=True))
+    row["correction"] = (
+        None if correction is None else _json([correction.content, calls_to_json(correction.tool_calls)])
+    )
     return {**row, "world": None if record.world is None else _json(record.world)}
 
 
@@ -108,6 +112,9 @@ def record_from_row(row: Mapping[str, Any]) -> Record:
     if "turns" not in cells:
         if cells["expected"] is not None:
             cells["expected"] = Expected.model_validate(cells["expected"])
+        if cells["correction"] is not None:
+            content, calls = cells["correction"]
+            cells["correction"] = Message(role="assistant", content=content, tool_calls=calls_from_json(calls))
         return Feedback(**cells)
     cells["turns"] = turns_from_rows(cells["turns"])
     cells["tools"] = tuple(cells["tools"])

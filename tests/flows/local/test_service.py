@@ -135,7 +135,7 @@ def test_a_service_that_ends_at_its_start_names_its_log(tmp_path: Path):
     """The log has its error."""
     service = Service(name="broken", home=tmp_path, arguments=("no_such_module",), port=free_port())
     service.start()
-    with pytest.raises(ConfigError, match=r"broken ended at its start; see .*broken\.log"):
+    with pytest.raises(ConfigError, match=r"broken ended at its start: .*no_such_module; see .*broken\.log"):
         service.wait()
     assert "no_such_module" in service.log.read_text()
 

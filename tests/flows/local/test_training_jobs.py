@@ -58,6 +58,24 @@ def test_a_run_of_a_deployment_is_started_and_followed(home: Path):
 
 
 @pytest.mark.usefixtures("server")
+def test_a_run_is_cancelled_once_and_not_after_its_end(home: Path):
+    """One that has not begun is cancelled at once; of one that runs, its worker ends the processes."""
+    from prefect.states import Completed, Running
+
+    _deploy("train", {"config": CONFIG})
+    jobs = PrefectJobs(home)
+    waiting, running, over = (asyncio.run(jobs.start("train/api-test", {})).id for _ in range(3))
+    _set(running, Running())
+    _set(over, Completed())
+    for _ in range(2):
+        assert asyncio.run(jobs.cancel(waiting)).status == "cancelled"
+        assert asyncio.run(jobs.cancel(running)).status == "cancelling"
+    with pytest.raises(APIError, match=f"training run {over} is completed already") as error:
+        asyncio.run(jobs.cancel(over))
+    assert (error.value.status, error.value.code) == (409, "job_ended")
+
+
+@pytest.mark.usefixtures("server")
 def test_updates_that_have_ended_are_counted(home: Path):
     """A flow run with two updates and another stage; it has no deployment."""
     from prefect import flow, runtime, task
@@ -131,7 +149,7 @@ def test_a_server_that_does_not_answer_is_asked_again_later(
         asyncio.run(PrefectJobs(tmp_path).recent())
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
-    with pytest.raises(APIError, match="does not answer") as closed:
+    with pytest.raises(APIError, match=r"does not answer \(ConnectError\); start it with grpo up") as closed:
         asyncio.run(PrefectJobs(home).recent())
     assert [error.value.status for error in (absent, closed)] == [503, 503]
     assert None not in [error.value.retry_after_s for error in (absent, closed)]

@@ -83,7 +83,7 @@ def test_corrections_need_a_serving_log(tmp_path: Path):
         "pipeline": "run.yaml",
         "conversations": [LOG],
         "curation": {"licences": ["own"]},
-        "corrections": {"epochs": 2},
+        "corrections": {"method": "sft", "epochs": 2},
     }
     with pytest.raises(ValidationError, match="add a source of kind served"):
         RetrainConfig.model_validate(document)
@@ -91,3 +91,24 @@ def test_corrections_need_a_serving_log(tmp_path: Path):
     config = RetrainConfig.model_validate({**document, "conversations": [LOG, served]})
     assert config.corrections is not None
     assert config.corrections.epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("corrections", "reason"),
+    [
+        ({"method": "sft", "beta": 0.1}, "beta"),
+        ({"method": "dpo", "beta": 0}, "greater than 0"),
+        ({"method": "dpo", "max_corrections": 8}, "max_corrections 8 is below min_corrections 16"),
+        ({"epochs": 2}, "method"),
+    ],
+)
+def test_corrections_have_the_settings_of_their_method(tmp_path: Path, corrections: dict[str, object], reason: str):
+    """SFT has no beta, and DPO one above 0."""
+    document = {
+        "name": "again",
+        "pipeline": "run.yaml",
+        "conversations": [{"kind": "served", "path": str(tmp_path)}],
+        "curation": {"licences": ["own"]},
+    }
+    with pytest.raises(ValidationError, match=reason):
+        RetrainConfig.model_validate({**document, "corrections": corrections})

@@ -359,6 +359,29 @@ def test_fine_tuning_is_shown_with_all_three_policies() -> None:
     assert "fine-tuning" not in section(render_page(document()), "heldout")
 
 
+def test_dpo_is_shown_with_its_accuracies() -> None:
+    """On the pairs before and after; a run without it has no such part."""
+    interval = {"mean": 0.4, "low": 0.35, "high": 0.45, "count": 120}
+    measured = {"name": "all", "success": interval, "reward": None}
+    before = {"loss": 0.693147, "margin": 0.0, "reward_accuracy": 0.5, "ranking_accuracy": 0.25}
+    after = {"loss": 0.5, "margin": 0.7, "reward_accuracy": 0.9, "ranking_accuracy": 0.625}
+    tuning = {
+        "pairs": 42,
+        "losses": [0.69, 0.6],
+        "policy": "f17e",
+        "before": before,
+        "after": after,
+        **dict.fromkeys(("reference", "tuned", "candidate"), measured),
+    }
+    text = section(render_page(document(preference_tuning=tuning)), "heldout")
+    assert "DPO on 42 preference pairs" in text
+    assert "the loss went from 0.693 to 0.500 nats per pair" in text
+    assert "the accuracy of the implicit reward from 50.0% to 90.0%" in text
+    assert "likelier one from 25.0% to 62.5%" in text
+    assert "After DPO 120 40.0% [35.0%, 45.0%] –" in text
+    assert "DPO" not in section(render_page(document()), "heldout")
+
+
 def test_highly_correlated_components_are_named() -> None:
     """Those of the last iteration; a run without such a pair has no such line."""
     pages = [

@@ -4,7 +4,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from grpo.renderers.encoding import TextEncoder, control_tokens
+from grpo.renderers import encoding
+from grpo.renderers.encoding import TextEncoder, control_tokens, text_encoder
 from tests.grpo.renderers import published
 
 TEMPLATE = "<|user|>\n{{ messages[0].content }}<|end|><tool_call>"
@@ -92,3 +93,27 @@ def test_control_tokens_are_special_or_marked():
     assert {"<|user|>", "<|end|>", "<eos>", "<|more|>", "[INST]", "<tool_call>"} <= controls
     assert not {"\n\n\n", "<h1>", '{"name": "'} & controls
     assert "<h1>" in control_tokens(tokenizer, TEMPLATE + "<h1>")
+
+
+def test_renderers_of_one_tokenizer_share_its_encoder():
+    """Whatever their tools are: one copy of the vocabulary; other control tokens and tokenizers have their own."""
+    tokenizer = _bytes()
+    controls = control_tokens(tokenizer, TEMPLATE)
+    shared = text_encoder(tokenizer, controls)
+    assert text_encoder(tokenizer, frozenset(controls)) is shared
+    assert text_encoder(_bytes(), controls) is not shared
+    assert text_encoder(tokenizer, controls - {min(controls)}) is not shared
+
+
+def test_texts_are_kept_up_to_a_number_of_characters(monkeypatch: pytest.MonkeyPatch):
+    """A hundred texts of ten characters under a bound of 55: five are in memory, a text of 60 is not."""
+    monkeypatch.setattr(encoding, "_CACHED_CHARACTERS", 55)
+    encoder = _encoder(_bytes())
+    for number in range(100):
+        encoder.encode([(f"{number:010}", False)], first=True)
+    encoder.encode([("x" * 60, False)], first=True)
+    assert [text for text, _, _ in encoder._segments._ids] == [f"{number:010}" for number in range(95, 100)]
+    assert encoder.encode([(f"{95:010}", False)], first=True) == encoder.encode([(f"{95:010}", False)], first=True)
+    encoder.encode([("y" * 10, False)], first=True)  # 95 was used last, so 96 is dropped
+    assert f"{95:010}" in {text for text, _, _ in encoder._segments._ids}
+    assert f"{96:010}" not in {text for text, _, _ in encoder._segments._ids}

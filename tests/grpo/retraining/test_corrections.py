@@ -4,20 +4,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
+from grpo.config.dpo import WrittenPairs
 from grpo.config.retraining import CurationSettings
 from grpo.config.rewards import PairFile
 from grpo.config.sft import WrittenDemonstrations
 from grpo.learner.demonstrations import read_demonstrations
-from grpo.learner.trl.dpo_trainer import make_preference_pairs
-from grpo.messages import Message, ToolCall
-from grpo.policy.transformers.model import load
-from grpo.renderers.chat_template import Renderer
+from grpo.learner.preferences import read_pairs
+from grpo.messages import Message, Tool, ToolCall
 from grpo.retraining.corrections import (
     Corrections,
     collect_corrections,
-    preference_group,
     write_demonstrations,
     write_pairs,
 )
@@ -36,7 +32,7 @@ def spoken(*messages: Message) -> tuple[Turn, ...]:
 
 
 def collect(*records: Record) -> Corrections:
-    return collect_corrections(join(entries(*records)).conversations, SETTINGS)
+    return collect_corrections([join(entries(*records))], SETTINGS)
 
 
 def mail() -> list[Record]:
@@ -79,13 +75,12 @@ def test_calls_stay_calls_in_demonstrations(tmp_path: Path):
     pseudonym = read[1].tool_calls[0].arguments["mail"]
     assert pseudonym.endswith("@example.com")
     assert read[0].content == f"I am {pseudonym}."
-    assert write_pairs(tmp_path / "p.jsonl", used) == 0
 
 
 def test_pairs_are_read_as_a_file_of_preference_pairs(tmp_path: Path):
     """The correction is preferred to the reply; pairs of a conversation are one group."""
     used = collect(*mail()).used
-    assert write_pairs(tmp_path / "pairs.jsonl", used) == 1
+    write_pairs(tmp_path / "pairs.jsonl", used)
     settings = PairFile(
         kind="jsonl", path=str(tmp_path / "pairs.jsonl"), layout="messages", id="id", group="group",
         category="category", licence="own",
@@ -98,25 +93,55 @@ def test_pairs_are_read_as_a_file_of_preference_pairs(tmp_path: Path):
     assert [message.content for message in pair.prompt] == ["I am [email].", "Hi.", "Question b?"]
 
 
-def test_dpo_pairs_the_correction_with_the_reply(tiny_folder: Path):
-    """The tokens of the last reply on each side, after the same prompt."""
-    renderer = Renderer(load(tiny_folder).tokenizer)
-    [item] = collect(*mail()).used
-    group = preference_group(item.pair, renderer, policy_hash="policy")
-    result = make_preference_pairs([group])
-    assert (result.tied, result.unscored) == (0, 0)
-    [pair] = result.pairs
-    assert pair.prompt_ids.tolist() == [
-        *renderer.build_prompt(item.pair.prompt[:1]),
-        *renderer.encode_reply(item.pair.prompt[1]),
-        *renderer.build_continuation(item.pair.prompt[:2], item.pair.prompt[2:], ended_by=renderer.stop_id),
-    ]
-    assert pair.chosen_ids.tolist() == renderer.encode_reply(item.pair.chosen)
-    assert pair.rejected_ids.tolist() == renderer.encode_reply(item.pair.rejected)
-    assert pair.chosen_mask.all()
-    assert pair.rejected_mask.all()
-    chosen = group.trajectories[0]
-    assert np.isnan(chosen.sampler_logprobs[chosen.loss_mask]).all()
+def test_pairs_are_read_by_dpo_with_their_tools(tmp_path: Path):
+    """A call of the prompt stays a call, and the tools are those that the client offered."""
+    messages = (
+        Message(role="user", content="Where is it?"),
+        Message(role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "17"}),)),
+        Message(role="tool", content="{}"),
+        Message(role="assistant", content="Hi."),
+    )
+    tool = {"name": "look_up", "description": "Look up.", "parameters": {"type": "object"}}
+    used = collect(turn("a", turns=spoken(*messages), tools=(tool,)), feedback("f", correction="Lost.")).used
+    write_pairs(tmp_path / "pairs.jsonl", used)
+    [pair] = read_pairs(WrittenPairs(kind="jsonl", path=str(tmp_path / "pairs.jsonl")))
+    assert pair.prompt == messages[:3]
+    assert (pair.chosen.content, pair.rejected.content) == ("Lost.", "Hi.")
+    assert pair.tools == (Tool(**tool),)
+
+
+def test_a_correction_that_repeats_the_reply_is_counted():
+    """So is an empty one: neither is better than the reply."""
+    for text, reason in (("Answer a.", "repeats the reply"), (" ", "empty")):
+        result = collect(turn("a"), feedback("f", correction=text))
+        assert (result.used, result.rejected) == ((), {reason: 1})
+
+
+def test_a_correction_of_a_turn_that_is_not_in_the_log_is_counted():
+    """By the reason of the join."""
+    unknown = feedback("f", turn_id="z", correction="No.")
+    result = collect(turn("a"), unknown, feedback("g", turn_id="z", rating=0.0))
+    assert result.counts.model_dump() == {"corrections": 1, "used": 0, "rejected": {"unknown turn": 1}}
+
+
+def test_a_corrected_turn_of_two_forks_is_trained_on_once():
+    """Both conversations have it."""
+    result = collect(turn("a"), turn("b", "a"), turn("c", "a"), feedback("f", turn_id="a", correction="No."))
+    assert (len(result.used), result.rejected) == (1, {"turn of a fork that was used": 1})
+
+
+def test_the_newest_corrections_are_used():
+    """Of three, the last two conversations."""
+    records: list[Record] = []
+    for name in "abc":
+        records += [
+            replace(turn(name), conversation_id=name),
+            feedback(f"on {name}", conversation_id=name, correction=f"Better {name}."),
+        ]
+    joined = join(entries(*records))
+    result = collect_corrections([joined], SETTINGS, max_corrections=2)
+    assert [item.pair.chosen.content for item in result.used] == ["Better b.", "Better c."]
+    assert result.counts.rejected == {"older than the newest max_corrections": 1}
 
 
 def test_corrections_without_consent_or_licence_are_counted():
@@ -129,6 +154,15 @@ def test_corrections_without_consent_or_licence_are_counted():
     result = collect(*without, *other)
     assert result.used == ()
     assert result.rejected == {"consent not allowed": 1, "licence not allowed": 1}
+
+
+def test_a_call_of_a_tool_that_was_not_offered_is_not_learned():
+    """If the client offered no tools, a call of any tool is learned."""
+    call = Message(role="assistant", content="", tool_calls=(ToolCall(name="refund", arguments={}),))
+    for offered, used in ((({"name": "refund"},), 1), (({"name": "replace"},), 0), ((), 1)):
+        result = collect(turn("a", tools=offered), feedback("f", correction=call))
+        assert len(result.used) == used
+        assert result.rejected == ({} if used else {"call of an unknown tool": 1})
 
 
 def test_an_empty_reply_is_not_half_of_a_pair(tmp_path: Path):

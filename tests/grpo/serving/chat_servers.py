@@ -20,6 +20,7 @@ from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.records import ServedTurn
 from grpo.serving.guard import BODY_BYTES, Authenticator
 from grpo.serving.keys import KeyStore
+from grpo.serving.mirror import MirrorSettings
 from grpo.serving.operations import Orchestrator
 from grpo.serving.server import ChatServer as Uvicorn
 from grpo.serving.server import ServerSettings, build_app, uvicorn_config
@@ -92,6 +93,7 @@ def chat_server(
     body_bytes: int = BODY_BYTES,
     frame_bytes: int = BODY_BYTES,
     tls: tuple[Path, Path] | None = None,
+    mirror: MirrorSettings | None = None,
 ) -> Iterator[ChatServer]:
     """Serve until the block ends; yields when the first version is loaded."""
     keys = KeyStore(folder / "keys.json")
@@ -105,6 +107,7 @@ def chat_server(
         service=service or ServiceSettings(),
         body_bytes=body_bytes,
         frame_bytes=frame_bytes,
+        mirror=mirror,
         certificate=None if tls is None else tls[0],
         private_key=None if tls is None else tls[1],
     )

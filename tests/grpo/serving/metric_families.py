@@ -14,6 +14,7 @@ from grpo.scenarios.served.records import Feedback, ServedTurn
 from grpo.serving.chat_response import Usage
 from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
+from grpo.serving.mirror import Mirror, MirrorSettings
 from grpo.serving.service import Service
 from grpo.serving.versions import EngineSettings, Versions
 from grpo.trajectories import Turn
@@ -74,7 +75,8 @@ class MetricFamily:
 def metrics_of(folder: Path, reports: Path | None = None) -> Metrics:
     """Metrics of a server that does not run."""
     metrics, log = Metrics(), ServingLog(folder)
-    metrics.watch(Service(Versions(EngineSettings()), log), log, reports)
+    mirror = Mirror(log, MirrorSettings(tracking_uri="http://127.0.0.1:5000", experiment="served"))
+    metrics.watch(Service(Versions(EngineSettings()), log), log, reports, mirror)
     return metrics
 
 

@@ -150,9 +150,40 @@ def test_each_parameter_has_its_effect(server: ChatServer):
     chunks = list(chat(client, stream=True, stream_options={"include_usage": True}, seed=1))
     assert chunks[-1].choices == []
     assert chunks[-1].usage.total_tokens == chat(client, seed=1).usage.total_tokens
-    prompt = chat(client, seed=1).usage.prompt_tokens
-    assert chat(client, seed=1, tools=[TOOL]).usage.prompt_tokens > prompt
-    assert chat(client, seed=1, tools=[TOOL], tool_choice="none").usage.prompt_tokens == prompt
+    assert chat(client, seed=1, tools=[TOOL]).usage.prompt_tokens > chat(client, seed=1).usage.prompt_tokens
+
+
+def test_tool_choice_none_makes_a_call_content(server: ChatServer):
+    """The tokens are the same, the tools stay in the prompt, and the conversation goes on with its tools."""
+    client, asked = server.client("none"), {"tools": [TOOL]}
+    seed = next(seed for seed in range(50) if chat(client, seed=seed, **asked).choices[0].finish_reason == "tool_calls")
+    called, reply = chat(client, seed=seed, **asked), chat(client, seed=seed, tool_choice="none", **asked)
+    message = reply.choices[0].message
+    assert reply.usage == called.usage
+    assert (reply.choices[0].finish_reason, message.tool_calls) == ("stop", None)
+    assert called.choices[0].message.tool_calls[0].function.name in message.content
+    streamed = joined_chunks(chat(client, seed=seed, tool_choice="none", stream=True, **asked))
+    assert streamed == (message.content, [], "stop")
+    following, extra = {"role": "user", "content": "Go on."}, {"conversation_id": reply.conversation_id}
+    second = chat(client, following, extra_body=extra, tool_choice="none", **asked)
+    third = chat(client, following, extra_body=extra, **asked)
+    turns = {f"chatcmpl-{turn.id}": turn for turn in server.turns()}
+    assert turns[reply.id].turns[-1].message == Message(role="assistant", content=message.content)
+    assert turns[second.id].parent == turns[reply.id].id
+    assert turns[third.id].parent == turns[second.id].id
+    assert turns[reply.id].token_ids.tolist() == turns[called.id].token_ids.tolist()
+
+
+def test_a_caller_whose_limits_are_used_up_is_refused_before_its_prompt_is_read(server: ChatServer):
+    """A prompt that is too long is refused by its length before the limit is used up, and by the limit after it."""
+    secret = server.keys.create("once", ("chat",), CallerLimits(requests_per_minute=1))
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=secret, max_retries=0) as client:
+        long = "x " * 9000
+        with pytest.raises(openai.BadRequestError, match="the context has"):
+            client.completions.create(model="clerk", prompt=long)
+        chat(client, max_tokens=2)
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model="clerk", prompt=long)
 
 
 def test_a_text_of_stop_ends_the_reply_before_it(server: ChatServer):
@@ -334,7 +365,7 @@ def test_a_client_that_goes_away_leaves_the_batch_and_an_aborted_turn(server: Ch
         with httpx.stream("POST", url, json={**body, "stream": True}, headers=headers) as stream:
             next(stream.iter_lines())
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(url, json={**body, "n": 4}, headers=headers, timeout=0.1)
+            httpx.post(url, json={**body, "n": 4}, headers=headers, timeout=0.7)
         wait_for(lambda: server.service.requests == 0)
     assert server.service.counts.turns["aborted"] - before == 5
     assert all(turn.reason == "the client went away" for turn in server.turns() if turn.status == "aborted")
@@ -356,6 +387,23 @@ def test_all_turns_are_in_the_log(server: ChatServer):
     statuses = [turn.status for turn in server.turns()]
     for status in ("answered", "aborted", "failed"):
         assert statuses.count(status) == server.service.counts.turns[status]
+
+
+def test_a_full_server_refuses_before_it_reads(tmp_path: Path):
+    """503 even for a body that is not JSON, which gets 400 where there is room; 401 comes before it."""
+    with chat_server(tmp_path, service=ServiceSettings(max_requests=1)) as server:
+        headers = server.headers("hasty")
+
+        def statuses(**headers: str) -> list[int]:
+            paths = ("chat/completions", "completions", "feedback")
+            return [httpx.post(f"{server.url}/v1/{path}", content="{", headers=headers).status_code for path in paths]
+
+        assert statuses(**headers) == [400, 400, 400]
+        server.service.requests = 1
+        assert statuses(**headers) == [503, 503, 400]
+        assert statuses() == [401, 401, 401]
+        server.service.requests = 0
+        assert server.service.counts.refused["requests"] == 2
 
 
 def test_a_full_server_refuses_with_the_time_to_wait(tmp_path: Path):
@@ -420,6 +468,9 @@ def test_a_new_version_answers_new_conversations_and_the_old_one_its_own(tmp_pat
             "clerk/1", "clerk/2", "clerk/1",
         ]  # fmt: skip
         assert [model.id for model in client.models.list()] == ["clerk", "clerk/1", "clerk/2"]
+        assert client.models.retrieve("clerk/1").id == "clerk/1"
+        with pytest.raises(openai.NotFoundError, match="no model 'clerk/3'"):
+            client.models.retrieve("clerk/3")
         newest[0] = 3
         wait_for(
             lambda: [version.served.version for version in server.service.versions.loaded] == ["clerk/2", "clerk/3"]
@@ -490,17 +541,26 @@ def test_feedback_is_joined_to_its_conversation(server: ChatServer):
 
     given = {"conversation_id": reply.conversation_id, "rating": 0.25}
     assert send(**given).json()["id"] == send(**given).json()["id"]
-    assert (
-        send(conversation_id=reply.conversation_id, turn_id=reply.id, correction="It is on its way.").status_code == 200
-    )
+    call = {"tool_calls": [{"name": "look_up", "arguments": {"order": "7"}}]}
+    for correction in ("It is on its way.", call):
+        sent = send(conversation_id=reply.conversation_id, turn_id=reply.id, correction=correction)
+        assert sent.status_code == 200
     assert send(conversation_id=reply.conversation_id, success=False).status_code == 200
     assert send(conversation_id="elsewhere", rating=1).status_code == 200
-    for refused in ({"rating": 2}, {}, {"correction": "x"}, {"stars": 5}):
+    for refused in (
+        {"rating": 2},
+        {},
+        {"correction": "x"},
+        {"correction": {"tool_calls": []}, "turn_id": "x"},
+        {"stars": 5},
+    ):
         assert send(conversation_id=reply.conversation_id, **refused).status_code == 400
     joined = join(ServedLog(server.folder / "log").read())
     conversation = next(entry for entry in joined.conversations if entry.id == reply.conversation_id)
     assert (conversation.judgement.rating, conversation.reward) == (0.25, 0.0)
-    assert conversation.turn_judgements[reply.id.removeprefix("chatcmpl-")].correction == "It is on its way."
+    assert conversation.turn_judgements[reply.id.removeprefix("chatcmpl-")].correction == Message(
+        role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "7"}),)
+    )
     assert [entry.feedback.conversation_id for entry in joined.quarantined] == ["elsewhere"]
 
 

@@ -112,11 +112,12 @@ def test_a_seed_has_sixty_four_bits():
 def test_a_digest_depends_on_owner_user_tools_and_messages():
     message = Message(role="user", content="a")
     digests = {
-        conversation_digest("shop", None, [], [message]),
-        conversation_digest("other", None, [], [message]),
-        conversation_digest("shop", "b", [], [message]),
-        conversation_digest("shop", None, [{"name": "f"}], [message]),
-        conversation_digest("shop", None, [], [message, message]),
-        conversation_digest("shop", None, [], [Message(role="assistant", content="a")]),
+        conversation_digest("shop", None, [], [message], set()),
+        conversation_digest("other", None, [], [message], set()),
+        conversation_digest("shop", "b", [], [message], set()),
+        conversation_digest("shop", None, [{"name": "f"}], [message], set()),
+        conversation_digest("shop", None, [], [message, message], set()),
+        conversation_digest("shop", None, [], [Message(role="assistant", content="a")], set()),
+        conversation_digest("shop", None, [], [message], {"call-1"}),
     }
-    assert len(digests) == 6
+    assert len(digests) == 7

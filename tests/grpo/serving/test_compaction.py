@@ -297,7 +297,7 @@ def test_a_damaged_table_is_one_problem_and_the_others_are_read(tmp_path: Path):
     assert read(tmp_path) == [turn("d")]
     faults = problems(tmp_path)
     assert faults[0].startswith(f"damaged file: {first} is not a readable Parquet file")
-    assert faults[1].startswith(f"damaged file: {second} has serving log version 9, this code reads 1")
+    assert faults[1].startswith(f"damaged file: {second} has serving log version 9, this code reads 2")
     assert faults[2].startswith("not a record: turn c: status 'asleep' is unknown")
     assert join(ServedLog(tmp_path).read()).counts.damaged == 3
 

@@ -71,6 +71,23 @@ def test_a_policy_of_the_server_samples_what_the_model_samples(
     assert (last.status, last.consent, last.is_completion) == ("answered", "", True)
 
 
+def test_an_error_of_the_engine_is_counted_and_logged(server: ChatServer, monkeypatch: pytest.MonkeyPatch):
+    """500, one error, and a failed turn with its reason."""
+    version = server.service.versions.current
+    assert version is not None
+
+    async def broken(renderer: object) -> None:
+        raise RuntimeError("no memory is left")
+
+    monkeypatch.setattr(version, "open", broken)
+    before = server.service.counts.errors
+    with pytest.raises(openai.InternalServerError):
+        server.client().completions.create(model="clerk", prompt="Hello", max_tokens=2)
+    assert server.service.counts.errors == before + 1
+    last = server.turns()[-1]
+    assert (last.status, last.reason) == ("failed", "RuntimeError: no memory is left")
+
+
 def test_a_completion_belongs_to_no_conversation(server: ChatServer):
     """It is counted among the turns that were not joined: a program has written its prompt."""
     server.client().completions.create(model="clerk", prompt="Hello", max_tokens=2)

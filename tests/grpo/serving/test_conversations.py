@@ -57,6 +57,45 @@ def test_two_turns_with_one_prefix_are_ambiguous():
     assert (place.joined, place.before, place.new) == ("ambiguous", None, (USER, REPLY, OTHER))
 
 
+def test_two_turns_stay_ambiguous_when_a_twin_is_dropped():
+    """Of 20 tokens two turns of ten fit; the third drops the first of the twins, whose client may go on."""
+    known = Conversations(max_tokens=20)
+    known.add(answered("1", conversation="a"), is_last=True)
+    known.add(answered("2", conversation="b"), is_last=True)
+    known.add(answered("3", conversation="c", user="someone"), is_last=True)
+    assert known.last_turn("a", "shop") is None
+    assert find(known, USER, REPLY, OTHER).joined == "ambiguous"
+    known.erase(conversation_id="b")
+    assert find(known, USER, REPLY, OTHER).joined == "unknown prefix"
+    known.add(answered("4", conversation="d"), is_last=True)
+    assert find(known, USER, REPLY, OTHER).conversation_id == "d"
+
+
+def test_white_space_around_a_text_does_not_matter():
+    known, turn = Conversations(max_tokens=100), answered("1")
+    known.add(turn, is_last=True)
+    padded = Message(role="user", content="  Where is it?\n"), Message(role="assistant", content="On its way.\n\n")
+    assert find(known, *padded, OTHER).before is turn
+    assert find(known, *padded, OTHER, conversation_id="c").new == (OTHER,)
+    assert find(known, Message(role="user", content="Where  is it?"), REPLY, OTHER).joined == "unknown prefix"
+
+
+def test_ids_of_calls_tell_equal_conversations_apart():
+    """The same messages twice: the client returns the id of its own call, in this turn and after it."""
+    known = Conversations(max_tokens=100)
+    call = Message(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments={}),))
+    result = Message(role="tool", content="1")
+    for name in ("1", "2"):
+        known.add(answered(name, conversation=name, messages=(USER, call)), is_last=True)
+        after = {"conversation": name, "messages": (USER, call, result, REPLY)}
+        known.add(answered(f"{name}b", earlier_calls=frozenset({f"call_{name}_0"}), **after), is_last=True)
+    for name in ("1", "2"):
+        calls = frozenset({f"call_{name}_0"})
+        assert find(known, USER, call, result, calls=calls).before.turn_id == name
+        assert find(known, USER, call, result, REPLY, OTHER, calls=calls).before.turn_id == f"{name}b"
+    assert find(known, USER, call, result, calls=frozenset({"call_3_0"})).joined == "unknown prefix"
+
+
 def test_an_id_takes_new_messages_or_the_whole_conversation():
     known, turn = Conversations(max_tokens=100), answered("1")
     known.add(turn, is_last=True)

@@ -95,6 +95,25 @@ def test_more_tokens_than_reserved_count_as_well():
     assert limiter.headers(caller)["x-ratelimit-remaining-tokens"] == "100"
 
 
+def test_a_caller_whose_limits_are_used_up_is_refused_whatever_it_asks(tmp_path: Path):
+    """The check takes nothing: 10 of 10 tokens of the day, and the one parallel request, are there after it."""
+    clock = Clock()
+    budgets = TokenBudgets(tmp_path / "budgets.db")
+    limiter = Limiter(budgets, clock=clock, now=clock.now)
+    caller = _caller(parallel=1, requests_per_minute=5, tokens_per_day=10)
+    for _ in range(9):
+        limiter.check(caller)
+    reservation = _reserve(limiter, caller, 10)
+    with pytest.raises(LimitExceeded) as busy:
+        limiter.check(caller)
+    assert busy.value.kind == "parallel"
+    reservation.settle(10)
+    with pytest.raises(LimitExceeded) as spent:
+        limiter.check(caller)
+    assert (spent.value.kind, spent.value.retry_after_s) == ("tokens_per_day", 3600)
+    budgets.close()
+
+
 def test_a_request_above_the_limit_is_never_admitted():
     """There is nothing to wait for."""
     refusal = _refusal(Limiter(clock=Clock()), _caller(tokens_per_minute=100), 101)

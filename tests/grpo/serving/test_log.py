@@ -267,7 +267,36 @@ def test_files_are_readable_by_their_owner_alone(tmp_path: Path):
     paths = [folder, *folder.rglob("*")]
     assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o700}
     assert {path.stat().st_mode & 0o777 for path in paths if path.is_file()} == {0o600}
-    assert {path.suffix for path in paths if path.is_file()} == {".log", ".parquet", ".json"}
+    assert {path.suffix for path in paths if path.is_file()} == {".log", ".parquet", ".json", ""}  # "": the salt
+
+
+def test_a_user_has_one_hash_in_a_folder_and_another_one_elsewhere(tmp_path: Path):
+    async def hashes(folder: Path) -> list[str]:
+        async with ServingLog(folder) as first, ServingLog(folder) as second:
+            await first.append(turn("a"))
+            return [log.user_hash(name) for log in (first, second) for name in ("anna", "bert")]
+
+    anna, bert, *again = asyncio.run(hashes(tmp_path / "here"))
+    assert again == [anna, bert]
+    assert anna != bert
+    assert asyncio.run(hashes(tmp_path / "here"))[0] == anna
+    assert asyncio.run(hashes(tmp_path / "there"))[0] != anna
+
+
+@pytest.mark.parametrize("damage", [None, b"short"])
+def test_a_log_without_its_salt_is_not_opened(tmp_path: Path, damage: bytes | None):
+    """A new salt would give users other hashes, by which an erasure misses their turns."""
+
+    async def use() -> None:
+        async with ServingLog(tmp_path) as log:
+            await log.append(turn("a"))
+
+    asyncio.run(use())
+    (tmp_path / "salt").unlink()
+    if damage is not None:
+        (tmp_path / "salt").write_bytes(damage)
+    with pytest.raises(StorageError, match="restore it"):
+        asyncio.run(use())
 
 
 def environment() -> dict[str, str]:

@@ -81,9 +81,15 @@ def test_feedback_is_counted_by_what_it_holds(tmp_path: Path):
 
 
 def test_the_last_report_of_each_retraining_is_shown(tmp_path: Path):
-    """With the time of its file; one that cannot be read is named as such, and stops no scrape."""
+    """With the time of its file; one that cannot be read is named as such, and stops no scrape.
+
+    Of 90 answered turns 3 + 2 are in no conversation, of 20 records of feedback 4 are quarantined and 1 is a duplicate.
+    """
+    served = {"answered": 90, "turns unjoined: unknown parent": 3, "turns unjoined: circular parents": 2}
+    served |= {"joined_feedback": 15, "duplicate_feedback": 1, "feedback quarantined: unknown turn": 4}
+    curation = {"records": 40, "accepted": 30, "served": served}
     for name, text in (
-        ("weekly", json.dumps({"verdict": "refuse", "triggers": {"curation": {"records": 40, "accepted": 30}}})),
+        ("weekly", json.dumps({"verdict": "refuse", "triggers": {"curation": curation}})),
         ("torn", '{"verdict": '),
     ):
         (tmp_path / name).mkdir()
@@ -95,6 +101,11 @@ def test_the_last_report_of_each_retraining_is_shown(tmp_path: Path):
         'grpo_retraining_timestamp_seconds{name="torn",verdict="unreadable"}': 2000,
         'grpo_retraining_records{name="weekly",result="read"}': 40,
         'grpo_retraining_records{name="weekly",result="accepted"}': 30,
+        'grpo_retraining_turns{name="weekly",result="joined"}': 85,
+        'grpo_retraining_turns{name="weekly",result="unjoined"}': 5,
+        'grpo_retraining_feedback{name="weekly",result="joined"}': 15,
+        'grpo_retraining_feedback{name="weekly",result="quarantined"}': 4,
+        'grpo_retraining_feedback{name="weekly",result="duplicate"}': 1,
     }
 
 

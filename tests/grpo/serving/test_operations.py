@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hmac
 import json
 import threading
 import time
@@ -41,6 +42,10 @@ class Jobs:
     async def recent(self) -> Sequence[Job]:
         return tuple(self.jobs.values())
 
+    async def cancel(self, id: UUID) -> Job:
+        self.jobs[id] = (await self.job(id)).model_copy(update={"status": "cancelling"})
+        return self.jobs[id]
+
     async def scale(self, pool: str, limit: int) -> int:
         return limit
 
@@ -70,6 +75,17 @@ def test_a_training_run_is_started_by_its_deployment(server: ChatServer, jobs: J
     unknown = call(server, "GET", f"/v1/train/{uuid4()}")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "job_not_found")
     assert call(server, "GET", "/v1/train/x").status_code == 400
+    assert call(server, "POST", f"/v1/train/{started.json()['id']}/cancel").json()["status"] == "cancelling"
+
+
+def test_training_runs_are_listed_newest_first(server: ChatServer, jobs: Jobs):
+    first, second = (
+        Job(id=uuid4(), deployment="", name=name, status="running", created=f"2026-01-0{day}T00:00:00Z")  # type: ignore[arg-type]
+        for day, name in enumerate(("old", "new"), start=1)
+    )
+    jobs.jobs = {first.id: first, second.id: second}
+    listed = call(server, "GET", "/v1/train").json()
+    assert (listed["object"], [job["name"] for job in listed["data"]]) == ("list", ["new", "old"])
 
 
 @pytest.mark.parametrize(
@@ -117,6 +133,11 @@ def test_a_run_reports_its_start_its_iterations_and_its_end(server: ChatServer, 
         ("training.completed", 2, name),
     ]
     assert [event["id"] for event in seen] == list(range(seen[0]["id"], seen[0]["id"] + 4))
+
+
+def test_a_change_of_no_size_is_refused_with_the_sizes_there_are(server: ChatServer):
+    error = call(server, "POST", "/v1/scale", json={}).json()["error"]
+    assert error["message"] == "name max_requests, concurrency or work_pool"
 
 
 def test_a_smaller_server_refuses_more(server: ChatServer):
@@ -173,6 +194,8 @@ def test_the_conversations_of_a_user_are_erased(server: ChatServer):
         return str(reply.model_extra["conversation_id"])  # type: ignore[index]
 
     name, other, single = begin("ann/a b"), begin("bob"), begin("cy")
+    hashes = {turn.conversation_id: turn.user for turn in server.turns()}
+    assert hashes[name] == hmac.digest((server.folder / "log/salt").read_bytes(), b"ann/a b", "sha256").hex()
     assert call(server, "DELETE", "/v1/users/ann%2Fa%20b").json() == {"erased": 1}
     assert call(server, "DELETE", f"/v1/conversations/{single}").json() == {"erased": 1}
     assert call(server, "DELETE", f"/v1/conversations/{single}").json() == {"erased": 0}

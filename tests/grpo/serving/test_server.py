@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.sync.client import connect
 
+from grpo.serving.server import ServerSettings, uvicorn_config
 from tests.grpo.serving.chat_servers import chat_server
 
 
@@ -60,3 +61,9 @@ def test_a_server_with_a_certificate_answers_over_tls_alone(tmp_path: Path):
             httpx.get(f"https://{address}/live")
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://{address}/live")
+
+
+def test_idle_connections_outlive_those_of_proxies(tmp_path: Path):
+    """Haproxy and nginx drop theirs after 60 s: a request that they send while the server closes would be lost."""
+    settings = ServerSettings(log=tmp_path, budgets=tmp_path / "budgets.db")
+    assert uvicorn_config(None, settings).timeout_keep_alive > 60

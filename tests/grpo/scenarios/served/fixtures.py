@@ -47,7 +47,9 @@ def turn(name: str, parent: str | None = None, **changes: Any) -> ServedTurn:
 
 
 def feedback(name: str, minutes: int = 60, **changes: Any) -> Feedback:
-    """Feedback on conversation c an hour after its first turn."""
+    """Feedback on conversation c an hour after its first turn; a correction may be given as a text."""
+    if isinstance(text := changes.get("correction"), str):
+        changes["correction"] = Message(role="assistant", content=text)
     return replace(Feedback(id=name, time=NOON + timedelta(minutes=minutes), conversation_id="c"), **changes)
 
 

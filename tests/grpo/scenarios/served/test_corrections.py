@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from grpo.messages import Message
+from grpo.messages import Message, ToolCall
 from grpo.scenarios.served.corrections import Correction, corrections
 from grpo.scenarios.served.join import join
 from grpo.scenarios.served.records import Record
@@ -32,10 +32,17 @@ def test_a_correction_of_the_conversation_is_one_of_its_last_reply():
     assert item.corrected.content == "Never."
 
 
-def test_a_correction_that_repeats_the_reply_teaches_nothing():
-    """Nor does an empty one."""
-    for text in ("Answer a.", " "):
-        assert collect(turn("a"), feedback("f", correction=text)) == []
+def test_a_correction_may_be_a_tool_call():
+    """A reply is its text and its calls."""
+
+    def call(order: str) -> Message:
+        return Message(role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": order}),))
+
+    parts = tuple(
+        Turn(message=message, start=0, stop=0) for message in (Message(role="user", content="Hi."), call("7"))
+    )
+    [item] = collect(turn("a", turns=parts), feedback("f", correction=call("8")))
+    assert (item.reply, item.corrected) == (call("7"), call("8"))
 
 
 def test_calls_of_the_agents_own_tools_belong_to_the_prompt():

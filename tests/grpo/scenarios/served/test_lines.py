@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
 import math
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +61,7 @@ RECORDS = [
         expected=Expected(calls=({"name": "refund", "arguments": {}},), reward_basis=("DB",)),
     ),
     feedback("g"),
+    feedback("h", correction=replace(CALLS.message, malformed=None)),
 ]
 
 
@@ -141,3 +145,23 @@ def test_a_line_with_a_checksum_that_is_not_a_record_names_the_fault():
     [line] = read_lines(b"%08x %s\n" % (zlib.crc32(content), content))
     assert isinstance(line.content, Damage)
     assert line.content.reason == "not a record: KeyError: 'vote'"
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value"),
+    [
+        (feedback("f"), "id", [7]),
+        (feedback("f"), "comment", 7),
+        (feedback("f"), "success", "yes"),
+        (turn("a"), "conversation_id", {}),
+        (turn("a"), "latency_s", "slow"),
+    ],
+)
+def test_a_record_with_a_value_of_another_type_is_damage(record: Record, field: str, value: object):
+    """Its checksum is right, and it costs itself alone: the next line is read."""
+    row = json.loads(encode(record)[9:])
+    content = json.dumps({**row, field: value}).encode()
+    damaged, sound = read_lines(b"%08x %s\n" % (zlib.crc32(content), content) + encode(turn("b")))
+    assert isinstance(damaged.content, Damage)
+    assert field in damaged.content.reason
+    assert sound.content == turn("b")

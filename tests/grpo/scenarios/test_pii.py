@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo.retraining.pii import find_pii, mask_pii
+from grpo.scenarios.pii import find_pii, mask_pii
 from tests.places import PUBLISHED
 
 MULTIDOGO = PUBLISHED / "multidogo" / "turn"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.retraining.redaction import Redacted
+from grpo.scenarios.redaction import Redacted
 from grpo.scenarios.scenario import Expected, Scenario
 
 

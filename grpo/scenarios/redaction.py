@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo.retraining.pii import PIIKind, find_pii, pii_fields
-from grpo.scenarios.scenario import Scenario
+from grpo.messages import Message, ToolCall
+from grpo.scenarios.pii import PIIKind, find_pii, pii_fields
+from grpo.scenarios.scenario import Expected, Scenario
 
 _FIRST = ("Alex", "Robin", "Kim", "Jamie", "Noa", "Sascha", "Charlie", "Rene", "Toni", "Jo")
 _NUMBERS: tuple[PIIKind, ...] = ("phone", "card", "national id", "iban")
@@ -130,6 +131,24 @@ class Redacted:
         letters = iter(text)
         pairs = ((letter, next(letters) if letter.isalnum() else letter) for letter in original)
         return "".join(new if letter.isdigit() else letter for letter, new in pairs)
+
+
+def redact_messages(name: str, messages: Sequence[Message]) -> list[Message]:
+    """Redact messages with the pseudonyms of one scenario; values in calls keep their form.
+
+    Raises `ValidationError` as `Redacted`.
+    """
+    calls = [{"name": call.name, "arguments": dict(call.arguments)} for part in messages for call in part.tool_calls]
+    texts = tuple(message.content for message in messages)
+    scenario = Scenario(id=name, goal="-", expected=Expected(responses=texts, calls=tuple(calls)))
+    expected = Redacted(scenario).scenario.expected
+    remaining = iter(expected.calls)
+    redacted = []
+    for message, text in zip(messages, expected.responses, strict=True):
+        own = [next(remaining) for _ in message.tool_calls]
+        part = tuple(ToolCall(name=call["name"], arguments=call["arguments"]) for call in own)
+        redacted.append(Message(role=message.role, content=text, tool_calls=part))
+    return redacted
 
 
 def _strings(value: Any) -> Iterator[str]:

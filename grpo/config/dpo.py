@@ -1,0 +1,45 @@
+"""Settings of direct preference optimization (DPO) on preference pairs before the first rollout."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from grpo.config.base import LocalPath, Settings
+
+
+class WrittenPairs(Settings):
+    """Preference pairs in a file, one a line: `{"prompt": […], "chosen": […], "rejected": […], "tools": […]}`.
+
+    TRL's conversational format: lists of messages, of which `chosen` and `rejected` have one, the agent's reply.
+    """
+
+    kind: Literal["jsonl"]
+    """Pairs as JSON, one a line."""
+    path: LocalPath
+    """File to read."""
+
+
+class PreferenceSettings(Settings):
+    """Steps of DPO (arXiv 2305.18290, equation 7) by TRL's DPOTrainer; the loss is on the two replies alone.
+
+    All weights are trained. The reference policy is the one that the steps start from.
+    """
+
+    beta: float = Field(default=0.1, gt=0)
+    """Inverse temperature of the implicit reward; lower values allow a larger distance from the reference policy."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the pairs."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """AdamW's learning rate at the start; it falls linearly to 0."""
+    pairs_per_step: int = Field(default=16, ge=1)
+    """Pairs of one optimizer step."""
+
+
+class DPOSettings(PreferenceSettings):
+    """DPO on preference pairs, after supervised fine-tuning where there is some."""
+
+    pairs: WrittenPairs
+    """Pairs of a preferred and a rejected reply; a prompt without a system message gets that of the agent and
+    environment."""

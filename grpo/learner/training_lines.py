@@ -1,0 +1,38 @@
+"""Lines of a file of training data, each a JSON object; nothing is skipped silently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from grpo.errors import DataError
+from grpo.scenarios.readers.source_files import LONGEST_LINE
+
+T = TypeVar("T")
+
+
+def read_lines(path: Path, parse: Callable[[Any, str], T], *, noun: str, form: str, setting: str) -> Iterator[T]:
+    """Parse each line that is not blank; `parse` takes the JSON value and its place.
+
+    `noun`, `form` and `setting` are what a line is, its form, and the setting of the path, for messages. Raises
+    `DataError` for a file that cannot be read, and for a line that `parse` fails on.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parse(line, parse, place=f"{path}, line {number}", noun=noun, form=form)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}; correct {setting}") from error
+
+
+def _parse(line: str, parse: Callable[[Any, str], T], *, place: str, noun: str, form: str) -> T:
+    if len(line) > LONGEST_LINE:
+        raise DataError(f"{place}: over-long line of {len(line)} characters, at most {LONGEST_LINE}; shorten it")
+    try:
+        return parse(json.loads(line), place)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DataError) as error:
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
+        raise DataError(f"{place} is not {noun} ({reason}); write {form}") from error

@@ -1,0 +1,303 @@
+"""Mirror of the serving log in MLflow: turns as traces, feedback as assessments, and people's assessments as feedback.
+
+    log ──► unread records ──► redacted ──► traces, assessments ──► position
+    log ◄── feedback of source `mlflow` ◄── assessments that people gave in MLflow's page
+
+The log is the truth, and no turn waits for the mirror: it is a thread that reads the log's files. While the tracking
+server is down, records wait in the log. Ids are derived from the log's, so that a record that is sent twice, as after a
+kill before the position was written, is there once. One process mirrors a folder into an experiment at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from filelock import Timeout
+from pydantic import ValidationError
+
+from grpo.errors import DataError
+from grpo.scenarios.served.folder import ERASURES, ServedLog, read_erasure
+from grpo.scenarios.served.records import Feedback, Record, ServedTurn
+from grpo.scenarios.served.tail import LogTail, Unread
+from grpo.serving.redacted import Redaction
+from grpo.serving.trace_store import TraceStore, is_refusal
+from grpo.serving.traces import (
+    CONVERSATION_TAG,
+    NAMES,
+    assessments,
+    feedback_record,
+    is_from_page,
+    spans,
+    trace_id,
+    trace_info,
+)
+from grpo.storage.files import write_atomically
+from grpo.storage.locks import file_lock
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "mirror"
+"""Folder of the positions, in that of the log."""
+_BATCH = 32  # records
+_LONGEST_PAUSE_S = 60.0
+_EXPIRY_S = 3600.0
+_END_S = 5.0
+"""Time that a batch in progress has when the server stops; it is sent again at the next start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorSettings:
+    """Experiment of the mirror, and its intervals."""
+
+    tracking_uri: str
+    experiment: str
+    every_s: float = 2.0
+    """Interval at which the log is read."""
+    feedback_s: float = 30.0
+    """Interval at which assessments are read."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MirrorCounts:
+    """Counts of this process."""
+
+    waiting: int = 0
+    """Records of the log that were not sent."""
+    turns: int = 0
+    """Turns that were sent."""
+    feedback: int = 0
+    """Feedback that was sent."""
+    refused: int = 0
+    """Records and assessments that the other side does not take."""
+    failures: int = 0
+    """Attempts that failed and are repeated."""
+
+
+class MirroredLog(Protocol):
+    """Log of the mirror, see `grpo.serving.log`."""
+
+    folder: Path
+
+    async def append(self, record: Record) -> None:
+        """Return when the record is durable."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """Position of a mirror, kept in a file."""
+
+    segments: dict[str, int] = field(default_factory=dict)
+    assessments: dict[str, int] = field(default_factory=dict)
+    """Last update of each assessment that was read, in milliseconds."""
+    erasures: list[str] = field(default_factory=list)
+    """Erasures whose traces are deleted."""
+
+
+class Mirror:
+    """Mirror of a log, which runs while its block does.
+
+    `observe` is called with feedback of people once it is in the log.
+    """
+
+    def __init__(
+        self,
+        log: MirroredLog,
+        settings: MirrorSettings,
+        *,
+        retention_days: int | None = None,
+        observe: Callable[[Feedback], None] = lambda feedback: None,
+    ) -> None:
+        self.counts = MirrorCounts()
+        self._log, self._settings, self._retention_days, self._observe = log, settings, retention_days, observe
+        self._store = TraceStore(settings.tracking_uri, settings.experiment)
+        name = hashlib.sha256(f"{settings.tracking_uri}\0{settings.experiment}".encode()).hexdigest()[:16]
+        self._file = log.folder / FOLDER / f"{name}.json"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="mirror")
+        self._state = _State()
+        self._tail = LogTail(log.folder)
+        self._redaction = Redaction(log.folder)
+        self._unread: Iterator[Unread] = iter(())
+        self._batch: list[Unread] = []
+        self._assessed = self._expired = -float("inf")
+
+    async def __aenter__(self) -> Self:
+        """Start; raises `DataError` for a position that cannot be read."""
+        import mlflow.tracing.client  # noqa: F401 - two threads that import it at once may see half of it
+
+        self._loop = asyncio.get_running_loop()
+        _read_state(self._file)
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, _END_S)
+
+    def _run(self) -> None:
+        """Thread: one process at a time has the lock, and others wait for it."""
+        lock = file_lock(self._file.with_suffix(".lock"))
+        while not self._stop.is_set():
+            with suppress(Timeout), lock.acquire(timeout=0):
+                self._state = _read_state(self._file)
+                self._tail.position = self._state.segments
+                self._mirror()
+            self._stop.wait(self._settings.every_s)
+
+    def _mirror(self) -> None:
+        """Mirror until the end; failures are repeated, later each time."""
+        pause_s = self._settings.every_s
+        while not self._stop.is_set():
+            try:
+                self.counts.waiting = self._tail.waiting()
+                self._step()
+                pause_s = self._settings.every_s
+            except Exception as error:
+                self.counts.failures += 1
+                logger.warning("the mirror in MLflow waits %.0f s: %s: %s", pause_s, type(error).__name__, error)
+                self._stop.wait(pause_s)
+                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                self._stop.wait(pause_s)
+
+    def _step(self) -> None:
+        """Send what is unread, and read assessments when they are due."""
+        self._store.check()
+        self._delete_erased()
+        while not self._stop.is_set() and self._take():
+            self._send([step.record for step in self._batch if step.record is not None])
+            for step in self._batch:
+                self._tail.advance(step)
+            self._batch = []
+            self._save()
+            self.counts.waiting = self._tail.waiting()
+        if time.monotonic() - self._assessed >= self._settings.feedback_s:
+            self._read_assessments()
+            self._assessed = time.monotonic()
+        if self._retention_days is not None and time.monotonic() - self._expired >= _EXPIRY_S:
+            oldest = datetime.now(UTC) - timedelta(days=self._retention_days)
+            self._store.delete(f"trace.timestamp_ms < {int(1000 * oldest.timestamp())}")
+            self._expired = time.monotonic()
+
+    def _take(self) -> bool:
+        """Take the next records, unless some are left of an attempt that failed."""
+        self._batch = self._batch or list(islice(self._unread, _BATCH))
+        if not self._batch:
+            self._unread = self._tail.unread()
+            self._batch = list(islice(self._unread, _BATCH))
+        return bool(self._batch)
+
+    def _send(self, records: Sequence[Record]) -> None:
+        self._redaction.prepare(records)
+        turns = [record for record in records if isinstance(record, ServedTurn) and not record.is_completion]
+        try:
+            self._store.write([self._trace(turn) for turn in turns])
+        except Exception as error:
+            if not _is_refused(error):
+                raise
+            for turn in turns:
+                self._attempt(turn, lambda turn=turn: self._store.write([self._trace(turn)]))  # type: ignore[misc]
+        else:
+            self.counts.turns += len(turns)
+        for record in records:
+            if isinstance(record, Feedback) and record.source != "mlflow":
+                self._attempt(record, lambda record=record: self._assess(record))  # type: ignore[misc]
+
+    def _attempt(self, record: Record, send: Callable[[], None]) -> None:
+        """Send one record; one that MLflow does not take is reported and counted."""
+        try:
+            send()
+        except Exception as error:
+            if not _is_refused(error):
+                raise
+            self._refuse(f"record {record.id} of the log is not mirrored: {error}")
+        else:
+            self.counts.turns += isinstance(record, ServedTurn)
+            self.counts.feedback += isinstance(record, Feedback)
+
+    def _trace(self, turn: ServedTurn) -> tuple[Any, Any]:
+        messages = self._redaction.messages(turn)
+        return trace_info(turn, messages, self._store.experiment_id), spans(turn, messages)
+
+    def _assess(self, feedback: Feedback) -> None:
+        """Assess the trace of the turn, or that of the conversation's first one, where MLflow has those of sessions."""
+        turn_id = feedback.turn_id or self._redaction.first_turn(feedback.conversation_id)
+        if turn_id is None:
+            raise DataError(f"conversation {feedback.conversation_id} is not in the log")
+        trace = trace_id(turn_id)
+        if not self._store.has(trace):  # the turn is in a segment that is read later
+            turns = ServedLog(self._log.folder).turns_of({feedback.conversation_id})
+            self._store.write([self._trace(turn) for turn in turns if turn.id == turn_id and not turn.is_completion])
+        for assessment in assessments(self._redaction.feedback(feedback)):
+            self._store.assess(trace, assessment)
+
+    def _read_assessments(self) -> None:
+        """Log assessments that people gave or edited since the last time."""
+        known, present = self._state.assessments, {}
+        for info, assessment in self._store.assessed(NAMES):
+            if not is_from_page(assessment):
+                continue
+            name, updated = str(assessment.assessment_id), int(assessment.last_update_time_ms)
+            present[name] = updated
+            if known.get(name) == updated:
+                continue
+            try:
+                self._log_feedback(feedback_record(assessment, info))
+            except DataError as error:
+                self._refuse(str(error))
+            known[name] = updated
+        self._state.assessments = present
+        self._save()
+
+    def _log_feedback(self, feedback: Feedback) -> None:
+        asyncio.run_coroutine_threadsafe(self._log.append(feedback), self._loop).result()
+        self._observe(feedback)
+
+    def _delete_erased(self) -> None:
+        """Delete the traces of erased conversations, also of those that were sent while they were erased."""
+        new = [path for path in (self._log.folder / ERASURES).glob("*.json") if path.stem not in self._state.erasures]
+        digests = {digest for path in new for digest in read_erasure(path).conversations}
+        self._redaction.forget(digests)
+        for digest in digests:
+            self._store.delete(f"tag.`{CONVERSATION_TAG}` = '{digest}'")
+        self._state.erasures += [path.stem for path in new]  # saved with the next batch: a second deletion finds none
+
+    def _refuse(self, message: str) -> None:
+        self.counts.refused += 1
+        logger.error("%s", message)
+
+    def _save(self) -> None:
+        state = {name: getattr(self._state, name) for name in _State.__slots__}
+        write_atomically(self._file, json.dumps(state), mode=0o600)
+
+
+def _is_refused(error: Exception) -> bool:
+    return isinstance(error, DataError | ValidationError) or is_refusal(error)
+
+
+def _read_state(path: Path) -> _State:
+    try:
+        return _State(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return _State()
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"the position of the mirror in {path} cannot be read: {error}; delete the file, and all is sent again, "
+            "nothing of it twice"
+        ) from error

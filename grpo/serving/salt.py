@@ -1,0 +1,46 @@
+"""Salt of the serving log, with which the names of users are hashed.
+
+Without the salt, the hash of a user in a copied record cannot be reversed by hashing a list of names.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from grpo.errors import StorageError
+from grpo.scenarios.served.folder import ServedLog
+from grpo.serving.segments import exclusive, sync_folder
+
+SALT = "salt"
+_BYTES = 32
+
+
+def read_salt(folder: Path) -> bytes:
+    """Read the salt of a log; an empty folder gets one. Raises `OSError`, and `StorageError` where it is damaged."""
+    path = folder / SALT
+    if not path.exists():
+        with exclusive(folder):
+            if not path.exists():  # another process may have been first
+                _make(path)
+    salt = path.read_bytes()
+    if len(salt) != _BYTES:
+        raise StorageError(f"{path} has {len(salt)} bytes instead of {_BYTES}; restore it from a backup")
+    return salt
+
+
+def _make(path: Path) -> None:
+    if ServedLog(path.parent).snapshot():
+        raise StorageError(
+            f"{path} is missing, without which the turns of a user cannot be found to erase them; restore it, or serve "
+            "with another --log"
+        )
+    hidden = path.with_name(f".{SALT}")
+    hidden.unlink(missing_ok=True)  # of a process that was killed
+    with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(hidden, path)
+    sync_folder(path.parent)

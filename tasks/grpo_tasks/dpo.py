@@ -1,0 +1,61 @@
+"""DPO of a policy on preference pairs → the checkpoint that GRPO starts from."""
+
+from __future__ import annotations
+
+from grpo.agents.catalog import make_agent
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.agent import AnyAgentSettings
+from grpo.config.dpo import DPOSettings
+from grpo.config.environments import EnvironmentSettings
+from grpo.config.renderer import RendererSettings
+from grpo.environments.catalog import make_environment
+from grpo.learner.metrics import PreferenceMetrics
+from grpo.learner.preference_tuning import tune_on_preferences
+from grpo_tasks.gpu_slots import holds_gpu_slot
+from grpo_tasks.load_base import Checkpoint
+from grpo_tasks.stage import stage
+
+
+class DPOResult(Checkpoint):
+    """The trained checkpoint, and its metrics on the pairs."""
+
+    pairs: int
+    losses: tuple[float, ...]
+    """Of each optimizer step, nats a pair."""
+    before: PreferenceMetrics
+    after: PreferenceMetrics
+
+
+@stage
+@holds_gpu_slot
+def dpo(
+    base: Artifact,
+    settings: DPOSettings,
+    renderer: RendererSettings | None,
+    agent: AnyAgentSettings,
+    environment: EnvironmentSettings,
+    max_tokens: int,
+    seed: int,
+    store: str,
+) -> DPOResult:
+    """Prefer the chosen replies to the rejected ones; the base is the reference policy."""
+    artifacts = ArtifactStore(store)
+    with artifacts.new_folder("checkpoint") as new:
+        tuned = tune_on_preferences(
+            artifacts.path(base),
+            new.path,
+            settings,
+            environment=make_environment(environment),
+            agent=make_agent(agent),
+            max_tokens=max_tokens,
+            seed=seed,
+            renderer=renderer,
+        )
+    return DPOResult(
+        checkpoint=new.artifact,
+        policy=tuned.policy,
+        pairs=tuned.pairs,
+        losses=tuned.losses,
+        before=tuned.before,
+        after=tuned.after,
+    )

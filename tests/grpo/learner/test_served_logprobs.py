@@ -1,0 +1,110 @@
+"""The real tiny model serves conversations; their log-probabilities are computed again with right and wrong weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.errors import AddressError, RatioError
+from grpo.learner.served_logprobs import check_served
+from grpo.policy.transformers.model import TransformersPolicy
+from grpo.scenarios.served.folder import ServedEntry, ServedLog
+from grpo.scenarios.served.records import ServedTurn
+from tests.grpo.serving.chat_servers import chat_server, clerk
+
+CONVERSATIONS = 20
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> list[ServedEntry]:
+    """Log of 20 conversations of two turns at two temperatures, and of one turn from a part of the vocabulary."""
+    folder = tmp_path_factory.mktemp("served")
+    with chat_server(folder) as server:
+        client = server.client()
+
+        def talk(number: int) -> None:
+            known = {}
+            for content in ("Hello, where is my order 1234?", "Thanks."):
+                reply = client.chat.completions.create(
+                    model="clerk",
+                    messages=[{"role": "user", "content": content}],
+                    temperature=(0.7, 1.3)[number % 2],
+                    tools=[],
+                    tool_choice="none",
+                    extra_body=known,
+                )
+                known = {"conversation_id": reply.model_extra["conversation_id"]}  # type: ignore[index]
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(talk, range(CONVERSATIONS)))
+        client.chat.completions.create(model="clerk", messages=[{"role": "user", "content": "Hello"}], top_p=0.5)
+    return list(ServedLog(folder / "log").read())
+
+
+def check(entries: Sequence[ServedEntry], load: Callable[[str], TransformersPolicy], turns: int = 1000) -> object:
+    return check_served(entries, load, model="clerk", turns=turns, seed=3)
+
+
+def right(version: str) -> TransformersPolicy:
+    assert version == "clerk/1"
+    return clerk().policy  # type: ignore[return-value]
+
+
+def test_served_turns_have_the_log_probabilities_of_their_version(entries: list[ServedEntry]):
+    """Both turns of 20 conversations; the one without log-probabilities is counted."""
+    result = check_served(entries, right, model="clerk", turns=1000, seed=3)
+    sampled = [entry.record for entry in entries if isinstance(entry.record, ServedTurn)]
+    assert result.turns == 2 * CONVERSATIONS
+    assert result.tokens == sum(int(turn.loss_mask.sum()) for turn in sampled if turn.top_p == 1.0)
+    assert 0 < result.difference <= 1e-4
+    assert list(result.unchecked.values()) == [1]
+    assert check_served(entries, right, model="clerk", turns=7, seed=3).turns == 7
+    assert check_served(entries, right, model="cler", turns=7, seed=3).turns == 0
+
+
+@pytest.mark.parametrize("number", range(0, 20, 4))
+def test_one_changed_tensor_is_noticed_within_twenty_turns(entries: list[ServedEntry], number: int):
+    """A weight matrix that is 1 % larger, under the digest of the right one."""
+    policy = right("clerk/1")
+    matrices = [weight for weight in policy.model.parameters() if weight.ndim == 2]
+    with torch.no_grad():
+        matrices[number % len(matrices)].mul_(1.01)
+    with pytest.raises(RatioError, match=r"turn \w+ of conversation \w+ claims clerk/1, and differs") as caught:
+        check(entries, lambda _: policy)
+    assert int(re.search(r"turn (\d+) of those checked", str(caught.value))[1]) <= 20  # type: ignore[index]
+
+
+def test_a_turn_of_another_version_is_noticed_at_once(entries: list[ServedEntry]):
+    """Its weights are not those that the version has; and the remedy is named."""
+    claimed = [
+        replace(entry, record=replace(entry.record, policy_hash="0" * 16))
+        for entry in entries
+        if isinstance(entry.record, ServedTurn)
+    ]
+    with pytest.raises(RatioError, match=r"has weights 0000000000000000, and the version .*, turn 1 of .*restart"):
+        check(claimed, right)
+
+
+def test_a_changed_log_is_noticed(entries: list[ServedEntry]):
+    """One log-probability of one turn, by a thousandth; NaN does not pass for a small difference."""
+    turn = next(entry.record for entry in entries if isinstance(entry.record, ServedTurn) and entry.record.top_p == 1.0)
+    changed = np.array(turn.sampler_logprobs)
+    changed[np.flatnonzero(turn.loss_mask)[-1]] += 1e-3
+    others = [entry for entry in entries if entry.record is not turn]
+    place = ServedEntry(source="x", line=1, record=replace(turn, sampler_logprobs=changed))
+    with pytest.raises(RatioError, match=f"turn {turn.id} .* differs from its weights by 0.001 nats in 1 of"):
+        check([*others, place], right)
+
+
+def test_turns_of_a_version_that_is_gone_are_counted(entries: list[ServedEntry]):
+    def gone(version: str) -> TransformersPolicy:
+        raise AddressError(f"no version {version}")
+
+    result = check_served(entries, gone, model="clerk", turns=1000, seed=3)
+    assert (result.turns, result.unchecked["clerk/1 is not registered any more"]) == (0, 2 * CONVERSATIONS)

@@ -1,0 +1,47 @@
+"""The position of a mirror."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import DataError
+from grpo.serving.log import ServingLog
+from grpo.serving.mirror import FOLDER, Mirror, MirrorSettings
+
+SETTINGS = MirrorSettings(tracking_uri="http://127.0.0.1:9", experiment="served", every_s=0.01)
+
+
+def test_a_position_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path):
+    """With the file and the remedy; the file of another experiment is not read."""
+
+    async def start(folder: Path, settings: MirrorSettings) -> None:
+        async with ServingLog(folder) as log, Mirror(log, settings) as mirror:
+            while not mirror.counts.failures:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(start(tmp_path, SETTINGS))
+    (lock,) = (tmp_path / FOLDER).glob("*.lock")
+    lock.with_suffix(".json").write_text('{"segments": ')
+    with pytest.raises(DataError, match=r"position of the mirror in .*json cannot be read: .*delete the file"):
+        asyncio.run(start(tmp_path, SETTINGS))
+    other = MirrorSettings(tracking_uri=SETTINGS.tracking_uri, experiment="another", every_s=0.01)
+    asyncio.run(start(tmp_path, other))
+
+
+def test_one_process_mirrors_at_a_time(tmp_path: Path):
+    """The second mirror of a folder tries nothing until the first one ends."""
+
+    async def main() -> None:
+        async with ServingLog(tmp_path) as log:
+            second = Mirror(log, SETTINGS)
+            async with Mirror(log, SETTINGS) as first:
+                while not first.counts.failures:
+                    await asyncio.sleep(0.01)
+                async with second:
+                    await asyncio.sleep(0.2)
+                    assert second.counts.failures == 0
+
+    asyncio.run(main())

@@ -79,8 +79,8 @@ def create_app(
     return Guard(app, authenticate, public=PUBLIC, scopes=SCOPES, body_bytes=body_bytes, check_room=check_room)
 
 
-def _caller(request: Request) -> Caller:
-    """Caller that the guard has authenticated."""
+async def _caller(request: Request) -> Caller:
+    """Caller that the guard has authenticated; async, since FastAPI runs other functions in threads."""
     caller: Caller = request.state.caller
     return caller
 

@@ -36,6 +36,8 @@ from grpo.serving.token_tap import TokenTap
 from grpo.serving.versions import ServedVersion
 
 logger = logging.getLogger(__name__)
+_SILENCE_S = 15.0
+"""Silence after which a stream gets a comment: proxies cut idle connections."""
 
 
 class TurnLog(Protocol):
@@ -139,10 +141,11 @@ class Exchange:
             fingerprint=f"{served.version}-{served.policy.hash}",
         )
 
-    async def events(self) -> AsyncGenerator[Event]:
+    async def events(self) -> AsyncGenerator[Event | None]:
         """Generate all choices; each has ended when it is in the log. Closing the iterator aborts those in progress.
 
-        Raises `APIError` for a conversation that leaves no room for a reply, and the errors of agent, engine and log.
+        None stands for an interval of silence. Raises `APIError` for a conversation that leaves no room for a reply,
+        and the errors of agent, engine and log.
         """
         queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         tasks = [self.hold.start(self._choose(index, queue)) for index in range(self._request.n)]
@@ -150,7 +153,12 @@ class Exchange:
         try:
             await asyncio.sleep(0)  # all have begun: a task that is cancelled before would leave no line in the log
             while ended < len(tasks):
-                event = await queue.get()
+                try:
+                    async with asyncio.timeout(_SILENCE_S):
+                        event = await queue.get()
+                except TimeoutError:
+                    yield None
+                    continue
                 if isinstance(event, BaseException):
                     raise event
                 ended += isinstance(event, Ended)
@@ -244,8 +252,7 @@ class Exchange:
         if not self._request.stream or agent.overrides_replies or type(self._renderer) is not Renderer:
             return
         while True:
-            await tap.sampled.wait()
-            tap.sampled.clear()
+            await tap.wait()
             text = tap.settled()
             if agent.config.enable_reasoning:
                 text = stable_prefix(text, reasoning=True)
@@ -254,6 +261,7 @@ class Exchange:
                 logprobs = tap.take() if self._request.logprobs else None
                 queue.put_nowait(Delta(index=index, text=text[len(tap.sent) :], logprobs=logprobs))
                 tap.sent = text
+                await asyncio.sleep(self._service.settings.stream_interval_s)
 
     def _choice(self, index: int, reply: Reply, tap: TokenTap) -> Choice:
         """The reply as the client reads it, cut at a text that ends it."""

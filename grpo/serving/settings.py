@@ -15,6 +15,8 @@ class ServiceSettings:
     """Tokens of their conversations and replies."""
     conversation_tokens: int = 2_000_000
     """Tokens of the conversations in memory."""
+    stream_interval_s: float = 0.04
+    """Time between two events of a streamed reply at least; tokens that come meanwhile share an event."""
     consent: str = ""
     """Uses that users agreed to, such as `training`; empty for none."""
     licence: str = ""

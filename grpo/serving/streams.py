@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -18,13 +18,11 @@ from grpo.errors import StorageError
 from grpo.serving.api_errors import APIError, error_body, overloaded
 from grpo.serving.callers import Caller
 from grpo.serving.chat_response import DONE, Choice, Usage, event
-from grpo.serving.exchange import Delta, Ended, Event, Exchange
+from grpo.serving.exchange import Delta, Ended, Exchange
 from grpo.serving.hold import Hold
 from grpo.serving.limits import Limiter
 
 logger = logging.getLogger(__name__)
-_KEEP_ALIVE_S = 15.0
-"""Silence after which a stream gets a comment: proxies cut idle connections."""
 Chunk = Mapping[str, Any] | str | APIError
 """JSON object of a stream; at its end `[DONE]`, or the error that has ended it."""
 T = TypeVar("T")
@@ -110,7 +108,7 @@ async def chunks(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[Chun
     begun: set[int] = set()
     try:
         async with aclosing(exchange.events()) as events:
-            async for event_ in _with_silence(events):
+            async for event_ in events:
                 if event_ is None:
                     yield None
                     continue
@@ -160,25 +158,3 @@ def answerable(error: Exception) -> APIError:
         return overloaded("the conversation cannot be logged now; try again", retry_after_s=10.0)
     logger.error("a turn failed", exc_info=error)
     return APIError(500, "the server failed on this request; its log has the cause", type="server_error")
-
-
-async def _with_silence(events: AsyncGenerator[Event]) -> AsyncIterator[Event | None]:
-    """Events, and None for each interval without one."""
-    iterator = aiter(events)
-    following: asyncio.Task[Event] | None = None
-    try:
-        while True:
-            following = following or asyncio.ensure_future(anext(iterator))
-            done, _ = await asyncio.wait({following}, timeout=_KEEP_ALIVE_S)
-            if not done:
-                yield None
-                continue
-            task, following = following, None
-            try:
-                yield task.result()
-            except StopAsyncIteration:
-                return
-    finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)

@@ -13,7 +13,10 @@ from grpo.serving.chat_response import TokenLogprob
 
 
 class TokenTap:
-    """Tokens of a turn as the engine samples them, on its thread; ends the turn at a text of `stops`."""
+    """Tokens of a turn as the engine samples them, on its thread; ends the turn at a text of `stops`.
+
+    Without `stops` the tokens are decoded by the one who reads the text, so that the engine does not wait for it.
+    """
 
     def __init__(self, renderer: Renderer, stops: tuple[str, ...]) -> None:
         self.tokens: list[SampledToken] = []
@@ -22,34 +25,47 @@ class TokenTap:
         """Monotonic time of each token."""
         self.sent = ""
         """Content that was streamed."""
-        self.sampled = asyncio.Event()
         self._renderer, self._stops = renderer, stops
         self._loop = asyncio.get_running_loop()
-        self._decoder = DecodeStream(skip_special_tokens=False)
-        self._taken = 0
+        self._sampled = asyncio.Event()
         self._woken = False
+        self._decoder = DecodeStream(skip_special_tokens=False)
+        self._decoded = 0
+        self._taken = 0
 
     def __call__(self, token: SampledToken) -> bool:
         """Add a token; True ends the turn."""
         self.times.append(time.monotonic())
         self.tokens.append(token)
-        text = self.text
-        if token.id not in self._renderer.stop_ids:
-            text += self._decoder.step(self._renderer.tokenizer.backend_tokenizer, token.id) or ""
-        ends = [position for stop in self._stops if (position := text.find(stop)) >= 0]
-        self._state = (text, text[: min(ends)] if ends else None)
+        if self._stops:
+            self._decode()
         if not self._woken:  # a wake-up for each token would take most of the engine's time
             self._woken = True
-            self._loop.call_soon_threadsafe(self._wake)
-        return bool(ends)
+            self._loop.call_soon_threadsafe(self._sampled.set)
+        return self._state[1] is not None
 
-    def _wake(self) -> None:
-        self._woken = False
-        self.sampled.set()
+    async def wait(self) -> None:
+        """Wait for a token that has come since the last call."""
+        await self._sampled.wait()
+        self._sampled.clear()
+        self._woken = False  # before the tokens are read: one that comes later wakes again
+
+    def _decode(self) -> None:
+        """Append the text of the new tokens, a stop token left out."""
+        text = self._state[0]
+        new = self.tokens[self._decoded :]
+        self._decoded += len(new)
+        for token in new:
+            if token.id not in self._renderer.stop_ids:
+                text += self._decoder.step(self._renderer.tokenizer.backend_tokenizer, token.id) or ""
+        ends = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        self._state = (text, text[: min(ends)] if ends else None)
 
     @property
     def text(self) -> str:
         """Text of the tokens, a stop token left out."""
+        if not self._stops:
+            self._decode()
         return self._state[0]
 
     @property
@@ -59,7 +75,7 @@ class TokenTap:
 
     def settled(self) -> str:
         """Text without an end that may become one of `stops`."""
-        text, stopped = self._state
+        text, stopped = self.text, self.stopped_text
         if stopped is not None:
             return stopped
         held = [size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size])]

@@ -72,6 +72,8 @@ class EngineSettings:
     """Prompt tokens of a conversation that are read in one forward pass."""
     prefix_cache_bytes: int = 2**30
     """Keys and values of idle conversations."""
+    threads: int | None = None
+    """Threads of a forward pass on the CPU; None is all cores but one, which is the event loop's."""
 
 
 class ServedVersion:

@@ -38,6 +38,12 @@ def serve(
         str | None, typer.Option(help="MLflow experiment that shows the conversations, with personal data redacted.")
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Turns that are generated at once.")] = 64,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the model on the CPU; all cores but one by default.")
+    ] = None,
+    stream_interval_s: Annotated[
+        float, typer.Option(min=0, help="Seconds between two events of a streamed reply at least.")
+    ] = 0.04,
     max_requests: Annotated[int, typer.Option(min=1, help="Turns in progress and waiting; more get 503.")] = 256,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds that running turns have to end on SIGTERM.")] = 60.0,
     body_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body at most.")] = 4 * 2**20,
@@ -110,8 +116,10 @@ def serve(
             if mirror_experiment
             else None,
             drain_s=drain_s,
-            engine=EngineSettings(concurrency=concurrency),
-            service=ServiceSettings(max_requests=max_requests, consent=consent, licence=licence),
+            engine=EngineSettings(concurrency=concurrency, threads=threads),
+            service=ServiceSettings(
+                max_requests=max_requests, stream_interval_s=stream_interval_s, consent=consent, licence=licence
+            ),
         ),
         source,
         Authenticator(store, tokens),

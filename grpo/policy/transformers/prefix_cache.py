@@ -44,11 +44,15 @@ class PrefixCache:
             return
         if place and key.startswith(self._keys[place - 1]):
             self._remove(self._keys[place - 1])
-        while self.bytes + bytes_needed > self._max_bytes:
-            self._remove(next(iter(self._entries)))
+        self._make_room(bytes_needed)
         self._entries[key] = read(), bytes_needed
         insort(self._keys, key)
         self.bytes += bytes_needed
+
+    def resize(self, max_bytes: int) -> None:
+        """Keep at most so many bytes from now on."""
+        self._max_bytes = max_bytes
+        self._make_room(0)
 
     def longest(self, tokens: Sequence[int]) -> tuple[bytes, int]:
         """Key of the sequence that shares the longest prefix with `tokens`, and its length; 0 for none."""
@@ -63,6 +67,10 @@ class PrefixCache:
         """Keys and values of a sequence, which is now the most recently used."""
         self._entries.move_to_end(key)
         return self._entries[key][0]
+
+    def _make_room(self, bytes_needed: int) -> None:
+        while self.bytes + bytes_needed > self._max_bytes:
+            self._remove(next(iter(self._entries)))
 
     def _remove(self, key: bytes) -> None:
         self.bytes -= self._entries.pop(key)[1]

@@ -54,14 +54,22 @@ class SlotSampler(TurnSampler):
         self._active = pending(self._active)
         waiting: list[Turn] = []
         for turn in pending(self._waiting):
-            if turn.session.slot is None:
-                if len(self._holders) >= self._concurrency:
-                    waiting.append(turn)
-                    continue
-                turn.session.slot = len(self._holders)
-                self._holders.append(turn.session)
-            self._activate(turn)
+            if turn.session.slot is None and not self._take_slot(turn):
+                waiting.append(turn)
+            else:
+                self._activate(turn)
         self._waiting = waiting
+
+    def _take_slot(self, turn: Turn) -> bool:
+        """Give a new conversation a slot; False while none is free."""
+        if len(self._holders) >= self._concurrency:
+            return False
+        self._append_slot(turn.session)
+        return True
+
+    def _append_slot(self, session: TurnSession) -> None:
+        session.slot = len(self._holders)
+        self._holders.append(session)
 
     def _step(self) -> None:
         """See `TurnSampler`."""

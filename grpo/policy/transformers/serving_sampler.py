@@ -1,12 +1,13 @@
 """Continuous batching for serving: prompts in chunks beside running turns, and prefixes of closed conversations.
 
 pass    conversation 1    2             3
-1       decode            prompt 128    –
-2       decode            prompt 100    prompt 28      128 prompt tokens a pass, first come first served
-3       decode            decode        prompt 60
+1       decode            prompt 64     –
+2       decode            prompt 64     prompt 60      64 tokens of each prompt, 256 of all, first come first served
+3       decode            prompt 28     decode
 
-A new conversation copies the longest prefix that a closed one or one in progress has read. If one that is reading its
-prompt will have read a longer one, it waits for that.
+A closed conversation keeps its slot for a while: its next turn goes on there. Others copy the longest prefix that a
+conversation has read, closed or in progress. If one that is reading its prompt will have read a longer one, it waits
+for that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from grpo.policy.transformers.turn_sampler import Turn, TurnSession
 
 _MIN_SHARED = 16
 """Fewest tokens that are copied, or waited for, rather than read."""
+_CHUNKS = 4
+"""Chunks of prompts that one pass reads at most."""
+_MIN_IDLE = 2
+"""Closed conversations that keep their slots at least; at most as many as are in progress, whose passes they slow."""
 
 
 class ServingSampler(SlotSampler):
@@ -42,7 +47,10 @@ class ServingSampler(SlotSampler):
         super().__init__(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
         self._slots = concurrency
         self._prefill_chunk = prefill_chunk
+        self._prefix_cache_bytes = prefix_cache_bytes
         self._prefixes = PrefixCache(max_bytes=prefix_cache_bytes)
+        self._idle: dict[TurnSession, int] = {}
+        """Closed sessions that keep their slots, with the bytes of their keys and values, first closed first."""
         self.prefix_queries = 0
         """Prompt tokens of new conversations."""
         self.prefix_hits = 0
@@ -50,8 +58,8 @@ class ServingSampler(SlotSampler):
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in slots."""
-        return sum(session.length for session in tuple(self._holders))
+        """Tokens of conversations in progress."""
+        return sum(session.length for session in tuple(self._holders) if session not in self._idle)
 
     @property
     def kv_capacity(self) -> int:
@@ -61,15 +69,63 @@ class ServingSampler(SlotSampler):
     @property
     def prefix_cache_bytes(self) -> int:
         """Bytes of the keys and values of closed conversations."""
-        return self._prefixes.bytes
+        return self._prefixes.bytes + sum(tuple(self._idle.values()))
 
     def release(self, session: TurnSession) -> None:
-        """Free the slot of a finished conversation, whose keys and values go to the prefix cache."""
-        slot, length = session.slot, session.length
-        if slot is not None and length >= _MIN_SHARED:
-            size = length * self._cache.token_bytes
-            self._prefixes.put(session.history, size, lambda: self._cache.read(slot, length))
+        """Keep the slot of a finished conversation for its next turn, or free it."""
+        size = session.length * self._cache.token_bytes
+        if session.slot is None or session in self._idle:
+            return
+        if session.length < _MIN_SHARED or size > self._prefix_cache_bytes:
+            super().release(session)
+            return
+        self._idle[session] = size
+        self._resize_prefixes()
+        while self._too_many_idle():
+            self._free_slot()
+
+    def _too_many_idle(self) -> bool:
+        running = len(self._holders) - len(self._idle)
+        return len(self._idle) > max(_MIN_IDLE, running) or sum(self._idle.values()) > self._prefix_cache_bytes
+
+    def _free_slot(self) -> None:
+        """Move the keys and values of the conversation that was closed first to the prefix cache."""
+        session = next(iter(self._idle))
+        slot, length, size = session.slot, session.length, self._idle.pop(session)
+        assert slot is not None
+        self._resize_prefixes()
+        self._prefixes.put(session.history, size, lambda: self._cache.read(slot, length))
         super().release(session)
+
+    def _resize_prefixes(self) -> None:
+        self._prefixes.resize(max(0, self._prefix_cache_bytes - sum(self._idle.values())))
+
+    def _take_slot(self, turn: Turn) -> bool:
+        """See `SlotSampler`; the next turn of a closed conversation takes its slot, with what it holds."""
+        if len(self._holders) - len(self._idle) >= self._concurrency:
+            return False
+        known = turn.unread[:-1]
+        extended = [session for session in self._idle if known[: session.length] == session.history]
+        if not extended:
+            if len(self._holders) == self._slots:
+                self._free_slot()
+            self._append_slot(turn.session)
+            return True
+        closed = max(extended, key=lambda session: session.length)
+        del self._idle[closed]
+        self._resize_prefixes()
+        assert closed.slot is not None
+        self._holders[closed.slot] = turn.session
+        turn.session.slot, closed.slot = closed.slot, None
+        self._skip(turn, closed.length)
+        return True
+
+    def _skip(self, turn: Turn, length: int) -> None:
+        """Count the prompt of a new conversation, whose first tokens are in its slot."""
+        self.prefix_queries += len(turn.unread)
+        self.prefix_hits += length
+        turn.cached_tokens = length
+        turn.session.history, turn.unread = turn.unread[:length], turn.unread[length:]
 
     def _step(self) -> None:
         """See `TurnSampler`."""
@@ -97,7 +153,7 @@ class ServingSampler(SlotSampler):
 
     def _next_pieces(self) -> tuple[list[Turn], dict[int, list[int]]]:
         """Turns of the next pass; the unread tokens of a prompt are cut, and those after the cut are returned by id."""
-        room = self._prefill_chunk
+        room = _CHUNKS * self._prefill_chunk
         turns: list[Turn] = []
         later: dict[int, list[int]] = {}
         reading: list[list[int]] = []
@@ -106,8 +162,9 @@ class ServingSampler(SlotSampler):
                 if not room or (turn.session.length == 0 and not self._begin(turn, reading)):
                     continue
                 reading.append(turn.session.history + turn.unread)
-                if len(turn.unread) > room:
-                    turn.unread, later[id(turn)] = turn.unread[:room], turn.unread[room:]
+                piece = min(room, self._prefill_chunk)
+                if len(turn.unread) > piece:
+                    turn.unread, later[id(turn)] = turn.unread[:piece], turn.unread[piece:]
                 room -= len(turn.unread)
             turns.append(turn)
         return turns, later
@@ -126,8 +183,8 @@ class ServingSampler(SlotSampler):
                 source, length = holder, shared
         if any(_shared(prompt, known, more_than=length) - length >= _MIN_SHARED for prompt in reading):
             return False
-        self.prefix_queries += len(turn.unread)
         if length < _MIN_SHARED:
+            self._skip(turn, 0)
             return True
         assert turn.session.slot is not None
         if source is None:
@@ -135,9 +192,7 @@ class ServingSampler(SlotSampler):
         else:
             assert source.slot is not None
             self._cache.copy(source.slot, [turn.session.slot], length)
-        self.prefix_hits += length
-        turn.cached_tokens = length
-        turn.session.history, turn.unread = turn.unread[:length], turn.unread[length:]
+        self._skip(turn, length)
         return True
 
 

@@ -89,15 +89,27 @@ def test_a_prompt_is_read_in_chunks_beside_running_turns(policy: TransformersPol
     _assert_exact(policy, SYSTEM, second)
 
 
-def test_a_pass_reads_at_most_a_chunk_of_prompts(policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch):
-    """Prompts of 40, 3 and 30 tokens in chunks of 16: 16, 16, 8 + 3 + 5, 16, 9 and the tokens that are generated.
-
-    Each turn generates 2 tokens: the first two in the third pass, which decode in the fourth.
-    """
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        # 16 + 3 + 16, then 16 + 1 decoded + 14, then 8 + 1 decoded of the third, then the first's second token
+        ((SYSTEM, [99, 98, 97], [200 + k for k in range(30)]), [35, 31, 9, 1]),
+        # four chunks; the rests of 4 and the fifth's chunk; four decoded and its rest; one decoded
+        (tuple([[5 + 20 * n + k for k in range(20)] for n in range(5)]), [64, 32, 8, 1]),
+    ],
+    ids=["a chunk of a prompt", "four chunks of all"],
+)
+def test_a_pass_reads_a_chunk_of_each_prompt_and_four_of_all(
+    policy: TransformersPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+    prompts: tuple[list[int], ...],
+    expected: list[int],
+):
+    """In chunks of 16, beside the tokens of running turns, of which each generates 2."""
     sizes: list[int] = []
 
     async def run() -> list[Generation]:
-        async with _opened(policy) as sampler:
+        async with _opened(policy, concurrency=5) as sampler:
             forward = sampler._forward
 
             def watch(turns):  # type: ignore[no-untyped-def]
@@ -105,17 +117,12 @@ def test_a_pass_reads_at_most_a_chunk_of_prompts(policy: TransformersPolicy, mon
                 return forward(turns)
 
             monkeypatch.setattr(sampler, "_forward", watch)
-            sessions = [sampler.open() for _ in range(3)]
-            prompts = (SYSTEM, [99, 98, 97], [200 + k for k in range(30)])
-            return list(
-                await asyncio.gather(
-                    *(_turn(s, ids, seed=k, tokens=2) for k, (s, ids) in enumerate(zip(sessions, prompts, strict=True)))
-                )
-            )
+            turns = [_turn(sampler.open(), ids, seed=seed, tokens=2) for seed, ids in enumerate(prompts)]
+            return list(await asyncio.gather(*turns))
 
     generations = asyncio.run(run())
-    assert sizes == [16, 16, 16, 16 + 2, 9, 1]
-    for ids, generation in zip((SYSTEM, [99, 98, 97], [200 + k for k in range(30)]), generations, strict=True):
+    assert sizes == expected
+    for ids, generation in zip(prompts, generations, strict=True):
         _assert_exact(policy, ids, generation)
 
 
@@ -142,6 +149,90 @@ def test_a_closed_conversation_is_not_read_again(policy: TransformersPolicy):
     assert [generation.cached_tokens for _, generation, _ in turns] == [0, 43, 50]
     for ids, generation, _ in turns:
         _assert_exact(policy, ids, generation)
+
+
+def test_the_next_turn_of_a_closed_conversation_goes_on_in_its_slot(
+    policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is copied; two conversations take turns, each in its own slot."""
+
+    async def run() -> list[tuple[list[int], Generation, int | None]]:
+        turns = []
+        async with _opened(policy) as sampler:
+            for name in ("copy", "read", "write"):
+                monkeypatch.setattr(sampler._cache, name, None)
+            heads: list[list[int]] = [SYSTEM, [*reversed(SYSTEM)]]
+            for seed in range(3):
+                for index, ids in enumerate(heads):
+                    session = sampler.open()
+                    generation = await _turn(session, [*ids, 60], seed=seed)
+                    turns.append(([*ids, 60], generation, session.slot))
+                    session.close()
+                    heads[index] = [*ids, 60, *generation.token_ids]
+        return turns
+
+    turns = asyncio.run(run())
+    assert [slot for _, _, slot in turns] == [0, 1] * 3
+    assert [generation.cached_tokens for _, generation, _ in turns] == [0, 0, 44, 44, 49, 49]
+    for ids, generation, _ in turns:
+        _assert_exact(policy, ids, generation)
+
+
+def test_two_closed_conversations_keep_their_slots_or_as_many_as_are_running(policy: TransformersPolicy):
+    """Four are closed while one runs: the two that were closed first leave their slots, and are not read again."""
+
+    async def run() -> tuple[int, int, list[Generation]]:
+        async with _opened(policy, concurrency=5) as sampler:
+            prompts = [[5 + 20 * n + k for k in range(20)] for n in range(5)]
+            sessions = [sampler.open() for _ in prompts]
+            await asyncio.gather(*(_turn(session, ids) for session, ids in zip(sessions, prompts, strict=True)))
+            tokens = sum(session.length for session in sessions[:4])
+            for session in sessions[:4]:
+                session.close()
+            assert sampler.prefix_cache_bytes == tokens * sampler._cache.token_bytes
+            assert sampler.kv_tokens == sessions[4].length
+            holders = len(sampler._holders)
+            later = [await _request(sampler, ids, seed=9) for ids in prompts]
+            for ids, generation in zip(prompts, later, strict=True):
+                _assert_exact(policy, ids, generation)
+            return holders, len(sampler._idle), later
+
+    holders, idle, later = asyncio.run(run())
+    assert (holders, idle) == (3, 2)
+    assert [generation.cached_tokens for generation in later] == [19] * 5
+
+
+def test_a_new_conversation_takes_the_slot_that_was_kept_longest(policy: TransformersPolicy):
+    """Two slots, both kept: the new one evicts the first, whose next turn copies what it has read."""
+
+    async def run() -> list[tuple[list[int], Generation]]:
+        turns = []
+        async with _opened(policy, concurrency=2) as sampler:
+            prompts = [[5 + 20 * n + k for k in range(20)] for n in range(3)]
+            for ids in (*prompts, [*prompts[0], 7]):
+                turns.append((ids, await _request(sampler, ids)))
+                assert len(sampler._holders) <= 2
+        return turns
+
+    turns = asyncio.run(run())
+    assert [generation.cached_tokens for _, generation in turns] == [0, 0, 0, 20]
+    for ids, generation in turns:
+        _assert_exact(policy, ids, generation)
+
+
+def test_closed_conversations_in_slots_count_as_cached_prefixes(policy: TransformersPolicy):
+    """With memory for 30 tokens, one conversation of 23 is kept, and none of the one before it."""
+
+    async def run() -> tuple[float, int]:
+        async with _opened(policy) as sampler:
+            await _request(sampler, SYSTEM[:20])
+            size = sampler._cache.token_bytes
+        async with _opened(policy, prefix_cache_bytes=30 * size) as sampler:
+            await _request(sampler, SYSTEM[:20])
+            await _request(sampler, [90, 91, *SYSTEM[:18]])
+            return sampler.prefix_cache_bytes / size, len(sampler._idle)
+
+    assert asyncio.run(run()) == (23, 1)
 
 
 def test_the_last_token_of_a_prompt_is_always_read(policy: TransformersPolicy):

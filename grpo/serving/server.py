@@ -84,7 +84,7 @@ def run_server(
     orchestrator: Orchestrator | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; then running turns end, for `drain_s` at most. A second signal ends at once."""
-    _set_threads(settings.engine.threads)
+    set_threads(settings.engine.threads)
     app, service = build_app(settings, next_version, authenticate, orchestrator)
     try:
         ChatServer(uvicorn_config(app, settings), service).run()
@@ -92,7 +92,7 @@ def run_server(
         gc.freeze()  # the interpreter's last collections would take 1.5 s for the modules of torch and MLflow alone
 
 
-def _set_threads(threads: int | None) -> None:
+def set_threads(threads: int | None) -> None:
     """Set the threads of forward passes. A pass of several threads ends with the one that waits longest for a core."""
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, torch.get_num_threads() - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.benchmarks.page import Findings, Table
 from tests.benchmarks.serve_bare import bare
 from tests.benchmarks.serve_overload import costs, overload
 from tests.benchmarks.serve_rows import Bar, table
-from tests.benchmarks.serve_sides import ours, transformers_serve, unending, vllm_serve
+from tests.benchmarks.serve_sides import EACH, ours, transformers_serve, unending, vllm_serve
 from tests.benchmarks.serve_swaps import drain, swaps
 from tests.benchmarks.serve_throughput import latency, start, throughput
 from tests.benchmarks.vllm_engine import PYTHON as VLLM_PYTHON
@@ -31,7 +31,8 @@ TEXT = (
     "All sides get the same model, in float32; its tokens that end a turn or call a tool have the embedding of an "
     "unlikely one, so that every reply has 32 tokens. Ours gets the id of the conversation and the new message, the "
     "others all messages. Sides run in turn, medians of 3; those that are not measured are stopped. A server may send "
-    "several tokens in one event, and inter-token latency (ITL) is the time between two events with text. The bars of "
+    "several tokens in one event, ours unless its interval is 0, and inter-token latency (ITL) is the time between two "
+    "events with text; its bar is that of the interval 0. The model of ours has all cores but one, as by default. The bars of "
     "latency, overload, swaps and drain are those of the desk clerk. Memory is the resident set without the cache of "
     "prefixes, which fills by design; the alias of the champion moves every 10 s between three versions for a minute, "
     "of which two stay loaded; clients try nothing again."
@@ -71,11 +72,14 @@ def measure() -> Findings:
     return Findings(title="Serving", text=f"{TEXT}{left_out}", tables=(table(bars), *tables))
 
 
-def server_starts(folder: Path, vllm: Path | None, root: Path) -> list[Callable[[], object]]:
-    """Servers of a model, and the sampler without one."""
+def server_starts(
+    folder: Path, vllm: Path | None, root: Path, options: Sequence[str] = ()
+) -> list[Callable[[], object]]:
+    """Servers of a model, ours with these options, and the sampler without one."""
     name = folder.name
     starts: list[Callable[[], object]] = [
-        partial(ours, str(folder), root / f"{name}-home"),
+        partial(ours, str(folder), root / f"{name}-home", options=options),
+        partial(ours, str(folder), root / f"{name}-each", name=EACH, options=(*options, "--stream-interval-s", "0")),
         partial(transformers_serve, folder, root / f"{name}-default.txt", batching=False),
         partial(transformers_serve, folder, root / f"{name}-batching.txt", batching=True),
         partial(bare, folder),

@@ -19,7 +19,7 @@ from tests.benchmarks.serve_rows import (
     percentile,
     tokens_per_second,
 )
-from tests.benchmarks.serve_sides import BARE, BATCHING, DEFAULT, OURS, VLLM, Side, long_line
+from tests.benchmarks.serve_sides import BARE, BATCHING, DEFAULT, EACH, OURS, VLLM, Side, long_line
 
 STREAMS, FEW, ROUNDS = 64, 16, 3
 LONG_TOKENS = 500
@@ -118,7 +118,8 @@ def latency(folder: Path, sides: Sequence[Side], seconds: float, warm_s: float) 
         ratio = first[OURS][1] / first[BATCHING][1]
         bars.append(Bar(measure=f"{FEW} streams: TTFT p99 ÷ {BATCHING}", value=ratio, at_most=0.2))
     line = long_line(folder, LONG_TOKENS)
-    turns = play_round(mine, seconds, warm_s, streams=FEW, long_line=line, long_every_s=0.5).turns
+    each = next(side for side in served if side.name == EACH)
+    turns = play_round(each, seconds, warm_s, streams=FEW, long_line=line, long_every_s=0.5).turns
     gaps = gaps_ms(turns)
     ratio = percentile(gaps, 99) / percentile(gaps, 50)
     bars.append(

@@ -113,6 +113,18 @@ def test_a_stream_joins_to_the_whole_message(server: ChatServer):
     assert {"stop", "tool_calls"} <= kinds
 
 
+def test_tokens_that_come_soon_after_another_share_its_event(tmp_path: Path):
+    """An hour between two events: the first has what there is, the second all that came until the end."""
+    with chat_server(tmp_path, service=ServiceSettings(stream_interval_s=3600)) as server:
+        client = server.client()
+        for seed in range(20):
+            whole = chat(client, seed=seed).choices[0].message.content or ""
+            texts = [chunk.choices[0].delta.content for chunk in chat(client, seed=seed, stream=True)]
+            texts = [text for text in texts if text]
+            assert "".join(texts) == whole
+            assert len(texts) <= 2
+
+
 def test_log_probabilities_come_once_for_each_token(server: ChatServer):
     """Whole and streamed alike; the sampled token is among its alternatives or below them, and they are sorted."""
     client = server.client()

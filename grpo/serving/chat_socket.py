@@ -91,8 +91,8 @@ async def _reply(frame: str | None, caller: Caller, service: Service, limiter: L
     service.streaming += 1
     try:
         async with aclosing(chunks(exchange, with_usage=usage)) as stream:
-            async for chunk in stream:
-                if chunk is not None:
+            async for ready in stream:
+                for chunk in ready:
                     yield error_text(chunk) if isinstance(chunk, APIError) else json_text(chunk)
     finally:
         service.streaming -= 1

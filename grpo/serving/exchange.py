@@ -133,6 +133,7 @@ class Exchange:
         """Tokens that the request may need."""
         self.hold = service.admit(version, request.n, self.max_tokens, before)
         """Room that it takes; its handler leaves it."""
+        self.choices = request.n
         self.completion = Completion(
             id=f"chatcmpl-{self._id}",
             created=int(self._received.timestamp()),
@@ -148,7 +149,7 @@ class Exchange:
         and the errors of agent, engine and log.
         """
         queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        tasks = [self.hold.start(self._choose(index, queue)) for index in range(self._request.n)]
+        tasks = [self.hold.start(self._choose(index, queue)) for index in range(self.choices)]
         ended = 0
         try:
             await asyncio.sleep(0)  # all have begun: a task that is cancelled before would leave no line in the log

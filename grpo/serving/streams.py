@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from grpo.serving.hold import Hold
 from grpo.serving.limits import Limiter
 
 logger = logging.getLogger(__name__)
+_ALIVE = b": keep-alive\n\n"
 Chunk = Mapping[str, Any] | str | APIError
 """JSON object of a stream; at its end `[DONE]`, or the error that has ended it."""
 T = TypeVar("T")
@@ -95,38 +96,42 @@ async def whole(exchange: Exchange) -> dict[str, Any]:
 async def server_sent_events(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[bytes]:
     """Server-sent events of a reply; an interval of silence is a comment."""
     async with aclosing(chunks(exchange, with_usage=with_usage)) as stream:
-        async for chunk in stream:
-            if chunk is None:
-                yield b": keep-alive\n\n"
-            else:
-                yield event(error_body(chunk) if isinstance(chunk, APIError) else chunk)
+        async for ready in stream:
+            yield (
+                b"".join(event(error_body(chunk) if isinstance(chunk, APIError) else chunk) for chunk in ready)
+                or _ALIVE
+            )
 
 
-async def chunks(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[Chunk | None]:
-    """Chunks of a reply, then `[DONE]`; an error is the last one. None stands for an interval of silence."""
+async def chunks(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[Sequence[Chunk]]:
+    """Chunks of a reply, then `[DONE]`; an error is the last one.
+
+    Those that are ready together come together, since each sending takes time; none stand for an interval of silence.
+    """
     completion, usages = exchange.completion, list[Usage]()
     begun: set[int] = set()
+    ready: list[Chunk] = []
     try:
         async with aclosing(exchange.events()) as events:
             async for event_ in events:
-                if event_ is None:
-                    yield None
-                    continue
-                index = event_.index if isinstance(event_, Delta) else event_.choice.index
-                if index not in begun:
-                    begun.add(index)
-                    yield completion.chunk(index, {"role": "assistant", "content": ""})
-                if isinstance(event_, Delta):
-                    yield completion.chunk(index, {"content": event_.text}, logprobs=event_.logprobs)
-                    continue
-                usages.append(event_.usage)
-                for chunk in completion.last_chunks(event_.choice, event_.sent, event_.rest):
-                    yield chunk
+                if event_ is not None:
+                    index = event_.index if isinstance(event_, Delta) else event_.choice.index
+                    if index not in begun:
+                        begun.add(index)
+                        ready.append(completion.chunk(index, {"role": "assistant", "content": ""}))
+                    if isinstance(event_, Delta):
+                        ready.append(completion.chunk(index, {"content": event_.text}, logprobs=event_.logprobs))
+                    else:
+                        usages.append(event_.usage)
+                        ready += completion.last_chunks(event_.choice, event_.sent, event_.rest)
+                if len(usages) < exchange.choices:
+                    yield ready
+                    ready = []
         if with_usage:
-            yield completion.usage_chunk(Usage.total(usages))
-        yield DONE
+            ready.append(completion.usage_chunk(Usage.total(usages)))
+        yield [*ready, DONE]
     except Exception as error:
-        yield answerable(error)
+        yield [*ready, answerable(error)]
 
 
 async def unless_disconnected(request: Request, answer: Awaitable[T]) -> T | None:

@@ -32,9 +32,9 @@ TEXT = (
     "unlikely one, so that every reply has 32 tokens. Ours gets the id of the conversation and the new message, the "
     "others all messages. Sides run in turn, medians of 3; those that are not measured are stopped. A server may send "
     "several tokens in one event, ours unless its interval is 0, and inter-token latency (ITL) is the time between two "
-    "events with text; its bar is that of the interval 0. The model of ours has all cores but one, as by default. The bars of "
-    "latency, overload, swaps and drain are those of the desk clerk. Memory is the resident set without the cache of "
-    "prefixes, which fills by design; the alias of the champion moves every 10 s between three versions for a minute, "
+    "events with text; its bar is that of the interval 0. The model of ours has all cores but one, as by default. "
+    "The bars of latency, overload, swaps and drain are those of the desk clerk. Memory is the resident set without "
+    "the cache of prefixes, which fills by design; the alias of the champion moves every 10 s between three versions for a minute, "
     "of which two stay loaded; clients try nothing again."
 )
 

@@ -17,7 +17,7 @@ from tests.benchmarks.vllm_engine import PYTHON as VLLM_PYTHON
 from tests.places import ROOT
 
 SMOLLM2 = ROOT / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-TEXT = "As above, with SmolLM2-135M-Instruct in float32, on the conversations of the support desk; all sides have all cores."
+TEXT = "As above, with SmolLM2-135M-Instruct in float32, on the conversations of the support desk; all have all cores."
 
 
 def measure() -> Findings:

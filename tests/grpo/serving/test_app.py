@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from grpo.scenarios.served.join import join
 from grpo.serving.callers import CallerLimits
 from grpo.serving.chat_response import Choice, Completion, event
 from grpo.serving.settings import ServiceSettings
+from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 
+until = partial(waiting.until, patience_s=30)
 QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
 TOOL = {
     "type": "function",
@@ -378,20 +381,12 @@ def test_a_client_that_goes_away_leaves_the_batch_and_an_aborted_turn(server: Ch
             next(stream.iter_lines())
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url, json={**body, "n": 4}, headers=headers, timeout=0.7)
-        wait_for(lambda: server.service.requests == 0)
+        until("the end of all requests", lambda: server.service.requests == 0)
     assert server.service.counts.turns["aborted"] - before == 5
     assert all(turn.reason == "the client went away" for turn in server.turns() if turn.status == "aborted")
     version = server.service.versions.current
     assert version is not None
-    wait_for(lambda: (stats := version.stats()) is not None and stats.running == 0)
-
-
-def wait_for(condition: Any) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not become true within 30 s")
+    until("an empty batch", lambda: (stats := version.stats()) is not None and stats.running == 0)
 
 
 def test_all_turns_are_in_the_log(server: ChatServer):
@@ -472,7 +467,7 @@ def test_a_new_version_answers_new_conversations_and_the_old_one_its_own(tmp_pat
         client = server.client()
         first = chat(client, seed=1)
         newest[0] = 2
-        wait_for(lambda: server.service.versions.swaps == 1)
+        until("the swap", lambda: server.service.versions.swaps == 1)
         other = chat(client, seed=2)
         second = chat(client, *next_messages(first), extra_body={"conversation_id": first.conversation_id})
         models = {turn.id: turn.model for turn in server.turns()}
@@ -484,8 +479,9 @@ def test_a_new_version_answers_new_conversations_and_the_old_one_its_own(tmp_pat
         with pytest.raises(openai.NotFoundError, match="no model 'clerk/3'"):
             client.models.retrieve("clerk/3")
         newest[0] = 3
-        wait_for(
-            lambda: [version.served.version for version in server.service.versions.loaded] == ["clerk/2", "clerk/3"]
+        until(
+            "the new version",
+            lambda: [version.served.version for version in server.service.versions.loaded] == ["clerk/2", "clerk/3"],
         )
         moved = chat(client, *next_messages(second), extra_body={"conversation_id": first.conversation_id})
         assert moved.conversation_id == first.conversation_id
@@ -503,7 +499,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_one_that_answers(tmp_path: P
 
     with chat_server(tmp_path, next_version) as server:
         assert chat(server.client()).choices
-        wait_for(lambda: server.service.versions.failed_loads > 0)
+        until("a failed load", lambda: server.service.versions.failed_loads > 0)
 
 
 def test_probes_need_no_key_and_tell_the_states_apart(server: ChatServer):
@@ -659,7 +655,7 @@ def test_a_client_that_hangs_up_pays_for_the_tokens(server: ChatServer):
     with slow_passes(server):
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers) as stream:
             next(stream.iter_lines())
-        wait_for(lambda: server.service.requests == 0)
+        until("the end of all requests", lambda: server.service.requests == 0)
     answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "stream": False}, headers=headers)
     limit, left = (int(answer.headers[f"x-ratelimit-{name}-tokens"]) for name in ("limit", "remaining"))
     usage = replies[seed].usage
@@ -683,9 +679,9 @@ def test_a_retired_version_is_let_go(tmp_path: Path):
         chat(client, seed=2, stream=False)
         for number in (2, 3):
             newest[0] = number
-            wait_for(lambda number=number: server.service.versions.swaps == number - 1)
-        wait_for(lambda: len(server.service.versions.loaded) == 2)
-        wait_for(lambda: gc.collect() >= 0 and models[0]() is None)
+            until("the swap", lambda number=number: server.service.versions.swaps == number - 1)
+        until("the oldest version to be retired", lambda: len(server.service.versions.loaded) == 2)
+        until("the first model to be freed", lambda: gc.collect() >= 0 and models[0]() is None)
         assert models[2]() is not None
 
 
@@ -702,7 +698,7 @@ def test_a_load_that_fails_is_tried_again(tmp_path: Path):
         return None if current == "clerk/2" else clerk(2)
 
     with chat_server(tmp_path, next_version) as server:
-        wait_for(lambda: server.service.versions.swaps == 1)
+        until("the swap", lambda: server.service.versions.swaps == 1)
         assert chat(server.client()).choices
 
 

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import collections
 import json
-import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,8 +12,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from grpo.serving.chat_socket import WAITING_REQUESTS
+from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
+until = partial(waiting.until, patience_s=30)
 QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
 FRAME_BYTES = 20_000
 
@@ -46,13 +46,6 @@ def replies(socket: ClientConnection) -> list[Any]:
 def content(frames: list[Any]) -> str:
     deltas = [choice["delta"] for frame in frames[:-1] for choice in frame["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas)
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
 
 
 def test_a_connection_answers_one_request_after_another(server: ChatServer):
@@ -134,7 +127,7 @@ def test_requests_that_wait_are_bounded(server: ChatServer):
             collections.deque(iter(partial(socket.recv, timeout=30), None), maxlen=0)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1013
-    wait_for(lambda: server.service.requests == 0)
+    until("the end of all requests", lambda: server.service.requests == 0)
 
 
 def test_a_client_that_goes_away_aborts_its_turn(server: ChatServer):
@@ -143,7 +136,7 @@ def test_a_client_that_goes_away_aborts_its_turn(server: ChatServer):
     ask(socket, max_tokens=400, temperature=2, seed=1, user="leaver")
     name = json.loads(socket.recv(timeout=30))["conversation_id"]
     socket.close()
-    wait_for(lambda: any(turn.conversation_id == name for turn in server.turns()))
+    until("the turn in the log", lambda: any(turn.conversation_id == name for turn in server.turns()))
     (turn,) = [turn for turn in server.turns() if turn.conversation_id == name]
     assert turn.status in ("aborted", "answered")
     assert server.service.streaming == 0

@@ -65,17 +65,22 @@ class Section(_Value):
     measured: str
 
 
-def here() -> str:
-    """This machine, this moment, this commit."""
+def commit() -> str:
+    """This commit, and whether the code has changed since."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     changed = " with changes" if git("status", "--porcelain", "--", "grpo", "tasks", "flows", "data") else ""
+    return f"{git('rev-parse', '--short', 'HEAD')}{changed}"
+
+
+def here() -> str:
+    """This machine, this moment, this commit."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
     return (
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {packages}, "
-        f"commit {git('rev-parse', '--short', 'HEAD')}{changed}, {datetime.now(UTC):%Y-%m-%d}"
+        f"commit {commit()}, {datetime.now(UTC):%Y-%m-%d}"
     )
 
 

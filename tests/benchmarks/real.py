@@ -3,7 +3,7 @@
 The runs take hours, so that each is a command, and the page has those that are complete:
 
     python -m tests.benchmarks.real "triage, seed 2"       runs it, with its records in runs/real
-    python -m tests.benchmarks real                        writes the page
+    python -m tests.benchmarks real                        writes the page; what was not run here keeps its row
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from grpo.evaluation.schema import Interval, ReportDocument, SliceMetrics
 from grpo.rewards.learned.metrics import wilson_interval
 from grpo_flows.local import settings
 from grpo_flows.local.service import free_port
-from tests.benchmarks.page import Findings, Table
+from tests.benchmarks.page import Findings, Table, commit, read
 from tests.places import ROOT
 
 CONFIGS = ROOT / "data" / "configs"
@@ -43,7 +43,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "BANKING77, 77 intents": ("banking77",),
 }
 """Config of each run, and what is set over it."""
-HEAD = ("run", "base", "after fine-tuning", "after GRPO", "verdict", "time", "peak memory")
+HEAD = ("run", "base", "after fine-tuning", "after GRPO", "verdict", "time", "peak memory", "commit")
 
 
 class Cost(BaseModel):
@@ -53,6 +53,7 @@ class Cost(BaseModel):
     peak_mib: float
     beside: bool
     """It had one thread, beside other work on the machine."""
+    commit: str
 
 
 def measure() -> Findings:
@@ -60,6 +61,7 @@ def measure() -> Findings:
     model = ROOT / load_config(CONFIGS / "triage.yaml").policy.model
     if not model.exists():
         return Findings(title="A real model", text=f"Not measured: {model.name} is not here; `make real` fetches it.")
+    known = {row[0]: row for table in read()["real"].findings.tables for row in table.rows} if "real" in read() else {}
     return Findings(
         title="A real model",
         text=(
@@ -69,7 +71,7 @@ def measure() -> Findings:
             "download is not. Where it has a star, the run had one thread, beside other work. A constant reward ends "
             "the run without a learning signal; a negated one must not help."
         ),
-        tables=(Table(head=HEAD, rows=tuple(_row(name) for name in RUNS)),),
+        tables=(Table(head=HEAD, rows=tuple(_row(name, known.get(name)) for name in RUNS)),),
     )
 
 
@@ -86,24 +88,27 @@ def run(name: str, *, beside: bool) -> None:
     command = [sys.executable, "-m", "grpo_flows.cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
     for override in overrides:
         command += ["--set", override]
+    at = commit()
     began = time.perf_counter()
     with (records / "log.txt").open("w") as log:
         subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
     wall_s = time.perf_counter() - began
     peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    (records / "cost.json").write_text(Cost(wall_s=wall_s, peak_mib=peak_mib, beside=beside).model_dump_json())
+    (records / "cost.json").write_text(
+        Cost(wall_s=wall_s, peak_mib=peak_mib, beside=beside, commit=at).model_dump_json()
+    )
 
 
-def _row(name: str) -> tuple[str, ...]:
+def _row(name: str, known: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Row of a run by its records, else the one that is known."""
     config = load_config(CONFIGS / f"{RUNS[name][0]}.yaml")
     missing = [path for source in config.scenarios.sources if (path := _published(source)) and not path.exists()]
-    if missing:
-        return (name, "–", "–", "–", f"not measured: no data at {missing[0].relative_to(ROOT.parent)}", "–", "–")
     records = RECORDS / name.replace(", ", "-").replace(" ", "_")
     if not (records / "cost.json").is_file():
-        return (name, "–", "–", "–", "not run yet", "–", "–")
+        absent = f"not measured: no data at {missing[0].relative_to(ROOT.parent)}" if missing else "not run yet"
+        return known or (name, "–", "–", "–", absent, "–", "–", "–")
     spent = Cost.model_validate_json((records / "cost.json").read_bytes())
-    cost = (f"{spent.wall_s / 60:.1f} min{'*' if spent.beside else ''}", f"{spent.peak_mib:,.0f} MiB")
+    cost = (f"{spent.wall_s / 60:.1f} min{'*' if spent.beside else ''}", f"{spent.peak_mib:,.0f} MiB", spent.commit)
     try:
         document: ReportDocument = read_report(records / "run" / "report.json")
     except DataError:

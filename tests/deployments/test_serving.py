@@ -69,6 +69,11 @@ def test_a_pod_ends_after_its_running_turns():
     assert int(COMPOSE["stop_grace_period"].removesuffix("s")) >= int(options(COMPOSE["command"])["drain-s"]) + 10
 
 
+def test_a_pod_computes_on_the_cpus_that_it_requests():
+    """A node has more, which its other pods request."""
+    assert options(CONTAINER["command"])["threads"] == CONTAINER["resources"]["requests"]["cpu"]
+
+
 def test_scaling_disruption_and_network_are_of_the_same_pods(tmp_path: Path):
     """The autoscaler's target is the deployment and its metric one that the server exports, with one series a pod."""
     labels = of_kind("Deployment")["selector"]

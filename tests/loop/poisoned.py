@@ -109,8 +109,8 @@ def poisoned_config(home: Path, log: Path, *, seed: int) -> dict[str, Any]:
     }
 
 
-async def attack(shop: Shop, seeds: int) -> list[Outcome]:
-    """Retrain on the poisoned log of each seed, and put the champion back after each."""
+async def attack(shop: Shop, seeds: int) -> None:
+    """Retrain on the poisoned log of each seed, put the champion back, and write the seeds so far to the page."""
     from grpo_tasks.registry import registry
 
     models = registry()
@@ -125,7 +125,7 @@ async def attack(shop: Shop, seeds: int) -> list[Outcome]:
     ][-CONVERSATIONS:]
     fresh = await asyncio.to_thread(_fresh_success, shop.home)
     print(f"{len(own)} conversations of {version}, success on fresh scenarios {fresh:.3f}", flush=True)
-    outcomes = []
+    outcomes: list[Outcome] = []
     for seed in range(seeds):
         records, count = poisoned_records(own, seed=seed)
         log = shop.home / f"poisoned-log-{seed}"
@@ -144,7 +144,7 @@ async def attack(shop: Shop, seeds: int) -> list[Outcome]:
         models.client.set_registered_model_alias(MODEL, "champion", str(champion.version))
         outcomes.append(outcome)
         print(outcome, flush=True)
-    return outcomes
+        write_adversarial(section(outcomes))
 
 
 def _fresh_success(home: Path) -> float:
@@ -175,8 +175,7 @@ def main() -> None:
     home = arguments.home.resolve()
     with open_shop(home) as shop:
         os.environ.update(shop.environment)
-        outcomes = asyncio.run(attack(shop, arguments.seeds))
-    write_adversarial(section(outcomes))
+        asyncio.run(attack(shop, arguments.seeds))
 
 
 def section(outcomes: Sequence[Outcome]) -> str:

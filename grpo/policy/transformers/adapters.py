@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,8 @@ _FUSED_PROJECTIONS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
     """Add untrained adapters, which do not change the output yet, and freeze the model's own weights.
 
-    Raises `ConfigError` for a name in `target_modules` that no linear layer has.
+    Raises `ConfigError` for a name in `target_modules` that no linear layer has, and for one of layers that share
+    their weights.
     """
     from peft import LoraConfig  # takes 4 s, skipped by runs without adapters
 
@@ -33,6 +35,12 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
         raise ConfigError(
             f"training.lora.target_modules {missing!r} fits no layer of {type(model).__name__}; its linear layers are "
             f"{', '.join(sorted(names))}"
+        )
+    shared = [name for name in _sharing_weights(model) if name.rsplit(".", 1)[-1] in targets]
+    if shared and not isinstance(targets, str):
+        raise ConfigError(
+            f"training.lora.target_modules: {shared[0]} has the same weights as another layer, so that merged adapters "
+            f"would change both; leave {shared[0].rsplit('.', 1)[-1]} out"
         )
     with torch.random.fork_rng(devices=[]), _without_notices():
         torch.manual_seed(seed)
@@ -52,15 +60,27 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
 def _without_adapter(model: PreTrainedModel) -> list[str]:
     """Names of the linear layers that `all-linear` leaves out.
 
-    Those whose fused kernels read the weight itself, which peft refuses to adapt, and routers and grouped
-    projections, which return something other than their product.
+    Those whose fused kernels read the weight itself, which peft refuses to adapt, those that share their weights, and
+    routers and grouped projections, which return something other than their product.
     """
     names = ["out_proj", "conv1d"] if model.config.model_type in _FUSED_PROJECTIONS else []
+    names += _sharing_weights(model)
     for name, layer in model.named_modules():
         is_derived = isinstance(layer, torch.nn.Linear) and type(layer).__module__.startswith("transformers.models.")
         if is_derived and not _is_product(layer):
             names.append(name)
     return names
+
+
+def _sharing_weights(model: PreTrainedModel) -> list[str]:
+    """Names of the linear layers whose weights are those of another one too, as in blocks that a model repeats."""
+    layers = [
+        (name, layer)
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if isinstance(layer, torch.nn.Linear)
+    ]
+    users = Counter(id(layer.weight) for _, layer in layers)
+    return [name for name, layer in layers if users[id(layer.weight)] > 1]
 
 
 @torch.no_grad()

@@ -159,6 +159,20 @@ def test_adapters_of_packed_experts_are_merged():
     assert torch.allclose(_logits(merged), _logits(model), atol=1e-4)
 
 
+def test_layers_that_share_their_weights_get_no_adapters():
+    """Zamba repeats a block: each use would have adapters of its own, and a merge would add all of them to each."""
+    model = tiny_model("zamba")
+    with pytest.raises(
+        ConfigError, match=r"layers\.2\.shared_transf\.self_attn\.q_proj has the same weights as another"
+    ):
+        _adapted(model, target_modules=("q_proj",))
+    _move(_adapted(model, target_modules="all-linear"))
+    adapted = [name for name, _ in model.named_parameters() if "lora_B" in name]
+    assert adapted
+    assert not any("shared_transf" in name for name in adapted)
+    assert torch.allclose(_logits(merge_adapters(model)), _logits(model), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("family", "name"), [("llama4_text", "router"), ("mamba", "out_proj"), ("deepseek_v4", "o_a_proj")]
 )

@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from grpo.config.pipeline import load_config
+from grpo.environments.catalog import find_unplayable
+from grpo.scenarios.ingest import ingest
+from grpo.scenarios.split import split
+from grpo.scenarios.table import read_scenarios
+from tests.places import ROOT
 
 CSV = 'text,category\r\n  Where is it? ,card\r\n"Two\nlines",card\r\nWhat?,weather\r\nonly one cell\r\n'
 
@@ -34,3 +45,21 @@ def test_every_published_question_is_a_scenario(published, ingested):
     assert sum(row["text"] != row["text"].strip() for row in rows) == 9
     assert sum("\n" in s.user_responses[0] for s in scenarios) == 1
     assert {s.metadata.category for s in scenarios} == {row["category"] for row in rows}
+
+
+@pytest.mark.parametrize("name", ["banking77", "banking77_teams"])
+def test_each_intent_of_a_shipped_config_is_held_out(name: str, published: Callable[[str], Path], tmp_path: Path):
+    """The split raises for one of which no scenario is."""
+    published("banking77")
+    config = load_config(ROOT / "data" / "configs" / f"{name}.yaml")
+    table = tmp_path / "scenarios.parquet"
+    bound = config.scenarios.max_quarantined_fraction
+    ingest(config.scenarios.sources, table, tmp_path / "quarantine.parquet", max_quarantined_fraction=bound)
+    excluded = find_unplayable(config.environment, read_scenarios(table), max_fraction=bound)
+    divided = split(
+        table,
+        validation_fraction=config.scenarios.validation_fraction,
+        limit=config.scenarios.limit,
+        excluded=excluded,
+    )
+    assert min(len(divided.train), len(divided.heldout)) > 100

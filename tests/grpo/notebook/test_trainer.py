@@ -28,6 +28,7 @@ from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome, TrajectoryGroup
 from tests.doubles import make_trajectory
 from tests.grpo.notebook.test_diagnostics import record
+from tests.waiting import until
 
 SCENARIOS = [Scenario(id=text, user_responses=(text, "and then")) for text in ("hello", "my order", "how are you")]
 HELDOUT = [Scenario(id="broken", user_responses=("broken",))]
@@ -367,6 +368,8 @@ def _wandb_history(file: Path) -> list[dict[str, float]]:
             place += left
             continue
         length, kind = struct.unpack("<4xHB", data[place : place + 7])
+        if place + 7 + length > len(data):  # it is being written
+            break
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -386,5 +389,9 @@ def test_an_offline_wandb_run_has_the_metrics_of_each_iteration(tiny_folder: Pat
     trainer = make_trainer(tiny_folder, report_to="wandb", wandb_project="letters")
     rewards = run(trainer)
     [file] = trainer.folder.glob("wandb/offline-run-*/*.wandb")
-    logged = {row["_step"]: row["rollout/reward"] for row in _wandb_history(file) if "rollout/reward" in row}
-    assert logged == pytest.approx(dict(enumerate(rewards, start=1)))
+
+    def logged() -> dict[float, float]:
+        return {row["_step"]: row["rollout/reward"] for row in _wandb_history(file) if "rollout/reward" in row}
+
+    until("W&B's process to write the run", lambda: len(logged()) == len(rewards), patience_s=60)
+    assert logged() == pytest.approx(dict(enumerate(rewards, start=1)))

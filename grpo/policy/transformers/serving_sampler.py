@@ -62,6 +62,11 @@ class ServingSampler(SlotSampler):
         return sum(session.length for session in tuple(self._holders) if session not in self._idle)
 
     @property
+    def _held(self) -> int:
+        """Number of slots of conversations in progress."""
+        return len(self._holders) - len(self._idle)
+
+    @property
     def kv_capacity(self) -> int:
         """Tokens that all slots can hold before they grow."""
         return self._slots * self._cache.capacity
@@ -85,8 +90,7 @@ class ServingSampler(SlotSampler):
             self._free_slot()
 
     def _too_many_idle(self) -> bool:
-        running = len(self._holders) - len(self._idle)
-        return len(self._idle) > max(_MIN_IDLE, running) or sum(self._idle.values()) > self._prefix_cache_bytes
+        return len(self._idle) > max(_MIN_IDLE, self._held) or sum(self._idle.values()) > self._prefix_cache_bytes
 
     def _free_slot(self) -> None:
         """Move the keys and values of the conversation that was closed first to the prefix cache."""
@@ -102,7 +106,7 @@ class ServingSampler(SlotSampler):
 
     def _take_slot(self, turn: Turn) -> bool:
         """See `SlotSampler`; the next turn of a closed conversation takes its slot, with what it holds."""
-        if len(self._holders) - len(self._idle) >= self._concurrency:
+        if self._held >= self._concurrency:
             return False
         known = turn.unread[:-1]
         extended = [session for session in self._idle if known[: session.length] == session.history]

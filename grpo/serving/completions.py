@@ -20,12 +20,12 @@ import numpy as np
 from grpo.errors import GRPOError
 from grpo.messages import Message
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
-from grpo.policy.transformers.model import TransformersPolicy
 from grpo.scenarios.served.records import COMPLETION, ServedTurn, TurnStatus
 from grpo.serving.api_errors import invalid_request
 from grpo.serving.callers import Caller
 from grpo.serving.chat_response import Usage
 from grpo.serving.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
+from grpo.serving.engine import ProcessPolicy
 from grpo.serving.service import Service
 from grpo.serving.streams import answerable
 from grpo.serving.token_tap import TokenTap
@@ -42,8 +42,8 @@ class CompletionExchange:
         self._service, self._request, self._caller = service, request, caller
         self._id, self._received, self._started = uuid.uuid4().hex, service.now(), time.monotonic()
         self._renderer = self.version.renderer(())
-        if not isinstance(self.version.served.policy, TransformersPolicy):
-            message = "completions are sampled by a model in this process; ask the server of the model for them"
+        if not isinstance(self.version.served.policy, ProcessPolicy):
+            message = "completions are sampled by a model of this server; ask the server of the model for them"
             raise invalid_request(message, param="model", code="unsupported")
         self._tokenizer = self._renderer.tokenizer
         self._prompt = self._prompt_ids()

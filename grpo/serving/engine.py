@@ -1,259 +1,320 @@
-"""Engine: the rollout's sampler in a thread of its own, for callers on other event loops.
+"""Engine: turns of many conversations, sampled in a process of their own, see `grpo.serving.engine_process`.
 
-    caller's loop     generate ──►            ◄── Generation          cancel ──►
-    engine's loop               submit │ pass │ pass │ pass │ …                │ the slot is free before the next pass
-    engine's thread     on_token is called here, after each pass
+    caller        generate ──►                ◄── Generation         cancel ──►
+    event loop            submit     on_token, for each token of a pass         the slot is free before the next pass
+    process                     │ pass │ pass │ pass │ …
 
-A session is a slot of the batch. What a closed session has read stays in the prefix cache, so that a server opens a
-session per request, gives it all tokens of the conversation, and only those after the cached ones are read.
+A forward pass holds neither the event loop nor the interpreter's lock of the server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any, Self
+import atexit
+import itertools
+import multiprocessing
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from grpo.errors import ConfigError, PolicyError
-from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
+from grpo.policy.policy import Generation, Prompt, SampledToken, Sampler, Sampling
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.policy.transformers.samplers import make_serving_sampler
-from grpo.policy.transformers.serving_sampler import ServingSampler
-from grpo.policy.transformers.turn_sampler import TurnSession
 from grpo.renderers.chat_template import Renderer
+from grpo.serving.engine_process import (
+    Cancel,
+    Ended,
+    EngineStats,
+    Failed,
+    Loaded,
+    LoadFailed,
+    Pass,
+    Scale,
+    Start,
+    Submit,
+    run,
+)
+from grpo.serving.frames import Frames, read_frame
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+"""Engine processes are forked from one that has imported PyTorch, and runs none of it, so that they start at once."""
+_CONTEXT.set_forkserver_preload(["grpo.serving.engine_process"])
 
 
 class EngineStopped(PolicyError):
     """The engine was stopped before the turn was generated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Load of an engine, and its counters since the start."""
+class ProcessPolicy:
+    """Policy whose weights are in an engine process, where `load` is called.
 
-    running: int
-    """Turns in the batch."""
-    waiting: int
-    """Turns that wait for a slot."""
-    kv_tokens: int
-    """Tokens whose keys and values are in slots."""
-    kv_capacity: int
-    """Tokens that the slots can hold before they grow."""
-    prefix_cache_bytes: int
-    """Bytes of the keys and values of closed sessions."""
-    prefix_queries: int
-    """Prompt tokens of first turns, each looked up once."""
-    prefix_hits: int
-    """Those that were not read again."""
-    tokens_processed: int
-    """Tokens of all forward passes."""
-    tokens_generated: int
-    turns_admitted: int
-    queue_s: float
-    """Sum of the times that admitted turns have waited for a slot."""
+    Blocks until they are loaded. Raises the error of `load`, and `PolicyError` for a process that ends meanwhile.
+    """
+
+    def __init__(self, load: Callable[[], TransformersPolicy]) -> None:
+        self.connection, other = socket.socketpair()
+        self._process = _CONTEXT.Process(target=run, args=(other, load), name="engine")
+        try:
+            self._process.start()
+            atexit.register(self._process.kill)  # before the interpreter waits for it
+            other.close()
+            answer: Loaded | LoadFailed = read_frame(self.connection)
+        except EOFError as error:
+            raise PolicyError(f"{self.end()} while it loaded the model; it may lack memory") from error
+        except BaseException:
+            self.connection.close()  # which ends the process
+            raise
+        if isinstance(answer, LoadFailed):
+            self.close()
+            raise answer.error
+        self.hash = answer.policy_hash
+        self.max_context = answer.max_context
+        self.tokenizer = answer.tokenizer
+        self.vocabulary = answer.vocabulary
+        """The model reads the token ids below this number."""
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
+        """See `Policy.sampler`; there is one, once."""
+        return Engine(self, renderer, concurrency=concurrency)
+
+    def end(self) -> str:
+        """Wait for the end of a process that ends by itself; returns a sentence about it."""
+        self._process.join()
+        code = self._process.exitcode
+        self.close()
+        return f"the engine process ended with exit code {code}"
+
+    def close(self) -> None:
+        """End the process, which has nothing to save; its memory is free again."""
+        self.connection.close()
+        self._process.kill()
+        self._process.join()
+        atexit.unregister(self._process.kill)
 
 
 class Engine:
-    """Sampler of a policy in a thread of its own; an async context manager, used by any event loop while it is open.
+    """Sampler of a policy in its process; an async context manager, used by the event loop that has entered it.
 
-    `concurrency` is the number of slots, `prefill_chunk` the most prompt tokens that one forward pass reads beside the
-    running turns, `prefix_cache_bytes` the most memory for the keys and values of closed sessions. A model without
-    flat attention takes whole prompts and keeps nothing.
+    `concurrency` is the number of slots, `prefill_chunk` the prompt tokens of a turn that one forward pass reads beside
+    the running turns, `prefix_cache_bytes` the most memory for the keys and values of closed sessions, and `threads`
+    those of a forward pass on the CPU. A model without flat attention takes whole prompts and keeps nothing.
     """
 
     def __init__(
         self,
-        policy: TransformersPolicy,
+        policy: ProcessPolicy,
         renderer: Renderer,
         *,
         concurrency: int = 64,
         prefill_chunk: int = 64,
         prefix_cache_bytes: int = 2**28,
+        threads: int | None = None,
     ) -> None:
         if concurrency < 1 or prefill_chunk < 1 or prefix_cache_bytes < 0:
             raise ConfigError(
                 f"concurrency {concurrency} and prefill_chunk {prefill_chunk} of an engine must be at least 1, "
                 f"prefix_cache_bytes {prefix_cache_bytes} at least 0"
             )
-        self._max_context = policy.max_context
-        self._slots = concurrency
-        self._vocabulary = int(policy.model.get_input_embeddings().num_embeddings)
-        self._sampler = make_serving_sampler(
-            policy.model,
-            stop_ids=renderer.stop_ids,
+        self._policy = policy
+        self._start = Start(
+            stop_ids=frozenset(renderer.stop_ids),
             concurrency=concurrency,
-            max_context=policy.max_context,
             prefill_chunk=prefill_chunk,
             prefix_cache_bytes=prefix_cache_bytes,
+            threads=threads,
         )
-        self._thread = threading.Thread(target=self._run, name=f"engine-{policy.hash}", daemon=True)
-        self._started: Future[None] = Future()
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """The thread's loop, while turns are accepted."""
-        self._turns: set[asyncio.Task[Any]] = set()
+        self._frames = Frames(self._receive, self._lost)
+        self._turns: dict[int, _Turn] = {}
+        self._numbers = itertools.count()
+        self._stats = EngineStats()
+        self.stopped: str | None = "the engine does not run; enter its context before a turn"
+        """Why no turn is generated; None while the engine runs."""
 
     async def __aenter__(self) -> Self:
-        """Start the thread; an engine starts once."""
-        self._thread.start()
-        await asyncio.wrap_future(self._started)
+        """Start the sampler; an engine starts once."""
+        connection = self._policy.connection
+        connection.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=connection)
+        self._frames.send(self._start)
+        self.stopped = None
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End the turns in progress with `EngineStopped`, and the thread after its forward pass."""
-        with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.call_soon_threadsafe(self._stopping.set)
-        await asyncio.to_thread(self._thread.join)
+        """End the turns in progress with `EngineStopped`, and the process."""
+        self._frames.close()
+        self._stop("the engine was stopped; send the turn to another one")
+        await asyncio.to_thread(self._policy.close)
 
     def open(self) -> EngineSession:
         """Start a conversation."""
-        return EngineSession(self, self._sampler.open())
+        return EngineSession(self)
 
     def scale(self, concurrency: int) -> None:
         """Change the number of turns in the batch, up to that of the slots; those in progress go on.
 
-        Callable from any thread. Raises `ConfigError` for a number that is not between 1 and the slots.
+        Raises `ConfigError` for a number that is not between 1 and the slots.
         """
-        if not 1 <= concurrency <= self._slots:
-            raise ConfigError(
-                f"concurrency {concurrency} of an engine with {self._slots} slots: take 1 to {self._slots}"
-            )
-        self._call(lambda: self._sampler.scale(concurrency))
+        slots = self._start.concurrency
+        if not 1 <= concurrency <= slots:
+            raise ConfigError(f"concurrency {concurrency} of an engine with {slots} slots: take 1 to {slots}")
+        self._frames.send(Scale(concurrency))
 
     def stats(self) -> EngineStats:
-        """Load and counters now; callable from any thread."""
-        sampler = self._sampler
-        slots = sampler if isinstance(sampler, ServingSampler) else None
-        return EngineStats(
-            running=sampler.running,
-            waiting=sampler.waiting,
-            kv_tokens=slots.kv_tokens if slots else 0,
-            kv_capacity=slots.kv_capacity if slots else 0,
-            prefix_cache_bytes=slots.prefix_cache_bytes if slots else 0,
-            prefix_queries=slots.prefix_queries if slots else 0,
-            prefix_hits=slots.prefix_hits if slots else 0,
-            tokens_processed=sampler.tokens_processed,
-            tokens_generated=sampler.tokens_generated,
-            turns_admitted=sampler.turns_admitted,
-            queue_s=sampler.queue_s,
-        )
+        """Load and counters after the last forward pass; callable from any thread."""
+        return self._stats
 
-    def _check(self, ids: Sequence[int], *, history: int) -> None:
+    def submit(self, ids: Sequence[int], index: int, prompt: Prompt, sampling: Sampling) -> _Turn:
+        """Queue the turn `index` of a session with these tokens. Raises `EngineStopped`."""
+        if self.stopped is not None:
+            raise EngineStopped(self.stopped)
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        turn = _Turn(number=next(self._numbers), prompt=prompt, sampling=sampling, future=future)
+        self._turns[turn.number] = turn
+        self._frames.send(Submit(turn.number, ids, index, sampling))
+        return turn
+
+    def cancel(self, turn: _Turn) -> None:
+        """Take a turn out of the batch."""
+        if self._turns.pop(turn.number, None) is not None:
+            turn.future.cancel()
+            self._frames.send(Cancel(turn.number))
+
+    def check(self, ids: Sequence[int], *, history: int) -> None:
         """Raise `PolicyError` for prompt tokens after `history` tokens that the model cannot read."""
         if not ids:
             raise PolicyError("the prompt is empty; it must have at least one token")
-        if min(ids) < 0 or max(ids) >= self._vocabulary:
+        most = self._policy.vocabulary - 1
+        if min(ids) < 0 or max(ids) > most:
             raise PolicyError(
-                f"the prompt has token {min(ids) if min(ids) < 0 else max(ids)}; the model's are 0 to "
-                f"{self._vocabulary - 1}"
+                f"the prompt has token {min(ids) if min(ids) < 0 else max(ids)}; the model's are 0 to {most}"
             )
-        if history + len(ids) >= self._max_context:
+        if history + len(ids) >= self._policy.max_context:
             raise PolicyError(
                 f"the conversation has {history + len(ids)} tokens, which leaves no room for a reply in the model's "
-                f"context of {self._max_context}; shorten it"
+                f"context of {self._policy.max_context}; shorten it"
             )
 
-    def _submit(self, coroutine: Coroutine[Any, Any, Generation]) -> Future[Generation]:
-        """Run a coroutine on the engine's loop. Raises `EngineStopped`."""
-        with self._lock:  # none is accepted after the stop, which would leave it waiting
-            if self._loop is not None:
-                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        coroutine.close()
-        raise EngineStopped("the engine does not run; enter its context before a turn, and leave it after the last")
+    def _receive(self, message: Pass) -> None:
+        """Give the tokens of a pass to their turns, and end those that have ended."""
+        self._stats = message.stats
+        ended = []
+        for number, cached_tokens in message.begun:
+            if number in self._turns:
+                self._turns[number].cached_tokens = cached_tokens
+        for number, id_, logprob, top_logprobs in message.tokens:
+            turn = self._turns.get(number)
+            if turn is not None and turn.add(SampledToken(id=id_, logprob=logprob, top_logprobs=top_logprobs)):
+                ended.append(turn)
+        for end in message.ended:
+            turn = self._turns.pop(end.turn, None)
+            if turn is not None:
+                turn.end(end)
+        for turn in ended:
+            if self._turns.pop(turn.number, None) is not None:
+                self._frames.send(Cancel(turn.number))
+                turn.end(Ended(turn.number, "callback"))
 
-    def _call(self, function: Callable[[], object]) -> None:
-        """Call a function on the engine's loop; not at all once it has stopped."""
-        with self._lock:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(function)
+    def _lost(self) -> None:
+        """The process has ended by itself."""
+        self._stop(self._policy.end())
 
-    async def _generate(self, session: TurnSession, prompt: Prompt, sampling: Sampling) -> Generation:
-        """Generate a turn on the engine's loop; a session whose turn does not end is closed."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._turns.add(task)
-        callback = None if prompt.on_token is None else _Callback(prompt.on_token)
-        try:
-            generation = await session.generate(replace(prompt, on_token=callback), sampling)
-            if callback is not None and callback.error is not None:
-                raise callback.error
-            return generation
-        except BaseException as error:
-            session.close()
-            if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
-                raise EngineStopped("the engine was stopped during the turn; send it to another one") from error
-            raise
-        finally:
-            self._turns.discard(task)
-
-    def _run(self) -> None:
-        """Run the event loop of the thread."""
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            if not self._started.done():
-                self._started.set_exception(error)
-            raise
-
-    async def _serve(self) -> None:
-        """Accept turns until the engine stops."""
-        self._stopping = asyncio.Event()
-        async with self._sampler:
-            self._loop = asyncio.get_running_loop()
-            self._started.set_result(None)
-            await self._stopping.wait()
-            turns = tuple(self._turns)
-            for task in turns:
-                task.cancel()
-            await asyncio.gather(*turns, return_exceptions=True)
+    def _stop(self, reason: str) -> None:
+        self.stopped = self.stopped or reason
+        self._stats = EngineStats()
+        turns, self._turns = self._turns, {}
+        for turn in turns.values():
+            if not turn.future.done():
+                turn.future.set_exception(EngineStopped(reason))
 
 
 class EngineSession:
-    """One conversation of an `Engine`, for one caller at a time."""
+    """One conversation of an `Engine`."""
 
-    def __init__(self, engine: Engine, session: TurnSession) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._session = session
+        self._ids: list[int] = []
+        """Tokens that it has read and generated."""
+        self._turns = 0
+        self._running: _Turn | None = None
         self._closed = False
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """See `Session.generate`; `Prompt.on_token` is called on the engine's thread.
+        """See `Session.generate`.
 
         A turn that is cancelled, or that fails, leaves the batch before the next forward pass and closes the session.
-        Raises `PolicyError` for tokens outside of the vocabulary, an empty prompt and one that fills the context,
-        `EngineStopped` if the engine ends, an error of the forward pass, and one of `on_token`.
+        Raises `PolicyError` for tokens outside of the vocabulary, an empty prompt, one that fills the context, and a
+        forward pass that fails, `EngineStopped` if the engine ends, and an error of `on_token`.
         """
         if self._closed:
             raise PolicyError("the session is closed, by its owner or after a turn that failed; open another one")
-        engine, session = self._engine, self._session
-        engine._check(prompt.new_ids, history=session.length + (session.last is not None))
+        self._engine.check(prompt.new_ids, history=len(self._ids))
+        read = [*self._ids, *prompt.new_ids]
         try:
-            return await asyncio.wrap_future(engine._submit(engine._generate(session, prompt, sampling)))
+            self._running = self._engine.submit(read, self._turns, prompt, sampling)
+            generation = await self._running.future
         except BaseException:
             self.close()
             raise
+        own, self._ids = len(self._ids), [*read, *generation.token_ids]
+        self._running, self._turns = None, self._turns + 1
+        return replace(generation, cached_tokens=max(0, generation.cached_tokens - own))
 
     def close(self) -> None:
-        """See `Session.close`; callable from any thread, also during a turn, which is cancelled."""
+        """See `Session.close`; a turn in progress is cancelled."""
         self._closed = True
-        self._engine._call(self._session.close)
+        if self._running is not None:
+            self._engine.cancel(self._running)
 
 
-class _Callback:
-    """A caller's `on_token`, whose error ends its own turn and not the batch."""
+@dataclass(slots=True, kw_only=True)
+class _Turn:
+    """A turn in progress."""
 
-    def __init__(self, function: Callable[[SampledToken], bool | None]) -> None:
-        self._function = function
-        self.error: Exception | None = None
+    number: int
+    prompt: Prompt
+    sampling: Sampling
+    future: asyncio.Future[Generation]
+    tokens: list[SampledToken] = field(default_factory=list)
+    cached_tokens: int = 0
+    error: Exception | None = None
+    """Error of the caller's `on_token`."""
 
-    def __call__(self, token: SampledToken) -> bool | None:
+    def add(self, token: SampledToken) -> bool:
+        """Add a token; True ends the turn, and a callback's error ends its own turn alone."""
+        if self.error is not None:
+            return True
+        self.tokens.append(token)
         try:
-            return self._function(token)
+            return self.prompt.on_token is not None and bool(self.prompt.on_token(token))
         except Exception as error:  # noqa: BLE001 - any exception of the caller's function is its turn's
             self.error = error
             return True
+
+    def end(self, end: Ended | Failed) -> None:
+        """Give the caller the turn, or its error."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        elif isinstance(end, Failed):
+            error = PolicyError(f"the forward pass failed: {end.error}")
+            error.add_note(end.trace)
+            self.future.set_exception(error)
+        else:
+            sampling, tokens = self.sampling, self.tokens
+            generation = Generation(
+                token_ids=[token.id for token in tokens],
+                logprobs=[token.logprob for token in tokens] if sampling.unfiltered else None,
+                stop=end.stop,
+                top_logprobs=[token.top_logprobs for token in tokens] if sampling.top_logprobs else None,
+                cached_tokens=self.cached_tokens,
+            )
+            self.future.set_result(generation)

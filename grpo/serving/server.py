@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import socket
 import time
@@ -19,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 import uvicorn
 from fastapi import FastAPI
 
@@ -84,20 +82,11 @@ def run_server(
     orchestrator: Orchestrator | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; then running turns end, for `drain_s` at most. A second signal ends at once."""
-    set_threads(settings.engine.threads)
     app, service = build_app(settings, next_version, authenticate, orchestrator)
     try:
         ChatServer(uvicorn_config(app, settings), service).run()
     finally:
         gc.freeze()  # the interpreter's last collections would take 1.5 s for the modules of torch and MLflow alone
-
-
-def set_threads(threads: int | None) -> None:
-    """Set the threads of forward passes. A pass of several threads ends with the one that waits longest for a core."""
-    if threads is None and "OMP_NUM_THREADS" not in os.environ:
-        threads = max(1, torch.get_num_threads() - 1)
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def build_app(

@@ -1,4 +1,4 @@
-"""Tokens of a turn in progress, on their way from the engine's thread to the response."""
+"""Tokens of a turn in progress, on their way from the engine to the response."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from grpo.serving.chat_response import TokenLogprob
 
 
 class TokenTap:
-    """Tokens of a turn as the engine samples them, on its thread; ends the turn at a text of `stops`.
+    """Tokens of a turn as they come from the engine; ends the turn at a text of `stops`.
 
-    Without `stops` the tokens are decoded by the one who reads the text, so that the engine does not wait for it.
+    Without `stops` they are decoded when the text is read: not at all for a reply that is not streamed.
     """
 
     def __init__(self, renderer: Renderer, stops: tuple[str, ...]) -> None:
         self.tokens: list[SampledToken] = []
-        self._state: tuple[str, str | None] = ("", None)  # replaced at once: another thread reads it
+        self._text = ""
+        self.stopped_text: str | None = None
+        """Text before the one that ended the turn."""
         self.times: list[float] = []
         """Monotonic time of each token."""
         self.sent = ""
         """Content that was streamed."""
         self._renderer, self._stops = renderer, stops
-        self._loop = asyncio.get_running_loop()
         self._sampled = asyncio.Event()
-        self._woken = False
         self._decoder = DecodeStream(skip_special_tokens=False)
         self._decoded = 0
         self._taken = 0
@@ -39,39 +39,30 @@ class TokenTap:
         self.tokens.append(token)
         if self._stops:
             self._decode()
-        if not self._woken:  # a wake-up for each token would take most of the engine's time
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._sampled.set)
-        return self._state[1] is not None
+        self._sampled.set()
+        return self.stopped_text is not None
 
     async def wait(self) -> None:
         """Wait for a token that has come since the last call."""
         await self._sampled.wait()
         self._sampled.clear()
-        self._woken = False  # before the tokens are read: one that comes later wakes again
 
     def _decode(self) -> None:
         """Append the text of the new tokens, a stop token left out."""
-        text = self._state[0]
         new = self.tokens[self._decoded :]
         self._decoded += len(new)
         for token in new:
             if token.id not in self._renderer.stop_ids:
-                text += self._decoder.step(self._renderer.tokenizer.backend_tokenizer, token.id) or ""
-        ends = [position for stop in self._stops if (position := text.find(stop)) >= 0]
-        self._state = (text, text[: min(ends)] if ends else None)
+                self._text += self._decoder.step(self._renderer.tokenizer.backend_tokenizer, token.id) or ""
+        ends = [position for stop in self._stops if (position := self._text.find(stop)) >= 0]
+        self.stopped_text = self._text[: min(ends)] if ends else None
 
     @property
     def text(self) -> str:
         """Text of the tokens, a stop token left out."""
         if not self._stops:
             self._decode()
-        return self._state[0]
-
-    @property
-    def stopped_text(self) -> str | None:
-        """Text before the one that ended the turn."""
-        return self._state[1]
+        return self._text
 
     def settled(self) -> str:
         """Text without an end that may become one of `stops`."""

@@ -10,6 +10,7 @@ A conversation stays with its version. A third version retires the oldest at onc
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import time
@@ -25,11 +26,10 @@ from grpo.errors import GRPOError, PolicyError
 from grpo.messages import Tool
 from grpo.policy.policy import Policy, Sampler, Session
 from grpo.policy.renderer import make_renderer
-from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
-from grpo.serving.engine import Engine, EngineStats
+from grpo.serving.engine import Engine, ProcessPolicy
+from grpo.serving.engine_process import EngineStats
 from grpo.serving.event_hub import EventHub
-from grpo.serving.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 _RENDERERS = 64
@@ -101,6 +101,13 @@ class ServedVersion:
         self._renderers.clear()
         self._samplers.clear()
         await self._exits.aclose()
+        release(self.served)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the engine has ended by itself; None while it runs, and for a model on another server."""
+        engines = [engine for engine in self._samplers.values() if isinstance(engine, Engine)]
+        return engines[0].stopped if engines else None
 
     async def open(self, renderer: Renderer) -> Session:
         """Open a session for one turn."""
@@ -128,8 +135,7 @@ class ServedVersion:
         if self.retired:
             raise PolicyError(f"{self.served.version} is not served any more")
         policy = self.served.policy
-        local = isinstance(policy, TransformersPolicy)
-        key = "" if local else repr(renderer.tools)
+        key = "" if isinstance(policy, ProcessPolicy) else repr(renderer.tools)
         if key not in self._samplers:
             sampler = (
                 Engine(
@@ -138,8 +144,9 @@ class ServedVersion:
                     concurrency=self._settings.concurrency,
                     prefill_chunk=self._settings.prefill_chunk,
                     prefix_cache_bytes=self._settings.prefix_cache_bytes,
+                    threads=self._settings.threads,
                 )
-                if isinstance(policy, TransformersPolicy)
+                if isinstance(policy, ProcessPolicy)
                 else policy.sampler(concurrency=self._settings.concurrency, renderer=renderer)
             )
             self._samplers[key] = await self._exits.enter_async_context(sampler)
@@ -161,6 +168,12 @@ class ServedVersion:
         return renderer
 
 
+def release(served: ServedModel) -> None:
+    """End the process of a model that is not served, or not any more."""
+    if isinstance(served.policy, ProcessPolicy):
+        served.policy.close()
+
+
 class Versions:
     """Versions of one model, the newest of which answers new conversations."""
 
@@ -179,16 +192,14 @@ class Versions:
         self._clock = clock
         self._versions: list[ServedVersion] = []
         self.on_retired: Callable[[ServedVersion], None] = lambda version: None
-        self._retired = False
-        """A version was retired, and its memory was not given back yet."""
         self.swaps = 0
         self.failed_loads = 0
         """Attempts to look for or to load a version that failed."""
 
     @property
     def current(self) -> ServedVersion | None:
-        """Version of new conversations; None before the first is loaded."""
-        return self._versions[-1] if self._versions else None
+        """Version of new conversations; None before the first is loaded, and while one whose engine ended is."""
+        return self._versions[-1] if self._versions and self._versions[-1].stopped is None else None
 
     @property
     def loaded(self) -> Sequence[ServedVersion]:
@@ -200,6 +211,8 @@ class Versions:
         known = next((version for version in self._versions if version.served.version == served.version), None)
         if known is not None:  # the alias is back at a version whose conversations go on
             self._versions.remove(known)
+            if served is not known.served:
+                await asyncio.to_thread(release, served)
         version = known or await ServedVersion(served, self.settings).start()
         version.scale(self.concurrency)
         self.swaps += bool(self._versions)
@@ -220,14 +233,24 @@ class Versions:
             too_many = index < len(self._versions) - _KEPT_VERSIONS
             idle = self._clock() - version.last_used > self._idle_s
             if version.running == 0 and (too_many or idle):
-                self._versions.remove(version)
-                self.on_retired(version)
-                await version.close()
-                self._retired = True
+                await self._remove(version)
                 logger.info("%s is retired", version.served.version)
                 self.hub.publish("version.retired", model=version.served.version)
                 await self.retire_idle()
                 return
+
+    async def _remove(self, version: ServedVersion) -> None:
+        self._versions.remove(version)
+        self.on_retired(version)
+        await version.close()
+
+    async def _remove_stopped(self) -> None:
+        """Let go of versions whose engines have ended by themselves, killed for memory for example."""
+        for version in self.loaded:
+            if version.stopped is not None:
+                logger.error("%s does not answer any more: %s", version.served.version, version.stopped)
+                await self._remove(version)
+                self.hub.publish("version.lost", model=version.served.version)
 
     async def watch(self, next_version: Callable[[str], ServedModel | None], *, every_s: float) -> None:
         """Load each new version that `next_version` finds, given the one that answers, until cancelled.
@@ -235,21 +258,20 @@ class Versions:
         It is called on a thread. An error is logged and tried again, later each time; the version that answers goes on.
         Raises the `GRPOError` of a first version that cannot be loaded.
         """
-        pause_s = every_s
+        pause_s, first = every_s, True
         while True:
+            await self._remove_stopped()
             current = self.current
-            if self._retired:
-                self._retired = False
-                await asyncio.to_thread(return_freed_memory)
             try:
                 served = await asyncio.to_thread(next_version, current.served.version if current else "")
                 if served is not None:
                     await self.add(served)
+                    gc.freeze()  # a collection of what was imported until now would hold all turns up by .3 s
                 await self.retire_idle()
-                pause_s = every_s
+                pause_s, first = every_s, False
             except Exception as error:
                 self.failed_loads += 1
-                if current is None and isinstance(error, GRPOError):
+                if first and isinstance(error, GRPOError):
                     raise  # the server has nothing to answer with, and a second try would fail as well
                 logger.error("no version was loaded: %s", error, exc_info=not isinstance(error, GRPOError))
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)

@@ -31,9 +31,10 @@ def overload(side: Side, seconds: float, warm_s: float) -> tuple[Table, list[Bar
     over = threading.Event()
 
     def watch() -> None:
-        process = psutil.Process(side.process.pid)
+        server = psutil.Process(side.process.pid)
         while not over.wait(1.0):
-            memory.append((process.memory_info().rss - _cache_bytes(side)) / 2**20)
+            resident = sum(process.memory_info().rss for process in (server, *server.children(recursive=True)))
+            memory.append((resident - _cache_bytes(side)) / 2**20)
 
     with ThreadPoolExecutor(2) as pool:
         watching = pool.submit(watch)

@@ -32,8 +32,8 @@ class ServerProcess:
         return self.authorization
 
     def rss(self) -> int:
-        """Resident memory in bytes."""
-        return int(self.process.memory_info().rss)
+        """Resident memory in bytes, of the server and its engine."""
+        return sum(process.memory_info().rss for process in (self.process, *self.process.children(recursive=True)))
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class TurnSession:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`."""
-        return await self._sampler.submit(self, prompt, sampling)
+        return await self._sampler.submit(self, prompt, sampling).future
 
     def close(self) -> None:
         """See `Session.close`; a turn in progress is cancelled."""
@@ -97,12 +97,12 @@ class TurnSampler(ABC):
     @property
     def running(self) -> int:
         """Number of turns in the batch."""
-        return len(self._active)
+        return len(pending(self._active))
 
     @property
     def waiting(self) -> int:
         """Number of turns that wait to be admitted."""
-        return len(self._waiting)
+        return len(pending(self._waiting))
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,14 +148,15 @@ class TurnSampler(ABC):
     def _step(self) -> None:
         """Run one forward pass over the unread tokens of the active turns, and sample one token for each."""
 
-    async def submit(self, session: TurnSession, prompt: Prompt, sampling: Sampling) -> Generation:
-        """Queue a turn and await it."""
+    def submit(self, session: TurnSession, prompt: Prompt, sampling: Sampling) -> Turn:
+        """Queue a turn."""
         unread = list(prompt.new_ids) if session.last is None else [session.last, *prompt.new_ids]
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         uniforms = sampling.uniforms(session.turns)
-        self._waiting.append(Turn(session, sampling, uniforms, unread, future, prompt.on_token))
+        turn = Turn(session, sampling, uniforms, unread, future, prompt.on_token)
+        self._waiting.append(turn)
         self._start_worker()
-        return await future
+        return turn
 
     def _start_worker(self) -> None:
         if self._worker is None or self._worker.done():

@@ -16,7 +16,7 @@ from grpo.learner.preferences import WrittenPair, pair_logprobs, preference_metr
 from grpo.messages import Message, Tool
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
-from tests.grpo.serving.chat_servers import CLERK, chat_server, clerk
+from tests.grpo.serving.chat_servers import CLERK, chat_server, clerk, load_clerk
 
 USER = {"role": "user", "content": "Hi."}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Hello.", "What?"))
@@ -69,7 +69,7 @@ def test_the_tokens_of_a_prompt_are_those_that_were_served(tmp_path: Path):
         first, second = server.turns()
     *context, reply = (part for turn in (first, second) for part in turn.turns)
     served = np.concatenate([first.token_ids, second.token_ids])
-    renderer = Renderer(clerk().policy.tokenizer, tools=(Tool(**tool),))
+    renderer = Renderer(load_clerk().tokenizer, tools=(Tool(**tool),))
     corrected = Message(role="assistant", content="It is lost.")
     pair = WrittenPair(
         prompt=tuple(part.message for part in context),

@@ -18,6 +18,7 @@ from grpo.policy.catalog import load_weights
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.records import ServedTurn
+from grpo.serving.engine import ProcessPolicy
 from grpo.serving.guard import BODY_BYTES, Authenticator
 from grpo.serving.keys import KeyStore
 from grpo.serving.mirror import MirrorSettings
@@ -31,11 +32,18 @@ from grpo.serving.versions import EngineSettings, ServedModel
 CLERK = Path("data/models/desk_clerk")
 
 
+def load_clerk() -> TransformersPolicy:
+    return load_weights(str(CLERK))
+
+
 def clerk(
-    version: int = 1, *, agent: MultiTurnAgent | None = None, policy: TransformersPolicy | None = None
+    version: int = 1,
+    *,
+    agent: MultiTurnAgent | None = None,
+    load: Callable[[], TransformersPolicy] = load_clerk,
 ) -> ServedModel:
-    """The shipped clerk as a version of the model `clerk`."""
-    policy = policy or load_weights(str(CLERK))
+    """The shipped clerk as a version of the model `clerk`, in a process of its own."""
+    policy = ProcessPolicy(load)
     agent = agent or MultiTurnAgent(AgentConfig(model_name=str(CLERK)))
     agent.set_policy(policy)
     return ServedModel(

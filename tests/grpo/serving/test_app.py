@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import os
+import signal
 import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,14 +25,16 @@ from grpo.config.agent import AgentConfig
 from grpo.errors import StorageError
 from grpo.messages import Message, ToolCall
 from grpo.policy.policy import Sampling
+from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.join import join
 from grpo.serving.callers import CallerLimits
 from grpo.serving.chat_response import Choice, Completion, event
+from grpo.serving.engine import ProcessPolicy
 from grpo.serving.settings import ServiceSettings
 from tests import waiting
-from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
+from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk, load_clerk
 
 until = partial(waiting.until, patience_s=30)
 QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
@@ -82,13 +85,13 @@ def joined_chunks(stream: Any) -> tuple[str, list[tuple[str, str]], str | None]:
 def test_a_reply_is_what_the_policy_samples_with_the_seed(server: ChatServer):
     """The words of a transcript of the same model, prompt and seed, of which the log has the tokens."""
     reply = chat(server.client(), seed=7)
-    served = clerk()
+    policy = load_clerk()
 
     async def sample() -> TokenTranscript:
-        renderer = Renderer(served.policy.tokenizer)  # type: ignore[attr-defined]
+        renderer = Renderer(policy.tokenizer)
         sampling = Sampling(temperature=1.0, max_new_tokens=24, seed=7)
-        async with served.policy.sampler(concurrency=1, renderer=renderer) as sampler:
-            transcript = TokenTranscript(sampler.open(), renderer, sampling, max_context=served.policy.max_context)
+        async with policy.sampler(concurrency=1, renderer=renderer) as sampler:
+            transcript = TokenTranscript(sampler.open(), renderer, sampling, max_context=policy.max_context)
             await transcript.generate([Message(role="user", content=QUESTION["content"])])
             return transcript
 
@@ -325,7 +328,7 @@ def test_a_log_joins_to_trajectories_whose_log_probabilities_are_those_of_the_we
     )
     ids = torch.from_numpy(trajectory.token_ids.astype(np.int64))
     with torch.inference_mode():
-        logits = clerk().policy.model(input_ids=ids[None]).logits[0]  # type: ignore[attr-defined]
+        logits = load_clerk().model(input_ids=ids[None]).logits[0]
     computed = logits.log_softmax(dim=-1)[:-1].gather(1, ids[1:, None])[:, 0].numpy()
     mask = trajectory.loss_mask[1:]
     assert np.abs(computed[mask] - trajectory.sampler_logprobs[1:][mask]).max() < 1e-4
@@ -354,19 +357,31 @@ def test_equal_conversations_of_one_client_are_not_confused(server: ChatServer):
     assert server.turns()[-1].parent is None
 
 
-@contextmanager
-def slow_passes(server: ChatServer) -> Iterator[None]:
-    """Forward passes that take 200 ms more."""
+def engine_pid(server: ChatServer) -> int:
     version = server.service.versions.current
     assert version is not None
-    (engine,) = version._samplers.values()
-    sampler = engine._sampler  # type: ignore[attr-defined]
-    step = sampler._step
-    sampler._step = lambda: (threading.Event().wait(0.2), step())
+    assert isinstance(version.served.policy, ProcessPolicy)
+    return version.served.policy.pid
+
+
+@contextmanager
+def slow_passes(server: ChatServer) -> Iterator[None]:
+    """An engine process that is stopped most of the time, so that a few tokens take seconds."""
+    pid, over = engine_pid(server), threading.Event()
+
+    def hold_up() -> None:
+        while not over.wait(0.005):
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(0.2)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=hold_up)
+    thread.start()
     try:
         yield
     finally:
-        sampler._step = step
+        over.set()
+        thread.join()
 
 
 def test_a_client_that_goes_away_leaves_the_batch_and_an_aborted_turn(server: ChatServer):
@@ -621,28 +636,58 @@ def test_one_of_many_requests_with_one_id_goes_on(server: ChatServer):
     assert len(parents) == len({*parents}) == 1 + statuses.count(200)
 
 
-def test_an_error_of_a_pass_ends_its_turns_and_no_other(server: ChatServer):
-    """Out of memory while tokens are drawn: 500 for what runs, whole and streamed; then the server answers again."""
-    version = server.service.versions.current
-    assert version is not None
-    (engine,) = version._samplers.values()
-    sampler = engine._sampler  # type: ignore[attr-defined]
-    draw = sampler._sample
+class _NoMemory:
+    """Hook by which the model's forward passes fail while a file is there."""
 
-    def fail(turns: object, logits: object) -> None:
-        raise MemoryError("no memory is left")
+    def __init__(self, switch: Path) -> None:
+        self.switch = switch
 
-    sampler._sample = fail
-    try:
+    def __call__(self, *args: object) -> None:
+        if self.switch.exists():
+            raise MemoryError("no memory is left")
+
+
+def _load_fragile(switch: Path) -> TransformersPolicy:
+    policy = load_clerk()
+    policy.model.register_forward_pre_hook(_NoMemory(switch))
+    return policy
+
+
+def test_an_error_of_a_pass_ends_its_turns_and_no_other(tmp_path: Path):
+    """Out of memory in a pass: 500 for what runs, whole and streamed; then the server answers again."""
+    switch = tmp_path / "fail"
+    fragile = partial(clerk, load=partial(_load_fragile, switch))
+    with chat_server(tmp_path, lambda current: None if current else fragile()) as server:
+        switch.touch()
         with pytest.raises(openai.InternalServerError) as failed:
             chat(server.client())
         assert "no memory" not in failed.value.message
         with pytest.raises(openai.APIError, match="its log has the cause"):
             list(chat(server.client(), stream=True))
-    finally:
-        sampler._sample = draw
-    assert chat(server.client()).choices
-    assert server.service.requests == 0
+        switch.unlink()
+        assert chat(server.client()).choices
+        assert server.service.requests == 0
+
+
+def test_a_version_whose_engine_is_killed_is_loaded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """The turn in progress fails and is in the log; the server is not ready until it has the version anew."""
+    with chat_server(tmp_path) as server:
+        client = server.client()
+        first = chat(client, seed=1)
+        pid = engine_pid(server)
+        os.kill(pid, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(chat, client, seed=2)
+            until("the turn to run", lambda: server.service.requests == 1)
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(openai.InternalServerError):
+                asked.result()
+        until("the version to be loaded again", lambda: server.service.ready)
+        assert engine_pid(server) != pid
+        following = chat(client, *next_messages(first), extra_body={"conversation_id": first.conversation_id})
+        assert following.conversation_id == first.conversation_id
+        assert [turn.status for turn in server.turns()] == ["answered", "failed", "answered"]
+    assert "exit code -9" in caplog.text
 
 
 def test_a_client_that_hangs_up_pays_for_the_tokens(server: ChatServer):
@@ -663,14 +708,14 @@ def test_a_client_that_hangs_up_pays_for_the_tokens(server: ChatServer):
 
 
 def test_a_retired_version_is_let_go(tmp_path: Path):
-    """Its weights are freed although conversations were its own."""
-    newest, models = [1], []
+    """Its process ends, with its memory, although conversations were its own."""
+    newest, pids = [1], []
 
     def next_version(current: str) -> Any:
         if current == f"clerk/{newest[0]}":
             return None
         served = clerk(newest[0])
-        models.append(weakref.ref(served.policy))
+        pids.append(served.policy.pid)  # type: ignore[attr-defined]
         return served
 
     with chat_server(tmp_path, next_version) as server:
@@ -681,8 +726,8 @@ def test_a_retired_version_is_let_go(tmp_path: Path):
             newest[0] = number
             until("the swap", lambda number=number: server.service.versions.swaps == number - 1)
         until("the oldest version to be retired", lambda: len(server.service.versions.loaded) == 2)
-        until("the first model to be freed", lambda: gc.collect() >= 0 and models[0]() is None)
-        assert models[2]() is not None
+        until("the first process to end", lambda: not psutil.pid_exists(pids[0]))
+        assert psutil.pid_exists(pids[2])
 
 
 def test_a_load_that_fails_is_tried_again(tmp_path: Path):
@@ -728,7 +773,7 @@ def test_stop_is_refused_where_it_would_cut_another_text(tmp_path: Path):
 
 def test_a_reply_fits_the_rest_of_the_context(server: ChatServer):
     """Without max_tokens the limit of a reply is the room that is left; with it, too long a conversation is refused."""
-    client, limit = server.client(), clerk().policy.max_context
+    client, limit = server.client(), load_clerk().max_context
     for count in range(limit - 40, limit - 20):
         try:
             reply = chat(client, {"role": "user", "content": "a " * count})

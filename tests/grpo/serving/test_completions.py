@@ -13,7 +13,7 @@ from grpo.policy.policy import Generation, Policy, Prompt, Sampling
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.join import join
-from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
+from tests.grpo.serving.chat_servers import ChatServer, chat_server, load_clerk
 
 HELLO = [Message(role="user", content="Hello, where is my order 1234?")]
 
@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatServer]:
 
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
-    return Renderer(clerk().policy.tokenizer)  # type: ignore[attr-defined]
+    return Renderer(load_clerk().tokenizer)
 
 
 def turns(policy: Policy, renderer: Renderer, samplings: list[Sampling], prompts: list[list[int]]) -> list[Generation]:
@@ -54,7 +54,7 @@ def test_a_policy_of_the_server_samples_what_the_model_samples(
     now = [Message(role="user", content="And now?")]
     second = renderer.build_continuation(messages, now, ended_by=reply.token_ids[-1])
     remote = turns(policy, renderer, [sampling] * 2, [first, second])
-    local = clerk().policy
+    local = load_clerk()
     expected = []
     for turn in range(2):
         ids = first if turn == 0 else [*first, *expected[0].token_ids, *second]

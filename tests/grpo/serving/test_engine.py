@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -16,8 +22,10 @@ from grpo.errors import ConfigError, PolicyError
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
-from grpo.serving.engine import Engine, EngineStopped
+from grpo.serving.engine import Engine, EngineStopped, ProcessPolicy
+from grpo.serving.engine_process import EngineStats, set_threads
 from tests.models.families import tiny_model
+from tests.waiting import until
 
 SYSTEM = [5 + index % 90 for index in range(40)]
 LARGE = 2**24
@@ -28,12 +36,17 @@ def policy(tiny_folder: Path) -> TransformersPolicy:
     return load(tiny_folder)
 
 
+def _given(policy: TransformersPolicy) -> TransformersPolicy:
+    """The policy as the process has read it."""
+    return policy
+
+
 @asynccontextmanager
 async def _engine(
     policy: TransformersPolicy, *, concurrency: int = 4, prefill_chunk: int = 16, prefix_cache_bytes: int = LARGE
 ) -> AsyncIterator[Engine]:
     engine = Engine(
-        policy,
+        ProcessPolicy(partial(_given, policy)),
         Renderer(policy.tokenizer),
         concurrency=concurrency,
         prefill_chunk=prefill_chunk,
@@ -80,29 +93,34 @@ def _drawn(policy: TransformersPolicy, prompt: Sequence[int], *, seed: int, toke
     return drawn
 
 
-@contextmanager
-def _failing(policy: TransformersPolicy, passes: set[int]) -> Iterator[None]:
-    """The model fails in these of its forward passes."""
-    count = iter(range(10**9))
+class _Failing:
+    """Hook by which some of the model's forward passes fail, counted while a file is there."""
 
-    def fail(*args: object) -> None:
-        if next(count) in passes:
-            raise RuntimeError("no memory")
+    def __init__(self, switch: Path, passes: set[int]) -> None:
+        self.switch, self.passes, self.count = switch, passes, -1
 
-    handle = policy.model.register_forward_pre_hook(fail)
-    try:
-        yield
-    finally:
-        handle.remove()
+    def __call__(self, *args: object) -> None:
+        if self.switch.exists():
+            self.count += 1
+            if self.count in self.passes:
+                raise RuntimeError("no memory")
 
 
-async def _assert_idle(engine: Engine) -> None:
-    """Nothing is in a slot, after all that was sent to the engine's loop."""
-    handled = threading.Event()
-    engine._call(handled.set)
-    await asyncio.to_thread(handled.wait)
-    stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.kv_tokens) == (0, 0, 0)
+@pytest.fixture
+def fragile(tiny_folder: Path, tmp_path: Path) -> tuple[TransformersPolicy, Path]:
+    """A policy that fails in the third pass after a file was made."""
+    policy = load(tiny_folder)
+    policy.model.register_forward_pre_hook(_Failing(tmp_path / "fail", {2}))
+    return policy, tmp_path / "fail"
+
+
+async def _until_idle(engine: Engine) -> None:
+    """Nothing is in a slot, after the passes that are under way."""
+    while True:
+        stats = engine.stats()
+        if (stats.running, stats.waiting, stats.kv_tokens) == (0, 0, 0):
+            return
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("prefix_cache_bytes", [0, LARGE])
@@ -116,7 +134,7 @@ def test_a_conversation_served_turn_by_turn_is_that_of_whole_reads(policy: Trans
                 ids = [*ids, *new]
                 turns.append((ids, await _request(engine, ids, seed=seed)))
                 ids = [*ids, *turns[-1][1].token_ids]
-            await _assert_idle(engine)
+            await _until_idle(engine)
             stats = engine.stats()
             assert (stats.prefix_hits > 0) == (prefix_cache_bytes > 0) == (stats.prefix_cache_bytes > 0)
             assert stats.prefix_queries == sum(len(prompt) for prompt, _ in turns)
@@ -159,7 +177,7 @@ def test_one_seed_gives_the_same_words_under_any_load(
                 engine, prompt, seed=7, tokens=20, on_token=lambda token: tokens.append((token.id, token.logprob))
             )
             await asyncio.gather(turn, *others)
-            await _assert_idle(engine)
+            await _until_idle(engine)
         return tokens
 
     alone, together = _run(run(0)), _run(run(64))
@@ -168,39 +186,33 @@ def test_one_seed_gives_the_same_words_under_any_load(
     assert [logprob for _, logprob in alone] == pytest.approx([logprob for _, logprob in together], abs=1e-5)
 
 
-def test_a_cancelled_turn_samples_no_further_token(policy: TransformersPolicy):
-    """Cancelled while its third pass ends: the fourth is without it, and its slot serves the next conversation."""
-    tokens: list[int] = []
+def test_a_cancelled_turn_leaves_its_slot(policy: TransformersPolicy):
+    """Cancelled after its third token, of 500: the engine computes a few more, and then the next conversation."""
 
-    async def run() -> tuple[Generation, list[int]]:
-        loop = asyncio.get_running_loop()
-        started, cancelled = asyncio.Event(), threading.Event()
+    async def run() -> tuple[Generation, int]:
+        tokens: list[int] = []
+        third = asyncio.Event()
 
-        async def cancel() -> None:
+        def on_token(token: SampledToken) -> None:
+            tokens.append(token.id)
+            if len(tokens) == 3:
+                third.set()
+
+        async with _engine(policy, concurrency=1) as engine:
+            turn = asyncio.create_task(_request(engine, SYSTEM, tokens=500, seed=2, on_token=on_token))
+            await third.wait()
             turn.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await turn
-            cancelled.set()
-
-        async with _engine(policy, concurrency=1) as engine:
-            cancelling: list[object] = []
-
-            def on_token(token: SampledToken) -> None:
-                tokens.append(token.id)
-                loop.call_soon_threadsafe(started.set)
-                if len(tokens) == 3:
-                    cancelling.append(asyncio.run_coroutine_threadsafe(cancel(), loop))
-                    assert cancelled.wait(20)
-
-            turn = asyncio.create_task(_request(engine, SYSTEM, tokens=500, on_token=on_token))
-            await started.wait()
+            count = len(tokens)
             following = await _request(engine, [7, 60], seed=1)
-            await _assert_idle(engine)
-            return following, list(tokens)
+            await _until_idle(engine)
+            assert len(tokens) == count
+            return following, engine.stats().tokens_generated
 
-    following, heard = _run(run())
-    assert len(heard) == 3
+    following, generated = _run(run())
     assert following.token_ids == _drawn(policy, [7, 60], seed=1, tokens=6)
+    assert generated < 100
 
 
 def test_a_storm_of_cancelled_turns_leaks_no_slot(policy: TransformersPolicy):
@@ -227,7 +239,7 @@ def test_a_storm_of_cancelled_turns_leaks_no_slot(policy: TransformersPolicy):
                 await asyncio.gather(*(turn(numbers.randrange(20), numbers.randrange(80)) for _ in range(20)))
             last = await _request(engine, prompts[0], seed=0, tokens=8)  # after every close before it
             replies.setdefault(0, []).append(last.token_ids)
-            await _assert_idle(engine)
+            await _until_idle(engine)
             assert engine.stats().prefix_cache_bytes <= 40_000
         return replies
 
@@ -238,21 +250,23 @@ def test_a_storm_of_cancelled_turns_leaks_no_slot(policy: TransformersPolicy):
         assert all(text == expected for text in texts)
 
 
-def test_a_failed_forward_pass_ends_the_turns_in_it_and_no_later_ones(policy: TransformersPolicy):
+def test_a_failed_forward_pass_ends_the_turns_in_it_and_no_later_ones(fragile: tuple[TransformersPolicy, Path]):
     """Two running turns and a waiting one fail with the model's error; the next ones are served, from what was kept."""
 
     async def run() -> tuple[list[object], Generation]:
+        policy, switch = fragile
         async with _engine(policy, concurrency=2) as engine:
             first = await _request(engine, SYSTEM, tokens=3)
-            with _failing(policy, {2}):
-                turns = [_request(engine, [*SYSTEM[:20], 150 + k], seed=k, tokens=9) for k in range(3)]
-                failures = await asyncio.gather(*turns, return_exceptions=True)
+            switch.touch()
+            turns = [_request(engine, [*SYSTEM[:20], 150 + k], seed=k, tokens=9) for k in range(3)]
+            failures = await asyncio.gather(*turns, return_exceptions=True)
             later = await _request(engine, [*SYSTEM, *first.token_ids, 9], seed=5)
-            await _assert_idle(engine)
+            await _until_idle(engine)
             return failures, later
 
     failures, later = _run(run())
-    assert [str(failure) for failure in failures] == ["no memory"] * 3
+    assert [str(failure) for failure in failures] == ["the forward pass failed: RuntimeError: no memory"] * 3
+    assert all(isinstance(failure, PolicyError) and "in __call__" in failure.__notes__[0] for failure in failures)
     assert later.cached_tokens == 42
 
 
@@ -266,7 +280,7 @@ def test_an_error_of_a_callback_ends_its_own_turn(policy: TransformersPolicy):
         async with _engine(policy) as engine:
             turns = (_request(engine, SYSTEM, on_token=fail), _request(engine, [7, 60], seed=1))
             results = list(await asyncio.gather(*turns, return_exceptions=True))
-            await _assert_idle(engine)
+            await _until_idle(engine)
             return results
 
     failure, generation = _run(run())
@@ -275,20 +289,29 @@ def test_an_error_of_a_callback_ends_its_own_turn(policy: TransformersPolicy):
 
 
 def test_a_callback_ends_its_turn(policy: TransformersPolicy):
-    """True at the second token, on the engine's thread."""
-    threads: list[str] = []
+    """True at the second token: what the engine computed meanwhile is not part of the session."""
+    heard: list[int] = []
 
     def on_token(token: SampledToken) -> bool:
-        threads.append(threading.current_thread().name)
-        return len(threads) == 2
+        heard.append(token.id)
+        return len(heard) == 2
 
-    async def run() -> Generation:
+    async def run() -> tuple[Generation, Generation]:
         async with _engine(policy) as engine:
-            return await _request(engine, SYSTEM, seed=2, on_token=on_token)
+            session = engine.open()
+            sampling = Sampling(temperature=1.0, max_new_tokens=6, seed=2)
+            first = await session.generate(Prompt(new_ids=SYSTEM, on_token=on_token), sampling)
+            second = await session.generate(Prompt(new_ids=[50, 51]), replace(sampling, temperature=0.0))
+            session.close()
+            await _until_idle(engine)
+            return first, second
 
-    generation = _run(run())
-    assert (generation.token_ids, generation.stop) == (_drawn(policy, SYSTEM, seed=2, tokens=6)[:2], "callback")
-    assert threads == [f"engine-{policy.hash}"] * 2
+    first, second = _run(run())
+    assert (first.token_ids, first.stop) == (_drawn(policy, SYSTEM, seed=2, tokens=6)[:2], "callback")
+    assert heard == first.token_ids
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([[*SYSTEM, *first.token_ids, 50, 51]])).logits[0, -1]
+    assert second.token_ids[0] == int(logits.argmax())
 
 
 def test_likeliest_tokens_are_those_of_a_plain_forward_pass(policy: TransformersPolicy):
@@ -311,18 +334,15 @@ def test_likeliest_tokens_are_those_of_a_plain_forward_pass(policy: Transformers
     assert np.abs(returned - values.numpy()).max() < 1e-5
 
 
-def test_the_thread_ends_with_its_context_and_turns_in_progress_fail(policy: TransformersPolicy):
+def test_the_process_ends_with_the_context_and_turns_in_progress_fail(policy: TransformersPolicy):
     """A running turn and a waiting one; what comes later is refused."""
 
     async def run() -> tuple[list[BaseException | Generation], Engine]:
         started = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def on_token(token: SampledToken) -> None:
-            loop.call_soon_threadsafe(started.set)
-
         async with _engine(policy, concurrency=1) as engine:
-            running = asyncio.create_task(_request(engine, SYSTEM, tokens=500, on_token=on_token))
+            running = asyncio.create_task(
+                _request(engine, SYSTEM, tokens=500, seed=2, on_token=lambda token: started.set())
+            )
             await started.wait()
             waiting = asyncio.create_task(_request(engine, [7, 60], tokens=500))
             session = engine.open()
@@ -335,29 +355,76 @@ def test_the_thread_ends_with_its_context_and_turns_in_progress_fail(policy: Tra
 
     results, engine = _run(run())
     assert [type(result) for result in results] == [EngineStopped, EngineStopped]
-    assert not [thread for thread in threading.enumerate() if thread.name == f"engine-{policy.hash}"]
-    stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.kv_tokens) == (0, 0, 0)
+    assert not psutil.pid_exists(engine._policy.pid)
+    assert engine.stats() == EngineStats()
 
 
-def test_an_engine_serves_other_event_loops(policy: TransformersPolicy):
-    """Three threads with loops of their own, and the one that opened it, at the same time."""
+def test_turns_of_a_process_that_is_killed_fail(policy: TransformersPolicy):
+    """The system kills it for memory: its turns end with an error that says so, and the engine is stopped."""
 
-    async def run() -> list[Generation]:
+    async def run() -> Engine:
         async with _engine(policy) as engine:
+            turn = asyncio.create_task(_request(engine, SYSTEM, tokens=900, seed=2, on_token=lambda token: kill()))
 
-            def elsewhere(seed: int) -> Generation:
-                return asyncio.run(_request(engine, SYSTEM, seed=seed))
+            def kill() -> None:
+                os.kill(engine._policy.pid, signal.SIGKILL)
 
-            turns = [asyncio.to_thread(elsewhere, seed) for seed in range(3)]
-            return list(await asyncio.gather(*turns, _request(engine, SYSTEM, seed=3)))
+            with pytest.raises(EngineStopped, match="exit code -9"):
+                await turn
+            with pytest.raises(EngineStopped, match="exit code -9"):
+                await _request(engine, SYSTEM)
+            return engine
 
-    for seed, generation in enumerate(_run(run())):
-        assert generation.token_ids == _drawn(policy, SYSTEM, seed=seed, tokens=6)
+    assert _run(run()).stopped == "the engine process ended with exit code -9"
+
+
+def test_a_process_ends_with_that_of_the_server(tiny_folder: Path):
+    """Killed, so that it tells nobody."""
+    script = (
+        "import functools, os, signal, sys, pathlib\n"
+        "from grpo.policy.transformers.model import load\n"
+        "from grpo.serving.engine import ProcessPolicy\n"
+        "policy = ProcessPolicy(functools.partial(load, pathlib.Path(sys.argv[1])))\n"
+        "print(policy.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    server = subprocess.run(
+        [sys.executable, "-c", script, str(tiny_folder)], capture_output=True, text=True, timeout=120
+    )
+    assert server.returncode == -signal.SIGKILL
+    until("the end of the engine process", lambda: not psutil.pid_exists(int(server.stdout)), patience_s=30)
+
+
+def _fail() -> TransformersPolicy:
+    raise PolicyError("there is no such model")
+
+
+def _die() -> TransformersPolicy:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def test_an_error_of_loading_is_that_of_the_server():
+    with pytest.raises(PolicyError, match="there is no such model"):
+        ProcessPolicy(_fail)
+    with pytest.raises(PolicyError, match="exit code -9 while it loaded the model"):
+        ProcessPolicy(_die)
+
+
+def test_signals_to_the_group_leave_the_process_to_the_server(policy: TransformersPolicy):
+    """Ctrl-C and SIGTERM of a service manager: the server lets running turns end first."""
+
+    async def run() -> Generation:
+        async with _engine(policy) as engine:
+            for stopping in (signal.SIGINT, signal.SIGTERM):
+                os.kill(engine._policy.pid, stopping)
+            return await _request(engine, SYSTEM, seed=1)
+
+    assert _run(run()).token_ids == _drawn(policy, SYSTEM, seed=1, tokens=6)
 
 
 def test_a_session_reads_only_new_tokens_in_its_later_turns(policy: TransformersPolicy):
-    """As `Session`: between the calls of the agent's own tools the slot stays."""
+    """As `Session`: between the calls of the agent's own tools the slot stays. Those tokens are not other sessions'."""
 
     async def run() -> tuple[Generation, Generation, int]:
         async with _engine(policy) as engine:
@@ -367,7 +434,7 @@ def test_a_session_reads_only_new_tokens_in_its_later_turns(policy: Transformers
             before = engine.stats()
             second = await session.generate(Prompt(new_ids=[50, 51]), sampling)
             session.close()
-            assert before.kv_tokens == 43
+            await _until_idle(engine)
             return first, second, engine.stats().tokens_processed - before.tokens_processed
 
     _, second, processed = _run(run())
@@ -375,14 +442,16 @@ def test_a_session_reads_only_new_tokens_in_its_later_turns(policy: Transformers
     assert second.cached_tokens == 0
 
 
-def test_a_session_is_closed_after_a_turn_that_failed(policy: TransformersPolicy):
+def test_a_session_is_closed_after_a_turn_that_failed(fragile: tuple[TransformersPolicy, Path]):
     """Its record would have a gap; an error that names the remedy."""
 
     async def run() -> None:
+        policy, switch = fragile
+        switch.touch()
         async with _engine(policy) as engine:
             session = engine.open()
             sampling = Sampling(temperature=1.0, max_new_tokens=4, seed=0)
-            with _failing(policy, {0}), pytest.raises(RuntimeError, match="no memory"):
+            with pytest.raises(PolicyError, match="no memory"):
                 await session.generate(Prompt(new_ids=SYSTEM), sampling)
             with pytest.raises(PolicyError, match="open another one"):
                 await session.generate(Prompt(new_ids=[5]), sampling)
@@ -417,7 +486,7 @@ def test_a_prompt_that_the_model_cannot_read_is_refused(policy: TransformersPoli
 def test_settings_out_of_range_are_refused(policy: TransformersPolicy, setting: dict[str, int]):
     """Named with their values."""
     with pytest.raises(ConfigError, match=next(iter(setting))):
-        Engine(policy, Renderer(policy.tokenizer), **setting)
+        Engine(policy, Renderer(policy.tokenizer), **setting)  # type: ignore[arg-type]
 
 
 def test_a_model_without_flat_attention_is_served_as_well(policy: TransformersPolicy):
@@ -434,3 +503,29 @@ def test_a_model_without_flat_attention_is_served_as_well(policy: TransformersPo
 
     prompts = ([5, 6, 7, 8], [5, 6, 7, 8, 9, 10], [20, 21])
     assert _run(run(prompts)) == [_run(run([ids]))[0] for ids in prompts]
+
+
+@pytest.mark.parametrize(
+    ("threads", "variable", "expected"), [(None, None, 3), (None, "6", 4), (2, None, 2), (2, "6", 2)], ids=str
+)
+def test_a_core_is_left_to_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, threads: int | None, variable: str | None, expected: int
+):
+    """Of 4 threads 3 are taken, unless the option or OMP_NUM_THREADS says otherwise; the variable set them already."""
+    chosen = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: chosen[-1])
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    set_threads(threads)
+    assert chosen[-1] == expected
+
+
+def test_one_core_is_the_models(monkeypatch: pytest.MonkeyPatch):
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    set_threads(None)
+    assert chosen == [1]

@@ -8,13 +8,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.sync.client import connect
 
-from grpo.serving.server import ServerSettings, set_threads, uvicorn_config
+from grpo.serving.server import ServerSettings, uvicorn_config
 from tests.grpo.serving.chat_servers import chat_server
 
 
@@ -68,29 +67,3 @@ def test_idle_connections_outlive_those_of_proxies(tmp_path: Path):
     """Haproxy and nginx drop theirs after 60 s: a request that they send while the server closes would be lost."""
     settings = ServerSettings(log=tmp_path, budgets=tmp_path / "budgets.db")
     assert uvicorn_config(None, settings).timeout_keep_alive > 60
-
-
-@pytest.mark.parametrize(
-    ("threads", "variable", "expected"), [(None, None, 3), (None, "6", 4), (2, None, 2), (2, "6", 2)], ids=str
-)
-def test_a_core_is_left_to_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch, threads: int | None, variable: str | None, expected: int
-):
-    """Of 4 threads 3 are taken, unless the option or OMP_NUM_THREADS says otherwise; the variable set them already."""
-    chosen = [4]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: chosen[-1])
-    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    set_threads(threads)
-    assert chosen[-1] == expected
-
-
-def test_one_core_is_the_models(monkeypatch: pytest.MonkeyPatch):
-    chosen: list[int] = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    set_threads(None)
-    assert chosen == [1]

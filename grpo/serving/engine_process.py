@@ -1,0 +1,287 @@
+"""Engine process: the weights of a version, and the sampler, apart from the server's event loop.
+
+server                            process
+ProcessPolicy     ── fork ──────► load the weights
+                  ◄────────────── Loaded
+Engine            ── Start ─────► sampler
+                  ── Submit ────► │ pass │ pass │ …     messages are read between passes
+                  ── Cancel ────► │
+                  ◄─────── Pass ─ tokens of each pass, turns that have ended, load of the sampler
+                  ── closes ────► exit
+
+A turn is a session of the sampler, given all tokens of its conversation. What a closed one has read is kept there, so
+that only the tokens after it are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from grpo.errors import PolicyError
+from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
+from grpo.policy.transformers.model import TransformersPolicy
+from grpo.policy.transformers.padded_sampler import PaddedSampler
+from grpo.policy.transformers.samplers import make_serving_sampler
+from grpo.policy.transformers.serving_sampler import ServingSampler
+from grpo.policy.transformers.turn_sampler import TurnSession
+from grpo.serving.frames import Frames, frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Load of an engine, and its counters since the start."""
+
+    running: int = 0
+    """Turns in the batch."""
+    waiting: int = 0
+    """Turns that wait for a slot."""
+    kv_tokens: int = 0
+    """Tokens whose keys and values are in slots."""
+    kv_capacity: int = 0
+    """Tokens that the slots can hold before they grow."""
+    prefix_cache_bytes: int = 0
+    """Bytes of the keys and values of closed sessions."""
+    prefix_queries: int = 0
+    """Prompt tokens of turns, each looked up once."""
+    prefix_hits: int = 0
+    """Those that were not read again."""
+    tokens_processed: int = 0
+    """Tokens of all forward passes."""
+    tokens_generated: int = 0
+    turns_admitted: int = 0
+    queue_s: float = 0.0
+    """Sum of the times that admitted turns have waited for a slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Answer of a process whose weights are loaded."""
+
+    policy_hash: str
+    max_context: int
+    vocabulary: int
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """Answer of a process that ends, since its weights were not loaded."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Settings of the sampler."""
+
+    stop_ids: frozenset[int]
+    concurrency: int
+    prefill_chunk: int
+    prefix_cache_bytes: int
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Generate a turn."""
+
+    turn: int
+    """Number of the turn, by which its tokens come back."""
+    ids: Sequence[int]
+    """All tokens of its conversation."""
+    index: int
+    """Turns of its session before it, which are part of the seed."""
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Take a turn out of the batch before the next pass."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Change the number of turns in the batch."""
+
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """End of a turn by a stop token or a limit."""
+
+    turn: int
+    stop: Literal["stop", "length", "callback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """End of a turn by an error of its pass."""
+
+    turn: int
+    error: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a pass has sampled, and what has ended."""
+
+    begun: Sequence[tuple[int, int]]
+    """(turn, prompt tokens that were not read anew) of the turns whose first tokens are in this pass."""
+    tokens: Sequence[tuple[int, int, float, tuple[tuple[int, float], ...]]]
+    """(turn, token, log-probability, likeliest tokens)."""
+    ended: Sequence[Ended | Failed]
+    stats: EngineStats
+
+
+def run(connection: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
+    """Load a policy, and sample from it until the other end of the connection is closed."""
+    for stopping in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: the server lets running turns end
+        signal.signal(stopping, signal.SIG_IGN)
+    try:
+        policy = load()
+    except Exception as error:  # noqa: BLE001 - the server raises it
+        connection.sendall(frame(LoadFailed(_picklable(error))))
+        return
+    loaded = Loaded(
+        policy_hash=policy.hash,
+        max_context=policy.max_context,
+        vocabulary=int(policy.model.get_input_embeddings().num_embeddings),
+        tokenizer=policy.tokenizer,
+    )
+    connection.sendall(frame(loaded))
+    gc.freeze()  # a collection of all that was imported and loaded would hold up the turns in progress
+    asyncio.run(_Process(policy).serve(connection))
+
+
+def _picklable(error: Exception) -> Exception:
+    """The error, or one with its text where it cannot be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - an object of this process
+    except Exception:  # noqa: BLE001 - errors of any library
+        return PolicyError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class _Process:
+    """Turns of the server, in the sampler of a policy."""
+
+    def __init__(self, policy: TransformersPolicy) -> None:
+        self._policy = policy
+        self._ended_all = asyncio.Event()
+        self._frames = Frames(self._receive, self._ended_all.set)
+        self._sampler: ServingSampler | PaddedSampler | None = None
+        self._turns: dict[int, TurnSession] = {}
+        self._begun: list[tuple[int, int]] = []
+        self._tokens: list[tuple[int, int, float, tuple[tuple[int, float], ...]]] = []
+        self._ended: list[Ended | Failed] = []
+        self._reporting = False
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Handle messages until the connection is closed."""
+        connection.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=connection)
+        await self._ended_all.wait()
+        os._exit(0)  # nothing is to be written or closed, and the interpreter's end takes its time
+
+    def _receive(self, message: Start | Submit | Cancel | Scale) -> None:
+        if isinstance(message, Start):
+            self._start(message)
+            return
+        assert self._sampler is not None
+        if isinstance(message, Submit):
+            self._submit(message, self._sampler)
+        elif isinstance(message, Scale):
+            self._sampler.scale(message.concurrency)
+        elif message.turn in self._turns:
+            self._turns[message.turn].close()
+
+    def _start(self, message: Start) -> None:
+        set_threads(message.threads)
+        self._sampler = make_serving_sampler(
+            self._policy.model,
+            stop_ids=message.stop_ids,
+            concurrency=message.concurrency,
+            max_context=self._policy.max_context,
+            prefill_chunk=message.prefill_chunk,
+            prefix_cache_bytes=message.prefix_cache_bytes,
+        )
+        self._report()
+
+    def _submit(self, message: Submit, sampler: ServingSampler | PaddedSampler) -> None:
+        number, session = message.turn, sampler.open()
+        session.turns = message.index
+
+        def on_token(token: SampledToken) -> None:
+            if len(turn.token_ids) == 1:
+                self._begun.append((number, turn.cached_tokens))
+            self._tokens.append((number, token.id, token.logprob, token.top_logprobs))
+            self._report()
+
+        self._turns[number] = session
+        turn = sampler.submit(session, Prompt(new_ids=message.ids, on_token=on_token), message.sampling)
+        turn.future.add_done_callback(lambda future: self._end(number, future))
+
+    def _end(self, turn: int, future: asyncio.Future[Generation]) -> None:
+        self._turns.pop(turn).close()
+        if not future.cancelled():
+            error = future.exception()
+            if error is None:
+                self._ended.append(Ended(turn, future.result().stop))
+            else:
+                trace = "".join(traceback.format_exception(error))
+                self._ended.append(Failed(turn, f"{type(error).__name__}: {error}", trace))
+        self._report()
+
+    def _report(self) -> None:
+        """Send what a pass has brought, after its last callback and before the next pass."""
+        if not self._reporting:
+            self._reporting = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._send)
+
+    def _send(self) -> None:
+        self._reporting = False
+        self._frames.send(Pass(self._begun, self._tokens, self._ended, self._stats()))
+        self._begun, self._tokens, self._ended = [], [], []
+
+    def _stats(self) -> EngineStats:
+        sampler = self._sampler
+        assert sampler is not None
+        slots = sampler if isinstance(sampler, ServingSampler) else None
+        return EngineStats(
+            running=sampler.running,
+            waiting=sampler.waiting,
+            kv_tokens=slots.kv_tokens if slots else 0,
+            kv_capacity=slots.kv_capacity if slots else 0,
+            prefix_cache_bytes=slots.prefix_cache_bytes if slots else 0,
+            prefix_queries=slots.prefix_queries if slots else 0,
+            prefix_hits=slots.prefix_hits if slots else 0,
+            tokens_processed=sampler.tokens_processed,
+            tokens_generated=sampler.tokens_generated,
+            turns_admitted=sampler.turns_admitted,
+            queue_s=sampler.queue_s,
+        )
+
+
+def set_threads(threads: int | None) -> None:
+    """Set the threads of forward passes. A pass of several threads ends with the one that waits longest for a core."""
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, torch.get_num_threads() - 1)
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -77,7 +77,7 @@ class TokenTranscript:
         """Prompt tokens that the backend did not read again, because another session had read them."""
         self.parses_calls = True
         """False where calls are content, for a client that wants none."""
-        self._session = session
+        self._session: Session | None = session
         self._on_token = on_token
         self._fit_reply = fit_reply  # the limit of a reply is lowered to the room that is left
         self._raw: list[Message] = []  # as sampled: what the chat template continues
@@ -110,6 +110,10 @@ class TokenTranscript:
         copy._length_limited, copy._unended = self._length_limited, self._unended
         return copy
 
+    def release(self) -> None:
+        """Let go of the session and of the callback: a conversation that is kept goes on by `resume`."""
+        self._session, self._on_token, self._reply = None, None, None
+
     def begin_turn(self, agent: Agent, messages: Sequence[Message] = (), context: Context | None = None) -> None:
         """Start a turn of the agent, after new messages of the environment."""
         self.agent, self.context = agent, context
@@ -132,6 +136,7 @@ class TokenTranscript:
                 f"together more than {self.max_context}; raise max_context, or set enable_context_compression"
             )
         prompt = Prompt(new_ids=self._unread, messages=tuple(messages), on_token=self._on_token)
+        assert self._session is not None
         generation = await self._session.generate(prompt, self.sampling)
         self.cached_tokens += generation.cached_tokens
         self._unread, self._length_limited = [], generation.stop == "length"

@@ -306,6 +306,7 @@ class Exchange:
             await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage, tap.times)
             if place.before is not None:
                 place.before.successors += 1
+            transcript.release()
             self._service.conversations.add(answered, is_last=choice.index == 0)
         except Exception as error:
             if not isinstance(error, StorageError):

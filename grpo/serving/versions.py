@@ -266,7 +266,8 @@ class Versions:
                 served = await asyncio.to_thread(next_version, current.served.version if current else "")
                 if served is not None:
                     await self.add(served)
-                    gc.freeze()  # a collection of what was imported until now would hold all turns up by .3 s
+                    if first:
+                        gc.freeze()  # a collection of all that was imported would hold the turns in progress up
                 await self.retire_idle()
                 pause_s, first = every_s, False
             except Exception as error:

@@ -10,14 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from grpo.config.training import LoraSettings
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, PolicyError
+from grpo.policy.model_files import ADAPTER_WEIGHTS
 
 CONFIG = "adapter_config.json"
 _FUSED_PROJECTIONS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 """Model types whose output projections peft refuses to adapt."""
+_PREFIX = "base_model.model."
+"""Prefix of peft's names of adapters on disk."""
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
@@ -139,9 +144,27 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Load the adapters in `folder` onto their base model."""
+    """Load the adapters in `folder` onto their base model; raises `PolicyError` for those of another model.
+
+    transformers renames what earlier releases wrote, and some of its rules rename the model's own names as well: a file
+    of these names is read as it is.
+    """
     conversions = getattr(model, "_weight_conversions", None)
-    with _without_notices():
-        model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
+    try:
+        with _without_notices():
+            report = model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise PolicyError(f"cannot load the adapters in {folder}: {error}") from error
     model._weight_conversions = conversions  # those of the adapters would misname merged weights on disk
+    given = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
+    own: dict[str, torch.Tensor] = model.get_adapter_state_dict()
+    if {name: tensor.shape for name, tensor in given.items()} == {name: tensor.shape for name, tensor in own.items()}:
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+    elif report.missing_keys or report.unexpected_keys:
+        raise PolicyError(
+            f"adapters in {folder} are not those of {type(model).__name__}: without weights are "
+            f"{sorted(report.missing_keys)[:3]}, without a layer {sorted(report.unexpected_keys)[:3]}"
+        )
     model.eval()

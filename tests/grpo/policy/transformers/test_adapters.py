@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo.config.training import LoraSettings
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, PolicyError
 from grpo.policy.transformers.adapters import (
     add_adapters,
     has_adapters,
@@ -210,6 +212,39 @@ def test_saved_adapters_are_restored(tiny_folder: Path, tmp_path: Path):
     assert trained[0] == trained[1] != []
     merge_adapters(again).save_pretrained(tmp_path / "whole")
     assert _names(tmp_path / "whole" / "model.safetensors") == _names(tiny_folder / "model.safetensors")
+
+
+def test_adapters_whose_names_transformers_would_rename_are_read_as_they_are(tmp_path: Path):
+    """Laguna: a rule for `mlp.shared_expert.` fits its own `mlp.shared_experts.` as well, and would rename it."""
+    model = tiny_model("laguna")
+    model.save_pretrained(tmp_path / "base")
+    _move(_adapted(model))
+    model.save_pretrained(tmp_path / "adapters")
+    again = type(model).from_pretrained(tmp_path / "base")
+    load_adapters(again, tmp_path / "adapters")
+    trained, read = model.get_adapter_state_dict(), again.get_adapter_state_dict()
+    assert any("shared_experts" in name for name in trained)
+    assert trained.keys() == read.keys()
+    assert all(torch.equal(trained[name], read[name]) for name in trained)
+
+
+def test_adapters_of_another_model_are_refused(tiny_folder: Path, tmp_path: Path):
+    """Fewer layers, other layers, another width: without a word they would be the untrained model."""
+    policy = load(tiny_folder)
+    _move(_adapted(policy.model))
+    policy.model.save_pretrained(tmp_path / "whole")
+    weights = load_file(tmp_path / "whole" / "adapter_model.safetensors")
+    first = min(weights)
+    changes = {
+        "missing": {name: tensor for name, tensor in weights.items() if name != first},
+        "other": {name.replace("layers.0.", "layers.7."): tensor for name, tensor in weights.items()},
+        "narrow": {**weights, first: weights[first][:, :-1].contiguous()},
+    }
+    for name, changed in changes.items():
+        shutil.copytree(tmp_path / "whole", tmp_path / name)
+        save_file(changed, tmp_path / name / "adapter_model.safetensors")
+        with pytest.raises(PolicyError, match="adapters in"):
+            load_adapters(load(tiny_folder).model, tmp_path / name)
 
 
 def test_loading_adapters_leaves_the_names_that_weights_are_written_under(tiny_folder: Path, tmp_path: Path):

@@ -20,7 +20,7 @@ from fsspec import available_protocols
 from grpo.errors import PolicyError
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy, read_replies
-from grpo.policy.weights.sources import model_files, model_source
+from grpo.policy.weights.sources import ModelFiles, model_files, model_source
 
 if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy
@@ -63,9 +63,15 @@ def load_weights(
     address: str, *, chat_template: str | None = None, quantization: Quantization | None = None
 ) -> TransformersPolicy:
     """Load the model at an address into this process, adapters with their base. Raises as `model_files` and `load`."""
+    return load_files(model_files(address), chat_template=chat_template, quantization=quantization)
+
+
+def load_files(
+    files: ModelFiles, *, chat_template: str | None = None, quantization: Quantization | None = None
+) -> TransformersPolicy:
+    """Load a model from its folder into this process, adapters with their base. Raises as `load`."""
     from grpo.policy.transformers.model import load
 
-    files = model_files(address)
     return load(files.folder, base=files.base, chat_template=chat_template, quantization=quantization)
 
 

@@ -14,16 +14,17 @@ import atexit
 import itertools
 import multiprocessing
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Self
+from multiprocessing.forkserver import ensure_running
+from typing import TYPE_CHECKING, Self
 
 from grpo.errors import ConfigError, PolicyError
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampler, Sampling
-from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
-from grpo.serving.engine_process import (
+from grpo.serving.engine_messages import (
     Cancel,
     Ended,
     EngineStats,
@@ -34,13 +35,31 @@ from grpo.serving.engine_process import (
     Scale,
     Start,
     Submit,
-    run,
 )
 from grpo.serving.frames import Frames, read_frame
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-"""Engine processes are forked from one that has imported PyTorch, and runs none of it, so that they start at once."""
+if TYPE_CHECKING:
+    from grpo.policy.transformers.model import TransformersPolicy
+
+_CONTEXT = (
+    multiprocessing.get_context("spawn") if sys.platform == "darwin" else multiprocessing.get_context("forkserver")
+)
+"""Engine processes are forked from one that has imported PyTorch, and runs none of it, so that they start at once. On
+macOS, whose frameworks do not outlive a fork, each imports it anew. The server itself does not."""
 _CONTEXT.set_forkserver_preload(["grpo.serving.engine_process"])
+
+
+def import_beside() -> None:
+    """Begin with the imports of engine processes, which take seconds, in the process that they are forked from."""
+    if _CONTEXT.get_start_method() == "forkserver":
+        ensure_running()
+
+
+def _run(connection: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
+    """Engine process."""
+    from grpo.serving.engine_process import run
+
+    run(connection, load)
 
 
 class EngineStopped(PolicyError):
@@ -55,7 +74,7 @@ class ProcessPolicy:
 
     def __init__(self, load: Callable[[], TransformersPolicy]) -> None:
         self.connection, other = socket.socketpair()
-        self._process = _CONTEXT.Process(target=run, args=(other, load), name="engine")
+        self._process = _CONTEXT.Process(target=_run, args=(other, load), name="engine")
         try:
             self._process.start()
             atexit.register(self._process.kill)  # before the interpreter waits for it

@@ -22,131 +22,30 @@ import pickle
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from grpo.errors import PolicyError
-from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
+from grpo.policy.policy import Generation, Prompt, SampledToken
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.policy.transformers.padded_sampler import PaddedSampler
 from grpo.policy.transformers.samplers import make_serving_sampler
 from grpo.policy.transformers.serving_sampler import ServingSampler
 from grpo.policy.transformers.turn_sampler import TurnSession
+from grpo.serving.engine_messages import (
+    Cancel,
+    Ended,
+    EngineStats,
+    Failed,
+    Loaded,
+    LoadFailed,
+    Pass,
+    Scale,
+    Start,
+    Submit,
+)
 from grpo.serving.frames import Frames, frame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Load of an engine, and its counters since the start."""
-
-    running: int = 0
-    """Turns in the batch."""
-    waiting: int = 0
-    """Turns that wait for a slot."""
-    kv_tokens: int = 0
-    """Tokens whose keys and values are in slots."""
-    kv_capacity: int = 0
-    """Tokens that the slots can hold before they grow."""
-    prefix_cache_bytes: int = 0
-    """Bytes of the keys and values of closed sessions."""
-    prefix_queries: int = 0
-    """Prompt tokens of turns, each looked up once."""
-    prefix_hits: int = 0
-    """Those that were not read again."""
-    tokens_processed: int = 0
-    """Tokens of all forward passes."""
-    tokens_generated: int = 0
-    turns_admitted: int = 0
-    queue_s: float = 0.0
-    """Sum of the times that admitted turns have waited for a slot."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """Answer of a process whose weights are loaded."""
-
-    policy_hash: str
-    max_context: int
-    vocabulary: int
-    tokenizer: PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """Answer of a process that ends, since its weights were not loaded."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Settings of the sampler."""
-
-    stop_ids: frozenset[int]
-    concurrency: int
-    prefill_chunk: int
-    prefix_cache_bytes: int
-    threads: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Generate a turn."""
-
-    turn: int
-    """Number of the turn, by which its tokens come back."""
-    ids: Sequence[int]
-    """All tokens of its conversation."""
-    index: int
-    """Turns of its session before it, which are part of the seed."""
-    sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Take a turn out of the batch before the next pass."""
-
-    turn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Change the number of turns in the batch."""
-
-    concurrency: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """End of a turn by a stop token or a limit."""
-
-    turn: int
-    stop: Literal["stop", "length", "callback"]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """End of a turn by an error of its pass."""
-
-    turn: int
-    error: str
-    trace: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What a pass has sampled, and what has ended."""
-
-    begun: Sequence[tuple[int, int]]
-    """(turn, prompt tokens that were not read anew) of the turns whose first tokens are in this pass."""
-    tokens: Sequence[tuple[int, int, float, tuple[tuple[int, float], ...]]]
-    """(turn, token, log-probability, likeliest tokens)."""
-    ended: Sequence[Ended | Failed]
-    stats: EngineStats
 
 
 def run(connection: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
@@ -155,16 +54,18 @@ def run(connection: socket.socket, load: Callable[[], TransformersPolicy]) -> No
         signal.signal(stopping, signal.SIG_IGN)
     try:
         policy = load()
+        loaded = frame(
+            Loaded(
+                policy_hash=policy.hash,
+                max_context=policy.max_context,
+                vocabulary=int(policy.model.get_input_embeddings().num_embeddings),
+                tokenizer=policy.tokenizer,
+            )
+        )
     except Exception as error:  # noqa: BLE001 - the server raises it
         connection.sendall(frame(LoadFailed(_picklable(error))))
         return
-    loaded = Loaded(
-        policy_hash=policy.hash,
-        max_context=policy.max_context,
-        vocabulary=int(policy.model.get_input_embeddings().num_embeddings),
-        tokenizer=policy.tokenizer,
-    )
-    connection.sendall(frame(loaded))
+    connection.sendall(loaded)
     gc.freeze()  # a collection of all that was imported and loaded would hold up the turns in progress
     asyncio.run(_Process(policy).serve(connection))
 

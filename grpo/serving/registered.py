@@ -8,9 +8,9 @@ from functools import partial
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
 from grpo.errors import AddressError
-from grpo.policy.catalog import is_weights, open_policy
-from grpo.policy.transformers.model import load
-from grpo.policy.weights.sources import ModelFiles, model_files
+from grpo.policy.catalog import is_weights, load_files, open_policy
+from grpo.policy.policy import Policy
+from grpo.policy.weights.sources import model_files
 from grpo.registry import Registry
 from grpo.registry.served_agent import served_agent
 from grpo.serving.engine import ProcessPolicy
@@ -27,7 +27,7 @@ def watched_version(models: Registry, address: str) -> Callable[[str], ServedMod
             return None
         served = served_agent(models, version)
         registration = models.client.get_model_version(version.name, str(version.version))
-        policy = _in_process(served.files)
+        policy = ProcessPolicy(partial(load_files, served.files))
         agent = served.with_policy(policy)
         own = {tool.name for tool in agent.tools}
         return ServedModel(
@@ -53,14 +53,14 @@ def fixed_model(address: str, name: str) -> Callable[[str], ServedModel | None]:
     def next_version(current: str) -> ServedModel | None:
         if current:
             return None
-        policy = _in_process(model_files(address)) if is_weights(address) else open_policy(address)
+        policy: Policy
+        if is_weights(address):
+            policy = ProcessPolicy(partial(load_files, model_files(address)))
+        else:
+            policy = open_policy(address)
         if getattr(policy, "tokenizer", None) is None:
             raise AddressError(f"{address} has no tokenizer; serve a model folder, org/name, file.gguf or models:/name")
         agent = MultiTurnAgent(AgentConfig(model_name=address), policy=policy)
         return ServedModel(model=name, version=name, policy=policy, agent=agent)
 
     return next_version
-
-
-def _in_process(files: ModelFiles) -> ProcessPolicy:
-    return ProcessPolicy(partial(load, files.folder, base=files.base))

@@ -28,7 +28,7 @@ from grpo.policy.policy import Policy, Sampler, Session
 from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine import Engine, ProcessPolicy
-from grpo.serving.engine_process import EngineStats
+from grpo.serving.engine_messages import EngineStats
 from grpo.serving.event_hub import EventHub
 
 logger = logging.getLogger(__name__)

@@ -70,6 +70,9 @@ def serve(
     home = start_command()
     _check_tls(tls_certificate, tls_key)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    from grpo.serving.engine import import_beside
+
+    import_beside()
     from grpo.policy.weights.registered import tracking_uri
     from grpo.serving.guard import Authenticator
     from grpo.serving.jwt_tokens import token_verifier

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -123,7 +122,7 @@ def chat_server(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = Uvicorn(uvicorn_config(app, settings), running)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+        thread = threading.Thread(target=lambda: server.run([listener]))
         thread.start()
         while not (server.started and running.ready):
             assert thread.is_alive()

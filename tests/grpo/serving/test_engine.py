@@ -23,7 +23,8 @@ from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine import Engine, EngineStopped, ProcessPolicy
-from grpo.serving.engine_process import EngineStats, set_threads
+from grpo.serving.engine_messages import EngineStats
+from grpo.serving.engine_process import set_threads
 from tests.models.families import tiny_model
 from tests.waiting import until
 

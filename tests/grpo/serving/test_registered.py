@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import AddressError
 from grpo.messages import Message
 from grpo.policy.renderer import make_renderer
+from grpo.policy.transformers.model import load_tokenizer
 from grpo.serving.registered import fixed_model, watched_version
 from grpo_tasks.registry import registry
 from tests.grpo.registry.test_served_agent import registered
@@ -72,3 +75,18 @@ def test_a_model_folder_is_served_as_it_is():
     assert served is not None
     assert (served.version, served.tools, served.system_prompt) == ("clerk", (), "")
     assert following("clerk") is None
+
+
+def test_the_server_itself_needs_no_pytorch(tmp_path: Path):
+    """It is imported by the engine processes, which have the models: a server takes a third of the memory."""
+    script = (
+        "import sys\n"
+        "import grpo.serving.server, grpo.serving.mirror, grpo_flows.local.training_jobs, grpo_tasks.registry\n"
+        "from grpo.serving.registered import fixed_model\n"
+        "served = fixed_model(sys.argv[1], 'clerk')('')\n"
+        "print(served.policy.tokenizer.vocab_size, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(CLERK)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(load_tokenizer(CLERK).vocab_size), "False"]

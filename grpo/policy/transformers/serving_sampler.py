@@ -2,7 +2,7 @@
 
 pass    conversation 1    2             3
 1       decode            prompt 64     –
-2       decode            prompt 64     prompt 60      64 tokens of each prompt, 256 of all, first come first served
+2       decode            prompt 64     prompt 60      64 tokens of each prompt, 128 of all, first come first served
 3       decode            prompt 28     decode
 
 A closed conversation keeps its slot for a while: its next turn goes on there. Others copy the longest prefix that a
@@ -25,7 +25,7 @@ from grpo.policy.transformers.turn_sampler import Turn, TurnSession
 
 _MIN_SHARED = 16
 """Fewest tokens that are copied, or waited for, rather than read."""
-_CHUNKS = 4
+_CHUNKS = 2
 """Chunks of prompts that one pass reads at most."""
 _MIN_IDLE = 2
 """Closed conversations that keep their slots at least; at most as many as are in progress, whose passes they slow."""

@@ -92,14 +92,14 @@ def test_a_prompt_is_read_in_chunks_beside_running_turns(policy: TransformersPol
 @pytest.mark.parametrize(
     ("prompts", "expected"),
     [
-        # 16 + 3 + 16, then 16 + 1 decoded + 14, then 8 + 1 decoded of the third, then the first's second token
-        ((SYSTEM, [99, 98, 97], [200 + k for k in range(30)]), [35, 31, 9, 1]),
-        # four chunks; the rests of 4 and the fifth's chunk; four decoded and its rest; one decoded
-        (tuple([[5 + 20 * n + k for k in range(20)] for n in range(5)]), [64, 32, 8, 1]),
+        # 16 + 3 + 13, then 16 + 1 decoded + 16, then 8 + 1, then the second tokens of the first and the third
+        ((SYSTEM, [99, 98, 97], [200 + k for k in range(30)]), [32, 33, 9, 2]),
+        # two chunks; two rests of 4, a chunk and half of one; 2 decoded + 4 + 12 + 16; 2 decoded + 4; 1 decoded
+        (tuple([[5 + 20 * n + k for k in range(20)] for n in range(5)]), [32, 32, 34, 6, 1]),
     ],
-    ids=["a chunk of a prompt", "four chunks of all"],
+    ids=["a chunk of a prompt", "two chunks of all"],
 )
-def test_a_pass_reads_a_chunk_of_each_prompt_and_four_of_all(
+def test_a_pass_reads_a_chunk_of_each_prompt_and_two_of_all(
     policy: TransformersPolicy,
     monkeypatch: pytest.MonkeyPatch,
     prompts: tuple[list[int], ...],

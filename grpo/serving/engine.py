@@ -16,7 +16,7 @@ import multiprocessing
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing.forkserver import ensure_running
 from typing import TYPE_CHECKING, Self
@@ -47,6 +47,8 @@ _CONTEXT = (
 """Engine processes are forked from one that has imported PyTorch, and runs none of it, so that they start at once. On
 macOS, whose frameworks do not outlive a fork, each imports it anew. The server itself does not."""
 _CONTEXT.set_forkserver_preload(["grpo.serving.engine_process"])
+_END_S = 1.0
+"""Time that a process has to end after it has closed its connection."""
 
 
 def import_beside() -> None:
@@ -74,11 +76,16 @@ class ProcessPolicy:
 
     def __init__(self, load: Callable[[], TransformersPolicy]) -> None:
         self.connection, other = socket.socketpair()
+        self.engine: Engine | None = None
+        """Its engine, once it has one."""
         self._process = _CONTEXT.Process(target=_run, args=(other, load), name="engine")
         try:
             self._process.start()
-            atexit.register(self._process.kill)  # before the interpreter waits for it
-            other.close()
+        except EOFError as error:
+            raise PolicyError("the process that engine processes are forked from has ended; try again") from error
+        atexit.register(self._process.kill)  # before the interpreter waits for it
+        other.close()
+        try:
             answer: Loaded | LoadFailed = read_frame(self.connection)
         except EOFError as error:
             raise PolicyError(f"{self.end()} while it loaded the model; it may lack memory") from error
@@ -101,15 +108,15 @@ class ProcessPolicy:
         return self._process.pid
 
     def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
-        """See `Policy.sampler`; there is one, once."""
-        return Engine(self, renderer, concurrency=concurrency)
+        """See `Policy.sampler`; a process has one engine, which later callers share."""
+        return Engine(self, renderer, concurrency=concurrency) if self.engine is None else nullcontext(self.engine)
 
     def end(self) -> str:
-        """Wait for the end of a process that ends by itself; returns a sentence about it."""
-        self._process.join()
+        """End a process whose connection was lost; returns a sentence about it."""
+        self._process.join(_END_S)
         code = self._process.exitcode
         self.close()
-        return f"the engine process ended with exit code {code}"
+        return f"the engine process ended with exit code {code}" if code is not None else "the engine process was lost"
 
     def close(self) -> None:
         """End the process, which has nothing to save; its memory is free again."""
@@ -154,15 +161,19 @@ class Engine:
         self._turns: dict[int, _Turn] = {}
         self._numbers = itertools.count()
         self._stats = EngineStats()
+        self._started: asyncio.Future[None]
         self.stopped: str | None = "the engine does not run; enter its context before a turn"
         """Why no turn is generated; None while the engine runs."""
 
     async def __aenter__(self) -> Self:
         """Start the sampler; an engine starts once."""
-        connection = self._policy.connection
+        self._policy.engine = self
+        connection, loop = self._policy.connection, asyncio.get_running_loop()
         connection.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=connection)
+        self._started = loop.create_future()
+        await loop.create_unix_connection(lambda: self._frames, sock=connection)
         self._frames.send(self._start)
+        await self._started
         self.stopped = None
         return self
 
@@ -224,6 +235,8 @@ class Engine:
     def _receive(self, message: Pass) -> None:
         """Give the tokens of a pass to their turns, and end those that have ended."""
         self._stats = message.stats
+        if not self._started.done():
+            self._started.set_result(None)
         ended = []
         for number, cached_tokens in message.begun:
             if number in self._turns:
@@ -243,7 +256,10 @@ class Engine:
 
     def _lost(self) -> None:
         """The process has ended by itself."""
-        self._stop(self._policy.end())
+        reason = self._policy.end()
+        if not self._started.done():
+            self._started.set_exception(EngineStopped(reason))
+        self._stop(reason)
 
     def _stop(self, reason: str) -> None:
         self.stopped = self.stopped or reason
@@ -303,19 +319,19 @@ class _Turn:
     future: asyncio.Future[Generation]
     tokens: list[SampledToken] = field(default_factory=list)
     cached_tokens: int = 0
+    called_back: bool = False
+    """The caller's `on_token` has ended the turn."""
     error: Exception | None = None
     """Error of the caller's `on_token`."""
 
     def add(self, token: SampledToken) -> bool:
         """Add a token; True ends the turn, and a callback's error ends its own turn alone."""
-        if self.error is not None:
-            return True
         self.tokens.append(token)
         try:
-            return self.prompt.on_token is not None and bool(self.prompt.on_token(token))
-        except Exception as error:  # noqa: BLE001 - any exception of the caller's function is its turn's
-            self.error = error
-            return True
+            self.called_back = self.prompt.on_token is not None and bool(self.prompt.on_token(token))
+        except BaseException as error:  # noqa: BLE001 - whatever the caller's function raises is its turn's
+            self.error = error if isinstance(error, Exception) else PolicyError(f"{type(error).__name__}: {error}")
+        return self.called_back or self.error is not None
 
     def end(self, end: Ended | Failed) -> None:
         """Give the caller the turn, or its error."""
@@ -324,7 +340,7 @@ class _Turn:
         if self.error is not None:
             self.future.set_exception(self.error)
         elif isinstance(end, Failed):
-            error = PolicyError(f"the forward pass failed: {end.error}")
+            error = PolicyError(f"the engine failed on the turn: {end.error}")
             error.add_note(end.trace)
             self.future.set_exception(error)
         else:
@@ -332,7 +348,7 @@ class _Turn:
             generation = Generation(
                 token_ids=[token.id for token in tokens],
                 logprobs=[token.logprob for token in tokens] if sampling.unfiltered else None,
-                stop=end.stop,
+                stop="callback" if self.called_back and end.stop == "length" else end.stop,
                 top_logprobs=[token.top_logprobs for token in tokens] if sampling.top_logprobs else None,
                 cached_tokens=self.cached_tokens,
             )

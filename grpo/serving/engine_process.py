@@ -122,6 +122,7 @@ class _Process:
             prefill_chunk=message.prefill_chunk,
             prefix_cache_bytes=message.prefix_cache_bytes,
         )
+        self._sampler.on_pass = self._report
         self._report()
 
     def _submit(self, message: Submit, sampler: ServingSampler | PaddedSampler) -> None:
@@ -132,11 +133,15 @@ class _Process:
             if len(turn.token_ids) == 1:
                 self._begun.append((number, turn.cached_tokens))
             self._tokens.append((number, token.id, token.logprob, token.top_logprobs))
-            self._report()
 
-        self._turns[number] = session
-        turn = sampler.submit(session, Prompt(new_ids=message.ids, on_token=on_token), message.sampling)
-        turn.future.add_done_callback(lambda future: self._end(number, future))
+        try:
+            turn = sampler.submit(session, Prompt(new_ids=message.ids, on_token=on_token), message.sampling)
+        except Exception as error:  # noqa: BLE001 - any error of a turn is its own
+            self._fail(number, error)
+        else:
+            self._turns[number] = session
+            turn.future.add_done_callback(lambda future: self._end(number, future))
+        self._report()
 
     def _end(self, turn: int, future: asyncio.Future[Generation]) -> None:
         self._turns.pop(turn).close()
@@ -145,12 +150,15 @@ class _Process:
             if error is None:
                 self._ended.append(Ended(turn, future.result().stop))
             else:
-                trace = "".join(traceback.format_exception(error))
-                self._ended.append(Failed(turn, f"{type(error).__name__}: {error}", trace))
+                self._fail(turn, error)
         self._report()
 
+    def _fail(self, turn: int, error: BaseException) -> None:
+        trace = "".join(traceback.format_exception(error))
+        self._ended.append(Failed(turn, f"{type(error).__name__}: {error}", trace))
+
     def _report(self) -> None:
-        """Send what a pass has brought, after its last callback and before the next pass."""
+        """Send what has come, after the last callback of a pass and before the next pass."""
         if not self._reporting:
             self._reporting = True
             loop = asyncio.get_running_loop()

@@ -51,7 +51,7 @@ class Frames(asyncio.Protocol):
         """Close the connection; `lost` is not called any more."""
         self._lost = lambda: None
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()  # what was not sent is for a process that ends
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""

@@ -13,6 +13,7 @@ import asyncio
 import gc
 import json
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -174,6 +175,24 @@ def release(served: ServedModel) -> None:
         served.policy.close()
 
 
+async def _load(next_version: Callable[[str], ServedModel | None], current: str) -> ServedModel | None:
+    """Call `next_version` on a thread; what it loads after this call was cancelled is released."""
+    abandoned = threading.Event()
+
+    def load() -> ServedModel | None:
+        served = next_version(current)
+        if served is None or not abandoned.is_set():
+            return served
+        release(served)
+        return None
+
+    try:
+        return await asyncio.to_thread(load)
+    except asyncio.CancelledError:
+        abandoned.set()
+        raise
+
+
 class Versions:
     """Versions of one model, the newest of which answers new conversations."""
 
@@ -194,12 +213,12 @@ class Versions:
         self.on_retired: Callable[[ServedVersion], None] = lambda version: None
         self.swaps = 0
         self.failed_loads = 0
-        """Attempts to look for or to load a version that failed."""
+        """Attempts to look for or to load a version that failed, and versions whose engines ended by themselves."""
 
     @property
     def current(self) -> ServedVersion | None:
-        """Version of new conversations; None before the first is loaded, and while one whose engine ended is."""
-        return self._versions[-1] if self._versions and self._versions[-1].stopped is None else None
+        """Version of new conversations, the newest whose engine runs; None before the first is loaded."""
+        return next((version for version in reversed(self._versions) if version.stopped is None), None)
 
     @property
     def loaded(self) -> Sequence[ServedVersion]:
@@ -208,7 +227,8 @@ class Versions:
 
     async def add(self, served: ServedModel) -> None:
         """Start a version beside the others; new conversations go to it from now on."""
-        known = next((version for version in self._versions if version.served.version == served.version), None)
+        same = (version for version in self._versions if version.served.version == served.version)
+        known = next((version for version in same if version.stopped is None), None)
         if known is not None:  # the alias is back at a version whose conversations go on
             self._versions.remove(known)
             if served is not known.served:
@@ -244,39 +264,49 @@ class Versions:
         self.on_retired(version)
         await version.close()
 
-    async def _remove_stopped(self) -> None:
-        """Let go of versions whose engines have ended by themselves, killed for memory for example."""
-        for version in self.loaded:
-            if version.stopped is not None:
-                logger.error("%s does not answer any more: %s", version.served.version, version.stopped)
-                await self._remove(version)
-                self.hub.publish("version.lost", model=version.served.version)
+    async def _remove_stopped(self) -> bool:
+        """Let go of versions whose engines have ended by themselves, killed for memory for example; True for any."""
+        stopped = [version for version in self._versions if version.stopped is not None and version.running == 0]
+        for version in stopped:
+            logger.error("%s does not answer any more: %s", version.served.version, version.stopped)
+            await self._remove(version)
+            self.hub.publish("version.lost", model=version.served.version)
+        return bool(stopped)
 
     async def watch(self, next_version: Callable[[str], ServedModel | None], *, every_s: float) -> None:
         """Load each new version that `next_version` finds, given the one that answers, until cancelled.
 
-        It is called on a thread. An error is logged and tried again, later each time; the version that answers goes on.
+        It is called on a thread. An error is logged and tried again, later each time, and so is a version whose engine
+        ends soon after it was loaded; the version that answers goes on.
         Raises the `GRPOError` of a first version that cannot be loaded.
         """
-        pause_s, first = every_s, True
+        pause_s, try_at, first = every_s, self._clock(), True
         while True:
-            await self._remove_stopped()
-            current = self.current
-            try:
-                served = await asyncio.to_thread(next_version, current.served.version if current else "")
-                if served is not None:
-                    await self.add(served)
-                    if first:
-                        gc.freeze()  # a collection of all that was imported would hold the turns in progress up
-                await self.retire_idle()
-                pause_s, first = every_s, False
-            except Exception as error:
+            if await self._remove_stopped():
                 self.failed_loads += 1
-                if first and isinstance(error, GRPOError):
-                    raise  # the server has nothing to answer with, and a second try would fail as well
-                logger.error("no version was loaded: %s", error, exc_info=not isinstance(error, GRPOError))
+                try_at = self._clock() + pause_s - every_s  # at once, unless the one before was lost or failed as well
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
-            await asyncio.sleep(pause_s)
+            if self._clock() >= try_at:
+                current = self.current
+                try:
+                    served = await _load(next_version, current.served.version if current else "")
+                    if first:  # a collection of all that was imported would hold the turns in progress up
+                        gc.collect()
+                        gc.freeze()
+                    if served is not None:
+                        await self.add(served)
+                    else:
+                        pause_s = every_s
+                    await self.retire_idle()
+                    first = False
+                except Exception as error:
+                    self.failed_loads += 1
+                    if first and isinstance(error, GRPOError):
+                        raise  # the server has nothing to answer with, and a second try would fail as well
+                    logger.error("no version was loaded: %s", error, exc_info=not isinstance(error, GRPOError))
+                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+                    try_at = self._clock() + pause_s
+            await asyncio.sleep(every_s)
 
     async def close(self) -> None:
         """Stop all versions."""

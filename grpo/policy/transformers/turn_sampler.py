@@ -88,6 +88,8 @@ class TurnSampler(ABC):
         self._waiting: list[Turn] = []
         self._active: list[Turn] = []
         self._worker: asyncio.Task[None] | None = None
+        self.on_pass: Callable[[], None] = lambda: None
+        """Called after each forward pass."""
         self.tokens_processed = 0
         self.tokens_generated = 0
         self.turns_admitted = 0
@@ -176,6 +178,7 @@ class TurnSampler(ABC):
                     return
                 with torch.inference_mode():
                     self._step()
+                self.on_pass()
         except BaseException as error:
             for turn in self._active:
                 turn.session.history.clear()  # what the failed pass has left in the cache is not known

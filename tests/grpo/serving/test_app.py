@@ -707,6 +707,36 @@ def test_a_client_that_hangs_up_pays_for_the_tokens(server: ChatServer):
     assert limit - left > usage.total_tokens + usage.prompt_tokens
 
 
+class Thoughtful(MultiTurnAgent):
+    """Agent that does something for a second after each reply."""
+
+    thinks = threading.Event()
+
+    async def generate_reply(self, *arguments: Any, **more: Any) -> str:
+        text = await super().generate_reply(*arguments, **more)
+        self.thinks.set()
+        await asyncio.sleep(1)
+        return text
+
+
+def test_a_turn_whose_engine_dies_after_its_reply_is_answered(tmp_path: Path):
+    """The agent still works on it: the conversation goes on with the version that is loaded again."""
+    agent = Thoughtful(AgentConfig(model_name="clerk"))
+    with chat_server(tmp_path, lambda current: None if current else clerk(agent=agent)) as server:
+        client = server.client()
+        first = chat(client, seed=1)
+        known = {"conversation_id": first.conversation_id}
+        Thoughtful.thinks.clear()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(chat, client, *next_messages(first), seed=2, extra_body=known)
+            assert Thoughtful.thinks.wait(30)
+            os.kill(engine_pid(server), signal.SIGKILL)
+            second = asked.result()
+        until("the version to be loaded again", lambda: server.service.ready)
+        assert chat(client, *next_messages(second), seed=3, extra_body=known).conversation_id == first.conversation_id
+        assert [turn.status for turn in server.turns()] == ["answered"] * 3
+
+
 def test_a_retired_version_is_let_go(tmp_path: Path):
     """Its process ends, with its memory, although conversations were its own."""
     newest, pids = [1], []

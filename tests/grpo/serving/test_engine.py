@@ -266,7 +266,7 @@ def test_a_failed_forward_pass_ends_the_turns_in_it_and_no_later_ones(fragile: t
             return failures, later
 
     failures, later = _run(run())
-    assert [str(failure) for failure in failures] == ["the forward pass failed: RuntimeError: no memory"] * 3
+    assert [str(failure) for failure in failures] == ["the engine failed on the turn: RuntimeError: no memory"] * 3
     assert all(isinstance(failure, PolicyError) and "in __call__" in failure.__notes__[0] for failure in failures)
     assert later.cached_tokens == 42
 
@@ -394,6 +394,86 @@ def test_a_process_ends_with_that_of_the_server(tiny_folder: Path):
     )
     assert server.returncode == -signal.SIGKILL
     until("the end of the engine process", lambda: not psutil.pid_exists(int(server.stdout)), patience_s=30)
+
+
+def test_a_stop_text_in_the_last_token_is_the_end_that_counts(policy: TransformersPolicy):
+    """The limit is reached with the same token."""
+    heard: list[int] = []
+
+    async def run() -> Generation:
+        async with _engine(policy) as engine:
+            return await _request(
+                engine, SYSTEM, seed=2, tokens=3, on_token=lambda token: heard.append(token.id) or len(heard) == 3
+            )
+
+    generation = _run(run())
+    assert (len(generation.token_ids), generation.stop) == (3, "callback")
+
+
+def test_an_error_before_the_first_pass_is_that_of_its_turn(policy: TransformersPolicy):
+    """A seed that no generator takes; the other turn goes on."""
+
+    async def run() -> Generation:
+        async with _engine(policy) as engine:
+            other = asyncio.create_task(_request(engine, SYSTEM, seed=1))
+            with pytest.raises(PolicyError, match="OverflowError"):
+                await _request(engine, SYSTEM, seed=-1)
+            return await other
+
+    assert _run(run()).token_ids == _drawn(policy, SYSTEM, seed=1, tokens=6)
+
+
+class _Panic(BaseException):
+    """As errors of Rust libraries are raised."""
+
+
+def test_a_panic_of_a_callback_ends_its_own_turn(policy: TransformersPolicy):
+    def fail(token: SampledToken) -> None:
+        raise _Panic("of a tokenizer")
+
+    async def run() -> Generation:
+        async with _engine(policy) as engine:
+            with pytest.raises(PolicyError, match="_Panic: of a tokenizer"):
+                await _request(engine, SYSTEM, on_token=fail)
+            return await _request(engine, SYSTEM, seed=1)
+
+    assert _run(run()).token_ids == _drawn(policy, SYSTEM, seed=1, tokens=6)
+
+
+def test_a_turn_that_reads_its_prompt_is_running(policy: TransformersPolicy):
+    """One token a pass: the statistics are those of each pass, and not of the first sampled token."""
+
+    async def run() -> list[tuple[int, int]]:
+        seen = []
+        async with _engine(policy, prefill_chunk=1) as engine:
+            sampled = asyncio.Event()
+            turn = asyncio.create_task(_request(engine, SYSTEM * 5, on_token=lambda token: sampled.set()))
+            while not sampled.is_set():
+                stats = engine.stats()
+                if stats.tokens_generated == 0:
+                    seen.append((stats.running, stats.tokens_processed))
+                await asyncio.sleep(0.001)
+            await turn
+        return seen
+
+    seen = _run(run())
+    assert max(seen) > (1, 10)
+
+
+def test_an_agent_that_samples_by_itself_shares_the_engine(policy: TransformersPolicy):
+    """A helper of the agent's own, which closes its sampler: the engine goes on."""
+    served = ProcessPolicy(partial(_given, policy))
+    renderer = Renderer(policy.tokenizer)
+
+    async def run() -> tuple[Generation, Generation]:
+        async with Engine(served, renderer) as engine:
+            async with served.sampler(concurrency=1, renderer=renderer) as helper:
+                sampling = Sampling(temperature=1.0, max_new_tokens=6, seed=1)
+                first = await helper.open().generate(Prompt(new_ids=SYSTEM), sampling)
+            return first, await _request(engine, SYSTEM, seed=1)
+
+    first, second = _run(run())
+    assert first.token_ids == second.token_ids == _drawn(policy, SYSTEM, seed=1, tokens=6)
 
 
 def _fail() -> TransformersPolicy:

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.policy.scripted import ScriptedPolicy
+from grpo.serving import versions as module
+from grpo.serving.versions import EngineSettings, ServedModel, ServedVersion, Versions
+
+
+def _served(number: int) -> ServedModel:
+    agent = MultiTurnAgent(policy=ScriptedPolicy([["Hello."]]))
+    return ServedModel(model="clerk", version=f"clerk/{number}", policy=agent.policy, agent=agent)  # type: ignore[arg-type]
+
+
+def test_a_version_that_dies_again_and_again_is_loaded_later_each_time(monkeypatch: pytest.MonkeyPatch):
+    """Version 2, by the time of its next look: at once after the first death, then after twice the time before.
+
+    Looks are 5 s apart: loaded at 5, dead at 10 and loaded again; dead at 15, waited for 5; dead at 25, for 15; dead at
+    45, for 35. Version 1 answers meanwhile.
+    """
+    now, loads, answering = [0.0], list[float](), set[str]()
+    pause = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        answering.add(watched.current.served.version if watched.current else "")
+        dead.update(version for version in watched.loaded if version.served.version == "clerk/2")
+        await pause(0)
+
+    def next_version(current: str) -> ServedModel | None:
+        if not current:
+            return _served(1)
+        loads.append(now[0])
+        return _served(2)
+
+    dead: set[ServedVersion] = set()
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(ServedVersion, "stopped", property(lambda version: "killed" if version in dead else None))
+    watched = Versions(EngineSettings(), clock=lambda: now[0])
+
+    async def run() -> None:
+        watcher = asyncio.create_task(watched.watch(next_version, every_s=5.0))
+        while now[0] < 165:
+            await pause(0.001)
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+        await watched.close()
+
+    asyncio.run(run())
+    assert loads[:5] == [5, 10, 20, 40, 80]
+    assert watched.failed_loads >= 4
+    assert answering == {"clerk/1", "clerk/2"}
+
+
+def test_a_stopped_version_with_turns_in_progress_is_kept_until_they_have_ended(monkeypatch: pytest.MonkeyPatch):
+    """They have its tokens; another process of the same version answers meanwhile."""
+    monkeypatch.setattr(ServedVersion, "stopped", property(lambda version: "killed" if version in dead else None))
+    dead: set[ServedVersion] = set()
+    retired: list[ServedVersion] = []
+
+    async def run() -> None:
+        watched = Versions(EngineSettings())
+        watched.on_retired = retired.append
+        await watched.add(_served(1))
+        (first,) = watched.loaded
+        first.running = 1
+        dead.add(first)
+        assert watched.current is None
+        assert not await watched._remove_stopped()
+        await watched.add(_served(1))
+        assert watched.current is not first
+        assert watched.loaded[0] is first
+        first.running = 0
+        assert await watched._remove_stopped()
+        assert retired == [first]
+        assert len(watched.loaded) == 1
+        await watched.close()
+
+    asyncio.run(run())

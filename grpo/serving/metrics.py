@@ -138,7 +138,8 @@ class _ServiceCounts(Collector):
         yield _counter("grpo_turns_unlogged", "Turns that the log refused.", [("", counts.unlogged)])
         yield _counter("grpo_turn_errors", "Turns that ended by an error of the server.", [("", counts.errors)])
         yield _counter("grpo_swaps", "Versions that took over from another one.", [("", versions.swaps)])
-        yield _counter("grpo_swap_failures", "Failed attempts to load a version, and engines that ended.", [("", versions.failed_loads)])
+        failures = [("", versions.failed_loads)]
+        yield _counter("grpo_swap_failures", "Failed attempts to load a version, and engines that ended.", failures)
         yield _gauge("grpo_requests_in_progress", "Turns that are generated or wait.", [("", service.requests)])
         yield _gauge("grpo_tokens_in_progress", "Tokens that these may need.", [("", service.tokens)])
         yield _gauge(

@@ -34,8 +34,8 @@ TEXT = (
     "several tokens in one event, ours unless its interval is 0, and inter-token latency (ITL) is the time between two "
     "events with text; its bar is that of the interval 0. The model of ours has all cores but one, as by default. "
     "The bars of latency, overload, swaps and drain are those of the desk clerk. Memory is what all processes of the "
-    "server hold, without the cache of prefixes, which fills by design; the alias of the champion moves every 10 s between three versions "
-    "for a minute, of which two stay loaded; clients try nothing again."
+    "server hold, without the cache of prefixes, which fills by design; the alias of the champion moves every "
+    "10 s between three versions for a minute, of which two stay loaded; clients try nothing again."
 )
 
 

@@ -51,8 +51,8 @@ _END_S = 1.0
 """Time that a process has to end after it has closed its connection."""
 
 
-def import_beside() -> None:
-    """Begin with the imports of engine processes, which take seconds, in the process that they are forked from."""
+def start_forkserver() -> None:
+    """Start the process that engine processes are forked from, which imports PyTorch for seconds."""
     if _CONTEXT.get_start_method() == "forkserver":
         ensure_running()
 

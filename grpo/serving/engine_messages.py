@@ -111,7 +111,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass has sampled, and what has ended."""
+    """Tokens of a forward pass, and the turns that ended with it."""
 
     begun: Sequence[tuple[int, int]]
     """(turn, prompt tokens that were not read anew) of the turns whose first tokens are in this pass."""

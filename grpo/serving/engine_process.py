@@ -84,8 +84,8 @@ class _Process:
 
     def __init__(self, policy: TransformersPolicy) -> None:
         self._policy = policy
-        self._ended_all = asyncio.Event()
-        self._frames = Frames(self._receive, self._ended_all.set)
+        self._disconnected = asyncio.Event()
+        self._frames = Frames(self._receive, self._disconnected.set)
         self._sampler: ServingSampler | PaddedSampler | None = None
         self._turns: dict[int, TurnSession] = {}
         self._begun: list[tuple[int, int]] = []
@@ -97,7 +97,7 @@ class _Process:
         """Handle messages until the connection is closed."""
         connection.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=connection)
-        await self._ended_all.wait()
+        await self._disconnected.wait()
         os._exit(0)  # nothing is to be written or closed, and the interpreter's end takes its time
 
     def _receive(self, message: Start | Submit | Cancel | Scale) -> None:
@@ -158,7 +158,7 @@ class _Process:
         self._ended.append(Failed(turn, f"{type(error).__name__}: {error}", trace))
 
     def _report(self) -> None:
-        """Send what has come, after the last callback of a pass and before the next pass."""
+        """Send tokens, ends and statistics after the last callback of a pass and before the next one."""
         if not self._reporting:
             self._reporting = True
             loop = asyncio.get_running_loop()

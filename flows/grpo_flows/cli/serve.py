@@ -72,7 +72,7 @@ def serve(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     from grpo.policy.catalog import is_weights
     from grpo.policy.weights.registered import tracking_uri
-    from grpo.serving.engine import import_beside
+    from grpo.serving.engine import start_forkserver
     from grpo.serving.guard import Authenticator
     from grpo.serving.jwt_tokens import token_verifier
     from grpo.serving.keys import KeyStore
@@ -95,7 +95,7 @@ def serve(
     if not store.list() and tokens is None:
         raise ConfigError("there are no API keys: make one with grpo keys create NAME --scope chat --scope feedback")
     if is_weights(model):
-        import_beside()
+        start_forkserver()
     if model.startswith(_REGISTERED):
         with settings.without_gc():
             models = registry()

@@ -380,7 +380,7 @@ def test_turns_of_a_process_that_is_killed_fail(policy: TransformersPolicy):
 
 
 def test_a_process_ends_with_that_of_the_server(tiny_folder: Path):
-    """Killed, so that it tells nobody."""
+    """SIGKILL, which leaves the server no time to end it."""
     script = (
         "import functools, os, signal, sys, pathlib\n"
         "from grpo.policy.transformers.model import load\n"
@@ -477,7 +477,7 @@ def test_an_agent_that_samples_by_itself_shares_the_engine(policy: TransformersP
 
 
 def _fail() -> TransformersPolicy:
-    raise PolicyError("there is no such model")
+    raise PolicyError("the model is missing")
 
 
 def _die() -> TransformersPolicy:
@@ -486,7 +486,7 @@ def _die() -> TransformersPolicy:
 
 
 def test_an_error_of_loading_is_that_of_the_server():
-    with pytest.raises(PolicyError, match="there is no such model"):
+    with pytest.raises(PolicyError, match="the model is missing"):
         ProcessPolicy(_fail)
     with pytest.raises(PolicyError, match="exit code -9 while it loaded the model"):
         ProcessPolicy(_die)

@@ -60,6 +60,11 @@ class AnsweredTurn:
         self.digest = conversation_digest(self.owner, self.user, _described(self.tools), self.messages, self.calls)
 
     @property
+    def version_runs(self) -> bool:
+        """True while its version is loaded, and its engine runs."""
+        return self.version is not None and self.version.stopped is None
+
+    @property
     def served_by(self) -> ServedVersion:
         """Version that answers it, while it is loaded."""
         assert self.version is not None
@@ -145,7 +150,7 @@ class Conversations:
             return _new(messages, "ambiguous" if known else "unknown prefix")
         before = self._turns[known[0]]
         self._turns.move_to_end(before.turn_id)
-        if before.version is None:
+        if not before.version_runs:
             return _new(messages, "other version", before.conversation_id)
         return Continuation(
             conversation_id=before.conversation_id,
@@ -188,7 +193,7 @@ class Conversations:
             )
         history = (*before.messages, *new)
         self._turns.move_to_end(before.turn_id)
-        if before.version is None:
+        if not before.version_runs:
             return _new(history, "other version", conversation_id)
         return Continuation(conversation_id=conversation_id, before=before, new=new, history=history, joined="id")
 

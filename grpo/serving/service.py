@@ -97,7 +97,6 @@ class Service:
         messages = request.to_messages(() if last is None else last.call_ids)
         place, tools = self._place(request, caller, messages, last)
         version = self.version_of(request.model) if place.before is None else place.before.served_by
-        self._check_runs(version)
         if own := {tool.name for tool in tools} & {tool.name for tool in version.served.agent.tools}:
             raise invalid_request(f"tool {min(own)} is one of the agent's own", param="tools")
         exchange = Exchange(self, request, caller, version, place, tools)
@@ -138,14 +137,11 @@ class Service:
             return current
         for version in self.versions.loaded:
             if model == version.served.version:
-                self._check_runs(version)
+                if version.stopped is not None:
+                    self._refuse("not ready", "the version is loaded again", retry_after_s=2.0)
                 return version
         message = f"no model {model!r}; this server has {current.served.model}"
         raise APIError(404, message, param="model", code="model_not_found")
-
-    def _check_runs(self, version: ServedVersion) -> None:
-        if version.stopped is not None:
-            self._refuse("not ready", "the version is loaded again", retry_after_s=2.0)
 
     def admit(self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None) -> Hold:
         """Take room for so many turns and tokens; raises `APIError` 503 where the server has none.

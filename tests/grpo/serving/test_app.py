@@ -682,8 +682,7 @@ def test_a_version_whose_engine_is_killed_is_loaded_again(tmp_path: Path, caplog
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(openai.InternalServerError):
                 asked.result()
-        until("the version to be loaded again", lambda: server.service.ready)
-        assert engine_pid(server) != pid
+        until("the version to be loaded again", lambda: server.service.ready and engine_pid(server) != pid)
         following = chat(client, *next_messages(first), extra_body={"conversation_id": first.conversation_id})
         assert following.conversation_id == first.conversation_id
         assert [turn.status for turn in server.turns()] == ["answered", "failed", "answered"]
@@ -730,9 +729,10 @@ def test_a_turn_whose_engine_dies_after_its_reply_is_answered(tmp_path: Path):
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(chat, client, *next_messages(first), seed=2, extra_body=known)
             assert Thoughtful.thinks.wait(30)
-            os.kill(engine_pid(server), signal.SIGKILL)
+            pid = engine_pid(server)
+            os.kill(pid, signal.SIGKILL)
             second = asked.result()
-        until("the version to be loaded again", lambda: server.service.ready)
+        until("the version to be loaded again", lambda: server.service.ready and engine_pid(server) != pid)
         assert chat(client, *next_messages(second), seed=3, extra_body=known).conversation_id == first.conversation_id
         assert [turn.status for turn in server.turns()] == ["answered"] * 3
 

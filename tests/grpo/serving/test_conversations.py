@@ -11,7 +11,7 @@ from grpo.serving.conversations import AnsweredTurn, Conversations
 
 USER, OTHER = Message(role="user", content="Where is it?"), Message(role="user", content="Thanks")
 REPLY = Message(role="assistant", content="On its way.")
-VERSION = SimpleNamespace()
+VERSION = SimpleNamespace(stopped=None)
 
 
 def answered(turn_id: str, *, conversation: str = "c", tokens: int = 10, **fields: Any) -> AnsweredTurn:
@@ -115,6 +115,16 @@ def test_an_id_takes_new_messages_or_the_whole_conversation():
     with pytest.raises(APIError) as refused:
         find(known, OTHER, conversation_id="c")
     assert refused.value.status == 409
+
+
+@pytest.mark.parametrize("known_as", ["c", None])
+def test_a_conversation_whose_engine_has_ended_goes_on_with_another_version(known_as: str | None):
+    """Also before its version is let go, while turns of it are in progress."""
+    known = Conversations(max_tokens=100)
+    known.add(answered("1", version=SimpleNamespace(stopped="killed")), is_last=True)
+    place = find(known, USER, REPLY, OTHER, conversation_id=known_as)
+    assert (place.joined, place.before, place.new) == ("other version", None, (USER, REPLY, OTHER))
+    assert place.conversation_id == "c"
 
 
 def test_a_conversation_of_a_retired_version_goes_on_as_another_one():

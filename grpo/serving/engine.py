@@ -15,6 +15,7 @@ import itertools
 import multiprocessing
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -161,6 +162,8 @@ class Engine:
         self._turns: dict[int, _Turn] = {}
         self._numbers = itertools.count()
         self._stats = EngineStats()
+        self._heard = 0.0
+        """Monotonic time of the process's last message, or of the turn that began its work."""
         self._started: asyncio.Future[None]
         self.stopped: str | None = "the engine does not run; enter its context before a turn"
         """Why no turn is generated; None while the engine runs."""
@@ -207,6 +210,8 @@ class Engine:
             raise EngineStopped(self.stopped)
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         turn = _Turn(number=next(self._numbers), prompt=prompt, sampling=sampling, future=future)
+        if not self._turns:
+            self._heard = time.monotonic()
         self._turns[turn.number] = turn
         self._frames.send(Submit(turn.number, ids, index, sampling))
         return turn
@@ -216,6 +221,15 @@ class Engine:
         if self._turns.pop(turn.number, None) is not None:
             turn.future.cancel()
             self._frames.send(Cancel(turn.number))
+
+    def end_hung(self, after_s: float) -> None:
+        """End the turns in progress with `EngineStopped` where the process has sent nothing for so long.
+
+        The engine is stopped, as after a process that was killed; leaving its context kills the process.
+        """
+        if self._turns and time.monotonic() - self._heard > after_s:
+            self._frames.close()
+            self._stop(f"no forward pass of the engine process ended in {after_s:.0f} s")
 
     def check(self, ids: Sequence[int], *, history: int) -> None:
         """Raise `PolicyError` for prompt tokens after `history` tokens that the model cannot read."""
@@ -234,7 +248,7 @@ class Engine:
 
     def _receive(self, message: Pass) -> None:
         """Give the tokens of a pass to their turns, and end those that have ended."""
-        self._stats = message.stats
+        self._stats, self._heard = message.stats, time.monotonic()
         if not self._started.done():
             self._started.set_result(None)
         ended = []

@@ -75,6 +75,8 @@ class EngineSettings:
     """Keys and values of idle conversations."""
     threads: int | None = None
     """Threads of a forward pass on the CPU; None is all cores but one, which is the event loop's."""
+    longest_pass_s: float = 300.0
+    """Time of a forward pass after which its engine process counts as hung, and is replaced."""
 
 
 class ServedVersion:
@@ -109,6 +111,12 @@ class ServedVersion:
         """Why the engine has ended by itself; None while it runs, and for a model on another server."""
         engines = [engine for engine in self._samplers.values() if isinstance(engine, Engine)]
         return engines[0].stopped if engines else None
+
+    def end_hung(self) -> None:
+        """Stop an engine whose process hangs."""
+        for engine in self._samplers.values():
+            if isinstance(engine, Engine):
+                engine.end_hung(self._settings.longest_pass_s)
 
     async def open(self, renderer: Renderer) -> Session:
         """Open a session for one turn."""
@@ -265,7 +273,9 @@ class Versions:
         await version.close()
 
     async def _remove_stopped(self) -> bool:
-        """Let go of versions whose engines have ended by themselves, killed for memory for example; True for any."""
+        """Let go of versions whose engines hang or have ended, killed for memory for example; True for any."""
+        for version in self._versions:
+            version.end_hung()
         stopped = [version for version in self._versions if version.stopped is not None and version.running == 0]
         for version in stopped:
             logger.error("%s does not answer any more: %s", version.served.version, version.stopped)

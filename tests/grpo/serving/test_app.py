@@ -33,6 +33,7 @@ from grpo.serving.callers import CallerLimits
 from grpo.serving.chat_response import Choice, Completion, event
 from grpo.serving.engine import ProcessPolicy
 from grpo.serving.settings import ServiceSettings
+from grpo.serving.versions import EngineSettings
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk, load_clerk
 
@@ -687,6 +688,22 @@ def test_a_version_whose_engine_is_killed_is_loaded_again(tmp_path: Path, caplog
         assert following.conversation_id == first.conversation_id
         assert [turn.status for turn in server.turns()] == ["answered", "failed", "answered"]
     assert "exit code -9" in caplog.text
+
+
+def test_a_version_whose_engine_hangs_is_loaded_again(tmp_path: Path):
+    """The process lives and sends nothing: its turn gets 500, and another process answers the next."""
+    engine = EngineSettings(concurrency=2, longest_pass_s=6)
+    with chat_server(tmp_path, lambda current: None if current else clerk(), engine=engine) as server:
+        client, pid = server.client(), engine_pid(server)
+        chat(client, seed=1)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(openai.InternalServerError):
+            chat(client, seed=2)
+        until("the version to be loaded again", lambda: server.service.ready and engine_pid(server) != pid)
+        until("the end of the process that hung", lambda: not psutil.pid_exists(pid))
+        chat(client, seed=2)
+        assert [turn.status for turn in server.turns()] == ["answered", "failed", "answered"]
+        assert "no forward pass of the engine process ended in 6 s" in str(server.turns()[1].reason)
 
 
 def test_a_client_that_hangs_up_pays_for_the_tokens(server: ChatServer):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from grpo_flows.local.service import free_port
 from tests.benchmarks.page import Findings, Table
 from tests.benchmarks.serve_bare import bare
-from tests.benchmarks.serve_overload import costs, overload
+from tests.benchmarks.serve_overload import costs, mirror_cost, overload
 from tests.benchmarks.serve_rows import Bar, table
-from tests.benchmarks.serve_sides import EACH, ours, transformers_serve, unending, vllm_serve
+from tests.benchmarks.serve_sides import EACH, ours, running, transformers_serve, unending, vllm_serve
 from tests.benchmarks.serve_swaps import drain, swaps
 from tests.benchmarks.serve_throughput import latency, start, throughput
 from tests.benchmarks.vllm_engine import PYTHON as VLLM_PYTHON
@@ -96,4 +98,26 @@ def _costs(folder: Path, root: Path) -> tuple[Table, list[Bar]]:
             partial(ours, str(folder), root / f"costs-{left or 'none'}", name=name, without=left)
             for left, name in names.items()
         ]
-        return costs(start(stack, starts), 4 * SCALE, 1 * SCALE)
+        sides = start(stack, starts)
+        result, bars = costs(sides, 4 * SCALE, 1 * SCALE)
+        with _tracking_server(root) as address:
+            mirrored = partial(
+                ours,
+                str(folder),
+                root / "costs-mirror",
+                name="mirrored",
+                options=("--mirror-experiment", "served"),
+                environment={"MLFLOW_TRACKING_URI": address},
+            )
+            (mirror,) = start(stack, [mirrored])
+        return result, [*bars, mirror_cost(sides[0], mirror, 4 * SCALE, 1 * SCALE)]
+
+
+@contextmanager
+def _tracking_server(root: Path) -> Iterator[str]:
+    """MLflow's server, by its address."""
+    port = free_port()
+    command = [str(Path(sys.executable).parent / "mlflow"), "server", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{root}/mlflow.db", "--default-artifact-root", str(root / "mlflow")]
+    with running(command, port, root / "mlflow.txt", {}):
+        yield f"http://127.0.0.1:{port}"

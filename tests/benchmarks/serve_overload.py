@@ -1,4 +1,4 @@
-"""Overload, and the cost of log and metrics."""
+"""Overload, and the cost of log, metrics, and a mirror without its tracking server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import psutil
 
 from tests.benchmarks.page import Table
@@ -108,6 +109,23 @@ def costs(sides: Sequence[Side], seconds: float, warm_s: float) -> tuple[Table, 
     ]
     rows = tuple((name, f"{statistics.median(values):,.0f}") for name, values in rates.items())
     return Table(head=("server", "tokens/s"), rows=rows), bars
+
+
+def mirror_cost(mine: Side, mirrored: Side, seconds: float, warm_s: float) -> Bar:
+    """Wait for the end of a turn with a mirror whose tracking server is dead, against that without a mirror."""
+    waits: dict[str, list[float]] = {side.name: [] for side in (mine, mirrored)}
+    for _ in range(ROUNDS):
+        for side in (mine, mirrored):
+            round_ = play_round(side, seconds, warm_s, streams=FEW)
+            waits[side.name] += [
+                turn.ended - turn.started for turn in round_.turns if turn.ended and turn.started >= round_.begins
+            ]
+    with_mirror, without = (percentile(np.asarray(waits[side.name]), 99) for side in (mirrored, mine))
+    return Bar(
+        measure="16 streams: turn p99 with a dead tracking server ÷ without a mirror",
+        value=with_mirror / without,
+        at_most=1.1,
+    )
 
 
 def _p99(turns: Sequence[Turn], values: Callable[[Sequence[Turn]], object]) -> float:

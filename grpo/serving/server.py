@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 import uvicorn
 from fastapi import FastAPI
 
@@ -105,6 +106,7 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        pa.set_memory_pool(pa.system_memory_pool())  # pyarrow's own pool keeps what a compaction has taken
         running = _running(service, next_version, settings.watch_s)
         async with log, mirror or nullcontext(), running, _watching(service, orchestrator, settings):
             yield

@@ -11,7 +11,8 @@ apart from the sampled tokens:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, MutableSequence, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
@@ -62,9 +63,9 @@ class TokenTranscript:
         self.renderer = renderer
         self.sampling = sampling
         self.max_context = max_context
-        self.ids: list[int] = []
+        self.ids: MutableSequence[int] = []
         self.mask: list[bool] = []
-        self.logprobs: list[float] = []
+        self.logprobs: MutableSequence[float] = []
         self.turns: list[Turn] = []
         self.conversation: list[Message] = []
         """Messages between agent and environment, including those of the agent's own tools."""
@@ -111,8 +112,9 @@ class TokenTranscript:
         return copy
 
     def release(self) -> None:
-        """Let go of the session and of the callback: a conversation that is kept goes on by `resume`."""
+        """Let go of the session and of the callback, and pack the tokens: the conversation goes on by `resume`."""
         self._session, self._on_token, self._reply = None, None, None
+        self.ids, self.logprobs = array("i", self.ids), array("d", self.logprobs)
 
     def begin_turn(self, agent: Agent, messages: Sequence[Message] = (), context: Context | None = None) -> None:
         """Start a turn of the agent, after new messages of the environment."""

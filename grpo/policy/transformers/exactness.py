@@ -70,6 +70,7 @@ _results: dict[str, PathCheck] = {}
 _lock = threading.Lock()
 
 
+@torch.inference_mode(False)  # with gradients, where the caller has them off
 def choose_path(model: PreTrainedModel, policy_hash: str) -> PathCheck:
     """Set the attention implementation of the first exact path, compared once per policy version and process.
 

@@ -139,6 +139,7 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrai
     return tokenizer
 
 
+@torch.inference_mode(False)  # weights that are loaded within it are never trained
 def load(
     folder: Path,
     *,

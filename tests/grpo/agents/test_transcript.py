@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 from grpo.agents.memory import ConversationMemory
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.tool_agent import ToolAgent
-from grpo.agents.transcript import PrefixMismatch
+from grpo.agents.transcript import PrefixMismatch, TokenTranscript
 from grpo.config.agent import AgentConfig
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
@@ -24,6 +24,7 @@ from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import ConfigError, DataError
 from grpo.learner.batch import build_batch
 from grpo.messages import Message
+from grpo.policy.policy import Sampling, Session
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
@@ -110,6 +111,20 @@ class Truncating(MultiTurnAgent):
 
 def _tokens(trajectory: Trajectory) -> tuple[list[int], list[bool]]:
     return trajectory.token_ids.tolist(), trajectory.loss_mask.tolist()
+
+
+def test_a_released_transcript_goes_on_with_the_same_tokens(renderer: Renderer):
+    """Ids beyond two bytes and log-probabilities of eight are kept; a later turn appends to a copy."""
+    session, sampling = cast(Session, None), Sampling(temperature=1.0, max_new_tokens=1, seed=0)
+    transcript = TokenTranscript(session, renderer, sampling, max_context=100)
+    transcript.ids += [5, 262_143]
+    transcript.mask += [False, True]
+    transcript.logprobs += [0.0, -1 / 3]
+    transcript.release()
+    copy = transcript.resume(session, sampling)
+    copy.ids += [7]
+    assert (copy.ids, copy.mask, copy.logprobs) == ([5, 262_143, 7], [False, True], [0.0, -1 / 3])
+    assert list(transcript.ids) == [5, 262_143]
 
 
 def test_the_rollout_calls_the_hooks_of_a_subclass_on_each_turn(policy: TransformersPolicy, renderer: Renderer):

@@ -35,6 +35,19 @@ def test_the_fastest_exact_path_is_chosen(family: str, path: str):
     assert check.gradient_error < 1e-4
 
 
+@pytest.mark.parametrize("without_gradients", [torch.inference_mode, torch.no_grad])
+def test_a_model_is_loaded_and_compared_where_the_caller_has_gradients_off(
+    tiny_folder: Path, without_gradients: type[torch.no_grad]
+):
+    model = tiny_model("llama")
+    with without_gradients():
+        policy = load(tiny_folder)
+        TransformersPolicy(model, policy.tokenizer)
+    assert policy.path_check.path == "flat"
+    policy.model(torch.tensor([[1, 2]])).logits.sum().backward()
+    assert not torch.is_inference(next(policy.model.parameters()))
+
+
 def test_a_model_that_attends_to_later_tokens_is_refused():
     """XLNet permutes the order of its tokens."""
     with pytest.raises(PolicyError, match="refused: its tokens attend to later ones, so it is not causal"):

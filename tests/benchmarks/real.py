@@ -76,11 +76,14 @@ def measure() -> Findings:
 
 
 def run(name: str, *, beside: bool) -> None:
-    """Run one command, with records of its own, unless it was complete."""
+    """Run one command, with records of its own, unless it was complete; one that failed goes on, and times add up."""
     config, *overrides = RUNS[name]
     records = RECORDS / name.replace(", ", "-").replace(" ", "_")
+    spent = Cost(wall_s=0.0, peak_mib=0.0, beside=beside, commit=commit())
     if (records / "cost.json").is_file():
-        return
+        spent = Cost.model_validate_json((records / "cost.json").read_bytes())
+        if (records / "run" / "report.json").is_file():
+            return
     records.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **settings.offline_variables(), **settings.home_variables(records)}
     environment |= {"PREFECT_SERVER_API_PORT": str(free_port())} | ({"OMP_NUM_THREADS": "1"} if beside else {})
@@ -88,15 +91,18 @@ def run(name: str, *, beside: bool) -> None:
     command = [sys.executable, "-m", "grpo_flows.cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
     for override in overrides:
         command += ["--set", override]
-    at = commit()
     began = time.perf_counter()
-    with (records / "log.txt").open("w") as log:
+    with (records / "log.txt").open("a") as log:
         subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
-    wall_s = time.perf_counter() - began
     peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    (records / "cost.json").write_text(
-        Cost(wall_s=wall_s, peak_mib=peak_mib, beside=beside, commit=at).model_dump_json()
+    cost = spent.model_copy(
+        update={
+            "wall_s": spent.wall_s + time.perf_counter() - began,
+            "peak_mib": max(spent.peak_mib, peak_mib),
+            "beside": spent.beside or beside,
+        }
     )
+    (records / "cost.json").write_text(cost.model_dump_json())
 
 
 def _row(name: str, known: tuple[str, ...] | None) -> tuple[str, ...]:

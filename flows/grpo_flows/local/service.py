@@ -63,6 +63,9 @@ class Service:
     """Instruction for a port that is taken."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Changes to the environment of its parent; None removes a variable."""
+    started_path: str = "/health"
+    """Path that answers once it has started."""
+    start_timeout_s: float = _START_TIMEOUT_S
     stop_timeout_s: float = _STOP_TIMEOUT_S
     """Time between SIGTERM and SIGKILL."""
 
@@ -89,13 +92,13 @@ class Service:
             return None
         return process
 
-    def address(self) -> str | None:
-        """Its address, if it answers."""
+    def address(self, path: str = "/health") -> str | None:
+        """Its address, if it answers at this path."""
         process = self.process()
         if process is None:
             return None
         url = self._recorded_address()
-        return url if not url or (_listens(process, url) and _answers(f"{url}/health")) else None
+        return url if not url or (_listens(process, url) and _answers(f"{url}{path}")) else None
 
     def start(self) -> str:
         """Start it, unless it lives; returns its address.
@@ -137,9 +140,9 @@ class Service:
             raise ConfigError(f"port {self.port} on {self.host} is in use by another program; {self.remedy}")
 
     def wait(self) -> str:
-        """Wait until it answers; returns its address. Raises with the path of its log if it does not."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while (url := self.address()) is None:
+        """Wait until it has started; returns its address. Raises with the path of its log if it does not."""
+        deadline = time.monotonic() + self.start_timeout_s
+        while (url := self.address(self.started_path)) is None:
             if self.process() is None:
                 self._refuse_taken_port()  # by a program that started at the same time
                 last = self._end_of_log()
@@ -148,7 +151,7 @@ class Service:
                 raise full or ConfigError(f"{self.name} ended at its start: {line}; see {self.log}")
             if time.monotonic() > deadline:
                 self.stop()
-                raise TimeoutError(f"{self.name} did not answer within {_START_TIMEOUT_S:.0f} s; see {self.log}")
+                raise TimeoutError(f"{self.name} did not answer within {self.start_timeout_s:.0f} s; see {self.log}")
             time.sleep(0.1)
         return url
 

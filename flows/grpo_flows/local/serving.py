@@ -14,6 +14,8 @@ from grpo.errors import ConfigError
 from grpo.storage.files import write_atomically
 from grpo_flows.local.service import Service
 
+_LOAD_S = 900.0
+"""Time in which the version that answers is loaded."""
 _END_S = 30.0
 """Time after draining in which the log is closed."""
 
@@ -31,7 +33,7 @@ class Served:
 
 
 def start_serving(home: Path, served: Served, *, prefect_url: str, mlflow_url: str) -> str:
-    """Start the server unless it runs, wait until it answers, and leave it to the supervisor; returns its address.
+    """Start the server unless it runs, wait until its model is loaded, and leave it to the supervisor; returns its address.
 
     Raises `ConfigError` for another server that runs already, or one that ends at its start, as it does without keys
     or without a champion.
@@ -72,6 +74,8 @@ def _service(home: Path, served: Served, *, prefect_url: str, mlflow_url: str) -
         port=served.port,
         remedy="set GRPO_SERVE_PORT to a free port",
         environment={"PREFECT_API_URL": prefect_url or None, "MLFLOW_TRACKING_URI": mlflow_url},
+        started_path="/ready",
+        start_timeout_s=_LOAD_S,
         stop_timeout_s=served.drain_s + _END_S,
     )
 

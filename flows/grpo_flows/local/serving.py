@@ -33,7 +33,7 @@ class Served:
 
 
 def start_serving(home: Path, served: Served, *, prefect_url: str, mlflow_url: str) -> str:
-    """Start the server unless it runs, wait until its model is loaded, and leave it to the supervisor; returns its address.
+    """Start the server unless it runs, wait for its model, and leave it to the supervisor; returns its address.
 
     Raises `ConfigError` for another server that runs already, or one that ends at its start, as it does without keys
     or without a champion.

@@ -10,31 +10,22 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.algorithms.reductions import Denominators
-from grpo.config.pipeline import PipelineConfig, load_config
-from grpo.environments.catalog import make_environment
+from grpo.config.pipeline import PipelineConfig
 from grpo.learner.batch import Sample, build_batch, make_minibatches
-from grpo.learner.checkpoints import save_base
-from grpo.learner.fine_tuning import fine_tune
 from grpo.learner.learner import Learner
-from grpo.policy.catalog import load_weights
 from grpo.policy.policy import Policy
-from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderers.chat_template import Renderer
+from grpo.policy.transformers.model import TransformersPolicy
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
-from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory, group
 from tests.benchmarks.against_trl import make_trainer, plain_model, trl_inputs, trl_step
 from tests.benchmarks.measure import in_turn, seconds
 from tests.benchmarks.page import Findings, Table, Versus
-from tests.benchmarks.race import sides
+from tests.benchmarks.triage import fine_tuned, play_triage, triage_config, triage_scenarios
 from tests.benchmarks.usual import GeneratePolicy
 from tests.places import ROOT
 
-CONFIG = ROOT / "data" / "configs" / "triage.yaml"
 CONVERSATIONS = (32, 64, 128)
 """Conversations in one call of `generate`."""
 ROWS = (4, 8, 16)
@@ -44,18 +35,18 @@ REPEATS = 3
 
 def measure() -> Findings:
     """Rollouts in turn, then updates in turn; the others in the fastest setting that was tried once."""
-    config = load_config(CONFIG)
+    config = triage_config()
     if not (ROOT / config.policy.model).exists():
         return Findings(title="An iteration with a real model", text="Not measured: `make real` fetches the model.")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     with TemporaryDirectory() as folder:
-        policy = _fine_tuned(config, Path(folder))
+        policy = fine_tuned(config, Path(folder))
         start = Path(folder) / "start"
-        scenarios = sides(config)[0][: config.rollout.scenarios]
+        scenarios = triage_scenarios(config)
         played: list[Trajectory] = []
 
         def play(backend: Policy) -> float:
-            return seconds(lambda: played.__setitem__(slice(None), _play(backend, config, scenarios)))
+            return seconds(lambda: played.__setitem__(slice(None), play_triage(backend, config, scenarios)))
 
         model, tokenizer = plain_model(start)
         generate = {f"{n} at once": GeneratePolicy(model.eval(), tokenizer, n) for n in CONVERSATIONS}
@@ -102,40 +93,6 @@ def measure() -> Findings:
                 bound=3,
             ),
         ),
-    )
-
-
-def _fine_tuned(config: PipelineConfig, folder: Path) -> TransformersPolicy:
-    """The policy that a run's first rollout is sampled from, written to `folder/start`."""
-    assert config.sft is not None
-    base, start = folder / "base", folder / "start"
-    base.mkdir()
-    start.mkdir()
-    save_base(load_weights(str(ROOT / config.policy.model), chat_template=config.policy.chat_template), base)
-    fine_tune(
-        base,
-        start,
-        config.sft,
-        environment=make_environment(config.environment),
-        agent=MultiTurnAgent(),
-        max_tokens=config.training.microbatch_tokens,
-        seed=config.seed,
-    )
-    return load(start)
-
-
-def _play(backend: Policy, config: PipelineConfig, scenarios: Sequence[Scenario]) -> list[Trajectory]:
-    world = make_environment(config.environment)
-    return collect(
-        scenarios,
-        backend,
-        world,
-        Renderer(backend.tokenizer, tools=world.tools),  # type: ignore[attr-defined]
-        config.rollout,
-        group_size=config.rollout.group_size,
-        temperature=config.rollout.temperature,
-        run_seed=config.seed,
-        iteration=0,
     )
 
 

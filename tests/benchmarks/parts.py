@@ -10,6 +10,7 @@ PARTS = (
     "pipeline",
     "step",
     "rollout",
+    "rollout_real",
     "serve",
     "serve_real",
     "growth",

@@ -30,13 +30,11 @@ from grpo.renderers.chat_template import Renderer
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
-from grpo.scenarios.ingest import ingest
 from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.split import split
-from grpo.scenarios.table import read_scenarios
 from grpo.trajectories import Trajectory
 from tests.benchmarks.against_trl import Trainer, plain_model
 from tests.benchmarks.desk import MODEL, desk_policy, heldout_success
+from tests.benchmarks.triage import sides
 from tests.benchmarks.usual import GeneratePolicy
 
 TARGET = 0.85
@@ -51,16 +49,6 @@ class Reached:
     seconds: float
     iteration: int
     success: float
-
-
-def sides(config: PipelineConfig) -> tuple[list[Scenario], list[Scenario]]:
-    """The scenarios that the pipeline trains on, and those that it holds out."""
-    with TemporaryDirectory() as folder:
-        table = Path(folder) / "scenarios.parquet"
-        ingest(config.scenarios.sources, table, Path(folder) / "quarantine.parquet", max_quarantined_fraction=0.0)
-        chosen = split(table, validation_fraction=config.scenarios.validation_fraction, limit=config.scenarios.limit)
-        by_id = {scenario.id: scenario for scenario in read_scenarios(table)}
-    return [by_id[name] for name in chosen.train], [by_id[name] for name in chosen.heldout]
 
 
 def our_way(config: PipelineConfig, checkpoints: Path, *, began: float) -> list[Reached]:

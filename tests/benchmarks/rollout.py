@@ -70,10 +70,7 @@ def measure() -> Findings:
     dtypes = DTYPES if PYTHON.exists() else {}
     mismatch: dict[str, float] = {}
     with ExitStack() as engines:
-        vllm = {
-            dtype: engines.enter_context(VLLMEngine(dtype, scenarios=SCENARIOS, group_size=SIBLINGS))
-            for dtype in dtypes
-        }
+        vllm = {dtype: engines.enter_context(VLLMEngine(dtype)) for dtype in dtypes}
 
         def vllm_rate(dtype: str) -> float:
             rollout = vllm[dtype].measure()

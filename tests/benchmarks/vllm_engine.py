@@ -1,6 +1,7 @@
 """vLLM's side of the rollout benchmark: an engine in the environment of `make vllm`, asked through a pipe.
 
-python -m tests.benchmarks.vllm_engine bfloat16 32 8     measures one rollout for each line that it reads
+python -m tests.benchmarks.vllm_engine bfloat16            measures one rollout of the desk for each line that it reads
+python -m tests.benchmarks.vllm_engine bfloat16 FOLDER     one of triage, with the model in this folder
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Self
 
 from pydantic import BaseModel
 
+from tests.benchmarks.triage import play_triage, triage_config, triage_scenarios
 from tests.places import ROOT
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -33,11 +35,11 @@ class Rollout(BaseModel):
 
 
 class VLLMEngine:
-    """An engine in a process of its own."""
+    """An engine in a process of its own: of the desk's model, or of the one in `folder`, which plays triage."""
 
-    def __init__(self, dtype: str, *, scenarios: int, group_size: int) -> None:
+    def __init__(self, dtype: str, folder: Path | None = None) -> None:
         self._process = subprocess.Popen(
-            [str(PYTHON), "-m", "tests.benchmarks.vllm_engine", dtype, str(scenarios), str(group_size)],
+            [str(PYTHON), "-m", "tests.benchmarks.vllm_engine", dtype, *([str(folder)] if folder else [])],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"},  # all cores compute
             stdin=subprocess.PIPE,
@@ -70,33 +72,38 @@ class VLLMEngine:
         raise RuntimeError(f"vLLM ended: {''.join(log)[-3000:]}")
 
 
-def main(dtype: str, scenarios: int, group_size: int) -> None:
-    """Measure one rollout of the desk for each line on the standard input."""
+def main(dtype: str, folder: str | None = None) -> None:
+    """Measure one rollout for each line on the standard input."""
     from grpo.policy.transformers.model import load
     from grpo.policy.vllm import VLLMPolicy
-    from tests.benchmarks.desk import quickstart
+    from tests.benchmarks.desk import SCENARIOS, SIBLINGS, quickstart
     from tests.doubles import play_desk
     from tests.vllm.engine import largest_error
     from tests.vllm.models import widen_heads
 
-    config = quickstart()
-    with tempfile.TemporaryDirectory() as folder:
-        widen_heads(Path(folder))
+    config = quickstart() if folder is None else triage_config()
+    with tempfile.TemporaryDirectory() as wide:
+        if folder is None:
+            widen_heads(Path(wide))
+        model = Path(folder or wide)
         policy = VLLMPolicy(
-            Path(folder),
+            model,
             max_context=config.rollout.max_context,
             gpu_memory_utilization=MEMORY,
             dtype=dtype,
             compiled=True,
         )
-        plain = load(Path(folder))
+        plain, scenarios = load(model), triage_scenarios(config) if folder else []
         for _ in sys.stdin:
             began = time.perf_counter()
-            played = play_desk(policy, config, scenarios=scenarios, group_size=group_size)
+            if folder is None:
+                played = play_desk(policy, config, scenarios=SCENARIOS, group_size=SIBLINGS)
+            else:
+                played = play_triage(policy, config, scenarios)
             rate = sum(trajectory.completion_tokens for trajectory in played) / (time.perf_counter() - began)
             answer = Rollout(rate=rate, largest_error=largest_error(played[:64], plain)[0])
             print(f"{ANSWER}{answer.model_dump_json()}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(*sys.argv[1:])

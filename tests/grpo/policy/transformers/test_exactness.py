@@ -101,6 +101,19 @@ def test_long_windows_are_shortened_for_the_comparison_alone():
     assert (model.config.sliding_window, attention.sliding_window) == (4096, 4096)
 
 
+def test_weights_in_bfloat16_are_compared_in_float32(tiny_folder: Path):
+    """Rounding differs by path, and would reject the fast one; the weights are bfloat16 again afterwards."""
+    policy = load(tiny_folder)
+    held = policy.in_dtype("bfloat16")
+    assert held.path_check is policy.path_check
+    weights = [parameter.data_ptr() for parameter in held.model.parameters()]
+    check = choose_path(held.model, "other")
+    assert (check.path, check.rejected) == ("flat", ())
+    assert check.logprob_error < 1e-4
+    assert {parameter.dtype for parameter in held.model.parameters()} == {torch.bfloat16}
+    assert [parameter.data_ptr() for parameter in held.model.parameters()] == weights
+
+
 def test_a_policy_version_is_compared_once(monkeypatch: pytest.MonkeyPatch):
     """The same weights and config take the result; other weights or another config do not."""
     compared = []

@@ -7,6 +7,7 @@ python -m tests.benchmarks.vllm_engine bfloat16 FOLDER     one of triage, with t
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,10 @@ class Rollout(BaseModel):
 
 
 class VLLMEngine:
-    """An engine in a process of its own: of the desk's model, or of the one in `folder`, which plays triage."""
+    """An engine in processes of its own: of the desk's model, or of the one in `folder`, which plays triage.
+
+    They are stopped between measurements: its idle workers would poll, on a core of the other sides.
+    """
 
     def __init__(self, dtype: str, folder: Path | None = None) -> None:
         self._process = subprocess.Popen(
@@ -46,6 +50,7 @@ class VLLMEngine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
 
     def __enter__(self) -> Self:
@@ -54,6 +59,7 @@ class VLLMEngine:
 
     def __exit__(self, *exc: object) -> None:
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.close()
         self._process.stdin = None
         self._process.communicate(timeout=120)
@@ -62,14 +68,19 @@ class VLLMEngine:
         """Measure one rollout."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         log = []
         for line in self._process.stdout:
             if line.startswith(ANSWER):
+                self._signal(signal.SIGSTOP)
                 return Rollout.model_validate_json(line.removeprefix(ANSWER))
             log.append(line)
         raise RuntimeError(f"vLLM ended: {''.join(log)[-3000:]}")
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
 
 
 def main(dtype: str, folder: str | None = None) -> None:

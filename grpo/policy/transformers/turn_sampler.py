@@ -88,6 +88,7 @@ class TurnSampler(ABC):
         self._waiting: list[Turn] = []
         self._active: list[Turn] = []
         self._worker: asyncio.Task[None] | None = None
+        self._logprobs = torch.empty(0)
         self.on_pass: Callable[[], None] = lambda: None
         """Called after each forward pass."""
         self.tokens_processed = 0
@@ -198,13 +199,20 @@ class TurnSampler(ABC):
             waiting = len(self._waiting)
 
     def _sample(self, turns: list[Turn], logits: torch.Tensor) -> None:
-        """Sample one token a turn by inverse transform from logits [turns, vocabulary]; finished turns leave."""
+        """Sample one token a turn by inverse transform from logits [turns, vocabulary]; finished turns leave.
+
+        Overwrites the logits, and keeps memory for the log-probabilities: pages that are new in each pass would take
+        longer than the arithmetic.
+        """
         temperatures = torch.tensor([turn.sampling.temperature or 1.0 for turn in turns], device=self._device)
-        scores = logits.float() / temperatures[:, None]
+        scores = logits.float().div_(temperatures[:, None])
         filtered = filter_logits(scores, [turn.sampling for turn in turns])
-        logprobs = torch.log_softmax(filtered, dim=-1)
+        if self._logprobs.numel() < scores.numel():
+            self._logprobs = torch.empty_like(scores).flatten()
+        logprobs = torch.log_softmax(filtered, dim=-1, out=self._logprobs[: scores.numel()].view_as(scores))
         uniforms = torch.tensor([turn.uniforms[len(turn.token_ids)] for turn in turns], device=self._device)
-        sampled = inverse_transform(logprobs.exp(), uniforms)
+        probabilities = torch.exp(logprobs, out=scores) if filtered is scores else logprobs.exp()
+        sampled = inverse_transform(probabilities, uniforms)
         if filtered is not scores and any(turn.on_token or turn.sampling.top_logprobs for turn in turns):
             logprobs = torch.log_softmax(scores, dim=-1)
         token_logprobs = logprobs.gather(1, sampled[:, None])[:, 0].tolist()
@@ -259,13 +267,13 @@ def inverse_transform(probabilities: torch.Tensor, uniforms: torch.Tensor) -> to
 
     probabilities .1 .2 .3 .4    cumulative .1 .3 .6 1    uniform .35 → token 2
 
-    Summed in float64 by blocks, and within the block of the token alone: sums of the whole row would take ten times
-    the time. A token of probability 0 is never chosen.
+    Cumulative sums are in float64, over sums of blocks, and within the block of the token alone: those of the whole row
+    would take ten times the time. A token of probability 0 is never chosen.
     """
     rows, vocabulary = probabilities.shape
     padding = -vocabulary % _BLOCK
     blocks = (functional.pad(probabilities, (0, padding)) if padding else probabilities).view(rows, -1, _BLOCK)
-    ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    ends = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     targets = torch.minimum(uniforms[:, None] * ends[:, -1:], _below(ends[:, -1:]))
     block = torch.searchsorted(ends, targets, right=True)
     targets = targets - functional.pad(ends, (1, 0)).gather(1, block)

@@ -86,8 +86,8 @@ def collect(
 
     Group size and temperature differ between training and evaluation, so they are parameters. The `agent` adds its
     prompt and hooks to the policy; the default has neither.
-    Raises `BudgetError` if more than `error_budget` of the episodes failed, timeouts included, and `ConfigError` for
-    an agent that shortens its context, or whose tools the renderer does not know.
+    Raises `BudgetError` as soon as more than `error_budget` of the episodes have failed, timeouts included, and
+    `ConfigError` for an agent that shortens its context, or whose tools the renderer does not know.
     """
     agent = agent or MultiTurnAgent()
     agent.require_append_only()
@@ -100,6 +100,7 @@ def collect(
     total, done = len(scenarios) * group_size, 0
 
     trajectories: list[Trajectory] = []
+    failed: list[Trajectory] = []
 
     async def run() -> None:
         slots = asyncio.Semaphore(settings.concurrency)
@@ -132,6 +133,14 @@ def collect(
                         on_truncation=settings.on_truncation,
                         timeouts=timeouts,
                     )
+                if trajectory.stop == "failed":
+                    failed.append(trajectory)
+                if len(failed) > settings.error_budget * total:
+                    raise BudgetError(
+                        f"{len(failed)} of {total} episodes have failed, more than rollout.error_budget "
+                        f"{settings.error_budget:.0%}; the others were ended; the first at {failed[0].place}: "
+                        f"{failed[0].error}"
+                    )
                 done += 1
                 progress.report("rollout", done, total)
                 return trajectory
@@ -153,11 +162,5 @@ def collect(
             "%d of %d turns were changed or written by the agent's own code after sampling; they are not trained on",
             overridden,
             sum(turn.message.role == "assistant" for trajectory in trajectories for turn in trajectory.turns),
-        )
-    failed = [trajectory for trajectory in trajectories if trajectory.stop == "failed"]
-    if len(failed) > settings.error_budget * total:
-        raise BudgetError(
-            f"{len(failed)} of {total} episodes failed, more than rollout.error_budget {settings.error_budget:.0%}; "
-            f"the first at {failed[0].place}: {failed[0].error}"
         )
     return trajectories

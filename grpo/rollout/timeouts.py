@@ -43,7 +43,10 @@ class Timeouts:
 
     async def turn(self, awaitable: Awaitable[T], number: int) -> T:
         """Await one turn of the policy; raises `RolloutTimeout`."""
-        message = f"turn {number} of the policy took longer than {self.turn_s} s (rollout.turn_timeout_s)"
+        message = (
+            f"turn {number} of the policy took longer than {self.turn_s} s (rollout.turn_timeout_s); "
+            "raise it, or lower rollout.concurrency"
+        )
         return await _until(_now() + self.turn_s, awaitable, message)
 
     async def step(self, awaitable: Awaitable[T], number: int) -> T:

@@ -90,9 +90,7 @@ def choose_path(model: PreTrainedModel, policy_hash: str) -> PathCheck:
 def _compared(model: PreTrainedModel, policy_hash: str) -> str:
     """Weights, class, config and device of a model: what its forward pass depends on, in any dtype."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
-    return json.dumps(
-        [policy_hash, type(model).__name__, model.device.type, config], sort_keys=True, default=str
-    )
+    return json.dumps([policy_hash, type(model).__name__, model.device.type, config], sort_keys=True, default=str)
 
 
 def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:

@@ -333,7 +333,10 @@ def test_a_hanging_server_fails_the_episode_at_the_turn_timeout(model: Model, re
         run_seed=0,
         iteration=0,
     )
-    assert trajectory.error == "TimeoutError: turn 1 of the policy took longer than 0.2 s (rollout.turn_timeout_s)"
+    assert trajectory.error is not None
+    assert trajectory.error.startswith(
+        "TimeoutError: turn 1 of the policy took longer than 0.2 s (rollout.turn_timeout_s)"
+    )
 
 
 def test_an_unreachable_server_is_a_connection_error(renderer: Renderer):

@@ -161,7 +161,7 @@ def test_an_error_of_the_simulated_user_fails_its_episode(policy: TransformersPo
         assert trajectory.error is not None
         assert trajectory.error.startswith("SimulatedUserError: scenario g")
         assert (trajectory.total_reward, trajectory.outcome) == (None, None)
-    with pytest.raises(BudgetError, match=r"4 of 4 episodes failed.*SimulatedUserError"):
+    with pytest.raises(BudgetError, match=r"3 of 4 episodes have failed.*SimulatedUserError"):
         _collect(policy, make_environment(settings), GOALS, error_budget=0.5)
 
 

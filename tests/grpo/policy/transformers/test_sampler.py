@@ -246,6 +246,24 @@ def test_a_prefix_that_all_prompts_share_is_read_once(policy: TransformersPolicy
         assert np.abs(np.array(generation.logprobs) - _exact(policy, prompt, generation)).max() < 1e-5
 
 
+def test_a_batch_with_more_tokens_than_a_pass_is_read_in_several(
+    policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
+):
+    """At most 6 tokens: prompts of 4 and 2 together, and one of 9 alone; a sibling's is not read."""
+    monkeypatch.setattr("grpo.policy.transformers.sampler._PASS_TOKENS", 6)
+    read: list[int] = []
+    handle = policy.model.register_forward_pre_hook(
+        lambda _, __, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        conversations = _generate(policy, [[prompt] for prompt in PROMPTS], concurrency=4, tokens=2)
+    finally:
+        handle.remove()
+    assert read == [6, 9, 4]
+    for prompt, (generation,) in zip(PROMPTS, conversations, strict=True):
+        assert np.abs(np.array(generation.logprobs) - _exact(policy, prompt, generation)).max() < 1e-5
+
+
 def test_the_inverse_transform_finds_the_interval_of_each_number():
     """.1 .2 .3 .4 and numbers in each interval, and at the ends of intervals, which belong to the next token."""
     probabilities = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)

@@ -151,7 +151,8 @@ def resume(learner: Learner, folder: Path) -> None:
         if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
             raise PolicyError(f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}")
         learner.optimizer.state[parameter] = {
-            key: value if key == "step" else distribute_like(value, parameter) for key, value in moments.items()
+            key: value.to(parameter.device) if key == "step" else distribute_like(value, parameter)
+            for key, value in moments.items()
         }
     if tensors:
         raise PolicyError(f"optimizer state in {folder} is that of another model, which has {min(tensors)}")

@@ -70,7 +70,7 @@ class Learner:
             lr=settings.learning_rate,
             betas=(settings.adam_beta1, settings.adam_beta2),
             weight_decay=settings.weight_decay,
-            fused=True,  # one pass over memory; by single operations a step of 135 M weights takes five times as long
+            fused=True,  # one pass over memory; unfused, a step of 135 M weights takes five times as long
         )
         self.scaler = loss_scaler(settings.precision, model.device)
 

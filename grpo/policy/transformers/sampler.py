@@ -26,8 +26,8 @@ _INITIAL_CAPACITY = 512
 _MIN_SAVED = 256
 """Fewest tokens that are saved for which a shared prefix gets a pass of its own."""
 _PASS_TOKENS = 2048
-"""Most tokens in a forward pass, beside a single longer turn. With 23,000 a CPU takes twice the time for each, since
-the states of a layer leave its caches."""
+"""Maximum number of tokens in a forward pass; a longer turn has a pass of its own. With 23,000 a CPU takes twice the
+time for each, since the states of a layer do not fit into its caches."""
 
 
 class SlotSampler(TurnSampler):
@@ -131,7 +131,7 @@ class SlotSampler(TurnSampler):
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _pass(self, turns: list[Turn]) -> torch.Tensor:
-        """`_forward` in one pass."""
+        """Run one forward pass over the unread tokens of turns; see `_forward`."""
         batch, ids, ends = self._build_batch(turns)
         logits: torch.Tensor = self._model(
             input_ids=ids,

@@ -89,6 +89,7 @@ class TurnSampler(ABC):
         self._active: list[Turn] = []
         self._worker: asyncio.Task[None] | None = None
         self._logprobs = torch.empty(0)
+        """Memory for the log-probabilities of a pass, used again by the next."""
         self.on_pass: Callable[[], None] = lambda: None
         """Called after each forward pass."""
         self.tokens_processed = 0
@@ -201,8 +202,8 @@ class TurnSampler(ABC):
     def _sample(self, turns: list[Turn], logits: torch.Tensor) -> None:
         """Sample one token a turn by inverse transform from logits [turns, vocabulary]; finished turns leave.
 
-        Overwrites the logits, and keeps memory for the log-probabilities: pages that are new in each pass would take
-        longer than the arithmetic.
+        Overwrites the logits and reuses the memory of the log-probabilities: page faults of new memory take longer
+        than the arithmetic.
         """
         temperatures = torch.tensor([turn.sampling.temperature or 1.0 for turn in turns], device=self._device)
         scores = logits.float().div_(temperatures[:, None])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.environments.catalog import make_environment
@@ -18,6 +16,7 @@ from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import group
+from tests.benchmarks.measure import use_all_cores
 from tests.doubles import play_desk
 from tests.places import ROOT
 
@@ -33,7 +32,7 @@ def quickstart() -> PipelineConfig:
 
 def desk_policy() -> TransformersPolicy:
     """The embedded model, on all cores."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    use_all_cores()
     return load(MODEL)
 
 

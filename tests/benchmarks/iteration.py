@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import torch
 
 from grpo.algorithms.reductions import Denominators
 from grpo.config.pipeline import PipelineConfig
@@ -20,7 +18,7 @@ from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.trajectories import Trajectory, group
 from tests.benchmarks.against_trl import make_trainer, plain_model, trl_inputs, trl_step
-from tests.benchmarks.measure import in_turn, seconds
+from tests.benchmarks.measure import in_turn, seconds, use_all_cores
 from tests.benchmarks.page import Findings, Table, Versus
 from tests.benchmarks.triage import fine_tuned, play_triage, triage_config, triage_scenarios
 from tests.benchmarks.usual import GeneratePolicy
@@ -38,7 +36,7 @@ def measure() -> Findings:
     config = triage_config()
     if not (ROOT / config.policy.model).exists():
         return Findings(title="An iteration with a real model", text="Not measured: `make real` fetches the model.")
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    use_all_cores()
     with TemporaryDirectory() as folder:
         policy = fine_tuned(config, Path(folder))
         start = Path(folder) / "start"
@@ -56,9 +54,9 @@ def measure() -> Findings:
         play(policy)
         batches = _batches(config, policy, played)
         mine = _our_steps(policy, batches, config)
-        costs = {n: seconds(_their_steps(start, batches[:1], n, half=False)) for n in ROWS}
+        costs = {n: _least(_their_steps(start, batches[:1], n, half=False)) for n in ROWS}
         n = min(costs, key=lambda rows: costs[rows])
-        half = seconds(_their_steps(start, batches[:1], n, half=True)) < costs[n]
+        half = _least(_their_steps(start, batches[:1], n, half=True)) < costs[n]
         fastest = f"{n} episodes a pass{', bfloat16' if half else ''}"
         theirs = _their_steps(start, batches, n, half=half)
         update = in_turn({"ours": lambda: seconds(mine), "TRL": lambda: seconds(theirs)}, repeats=REPEATS)
@@ -94,6 +92,11 @@ def measure() -> Findings:
             ),
         ),
     )
+
+
+def _least(act: Callable[[], None]) -> float:
+    """Shorter of two calls, in seconds: the first one touches new memory."""
+    return min(seconds(act), seconds(act))
 
 
 def _batches(

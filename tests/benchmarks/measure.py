@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import psutil
+import torch
 
 from tests.places import ROOT
 
@@ -77,6 +78,11 @@ def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a module's function in a fresh process, which shares no memory, thread or cache with this one."""
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args, **kwargs).result()
+
+
+def use_all_cores() -> None:
+    """Compute on all cores in this process."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
 def seconds(act: Callable[[], object]) -> float:

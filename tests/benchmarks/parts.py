@@ -20,6 +20,7 @@ PARTS = (
     "score",
     "gates",
     "iteration",
+    "race_real",
     "real",
 )
 

@@ -1,4 +1,4 @@
-"""Time to a held-out success rate: `grpo train` from its start, and TRL's GRPOTrainer.
+"""Time to a held-out success rate: `grpo train` from its start, and TRL's GRPOTrainer on the same model.
 
 TRL's `environment_factory` goes on with an episode only as long as the model calls tools (`_tool_call_loop`): a
 customer who must be asked for the order number cannot be played through it. Its route for such an environment is
@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
+import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl.trainer.grpo_config import GRPOConfig
@@ -33,13 +34,26 @@ from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
 from tests.benchmarks.against_trl import Trainer, plain_model
-from tests.benchmarks.desk import MODEL, desk_policy, heldout_success
+from tests.benchmarks.desk import heldout_success
+from tests.benchmarks.measure import use_all_cores
+from tests.benchmarks.page import Table, Versus
 from tests.benchmarks.triage import sides
 from tests.benchmarks.usual import GeneratePolicy
 
-TARGET = 0.85
 ROWS = 64
 """Conversations in one call of `generate`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """What both sides train, and the held-out success rate at which the race ends."""
+
+    config: PipelineConfig
+    model: Path
+    """Folder of the initial policy."""
+    target: float
+    rows: int | None = None
+    """Episodes in one of TRL's training passes, its fastest; none takes those of an optimizer step at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,35 +65,36 @@ class Reached:
     success: float
 
 
-def our_way(config: PipelineConfig, checkpoints: Path, *, began: float) -> list[Reached]:
+def our_way(race: Race, checkpoints: Path, *, began: float) -> list[Reached]:
     """Success of the checkpoints that a run left, in order, until the first that reaches the target.
 
     When a checkpoint was finished is when its files were written.
     """
-    desk_policy()
-    _, heldout = sides(config)
+    use_all_cores()
+    _, heldout = sides(race.config)
     states = sorted(checkpoints.glob(f"**/{STATE}"), key=lambda path: path.stat().st_mtime)
     way: list[Reached] = []
     for iteration, state in enumerate(path for path in states if read_state(path.parent).parent is not None):
-        success = heldout_success(load(state.parent), config, heldout)
+        success = heldout_success(load(state.parent), race.config, heldout)
         way.append(Reached(seconds=state.stat().st_mtime - began, iteration=iteration + 1, success=success))
-        if success >= TARGET:
+        if success >= race.target:
             break
     return way
 
 
-def their_way(config: PipelineConfig, limit_s: float) -> list[Reached]:
+def their_way(race: Race, limit_s: float) -> list[Reached]:
     """The same of TRL's trainer in this fresh process, from the process's start; what the looking took is left out."""
-    judge = desk_policy()
+    use_all_cores()
+    config, judge = race.config, load(race.model)
     train, heldout = sides(config)
-    model, tokenizer = plain_model(MODEL)
+    model, tokenizer = plain_model(race.model)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout_func may change, says TRL
     steps = config.rollout.scenarios // (config.training.groups_per_step or config.rollout.scenarios)
-    watch = _Watch(config, judge, heldout, steps=steps, limit_s=limit_s)
+    watch = _Watch(race, judge, heldout, steps=steps, limit_s=limit_s)
     with restored_after(model), TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
-            args=_arguments(config, folder, judge, steps=steps),
+            args=_arguments(race, folder, model.device, steps=steps),
             reward_funcs=_stored_reward,
             train_dataset=Dataset.from_dict({"prompt": [scenario.id for scenario in train]}),
             processing_class=tokenizer,
@@ -90,17 +105,21 @@ def their_way(config: PipelineConfig, limit_s: float) -> list[Reached]:
     return watch.way
 
 
-def _arguments(config: PipelineConfig, folder: str, policy: TransformersPolicy, *, steps: int) -> GRPOConfig:
-    """The quickstart in TRL's words: as many optimizer steps on as many episodes, at the same rates."""
-    training, rollout = config.training, config.rollout
+def _arguments(race: Race, folder: str, device: torch.device, *, steps: int) -> GRPOConfig:
+    """The config in TRL's words: as many optimizer steps on as many episodes, at the same rates."""
+    training, rollout = race.config.training, race.config.rollout
+    episodes = rollout.scenarios * rollout.group_size // steps
+    passes = episodes // (race.rows or episodes)
     return GRPOConfig(
-        **training_arguments(folder, policy.model.device, seed=config.seed),
+        **training_arguments(folder, device, seed=race.config.seed),
         max_steps=training.iterations * steps,
         num_generations=rollout.group_size,
-        per_device_train_batch_size=rollout.scenarios * rollout.group_size // steps,
-        steps_per_generation=steps,
+        per_device_train_batch_size=episodes // passes,
+        gradient_accumulation_steps=passes,
+        steps_per_generation=steps * passes,
         temperature=rollout.temperature,
         learning_rate=training.learning_rate,
+        warmup_steps=training.warmup_steps,
         lr_scheduler_type=training.lr_scheduler_type,
         adam_beta1=training.adam_beta1,
         adam_beta2=training.adam_beta2,
@@ -162,14 +181,14 @@ class _Watch(TrainerCallback):
 
     def __init__(
         self,
-        config: PipelineConfig,
+        race: Race,
         judge: TransformersPolicy,
         heldout: Sequence[Scenario],
         *,
         steps: int,
         limit_s: float,
     ) -> None:
-        self._config, self._heldout, self._steps, self._limit_s = config, heldout, steps, limit_s
+        self._race, self._heldout, self._steps, self._limit_s = race, heldout, steps, limit_s
         self._judge = TransformersPolicy(copy.deepcopy(judge.model), judge.tokenizer)
         self._began = psutil.Process().create_time()
         self._looking = 0.0
@@ -189,7 +208,34 @@ class _Watch(TrainerCallback):
         passed = time.time() - self._began - self._looking
         began = time.perf_counter()
         self._judge.model.load_state_dict(model.state_dict())
-        success = heldout_success(self._judge, self._config, self._heldout)
+        success = heldout_success(self._judge, self._race.config, self._heldout)
         self._looking += time.perf_counter() - began
         self.way.append(Reached(seconds=passed, iteration=state.global_step // self._steps, success=success))
-        control.should_training_stop = success >= TARGET or passed >= self._limit_s
+        control.should_training_stop = success >= self._race.target or passed >= self._limit_s
+
+
+def way_table(ours: Sequence[Reached], theirs: Sequence[Reached]) -> Table:
+    """Both ways, an iteration a row."""
+
+    def cell(way: Sequence[Reached], index: int) -> str:
+        return f"{way[index].seconds:.0f} s: {way[index].success:.1%}" if index < len(way) else ""
+
+    rows = [(str(k + 1), cell(ours, k), cell(theirs, k)) for k in range(max(len(ours), len(theirs)))]
+    return Table(head=("iteration", "ours: held-out success", "TRL: held-out success"), rows=tuple(rows))
+
+
+def verdict(race: Race, ours: Reached, theirs: Reached, *, measure: str, bound: float) -> Versus:
+    """Ratio to TRL's time; a lower bound where TRL did not arrive."""
+    if ours.success < race.target:
+        raise SystemExit(
+            f"our own run did not reach {race.target:.0%}: {ours.success:.1%} after {ours.iteration} iterations"
+        )
+    arrived = theirs.success >= race.target
+    told = f"{theirs.seconds:.0f} s" if arrived else f"not reached in {theirs.seconds:.0f} s ({theirs.success:.0%})"
+    return Versus(
+        measure=measure + ("" if arrived else ", at least"),
+        ours=f"{ours.seconds:.0f} s, whole pipeline",
+        against=f"TRL {told}",
+        ratio=theirs.seconds / ours.seconds,
+        bound=bound,
+    )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.trajectories import Trajectory
-from tests.benchmarks.measure import in_turn, seconds
+from tests.benchmarks.measure import in_turn, seconds, use_all_cores
 from tests.benchmarks.page import Findings, Table, Versus
 from tests.benchmarks.rollout import DTYPES, REPEATS
 from tests.benchmarks.triage import fine_tuned, play_triage, triage_config, triage_scenarios
@@ -28,7 +25,7 @@ def measure() -> Findings:
     config = triage_config()
     if not (ROOT / config.policy.model).exists() or not PYTHON.exists():
         return Findings(title=TITLE, text="Not measured: `make real` fetches the model, `make vllm` the other engine.")
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    use_all_cores()
     scenarios, played = triage_scenarios(config), list[Trajectory]()
     mismatch: dict[str, float] = {}
     with TemporaryDirectory() as folder, ExitStack() as stack:

@@ -1,0 +1,64 @@
+"""The race with a real model: triage from the same fine-tuned SmolLM2 to 80 % held-out success, against TRL."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from grpo_flows.local import settings
+from tests.benchmarks.measure import apart, command_cost
+from tests.benchmarks.page import Findings
+from tests.benchmarks.race import ROWS, Race, our_way, their_way, verdict, way_table
+from tests.benchmarks.triage import fine_tuned, triage_config
+from tests.places import ROOT
+
+TARGET = 0.8
+PATIENCE = 5.5
+"""TRL is stopped after so many times as long as our run took to the target."""
+TRL_ROWS = 4
+"""Episodes in one of TRL's training passes, its fastest of 2, 4, 8 and 16 in float32 and bfloat16."""
+TITLE = "Time to a success rate with a real model"
+
+
+def measure() -> Findings:
+    """Our command from its start, then TRL's trainer."""
+    config = triage_config()
+    if not (ROOT / config.policy.model).exists():
+        return Findings(title=TITLE, text="Not measured: `make real` fetches the model.")
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        apart(_write_start, home)
+        race = Race(config=config, model=home / "start", target=TARGET, rows=TRL_ROWS)
+        environment = {**os.environ, **settings.offline_variables(), **settings.home_variables(home)}
+        environment.pop("PREFECT_API_URL", None)
+        command = [sys.executable, "-m", "grpo_flows.cli", "train", "data/configs/triage.yaml"]
+        for setting in (f"policy.model={race.model}", "sft=null", "save_total_limit=null", f"store={home}/artifacts"):
+            command += ["--set", setting]
+        command_cost([sys.executable, "-m", "grpo_flows.cli", "migrate"], environment)
+        began = time.time()
+        command_cost(command, environment)
+        ours = apart(our_way, race, home / "artifacts" / "checkpoint", began=began)
+        theirs = apart(their_way, race, PATIENCE * ours[-1].seconds)
+    return Findings(
+        title=TITLE,
+        text=(
+            "`grpo train data/configs/triage.yaml` with its own server, from SmolLM2-135M-Instruct after fine-tuning, "
+            "in float32: its clock runs from the command's start to the moment at which the checkpoint is written. "
+            "TRL's GRPOTrainer, in one process, has the same policy, scenarios, environment, reward, group size, "
+            f"optimizer steps per iteration and learning rates, {TRL_ROWS} episodes in a training pass in float32, its "
+            f"fastest setting, and `rollout_func` with left-padded `generate` of {ROWS} conversations. It writes "
+            "nothing, and is stopped after "
+            f"{PATIENCE:g} times as long. Evaluation of the policies is excluded for both."
+        ),
+        tables=(way_table(ours, theirs),),
+        gist=(
+            verdict(race, ours[-1], theirs[-1], measure=f"time to {TARGET:.0%} held-out success, 135 M model", bound=5),
+        ),
+    )
+
+
+def _write_start(folder: Path) -> None:
+    fine_tuned(triage_config(), folder)

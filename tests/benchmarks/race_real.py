@@ -56,9 +56,8 @@ def measure() -> Findings:
             "TRL's GRPOTrainer, in one process, has the same policy, scenarios, environment, reward, group size, "
             f"optimizer steps per iteration and learning rates, {TRL_ROWS} episodes in a training pass in float32, its "
             f"fastest setting, and `rollout_func` with left-padded `generate` of {ROWS} conversations. It writes "
-            "nothing, and is stopped after "
-            f"{PATIENCE:g} times as long. Policies are judged by {SAMPLES} episodes of each held-out scenario, which no "
-            "clock counts."
+            f"nothing, and is stopped after {PATIENCE:g} times as long. Policies are judged by {SAMPLES} episodes of "
+            "each held-out scenario, which no clock counts."
         ),
         tables=(way_table(ours, theirs),),
         gist=(

@@ -151,7 +151,7 @@ def resume(learner: Learner, folder: Path) -> None:
         if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
             raise PolicyError(f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}")
         learner.optimizer.state[parameter] = {
-            # a copy: of the mapped file, each page would be copied at its first write, by a page fault of its own
+            # copied, since the first write to memory-mapped moments takes a page fault for each 4 KB
             key: value.to(parameter.device) if key == "step" else distribute_like(value.clone(), parameter)
             for key, value in moments.items()
         }

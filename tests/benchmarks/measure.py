@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 import psutil
 import torch
 
+from grpo_flows.local import settings
 from tests.places import ROOT
 
 P = ParamSpec("P")
@@ -34,6 +35,13 @@ class Cost:
     """Peak memory of its first process."""
     peak_tree_mib: float
     """Peak memory of all its processes together, shared pages counted once, looked at once a second."""
+
+
+def environment_at(home: Path) -> dict[str, str]:
+    """Environment variables of a command that has its own records in `home`, and needs no network."""
+    environment = {**os.environ, **settings.offline_variables(), **settings.home_variables(home)}
+    environment.pop("PREFECT_API_URL", None)
+    return environment
 
 
 def command_cost(command: list[str], environment: Mapping[str, str] | None = None) -> Cost:

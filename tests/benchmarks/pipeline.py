@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -10,15 +9,14 @@ from pathlib import Path
 
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
-from grpo_flows.local import settings
 from tests.benchmarks.desk import CONFIG, MODEL, quickstart
-from tests.benchmarks.measure import apart, command_cost
+from tests.benchmarks.measure import apart, command_cost, environment_at
 from tests.benchmarks.page import Findings, Table
-from tests.benchmarks.race import Race, our_way, their_way, verdict, way_table
+from tests.benchmarks.race import Race, curve_table, our_curve, trl_curve, verdict
 
 TARGET = 0.85
 PATIENCE = 3.5
-"""TRL is stopped after so many times as long as our run took."""
+"""Time limit of TRL's run, as a multiple of the time that ours took to the target."""
 
 
 def measure() -> Findings:
@@ -27,8 +25,7 @@ def measure() -> Findings:
     race = Race(config=quickstart(), model=MODEL, target=TARGET)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        environment = {**os.environ, **settings.offline_variables(), **settings.home_variables(home)}
-        environment.pop("PREFECT_API_URL", None)
+        environment = environment_at(home)
         command = [sys.executable, "-m", "grpo_flows.cli", "train", CONFIG, "--set", f"store={home}/artifacts"]
         command += ["--set", "save_total_limit=null"]  # the race looks at all checkpoints
         command_cost([sys.executable, "-m", "grpo_flows.cli", "migrate"], environment)
@@ -40,9 +37,9 @@ def measure() -> Findings:
             )
             if len(rows) == 1:
                 document = read_report(home / "quickstart" / "report.json")
-        ours = apart(our_way, race, home / "artifacts" / "checkpoint", began=began)
+        ours = apart(our_curve, race, home / "artifacts" / "checkpoint", began=began)
     rows += _success(document)
-    theirs = apart(their_way, race, PATIENCE * ours[-1].seconds)
+    theirs = apart(trl_curve, race, PATIENCE * ours[-1].seconds)
     stages = [(s.name, str(s.runs), f"{s.compute_s:.2f}", f"{s.wall_s:.2f}") for s in document.stages]
     return Findings(
         title="The default run",
@@ -58,7 +55,7 @@ def measure() -> Findings:
         tables=(
             Table(head=("measure", "value"), rows=tuple(rows)),
             Table(head=("stage", "runs", "compute s", "wall s"), rows=tuple(stages)),
-            way_table(ours, theirs),
+            curve_table(ours, theirs),
         ),
         gist=(verdict(race, ours[-1], theirs[-1], measure=f"time to {TARGET:.0%} held-out success", bound=3),),
     )

@@ -46,51 +46,51 @@ ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """What both sides train, and the held-out success rate at which the race ends."""
+    """A training task for both trainers, and the held-out success rate that ends it."""
 
     config: PipelineConfig
     model: Path
     """Folder of the initial policy."""
     target: float
     rows: int | None = None
-    """Episodes in one of TRL's training passes, its fastest; none takes those of an optimizer step at once."""
+    """Episodes in each of TRL's training passes; by default all those of an optimizer step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """A point of the way: so many seconds after the start, so many held-out episodes succeed."""
+class CurvePoint:
+    """Point of a learning curve: time since the start in seconds, and held-out success rate."""
 
     seconds: float
     iteration: int
     success: float
 
 
-def our_way(race: Race, checkpoints: Path, *, began: float) -> list[Reached]:
-    """Success of the checkpoints that a run left, in order, until the first that reaches the target.
+def our_curve(race: Race, checkpoints: Path, *, began: float) -> list[CurvePoint]:
+    """Learning curve of a run from its checkpoints, in order, up to the first that reaches the target.
 
-    When a checkpoint was finished is when its files were written.
+    The time of a checkpoint is that at which its files were written.
     """
     use_all_cores()
     _, heldout = sides(race.config)
     states = sorted(checkpoints.glob(f"**/{STATE}"), key=lambda path: path.stat().st_mtime)
-    way: list[Reached] = []
+    curve: list[CurvePoint] = []
     for iteration, state in enumerate(path for path in states if read_state(path.parent).parent is not None):
         success = heldout_success(load(state.parent), race.config, heldout)
-        way.append(Reached(seconds=state.stat().st_mtime - began, iteration=iteration + 1, success=success))
+        curve.append(CurvePoint(seconds=state.stat().st_mtime - began, iteration=iteration + 1, success=success))
         if success >= race.target:
             break
-    return way
+    return curve
 
 
-def their_way(race: Race, limit_s: float) -> list[Reached]:
-    """The same of TRL's trainer in this fresh process, from the process's start; what the looking took is left out."""
+def trl_curve(race: Race, limit_s: float) -> list[CurvePoint]:
+    """Learning curve of TRL's trainer in this fresh process, timed from the process's start without evaluations."""
     use_all_cores()
-    config, judge = race.config, load(race.model)
+    config, evaluated = race.config, load(race.model)
     train, heldout = sides(config)
     model, tokenizer = plain_model(race.model)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout_func may change, says TRL
     steps = config.rollout.scenarios // (config.training.groups_per_step or config.rollout.scenarios)
-    watch = _Watch(race, judge, heldout, steps=steps, limit_s=limit_s)
+    watch = _Watch(race, evaluated, heldout, steps=steps, limit_s=limit_s)
     with restored_after(model), TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
@@ -102,11 +102,11 @@ def their_way(race: Race, limit_s: float) -> list[Reached]:
             callbacks=[watch],
         )
         run_trainer(trainer)
-    return watch.way
+    return watch.curve
 
 
 def _arguments(race: Race, folder: str, device: torch.device, *, steps: int) -> GRPOConfig:
-    """The config in TRL's words: as many optimizer steps on as many episodes, at the same rates."""
+    """The config as TRL's arguments: the same optimizer steps per iteration, episodes and learning rates."""
     training, rollout = race.config.training, race.config.rollout
     episodes = rollout.scenarios * rollout.group_size // steps
     passes = episodes // (race.rows or episodes)
@@ -177,22 +177,22 @@ def _reward(trajectory: Trajectory) -> float:
 
 
 class _Watch(TrainerCallback):
-    """Looks at the policy after each iteration, with the clock stopped, and ends the race."""
+    """Evaluates the policy after each iteration, with the clock stopped, and ends training at the target or limit."""
 
     def __init__(
         self,
         race: Race,
-        judge: TransformersPolicy,
+        evaluated: TransformersPolicy,
         heldout: Sequence[Scenario],
         *,
         steps: int,
         limit_s: float,
     ) -> None:
         self._race, self._heldout, self._steps, self._limit_s = race, heldout, steps, limit_s
-        self._judge = TransformersPolicy(copy.deepcopy(judge.model), judge.tokenizer)
+        self._evaluated = TransformersPolicy(copy.deepcopy(evaluated.model), evaluated.tokenizer)
         self._began = psutil.Process().create_time()
-        self._looking = 0.0
-        self.way: list[Reached] = []
+        self._evaluating = 0.0
+        self.curve: list[CurvePoint] = []
 
     def on_step_end(
         self,
@@ -205,26 +205,26 @@ class _Watch(TrainerCallback):
         """After the last optimizer step of an iteration."""
         if state.global_step % self._steps or model is None:
             return
-        passed = time.time() - self._began - self._looking
+        passed = time.time() - self._began - self._evaluating
         began = time.perf_counter()
-        self._judge.model.load_state_dict(model.state_dict())
-        success = heldout_success(self._judge, self._race.config, self._heldout)
-        self._looking += time.perf_counter() - began
-        self.way.append(Reached(seconds=passed, iteration=state.global_step // self._steps, success=success))
+        self._evaluated.model.load_state_dict(model.state_dict())
+        success = heldout_success(self._evaluated, self._race.config, self._heldout)
+        self._evaluating += time.perf_counter() - began
+        self.curve.append(CurvePoint(seconds=passed, iteration=state.global_step // self._steps, success=success))
         control.should_training_stop = success >= self._race.target or passed >= self._limit_s
 
 
-def way_table(ours: Sequence[Reached], theirs: Sequence[Reached]) -> Table:
-    """Both ways, an iteration a row."""
+def curve_table(ours: Sequence[CurvePoint], theirs: Sequence[CurvePoint]) -> Table:
+    """Both learning curves, one row per iteration."""
 
-    def cell(way: Sequence[Reached], index: int) -> str:
-        return f"{way[index].seconds:.0f} s: {way[index].success:.1%}" if index < len(way) else ""
+    def cell(curve: Sequence[CurvePoint], index: int) -> str:
+        return f"{curve[index].seconds:.0f} s: {curve[index].success:.1%}" if index < len(curve) else ""
 
     rows = [(str(k + 1), cell(ours, k), cell(theirs, k)) for k in range(max(len(ours), len(theirs)))]
     return Table(head=("iteration", "ours: held-out success", "TRL: held-out success"), rows=tuple(rows))
 
 
-def verdict(race: Race, ours: Reached, theirs: Reached, *, measure: str, bound: float) -> Versus:
+def verdict(race: Race, ours: CurvePoint, theirs: CurvePoint, *, measure: str, bound: float) -> Versus:
     """Ratio to TRL's time; a lower bound where TRL did not arrive."""
     if ours.success < race.target:
         raise SystemExit(

@@ -9,7 +9,6 @@ The runs take hours, so that each is a command, and the page has those that are 
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from grpo.errors import DataError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Interval, ReportDocument, SliceMetrics
 from grpo.rewards.learned.metrics import wilson_interval
-from grpo_flows.local import settings
 from grpo_flows.local.service import free_port
+from tests.benchmarks.measure import environment_at
 from tests.benchmarks.page import Findings, Table, commit, read
 from tests.places import ROOT
 
@@ -85,9 +84,8 @@ def run(name: str, *, beside: bool) -> None:
         if (records / "run" / "report.json").is_file():
             return
     records.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **settings.offline_variables(), **settings.home_variables(records)}
+    environment = environment_at(records)
     environment |= {"PREFECT_SERVER_API_PORT": str(free_port())} | ({"OMP_NUM_THREADS": "1"} if beside else {})
-    environment.pop("PREFECT_API_URL", None)
     command = [sys.executable, "-m", "grpo_flows.cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
     for override in overrides:
         command += ["--set", override]

@@ -155,11 +155,13 @@ def _with_rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings)
 def _sample(
     trajectory: Trajectory, advantages: NDArray[np.float32], *, rewards: NDArray[np.float64] | None = None
 ) -> Sample:
+    # no loss depends on what follows the last completion token; a critic has a value of it
+    end = len(trajectory.token_ids) if rewards is not None else int(np.flatnonzero(trajectory.loss_mask)[-1]) + 1
     return Sample(
-        token_ids=trajectory.token_ids,
-        loss_mask=trajectory.loss_mask,
-        sampler_logprobs=trajectory.sampler_logprobs,
-        advantages=advantages,
+        token_ids=trajectory.token_ids[:end],
+        loss_mask=trajectory.loss_mask[:end],
+        sampler_logprobs=trajectory.sampler_logprobs[:end],
+        advantages=advantages[:end],
         temperature=trajectory.temperature,
         place=trajectory.place,
         rewards=rewards,

@@ -224,6 +224,7 @@ class Learner:
         sums: dict[str, float] = defaultdict(float)
         distances: list[tuple[float, str]] = []
         own_microbatches = self.microbatches(samples)
+        padding_passes = self._padding_passes(len(own_microbatches))
         for micro in own_microbatches:
             with autocast(self.settings.precision, self.model.device):
                 loss, log_ratio, more = self.loss(micro, denominators, threshold=threshold, is_proximal=is_proximal)
@@ -234,7 +235,7 @@ class Learner:
             sums["loss"] += float(loss.detach())
             for name, value in more.items():
                 sums[name] += value
-        for _ in range(self._padding_passes(len(own_microbatches))):
+        for _ in range(padding_passes):
             with autocast(self.settings.precision, self.model.device):
                 self._backward(0 * self.loss(samples[:1], denominators)[0])
         return sums, distances
@@ -304,9 +305,10 @@ class Learner:
     def _entropy_threshold(self, samples: Sequence[Sample]) -> float:
         """Entropy that `top_entropy_quantile` of the batch's tokens reach, independent of the microbatches."""
         own_microbatches = self.microbatches(samples)
+        padding_passes = self._padding_passes(len(own_microbatches))
         with autocast(self.settings.precision, self.model.device):
             parts = [compute_logprobs(self.model, micro).entropy.cpu() for micro in own_microbatches]
-            for _ in range(self._padding_passes(len(own_microbatches))):
+            for _ in range(padding_passes):
                 compute_logprobs(self.model, samples[:1])
         entropy = torch.cat(self.process_group.gather(parts))
         return float(entropy[high_entropy_mask(entropy, share=self.settings.top_entropy_quantile)].min())

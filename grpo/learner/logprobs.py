@@ -38,7 +38,8 @@ class TokenLogprobs:
 def compute_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> TokenLogprobs:
     """Log-probability and entropy of each loss token at its sample's temperature.
 
-    Logits are computed for loss tokens alone, in chunks, and again in the backward pass: one chunk is in memory.
+    Logits are computed for loss tokens alone, once for those that follow the same tokens, in chunks, and again in the
+    backward pass: one chunk is in memory.
     """
     logprobs, entropy, processed_tokens = (
         model.local_logprobs(samples) if is_sharded(next(model.parameters())) else local_logprobs(model, samples)
@@ -63,33 +64,47 @@ def local_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[t
         scored = [score(*chunks[0])]
     else:
         scored = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
-    logprobs, entropies = zip(*scored, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies), torch.tensor(predictions.processed_tokens)
+    logprobs, entropies = (torch.cat(parts).index_select(0, predictions.place) for parts in zip(*scored, strict=True))
+    return logprobs, entropies, torch.tensor(predictions.processed_tokens)
 
 
 def log_distributions(model: PreTrainedModel, samples: Sequence[Sample]) -> torch.Tensor:
     """Log-probabilities of the whole vocabulary at each loss token, [loss tokens, vocabulary]."""
     predictions = _predictions(model, samples)
     logits = language_model_head(model)(predictions.states).float()
-    return torch.log_softmax(logits / predictions.temperatures[:, None], dim=-1)
+    distributions = torch.log_softmax(logits / predictions.temperatures[:, None], dim=-1)
+    return distributions.index_select(0, predictions.place)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Predictions:
-    """Hidden state that predicts each loss token, its temperature and its id."""
+    """Hidden state before each distinct loss token, its temperature and its id.
 
-    states: torch.Tensor  # [loss tokens, hidden size]
-    temperatures: torch.Tensor  # [loss tokens]
-    targets: torch.Tensor  # [loss tokens]
+    Loss tokens of several samples are one where they follow the same tokens.
+    """
+
+    states: torch.Tensor  # [distinct, hidden size]
+    temperatures: torch.Tensor  # [distinct]
+    targets: torch.Tensor  # [distinct]
+    place: torch.Tensor  # [loss tokens] index of each in the others
     processed_tokens: int
 
 
 def _predictions(model: PreTrainedModel, samples: Sequence[Sample]) -> _Predictions:
     batch = token_batch(model, samples)
-    states = hidden_states(model, batch).index_select(0, batch.predictors)
     lengths = torch.tensor([int(sample.loss_mask.sum()) for sample in samples])
     temperatures = torch.tensor([sample.temperature for sample in samples]).repeat_interleave(lengths).to(model.device)
-    return _Predictions(states, temperatures, batch.targets, batch.token_ids.numel())
+    levels, level = torch.unique(temperatures, return_inverse=True)
+    (predictors, targets, level), place = torch.unique(
+        torch.stack([batch.predictors, batch.targets, level]), dim=1, return_inverse=True
+    )
+    return _Predictions(
+        states=hidden_states(model, batch).index_select(0, predictors),
+        temperatures=levels[level],
+        targets=targets,
+        place=place,
+        processed_tokens=batch.token_ids.numel(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

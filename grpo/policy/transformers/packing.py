@@ -1,18 +1,18 @@
 """Sequence packing with shared prefixes: token sequences as one flat row that has each common prefix once.
 
-    [ system prompt ][ prompt of group 1  ][ … of group 2 ][ sample 1 of group 1  ][ sample 2 …  ]
-            ▲────────────────┴─────────────────────┘
-            └ attended by all ▲────────────────────────────────┴────────────────┘
+    [ system prompt ][ prompt of group 1 ][ completion, common beginning ][ rest of sample 1 ][ rest of sample 2 ]
+            ▲                 ▲    └──────────────────▲──┴────────────────────────┴──────────────────┘
+            └─────────────────┴──── attended by all that continue them
 
-A segment attends to its ancestors and its own past; positions continue those of the parent. The policy's gradient is
-that of the separate sequences: a shared prefix has no loss token.
+The segments are the edges of the sequences' radix tree. A segment attends to its ancestors and its own past; positions
+continue those of the parent. Equal sequences are one leaf. Values and gradients are those of the separate sequences:
+the gradients of those that continue a shared segment add up in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
@@ -23,12 +23,22 @@ from grpo.policy.transformers.attention import NEVER, TreeBatch, TreeBlock
 from grpo.policy.transformers.token_batch import MaskedSequence, TokenBatch
 
 _MIN_FILL = 0.75
-"""Segments attend in one block as long as the shortest has this share of the longest's tokens."""
+"""Segments attend in one block as long as the shortest has this share of the longest's queries and keys."""
 _MAX_EXPANSION = 4
-"""Most tokens of a row's sequences at full length, for each token of the row."""
+"""Most tokens of a row's distinct sequences at full length, for each token of the row."""
 
 
 S = TypeVar("S", bound=MaskedSequence)
+
+
+@dataclass(slots=True)
+class _Edge:
+    """Tokens [start, end) of a sequence, which those that continue its ancestors in the same way share."""
+
+    ids: NDArray[np.int32]
+    start: int
+    end: int
+    parent: _Edge | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +56,32 @@ class _Segment:
 
 
 def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> TokenBatch:
-    """Pack samples so that their common prefix, and each prompt that a group shares, is in the row once."""
-    prompts = {_prompt(sample): sample.token_ids[: _prompt_length(sample)] for sample in samples}
-    common = common_prefix_length(list(prompts.values()))
+    """Pack samples so that each prefix that some of them share is in the row once."""
+    keys = [_key(sample) for sample in samples]
+    leaves = _radix_tree({key: sample.token_ids for key, sample in zip(keys, samples, strict=True)})
+    segments: dict[int, _Segment] = {}
     row: list[NDArray[np.int32]] = []
-    levels: list[list[_Segment]] = [[], [], []]
     end = 0
-
-    def append(level: int, ids: NDArray[np.int32], past: NDArray[np.int64]) -> _Segment:
-        nonlocal end
-        segment = _Segment(end, len(ids), past)
-        if segment.length:
-            row.append(ids)
-            levels[level].append(segment)
-            end += segment.length
-        return segment
-
-    root = append(0, samples[0].token_ids[:common], np.zeros(0, dtype=np.int64))
-    parents = {key: append(1, ids[common:], root.chain) for key, ids in prompts.items()}
-    chains: list[NDArray[np.int64]] = []
-    for sample in samples:
-        parent = parents[_prompt(sample)]
-        chains.append(append(2, sample.token_ids[_prompt_length(sample) :], parent.chain).chain)
-    segments = [segment for level in levels for segment in level]
-    positions = np.concatenate([len(s.past) + np.arange(s.length) for s in sorted(segments, key=lambda s: s.start)])
+    for leaf in leaves.values():
+        past = np.zeros(0, dtype=np.int64)
+        for edge in _path(leaf):
+            if id(edge) not in segments:
+                segments[id(edge)] = _Segment(end, edge.end - edge.start, past)
+                row.append(edge.ids[edge.start : edge.end])
+                end += edge.end - edge.start
+            past = segments[id(edge)].chain
+    chain_of = {key: segments[id(leaf)].chain for key, leaf in leaves.items()}
+    chains = [chain_of[key] for key in keys]
+    positions = np.concatenate([len(s.past) + np.arange(s.length) for s in segments.values()])
     completions = [np.flatnonzero(sample.loss_mask) for sample in samples]
     predictors = np.concatenate([chain[index - 1] for chain, index in zip(chains, completions, strict=True)])
     ends = np.array([chain[-1] for chain in chains])
     targets = np.concatenate([sample.token_ids[index] for sample, index in zip(samples, completions, strict=True)])
-    blocks = [part for level in levels for part in _blocks(level)]
+    blocks = _blocks(list(segments.values()))
     place = np.empty(end, dtype=np.int64)
     rows = 0
     for part in blocks:
-        width = part[0].length
+        width = max(segment.length for segment in part)
         for index, segment in enumerate(part):
             place[segment.start : segment.start + segment.length] = rows + index * width + np.arange(segment.length)
         rows += len(part) * width
@@ -93,40 +96,26 @@ def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> TokenBat
 
 
 def packed_microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
-    """Split a batch into rows of at most `max_tokens` tokens once packed, groups together where they fit.
+    """Split a batch into rows of at most `max_tokens` tokens once packed, similar sequences together.
 
-    Attention keeps the keys of all ancestors of a segment: a row's sequences, at full length, have at most
+    Attention keeps the keys of all ancestors of a segment: a row's distinct sequences, at full length, have at most
     `_MAX_EXPANSION` times as many tokens.
     """
     rows: list[list[S]] = []
-    known, prompts, prompt_tokens, own_tokens, full_tokens = b"", 0, 0, 0, 0
-    common = np.zeros(0, dtype=np.int32)
-    for sample in sorted(samples, key=_prompt):
-        key, start = _prompt(sample), _prompt_length(sample)
-        prompt, own = sample.token_ids[:start], len(sample.token_ids) - start
-        shared = common[: common_prefix_length([common, prompt])]
-        more = (prompts, prompt_tokens) if key == known else (prompts + 1, prompt_tokens + start)
-        size = len(shared) + more[1] - more[0] * len(shared) + own_tokens + own
-        expansion_fits = full_tokens + len(sample.token_ids) <= _MAX_EXPANSION * max_tokens
-        if rows and size <= max_tokens and expansion_fits:
+    previous = np.zeros(0, dtype=np.int32)
+    row_tokens, full_tokens = 0, 0
+    for sample in sorted(samples, key=_key):  # a sequence shares the longest prefix with one beside it
+        ids, shared = sample.token_ids, common_prefix_length([previous, sample.token_ids])
+        new = len(ids) - shared
+        full = len(ids) if new else 0
+        if rows and row_tokens + new <= max_tokens and full_tokens + full <= _MAX_EXPANSION * max_tokens:
             rows[-1].append(sample)
-            common, (prompts, prompt_tokens) = shared, more
-            own_tokens, full_tokens = own_tokens + own, full_tokens + len(sample.token_ids)
+            row_tokens, full_tokens = row_tokens + new, full_tokens + full
         else:
             rows.append([sample])
-            common, prompts, prompt_tokens = prompt, 1, start
-            own_tokens, full_tokens = own, len(sample.token_ids)
-        known = key
+            row_tokens, full_tokens = len(ids), len(ids)
+        previous = ids
     return rows
-
-
-def _prompt_length(sample: MaskedSequence) -> int:
-    """Tokens before the first completion token; at least one, which predicts it."""
-    return max(1, int(sample.loss_mask.argmax()))
-
-
-def _prompt(sample: MaskedSequence) -> bytes:
-    return sample.token_ids[: _prompt_length(sample)].tobytes()
 
 
 def common_prefix_length(sequences: Sequence[NDArray[np.int32]]) -> int:
@@ -138,21 +127,66 @@ def common_prefix_length(sequences: Sequence[NDArray[np.int32]]) -> int:
     return shortest if same.all() else int(same.argmin())
 
 
+def _key(sample: MaskedSequence) -> bytes:
+    """The tokens in big-endian bytes, which are in the order of the sequences."""
+    return sample.token_ids.astype(">i4").tobytes()
+
+
+def _radix_tree(sequences: dict[bytes, NDArray[np.int32]]) -> dict[bytes, _Edge]:
+    """The last edge of each sequence, by key, in order.
+
+    In order, a sequence leaves the path of the one before it at the end of their common prefix, where an edge is cut:
+
+    9 8 7 1 2    [9 8 7 1 2]
+    9 8 7 3      [9 8 7] → [1 2], [3]
+    9 8 9        [9 8] → [7] → [1 2], [3]
+                       → [9]
+    """
+    leaves: dict[bytes, _Edge] = {}
+    path: list[_Edge] = []
+    previous = np.zeros(0, dtype=np.int32)
+    for key in sorted(sequences):
+        ids = sequences[key]
+        shared = common_prefix_length([previous, ids])
+        while path and path[-1].start >= shared:
+            path.pop()
+        if path and path[-1].end > shared:
+            lower = path.pop()
+            upper = _Edge(lower.ids, lower.start, shared, lower.parent)
+            lower.start, lower.parent = shared, upper
+            path.append(upper)
+        path.append(_Edge(ids, shared, len(ids), path[-1] if path else None))
+        leaves[key], previous = path[-1], ids
+    return leaves
+
+
+def _path(leaf: _Edge) -> list[_Edge]:
+    """The edges from the root to a leaf."""
+    path = [leaf]
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    return path[::-1]
+
+
 def _blocks(segments: Sequence[_Segment]) -> list[list[_Segment]]:
-    """Segments of similar lengths, longest first."""
-    blocks: list[list[_Segment]] = []
-    for _, equal in groupby(sorted(segments, key=lambda s: (-s.length, s.start)), key=lambda s: s.length):
-        part = list(equal)
-        if blocks and part[0].length >= _MIN_FILL * blocks[-1][0].length:
-            blocks[-1].extend(part)
-        else:
-            blocks.append(part)
-    return blocks
+    """Segments of similar numbers of queries and keys, the most queries first."""
+
+    def part(segments: Sequence[_Segment], size: Callable[[_Segment], int]) -> list[list[_Segment]]:
+        parts: list[list[_Segment]] = []
+        for segment in sorted(segments, key=size, reverse=True):
+            if parts and size(segment) >= _MIN_FILL * size(parts[-1][0]):
+                parts[-1].append(segment)
+            else:
+                parts.append([segment])
+        return parts
+
+    by_queries = part(segments, lambda segment: segment.length)
+    return [block for similar in by_queries for block in part(similar, lambda s: s.length + len(s.past))]
 
 
 def _block(segments: Sequence[_Segment], device: torch.device) -> TreeBlock:
     """Index tensors of segments that attend in one block; padding repeats the first query of its segment."""
-    width, past = segments[0].length, max(len(s.past) for s in segments)
+    width, past = (max(sizes) for sizes in zip(*((s.length, len(s.past)) for s in segments), strict=True))
     lengths = np.array([s.length for s in segments])[:, None]
     starts = np.array([s.start for s in segments])[:, None]
     offsets = np.arange(width)[None]

@@ -70,7 +70,7 @@ class PaddedSampler(TurnSampler):
         logits = self._uncached_logits() if self._path == "uncached" else self._cached_logits(is_first=is_first)
         active = {id(turn) for turn in self._active}
         rows = [row for row, turn in enumerate(self._rows) if id(turn) in active]
-        self._sample([self._rows[row] for row in rows], logits[torch.tensor(rows, device=self._device)])
+        self._sample([self._rows[row] for row in rows], rows, logits)
 
     def _cached_logits(self, *, is_first: bool) -> torch.Tensor:
         """Logits after the last token of each row, [rows, vocabulary]."""

@@ -1,11 +1,14 @@
 """Continuous batching: turns of many conversations from one model, in one flat batch without padding.
 
-step   conversation 1    2           3
-1      prefill 9 tokens  prefill 9   –          siblings: the prompt is prefilled once and its KV cache copied
-2      decode            decode      prefill 14
-3      decode            prefill 12  decode     a tool result for 2: only the new tokens are prefilled
+step   conversation 1    2               3
+1      prefill 9 tokens  follows 1       –            siblings: the same prompt is prefilled once
+2      decode            follows 1       prefill 14
+3      decode            copies 1's KV,  decode       2 has sampled another token than 1
+                         decodes
+4      decode            prefill 12      decode       a tool result for 2: only the new tokens are prefilled
 
-A prefix that all new conversations share, such as the system prompt, is prefilled once as well.
+Conversations with the same tokens are one in a pass: followers have no slot of their own until they differ. A prefix
+that all new conversations share, such as the system prompt, is prefilled once as well.
 """
 
 from __future__ import annotations
@@ -40,10 +43,24 @@ class SlotSampler(TurnSampler):
         self._cache = KVCache(slots=concurrency, capacity=min(_INITIAL_CAPACITY, max_context))
         self._holders: list[TurnSession] = []
         """Sessions by slot; slots stay contiguous, so that a pass computes none that is free."""
+        self._followers: dict[TurnSession, TurnSession | None] = {}
+        """Sessions without a slot, and the one whose slot begins with their history; None before their first pass."""
 
     def release(self, session: TurnSession) -> None:
-        """Free the slot of a finished conversation; the session of the last slot moves into it."""
+        """Free the slot of a finished conversation.
+
+        The longest of its followers takes it; without one, the session of the last slot moves into it.
+        """
         if session.slot is None:
+            self._followers.pop(session, None)
+            return
+        followers = [follower for follower, leader in self._followers.items() if leader is session]
+        if followers:
+            heir = max(followers, key=lambda follower: follower.length)
+            del self._followers[heir]
+            heir.slot, session.slot = session.slot, None
+            self._holders[heir.slot] = heir
+            self._followers.update((follower, heir) for follower in followers if follower is not heir)
             return
         last = self._holders.pop()
         if last is not session and last.slot is not None:
@@ -57,17 +74,17 @@ class SlotSampler(TurnSampler):
         self._active = pending(self._active)
         waiting: list[Turn] = []
         for turn in pending(self._waiting):
-            if turn.session.slot is None and not self._take_slot(turn):
+            if turn.session.slot is None and turn.session not in self._followers and not self._take_slot(turn):
                 waiting.append(turn)
             else:
                 self._activate(turn)
         self._waiting = waiting
 
     def _take_slot(self, turn: Turn) -> bool:
-        """Give a new conversation a slot; False while none is free."""
-        if len(self._holders) >= self._concurrency:
+        """Keep a slot for a new conversation, which takes it when it needs it; False while none is free."""
+        if len(self._holders) + len(self._followers) >= self._concurrency:
             return False
-        self._append_slot(turn.session)
+        self._followers[turn.session] = None
         return True
 
     def _append_slot(self, session: TurnSession) -> None:
@@ -76,20 +93,37 @@ class SlotSampler(TurnSampler):
 
     def _step(self) -> None:
         """See `TurnSampler`."""
-        leaders, siblings = _deduplicate_prompts(self._active)
+        groups = self._equal_turns()
+        leaders = [self._lead(group) for group in groups]
         self._share_prefix([turn for turn in leaders if turn.session.length == 0])
-        leaders.sort(key=lambda turn: len(turn.unread) > 1)
-        logits = self._forward(leaders)
-        rows = list(range(len(leaders)))
-        turns = list(leaders)
-        for row, turn in enumerate(leaders):
-            followers = siblings.get(id(turn), [])
-            if followers:
-                slots = [follower.session.slot for follower in followers]
-                self._cache.copy(turn.session.slot, slots, turn.session.length + len(turn.unread))  # type: ignore[arg-type]
-                turns += followers
-                rows += [row] * len(followers)
-        self._sample(turns, logits if len(rows) == len(leaders) else logits[torch.tensor(rows, device=self._device)])
+        order = sorted(range(len(groups)), key=lambda index: len(leaders[index].unread) > 1)
+        logits = self._forward([leaders[index] for index in order])
+        rows = [row for row, index in enumerate(order) for _ in groups[index]]
+        self._sample([turn for index in order for turn in groups[index]], rows, logits)
+
+    def _equal_turns(self) -> list[list[Turn]]:
+        """The active turns in groups of equal tokens, read and unread.
+
+        Sessions of the same length whose histories lie in one slot have the same history.
+        """
+        groups: dict[tuple[int, int, tuple[int, ...]], list[Turn]] = {}
+        for turn in self._active:
+            session = turn.session
+            holder = self._followers[session] if session.slot is None else session
+            groups.setdefault((id(holder), session.length, tuple(turn.unread)), []).append(turn)
+        return list(groups.values())
+
+    def _lead(self, group: list[Turn]) -> Turn:
+        """The turn of a group that is in the pass: one with a slot, or the first, which gets one; others follow it."""
+        leader = next((turn for turn in group if turn.session.slot is not None), group[0])
+        session = leader.session
+        if session.slot is None:
+            left = self._followers.pop(session)
+            self._append_slot(session)
+            if left is not None:
+                self._cache.copy(left.slot, [session.slot], session.length)  # type: ignore[arg-type,list-item]
+        self._followers.update((turn.session, session) for turn in group if turn is not leader)
+        return leader
 
     def _share_prefix(self, turns: list[Turn]) -> None:
         """Prefill the prefix that the prompts of new conversations share in one of them, and copy it to the others.
@@ -194,18 +228,3 @@ class SlotSampler(TurnSampler):
             prefill_valid=prefill_valid,
         )
         return batch, tensor(ids).unsqueeze(0), tensor(ends)
-
-
-def _deduplicate_prompts(turns: list[Turn]) -> tuple[list[Turn], dict[int, list[Turn]]]:
-    """Select one leader of the new conversations with the same prompt; returns leaders, and siblings by leader id."""
-    leaders: list[Turn] = []
-    siblings: dict[int, list[Turn]] = {}
-    prompts: dict[tuple[int, ...], Turn] = {}
-    for turn in turns:
-        if turn.session.length == 0:
-            leader = prompts.setdefault(tuple(turn.unread), turn)
-            if leader is not turn:
-                siblings.setdefault(id(leader), []).append(turn)
-                continue
-        leaders.append(turn)
-    return leaders, siblings

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from grpo.policy.transformers.packing import common_prefix_length
@@ -149,9 +148,7 @@ class ServingSampler(SlotSampler):
         if not sampled:
             return
         try:
-            self._sample(
-                sampled, logits if len(rows) == len(turns) else logits[torch.tensor(rows, device=self._device)]
-            )
+            self._sample(sampled, rows, logits)
         finally:  # all of them are still active where an error ends the batch
             self._active = [*[turn for turn in self._active if id(turn) in ids], *rest]
 

@@ -199,25 +199,34 @@ class TurnSampler(ABC):
             idle_rounds = idle_rounds + 1 if len(self._waiting) == waiting else 0
             waiting = len(self._waiting)
 
-    def _sample(self, turns: list[Turn], logits: torch.Tensor) -> None:
-        """Sample one token a turn by inverse transform from logits [turns, vocabulary]; finished turns leave.
+    def _sample(self, turns: list[Turn], rows: Sequence[int], logits: torch.Tensor) -> None:
+        """Sample one token a turn by inverse transform from its row of logits [rows, vocabulary]; finished turns leave.
 
-        Overwrites the logits and reuses the memory of the log-probabilities: page faults of new memory take longer
-        than the arithmetic.
+        Turns with the same row and the same filters share their distribution. Overwrites the logits and reuses the
+        memory of the log-probabilities: page faults of new memory take longer than the arithmetic.
         """
-        temperatures = torch.tensor([turn.sampling.temperature or 1.0 for turn in turns], device=self._device)
+        filters = [(turn.sampling.temperature, turn.sampling.top_k, turn.sampling.top_p) for turn in turns]
+        first = {key: index for index, key in reversed(list(enumerate(zip(rows, filters, strict=True))))}
+        distinct = sorted(first.items())  # one turn of each distribution, in the order of the rows
+        place = {key: index for index, (key, _) in enumerate(distinct)}
+        places = torch.tensor([place[key] for key in zip(rows, filters, strict=True)], device=self._device)
+        samplings = [turns[index].sampling for _, index in distinct]
+        read = [row for (row, _), _ in distinct]
+        if read != list(range(len(logits))):
+            logits = logits[torch.tensor(read, device=self._device)]
+        temperatures = torch.tensor([sampling.temperature or 1.0 for sampling in samplings], device=self._device)
         scores = logits.float().div_(temperatures[:, None])
-        filtered = filter_logits(scores, [turn.sampling for turn in turns])
+        filtered = filter_logits(scores, samplings)
         if self._logprobs.numel() < scores.numel():
             self._logprobs = torch.empty_like(scores).flatten()
         logprobs = torch.log_softmax(filtered, dim=-1, out=self._logprobs[: scores.numel()].view_as(scores))
         uniforms = torch.tensor([turn.uniforms[len(turn.token_ids)] for turn in turns], device=self._device)
         probabilities = torch.exp(logprobs, out=scores) if filtered is scores else logprobs.exp()
-        sampled = inverse_transform(probabilities, uniforms)
+        sampled = inverse_transform(probabilities, places, uniforms)
         if filtered is not scores and any(turn.on_token or turn.sampling.top_logprobs for turn in turns):
             logprobs = torch.log_softmax(scores, dim=-1)
-        token_logprobs = logprobs.gather(1, sampled[:, None])[:, 0].tolist()
-        top_logprobs = _likeliest(logprobs, [turn.sampling.top_logprobs for turn in turns])
+        token_logprobs = logprobs[places, sampled].tolist()
+        top_logprobs = _likeliest(logprobs, places, [turn.sampling.top_logprobs for turn in turns])
         self._active = []
         for turn, token, logprob, top in zip(turns, sampled.tolist(), token_logprobs, top_logprobs, strict=True):
             turn.session.history += turn.unread
@@ -254,31 +263,33 @@ class TurnSampler(ABC):
             )
 
 
-def _likeliest(logprobs: torch.Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
-    """(token, log-probability) of the `counts` likeliest tokens of each row, likeliest first."""
+def _likeliest(
+    logprobs: torch.Tensor, rows: torch.Tensor, counts: Sequence[int]
+) -> list[tuple[tuple[int, float], ...]]:
+    """(token, log-probability) of the `counts` likeliest tokens of each turn's row, likeliest first."""
     if not any(counts):
         return [()] * len(counts)
-    values, ids = logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1)
-    rows = zip(ids.tolist(), values.tolist(), counts, strict=True)
-    return [tuple(zip(row_ids[:count], row[:count], strict=True)) for row_ids, row, count in rows]
+    values, ids = (part[rows] for part in logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1))
+    turns = zip(ids.tolist(), values.tolist(), counts, strict=True)
+    return [tuple(zip(row_ids[:count], row[:count], strict=True)) for row_ids, row, count in turns]
 
 
-def inverse_transform(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The token of each row at whose interval of the cumulative probabilities its uniform number in [0, 1) falls.
+def inverse_transform(probabilities: torch.Tensor, rows: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The token at whose interval of its row's cumulative probabilities each uniform number in [0, 1) falls.
 
     probabilities .1 .2 .3 .4    cumulative .1 .3 .6 1    uniform .35 → token 2
 
     Cumulative sums are in float64, over sums of blocks, and within the block of the token alone: those of the whole row
     would take ten times the time. A token of probability 0 is never chosen.
     """
-    rows, vocabulary = probabilities.shape
-    padding = -vocabulary % _BLOCK
-    blocks = (functional.pad(probabilities, (0, padding)) if padding else probabilities).view(rows, -1, _BLOCK)
-    ends = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    padding = -probabilities.shape[1] % _BLOCK
+    blocks = functional.pad(probabilities, (0, padding)) if padding else probabilities
+    blocks = blocks.view(len(probabilities), -1, _BLOCK)
+    ends = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[rows]
     targets = torch.minimum(uniforms[:, None] * ends[:, -1:], _below(ends[:, -1:]))
     block = torch.searchsorted(ends, targets, right=True)
     targets = targets - functional.pad(ends, (1, 0)).gather(1, block)
-    cumulative = blocks[torch.arange(rows, device=blocks.device), block[:, 0]].double().cumsum(dim=-1)
+    cumulative = blocks[rows, block[:, 0]].double().cumsum(dim=-1)
     targets = torch.minimum(targets, _below(cumulative[:, -1:]))
     return (block * _BLOCK + torch.searchsorted(cumulative, targets, right=True))[:, 0]
 

@@ -48,6 +48,33 @@ def test_shared_prompts_go_through_the_model_once(policy: TransformersPolicy):
     assert compute_logprobs(policy.model, make_samples(policy)).processed_tokens == 22
 
 
+def test_equal_beginnings_are_scored_once_with_the_gradient_of_each(policy: TransformersPolicy):
+    """Two equal samples and one that differs in its last token and one in its temperature, each with its own weight."""
+    first, *_ = make_samples(policy)
+    other = replace(first, token_ids=np.array([*first.token_ids[:-1], 7], np.int32))
+    samples = [first, first, other, replace(first, temperature=2.0)]
+    tokens = int(first.loss_mask.sum())
+    weights = torch.arange(1.0, 1 + 4 * tokens)
+    scored: list[int] = []
+    head = policy.model.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda _, given: scored.append(given[0].shape[-2]))
+
+    def gradient(batches: list[list[Sample]]) -> tuple[torch.Tensor, torch.Tensor]:
+        policy.model.zero_grad()
+        logprobs = torch.cat([compute_logprobs(policy.model, batch).logprobs for batch in batches])
+        (weights * logprobs).sum().backward()
+        flat = torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+        return logprobs.detach(), flat
+
+    try:
+        together = gradient([samples])
+    finally:
+        handle.remove()
+    assert scored == [tokens + 1 + tokens]
+    for value, expected in zip(together, gradient([[sample] for sample in samples]), strict=True):
+        assert torch.allclose(value, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_chunks_of_logits_change_neither_logprobs_nor_gradient(
     policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
 ):

@@ -268,12 +268,12 @@ def test_the_inverse_transform_finds_the_interval_of_each_number():
     """.1 .2 .3 .4 and numbers in each interval, and at the ends of intervals, which belong to the next token."""
     probabilities = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     uniforms = torch.tensor([0.0, 0.09, 0.11, 0.35, 0.61, 0.99], dtype=torch.float64)
-    assert inverse_transform(probabilities.expand(6, 4), uniforms).tolist() == [0, 0, 1, 2, 3, 3]
+    assert inverse_transform(probabilities.expand(6, 4), torch.arange(6), uniforms).tolist() == [0, 0, 1, 2, 3, 3]
     uneven = torch.softmax(3 * torch.randn(50, 700, generator=torch.Generator().manual_seed(3)), dim=-1)
     numbers = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     cumulative = uneven.double().cumsum(-1)
     expected = (cumulative <= (numbers * cumulative[:, -1])[:, None]).sum(-1)
-    assert inverse_transform(uneven, numbers).tolist() == expected.tolist()
+    assert inverse_transform(uneven, torch.arange(len(numbers)), numbers).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("places", [(3,), (0, 255), (256, 699), (511, 512)])
@@ -282,7 +282,7 @@ def test_a_token_of_probability_0_is_never_chosen(places: tuple[int, ...]):
     probabilities = torch.zeros(700)
     probabilities[list(places)] = 1 / 3
     numbers = torch.tensor([0.0, 1e-300, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert set(inverse_transform(probabilities.expand(4, 700), numbers).tolist()) <= set(places)
+    assert set(inverse_transform(probabilities.expand(4, 700), torch.arange(4), numbers).tolist()) <= set(places)
 
 
 def test_each_token_is_streamed_as_it_is_sampled(policy: TransformersPolicy):
